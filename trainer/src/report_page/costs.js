@@ -43,7 +43,7 @@ function timeline(body, { runs, isOne }, width) {
     drawTimeline(figure, text, { timeline: { ...shown, title: `Timeline of a step, run ${runs.indexOf(run) + 1}` } }, width);
     const share = ({ communication, overlapped }) => (communication > 0 ? percent(overlapped / communication) : DASH);
     const rows = overlap.map(one => [`rank ${one.rank}`, amount(one.compute, "s"), amount(one.communication, "s"), amount(one.overlapped, "s"), share(one)]);
-    body.append(figures(`Overlap: ${run.name}`, ["Traced steps", "Compute", "Communication and disk", "Overlapped with compute", "Share overlapped"], rows));
+    body.append(figures(`Overlap: ${run.name}`, ["All traced steps", "Compute", "Communication and disk", "Overlapped with compute", "Share overlapped"], rows));
     body.append(paragraph("A transfer counts from its start, or from the end of the one before, until it was awaited.", "note"));
     const gpu = object(report.gpu_timeline);
     if (known(gpu.compute)) body.append(paragraph(`GPU of rank 0 in the traced steps: ${amount(gpu.compute, "s")} of compute, ${amount(gpu.copies, "s")} of copies, ${amount(gpu.transfers, "s")} of transfers; ${amount(gpu.beside_compute, "s")} of the copies and transfers overlapped with compute.`));

@@ -38,6 +38,8 @@ function linePath({ steps, values }, x, y, by) {
   return path;
 }
 
+const stepsOf = curves => extent(curves.flatMap(({ steps }) => (steps.length > 0 ? [steps[0], steps[steps.length - 1]] : [])));
+
 // Draws curves {name, look, steps, values, isMarked}; returns whether there is a point to draw.
 function drawCurves(box, options, width) {
   const { title, name, unit = "" } = options;
@@ -47,7 +49,7 @@ function drawCurves(box, options, width) {
   const height = width < 480 ? 230 : 270, bottom = height - 40, top = 24;
   const [y, isLogarithmic] = valueAxis(values, by, options, bottom, top);
   const letters = Math.max(...y.ticks((bottom - top) / 50).map(([, label]) => label.length), 3);
-  const [first, last] = extent(curves.flatMap(curve => [curve.steps[0], curve.steps[curve.steps.length - 1]]));
+  const [first, last] = options.steps ?? stepsOf(curves);
   const x = stepAxis(first, last, letters * 7 + 8, width - 8);
   const words = [name, unitName ? `(${unitName})` : "", isLogarithmic ? "· logarithmic" : ""].filter(Boolean).join(" ");
   const svg = chart(title, `${words} over ${plural(last - first + 1, "step", "steps")}, ${plural(curves.length, "curve", "curves")}.`, x, y, "step", words, width, height);

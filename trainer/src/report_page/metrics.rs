@@ -36,11 +36,11 @@ pub(super) struct Line {
 /// # Errors
 /// The file does not exist, cannot be read, or another line is damaged.
 pub(super) fn read(path: &Path) -> Result<Vec<Line>, Error> {
-    let file = File::open(path).map_err(|error| no_run(path, error))?;
+    let file = File::open(path).map_err(|error| no_run(path, &error))?;
     let (mut reader, mut text, mut lines) = (BufReader::new(file), vec![], vec![]);
     loop {
         text.clear();
-        if reader.read_until(b'\n', &mut text).map_err(|error| no_run(path, error))? == 0 {
+        if reader.read_until(b'\n', &mut text).map_err(|error| no_run(path, &error))? == 0 {
             return Ok(lines);
         }
         match serde_json::from_slice::<Line>(&text) {
@@ -55,8 +55,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<Line>, Error> {
     }
 }
 
+/// Reads one metric of a line.
+type Metric = fn(&Line) -> Option<f64>;
+
 /// Curves that have a value, finite or not, at each step.
-const AT_EACH_STEP: [(&str, fn(&Line) -> Option<f64>); 6] = [
+const AT_EACH_STEP: [(&str, Metric); 6] = [
     ("loss", |line| line.loss),
     ("grad_norm", |line| line.grad_norm),
     ("lr", |line| line.lr),
@@ -66,7 +69,7 @@ const AT_EACH_STEP: [(&str, fn(&Line) -> Option<f64>); 6] = [
 ];
 
 /// Curves whose null means that there is no value.
-const AT_SOME_STEPS: [(&str, fn(&Line) -> Option<f64>); 3] = [
+const AT_SOME_STEPS: [(&str, Metric); 3] = [
     ("eval_loss", |line| line.eval_loss),
     ("loss_scale", |line| line.loss_scale),
     ("peak_bytes", |line| line.peak_bytes),
@@ -90,8 +93,8 @@ pub(super) fn curves(lines: &[Line]) -> Value {
 
 /// Returns what the lines add up to.
 pub(super) fn totals(lines: &[Line]) -> Value {
-    let finite = |value: fn(&Line) -> Option<f64>| lines.iter().filter_map(value);
-    let sum = |value: fn(&Line) -> Option<f64>| finite(value).fold(0.0, |sum, value| sum + value);
+    let finite = |value: Metric| lines.iter().filter_map(value);
+    let sum = |value: Metric| finite(value).fold(0.0, |sum, value| sum + value);
     let best = lines.iter().filter_map(|line| Some((line.eval_loss?, line.step))).min_by(|a, b| a.0.total_cmp(&b.0));
     let count = |is: fn(&Line) -> bool| lines.iter().filter(|line| is(line)).count();
     json!({
@@ -101,7 +104,6 @@ pub(super) fn totals(lines: &[Line]) -> Value {
         "last_loss": lines.last().and_then(|line| line.loss),
         "lowest_eval_loss": best.map(|(loss, _)| loss),
         "lowest_eval_step": best.map(|(_, step)| step),
-        "last_eval_loss": finite(|line| line.eval_loss).last(),
         "median_tokens_per_s": median(finite(|line| line.tokens_per_s).collect()),
         "median_step_ms": median(finite(|line| line.step_ms).collect()),
         "median_sent_bytes": median(finite(|line| line.sent_bytes).collect()),

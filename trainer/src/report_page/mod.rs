@@ -46,11 +46,13 @@ pub fn report_page(folders: &[PathBuf]) -> Result<String, Error> {
 }
 
 /// A run: its data for the page, and its configuration by key.
-type Run = (Value, Option<BTreeMap<String, String>>);
+type Run = (Value, Option<Leaves>);
+
+/// The values of a configuration by key.
+type Leaves = BTreeMap<String, String>;
 
 fn data(runs: Vec<Run>) -> Value {
-    let configurations: Vec<&BTreeMap<String, String>> =
-        runs.iter().filter_map(|(_, leaves)| leaves.as_ref()).collect();
+    let configurations: Vec<&Leaves> = runs.iter().filter_map(|(_, leaves)| leaves.as_ref()).collect();
     let keys: BTreeSet<&String> = configurations.iter().flat_map(|leaves| leaves.keys()).collect();
     let is_different = |key: &&String| configurations.windows(2).any(|pair| pair[0].get(*key) != pair[1].get(*key));
     let row = |key: &String| {
@@ -111,7 +113,7 @@ fn is_of_last_part(report: &Value, lines: &[Line]) -> bool {
 }
 
 /// The text of the configuration, and its values by key. Without values if this version cannot resolve it.
-fn configuration(path: &Path) -> Result<(Option<String>, Option<BTreeMap<String, String>>), Error> {
+fn configuration(path: &Path) -> Result<(Option<String>, Option<Leaves>), Error> {
     if !path.exists() {
         return Ok((None, None));
     }
@@ -142,10 +144,9 @@ fn damaged(place: String, message: &str, help: &str) -> Error {
 }
 
 /// The error of a folder whose metrics cannot be read.
-fn no_run(path: &Path, source: io::Error) -> Error {
-    let source = Box::new(Error::Io { path: path.to_path_buf(), source });
-    let help = "name the folder of a run: `training.output_dir`, or the one given by `--out`".to_string();
-    Error::Named { key: "<RUN>".to_string(), source, help }
+fn no_run(path: &Path, source: &io::Error) -> Error {
+    let help = "name the folder of a run: `training.output_dir`, or the one given by `--out`";
+    damaged("<RUN>".to_string(), &format!("{}: {source}", path.display()), help)
 }
 
 #[cfg(test)]

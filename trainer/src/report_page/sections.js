@@ -27,11 +27,12 @@ function placeOf({ report, hasReport }) {
 const evaluation = ({ lowest_eval_loss: loss, lowest_eval_step: step }) => (known(loss) ? `${digits(loss, 5)} at step ${step.toLocaleString("en")}` : "");
 
 function result(body, { runs, isOne }) {
-  for (const run of runs) {
-    const of = isOne ? "The run" : `The run ${run.name}`;
-    if (stateOf(run) === "not finished") body.append(paragraph(`${of} has not finished: it is still training, or it ended with an error. This page shows its steps so far.`, "warning"));
-    if (run.is_report_old) body.append(paragraph(`${of} was resumed after report.json was written. Figures from that file describe the part before.`, "warning"));
-  }
+  const warn = (which, before, after) => {
+    const told = runs.filter(which).map(run => run.name);
+    if (told.length > 0) body.append(paragraph(isOne ? `The run ${before}. ${after}` : `${before.replace(/^./, first => first.toUpperCase())}: ${told.join(", ")}. ${after}`, "warning"));
+  };
+  warn(run => stateOf(run) === "not finished", "has not finished", "A run that has not finished is still training, or it ended with an error. This page shows the steps so far.");
+  warn(run => run.is_report_old, "was resumed after report.json was written", "Figures from that file describe the part before.");
   if (!isOne) {
     const rows = runs.map(run => [run.name, stateOf(run), run.totals.steps.toLocaleString("en"), digits(run.totals.last_loss, 5), evaluation(run.totals) || DASH,
       digits(run.totals.median_tokens_per_s, 4), amount(run.totals.peak_bytes, "B"), duration(run.totals.step_seconds)]);
@@ -75,7 +76,7 @@ function loss(body, { runs, isOne }, width) {
   const hasEvaluation = runs.some(run => run.curves.eval_loss);
   if (!isOne || !hasEvaluation) {
     over(body, runs, "loss", { title: "Training loss", name: "loss", mayBeLogarithmic: true }, width);
-    if (hasEvaluation) drawCurves(body, { title: "Evaluation loss", name: "evaluation loss", mayBeLogarithmic: true, curves: curvesOf(runs, "eval_loss").map(curve => ({ ...curve, isMarked: true })) }, width);
+    if (hasEvaluation) drawCurves(body, { title: "Evaluation loss", name: "evaluation loss", mayBeLogarithmic: true, steps: stepsOf(curvesOf(runs, "loss")), curves: curvesOf(runs, "eval_loss").map(curve => ({ ...curve, isMarked: true })) }, width);
     return;
   }
   const train = { ...curvesOf(runs, "loss")[0], name: "training loss" }, evaluated = { ...curvesOf(runs, "eval_loss", () => "run-1")[0], name: "evaluation loss", isMarked: true };

@@ -55,9 +55,8 @@ fn check_markup(page: &str) {
         rest = after;
     }
     assert_eq!(open, Vec::<String>::new(), "elements that are not closed");
-    let addresses: Vec<&str> =
-        page.match_indices("://").map(|(at, _)| page[..at + 20].rsplit('"').next().unwrap()).collect();
-    assert_eq!(addresses, ["http://www.w3.org/20"], "only the namespace of SVG");
+    assert_eq!(page.matches("://").count(), 1, "only the namespace of SVG");
+    assert!(page.contains("\"http://www.w3.org/2000/svg\""));
     assert!(!page.contains("@import") && page.matches("url(").count() == page.matches("url(#").count());
 }
 
