@@ -19,7 +19,7 @@ const THIRD = 1 / 3, NARROW = 3;
 
 function drawTimeline(figure, text, results, width) {
   const { rows, seconds, title } = results.timeline;
-  const lanes = rows.filter(row => row.spans.length > 0), all = results.timeline.lanes ?? lanes.length;
+  const lanes = rows.filter(row => row.spans.length > 0);
   if (lanes.length === 0) return void (text.textContent = "No timeline was recorded.");
   // A heading for each rank, followed by its lanes.
   let y = 0, rank = null;
@@ -74,7 +74,7 @@ function drawTimeline(figure, text, results, width) {
   const notes = [`One step takes ${amount(seconds ?? last, "s")}.`];
   if (joined > 0) notes.push(`Of ${plural(marks.length, "span", "spans")}, neighbours of one kind that are narrower than ${NARROW} pixels here are drawn as one.`);
   if (dropped > 0) notes.push(`Not drawn: ${plural(dropped, "span", "spans")} narrower than a third of a pixel.`);
-  if (all > shown.length) notes.push(`The first ${shown.length} of ${all} lanes are drawn.`);
+  if (lanes.length > shown.length) notes.push(`The first ${shown.length} of ${lanes.length} lanes are drawn.`);
   text.textContent = notes.join(" ");
 }
 

@@ -41,6 +41,7 @@ function timeline(body, { runs, isOne }, width) {
     if (!isOne) body.append(make("h3", null, run.name));
     body.append(paragraph(`Step ${shown.step} of ${plural(shown.steps, "traced step", "traced steps")}, the one of median duration.`), figure, text);
     drawTimeline(figure, text, { timeline: { ...shown, title: `Timeline of a step, run ${runs.indexOf(run) + 1}` } }, width);
+    if (shown.lanes > shown.rows.length) body.append(paragraph(`The trace has ${plural(shown.lanes, "lane", "lanes")}; this page contains the first ${shown.rows.length}.`, "note"));
     const share = ({ communication, overlapped }) => (communication > 0 ? percent(overlapped / communication) : DASH);
     const rows = overlap.map(one => [`rank ${one.rank}`, amount(one.compute, "s"), amount(one.communication, "s"), amount(one.overlapped, "s"), share(one)]);
     body.append(figures(`Overlap: ${run.name}`, ["All traced steps", "Compute", "Communication and disk", "Overlapped with compute", "Share overlapped"], rows));

@@ -41,7 +41,7 @@ function read(raw) {
     counts: object(data.counts), medianError: number(data.median_error),
     rows, short: shortKeys(keys),
     timeline: {
-      title: "Timeline of a step of the best configuration", seconds: number(timeline.seconds),
+      title: "A step of the best configuration", seconds: number(timeline.seconds),
       rows: list(timeline.rows).map(object).map(row => ({
         rank: text(row.rank), lane: text(row.lane),
         spans: list(row.spans).map(object).filter(span => known(span.start) && known(span.end) && span.end >= span.start)
