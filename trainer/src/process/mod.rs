@@ -158,7 +158,7 @@ pub fn settle_threads(config: &Config) -> String {
     format!("cores {cores}: {}, not bound: they are threads of one process", counted(config.world_size, threads))
 }
 
-const ALLOCATOR: &str = "buffers from 256 kB in memory that ranks share, malloc keeps up to 8 GB";
+const ALLOCATOR: &str = "large buffers in shared memory";
 
 fn counted(ranks: usize, threads: usize) -> String {
     let counted = zero_engine::counted;
@@ -185,7 +185,7 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
     }
     match share.bind() {
         Ok(()) if place.local_world_size == 1 => format!("bound to {share}"),
-        Ok(()) => format!("each bound to its own (rank {}: {share})", place.rank),
+        Ok(()) => format!("each rank bound to its own (rank {}: {share})", place.rank),
         Err(error) => format!("not bound: {error}"),
     }
 }

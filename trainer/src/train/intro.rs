@@ -25,13 +25,13 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     ));
     let state = report::expected(engine).total();
     progress.say(&format!(
-        "world: {} over {}, ZeRO stage {}, communication {} computing, {} of state on rank 0, {} each",
+        "world: {} × {} over {}, ZeRO stage {}, communication {} with compute, {} of state on rank 0",
         counted(comm.size(), "rank", "ranks"),
+        counted(zero_model::ops::threads(), "thread", "threads"),
         comm.transport(),
         engine.settings().layout.zero_stage.number(),
-        if engine.settings().passes.gather.overlap { "during" } else { "between" },
+        if engine.settings().passes.gather.overlap { "overlapped" } else { "not overlapped" },
         bytes(state),
-        counted(zero_model::ops::threads(), "thread", "threads"),
     ));
     if let Some(choice) = engine.choice() {
         progress.say(&choice.to_string());
@@ -40,18 +40,18 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         progress.say(&engine.stage_plan().describe(engine.zero().layout().shape()));
     }
     if let Some(peaks) = memory::planned(engine) {
-        let limit = config.training.memory_limit.map_or(String::new(), |limit| format!(" of {}", bytes(limit)));
+        let limit = config.training.memory_limit.map_or(String::new(), |limit| format!(", limit {}", bytes(limit)));
         let gpu = match engine.settings().zero.on_gpu.layers {
-            true => format!("{} of the GPU and ", bytes(peaks.gpu)),
+            true => format!("{} on the GPU and ", bytes(peaks.gpu)),
             false => String::new(),
         };
-        progress.say(&format!("memory: {gpu}{}{limit} at most on rank 0, as planned", bytes(peaks.total)));
+        progress.say(&format!("memory: planned peak {gpu}{} on rank 0{limit}", bytes(peaks.total)));
     }
     engine.between_gpus().iter().for_each(|line| progress.say(line));
     disk::describe(engine).iter().for_each(|line| progress.say(line));
     let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
     progress.say(&format!(
-        "batch: {} = {} a micro-batch × {} × {}   steps: {steps}",
+        "batch: {} = {} per micro-batch × {} × {}   steps: {steps}",
         counted(config.train_batch_size, "sample", "samples"),
         config.train_micro_batch_size_per_gpu,
         counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),

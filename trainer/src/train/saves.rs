@@ -87,7 +87,7 @@ impl Saves {
         let total = (elements * size_of::<f32>()) as u64;
         match zero_checkpoint::write_rate(&self.root, total) {
             Ok(rate) => format!(
-                "checkpoint: {}; SIGTERM and Ctrl-C write one after the step, in about {}, and stop",
+                "checkpoint: {}; SIGTERM or Ctrl-C saves one after the current step, in about {}, and stops",
                 bytes(total),
                 time(Duration::from_secs_f64(total as f64 / rate))
             ),

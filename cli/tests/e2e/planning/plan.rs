@@ -67,7 +67,7 @@ fn a_run_reports_its_plan() {
     let case = Case::new();
     let planned = json(&case, &["-n", "2"])["planned_peak_bytes"].as_u64().unwrap();
     let told = case.train(&["-n", "2", "--plain", "--max-steps", "2"]);
-    assert!(told.contains("memory: ") && told.contains(" at most on rank 0, as planned"), "{told}");
+    assert!(told.contains("memory: planned peak ") && told.contains(" on rank 0"), "{told}");
     let ranks = case.report("run")["memory"]["ranks"].clone();
     let of_ranks: Vec<u64> =
         ranks.as_array().unwrap().iter().map(|r| r["planned_peak_total_bytes"].as_u64().unwrap()).collect();

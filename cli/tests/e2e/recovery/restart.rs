@@ -147,7 +147,7 @@ fn fewer_ranks_go_on_with_the_same_batches() {
     assert_eq!(status, Some(0), "{out}\n{errors}");
     // Three ranks are left, but eight samples in micro-batches of two do not divide among them.
     assert!(errors.contains("restart 1 of 2: rank 3 was killed by signal 9; 2 ranks from step "), "{errors}");
-    assert!(out.contains("batch: 8 samples = 2 a micro-batch × 2 micro-batches × 2 ranks"), "{out}");
+    assert!(out.contains("batch: 8 samples = 2 per micro-batch × 2 micro-batches × 2 ranks"), "{out}");
     assert_eq!(case.losses("run"), case.losses("whole"));
     let report = case.report("run");
     assert_eq!((&report["world_size"], &report["restarts"][0]["ranks"]), (&Value::from(2), &Value::from(2)));

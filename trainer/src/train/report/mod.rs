@@ -160,7 +160,7 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "trained {}{skipped} in {}: loss {:.4} -> {:.4}, at most {} tracked on a rank",
+            "trained {}{skipped} in {}: loss {:.4} -> {:.4}, peak {} per rank",
             counted(self.steps as usize, "step", "steps"),
             seconds(self.started.elapsed()),
             self.first_loss,
