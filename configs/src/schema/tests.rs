@@ -1,4 +1,4 @@
-//! The table against itself and against what is resolved.
+//! Checks the schema for consistency, and compares it with resolved configurations.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ fn all() -> Vec<(String, &'static Key)> {
     all
 }
 
-/// Whether a key's own section is implemented: a `Now` key in a section that is not has no reader.
+/// Returns whether a key's section is implemented. A `Now` key in any other section is never read.
 fn is_live(path: &str, all: &[(String, &'static Key)]) -> bool {
     let dead = |(section, key): &&(String, &Key)| {
         key.status != Status::Now && path.len() > section.len() && path.starts_with(&format!("{section}."))
@@ -52,7 +52,7 @@ fn every_alias_leads_to_a_key_beside_it() {
     }
 }
 
-/// One configuration for each variant of each section.
+/// Returns one configuration for each variant of each section.
 fn one_of_each() -> Vec<Config> {
     let optimizers = ["AdamW", "Adam", "SGD", "Lion", "Adagrad"];
     let schedulers = [
@@ -86,7 +86,7 @@ fn one_of_each() -> Vec<Config> {
 fn what_is_resolved_is_exactly_what_the_table_says_is_there() {
     let mut resolved = BTreeSet::new();
     for config in one_of_each() {
-        // What is tried stands at keys of the whole file.
+        // Keys of a search space are paths of the whole file.
         let without_dimension =
             |path: String| path.split_inclusive(".space").next().map(String::from).unwrap_or_default();
         resolved.extend(config.leaves().into_iter().map(|(path, _)| without_dimension(path)));
@@ -104,11 +104,11 @@ fn what_is_resolved_is_exactly_what_the_table_says_is_there() {
     for section in ["optimizer", "scheduler", "model"] {
         table.insert(format!("{section}.type"));
     }
-    // Written out as what they must be.
+    // Here the defaults are written with their required values.
     for dropout in ["embd_pdrop", "resid_pdrop", "attn_pdrop"] {
         table.insert(format!("model.{dropout}"));
     }
-    // A section that is not there is one null.
+    // A section that is absent resolves to a single null.
     let absent = |path: &String| !all.iter().any(|(other, key)| other == path && matches!(key.kind, Kind::Section(_)));
     let resolved: BTreeSet<String> = resolved.into_iter().filter(absent).collect();
     assert_eq!(resolved, table);
