@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_those_of_a_thousand_and_of_1024() {
+    fn decimal_and_binary_units() {
         let cases = [
             ("0", 0),
             ("4096", 4096),
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_no_number_of_bytes_is_none() {
+    fn invalid_sizes_are_none() {
         for text in [
             "", " ", "GiB", ".", ".GiB", "-1", "+1", "1e3", "6G", "6 Gi", "1.2.3 kB", "1_000", "1,5 GB", "nan", "６GiB",
         ] {

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_that_was_meant_is_found() {
+    fn mistyped_keys_are_recognised() {
         let keys = ["stage", "overlap_comm", "zero_optimization", "train_batch_size"];
         assert_eq!(nearest("stagee", keys.into_iter()), Some("stage"));
         assert_eq!(nearest("overlapcomm", keys.into_iter()), Some("overlap_comm"));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_in_the_wrong_section_is_sent_to_the_right_one() {
+    fn a_key_in_the_wrong_section_suggests_the_right_one() {
         assert_eq!(elsewhere("n_embd"), ["model.n_embd"]);
         assert_eq!(elsewhere("lr"), ["optimizer.params.lr"]);
         assert!(elsewhere("enabled").is_empty() && elsewhere("banana").is_empty());

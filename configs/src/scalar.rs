@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_core_schema() {
+    fn numbers_follow_the_core_schema() {
         let cases: [(&str, Value); 13] = [
             ("12", Value::Int(12)),
             ("-3", Value::Int(-3)),
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_number_is_text() {
+    fn similar_text_is_not_a_number() {
         for text in ["1_000", "e5", "1e", "--1", "+", "-", ".", "0x", "0xg", "inf", "nan", "infinity", "1.2.3", "12k"] {
             assert_eq!(plain(text), Value::Text(text.to_string()), "{text}");
         }

@@ -138,7 +138,7 @@ pub(crate) enum Switch {
     Keys,
     /// This key; the section is off if it has one of these values.
     Key(&'static str, &'static [&'static str]),
-    /// That the section is there and not empty.
+    /// The section is on if it is present and not empty.
     Presence,
 }
 

@@ -24,8 +24,8 @@ impl Config {
         write(self, false)
     }
 
-    /// Like [`to_yaml`](Self::to_yaml), with a comment about the origin of each value: `# line 12`, `# --set`, `#
-    /// default`, `# auto`.
+    /// Like [`to_yaml`](Self::to_yaml), with a comment about the origin of each value: `# line 12`, `# --set`,
+    /// `# default`, `# auto`.
     pub fn to_yaml_with_origins(&self) -> String {
         write(self, true)
     }
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_read_back_and_have_a_point() {
+    fn floats_round_trip_and_have_a_point() {
         for (number, text) in [(1e-8, "1.0e-8"), (0.001, "0.001"), (1.0, "1.0"), (2.5e-10, "2.5e-10"), (1e16, "1.0e16")]
         {
             assert_eq!(float(number), text);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_quoted_when_something_else_could_be_read() {
+    fn ambiguous_strings_are_quoted() {
         for text in ["gelu_new", "runs/quickstart", "a.b-c"] {
             assert_eq!(quoted(text), text);
         }

@@ -55,8 +55,8 @@ pub enum Optimizer {
     },
 }
 
-/// Serialises as `{type, params}`. Adam without decoupled decay is DeepSpeed's type `Adam` with `adam_w_mode:
-/// false`.
+/// Serialises as `{type, params}`. Adam without decoupled decay is DeepSpeed's type `Adam` with
+/// `adam_w_mode: false`.
 impl Serialize for Optimizer {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde_json::json;

@@ -44,7 +44,7 @@ fn leaves(group: &Group, key: &Key, value: Option<&str>) -> Vec<(String, String)
 }
 
 #[test]
-fn no_key_of_deepspeed_is_unknown_and_every_refusal_says_what_to_do() {
+fn every_deepspeed_key_is_known_and_every_rejection_has_help() {
     nothing_is_wrong(|_, group, key| {
         let errors = tried(group, key, Some(key.example)).err()?;
         let known = |kind| matches!(kind, ErrorKind::NotImplemented | ErrorKind::Rejected | ErrorKind::Contradiction);
@@ -56,7 +56,7 @@ fn no_key_of_deepspeed_is_unknown_and_every_refusal_says_what_to_do() {
 }
 
 #[test]
-fn what_the_schema_says_of_a_key_is_what_becomes_of_it() {
+fn the_result_for_each_key_matches_its_status_in_the_schema() {
     nothing_is_wrong(|path, group, key| {
         let fate = fate(group, key);
         let is_refused = matches!(fate, Fate::Refused(_));
@@ -76,7 +76,7 @@ fn what_the_schema_says_of_a_key_is_what_becomes_of_it() {
 }
 
 #[test]
-fn what_works_or_differs_changes_what_is_resolved() {
+fn implemented_keys_change_the_resolved_configuration() {
     let mut live = 0;
     nothing_is_wrong(|_, group, key| {
         matches!(fate(group, key), Fate::Works | Fate::Differs(_)).then_some(())?;
@@ -90,7 +90,7 @@ fn what_works_or_differs_changes_what_is_resolved() {
 }
 
 #[test]
-fn what_is_ignored_is_accepted_and_resolves_to_the_same() {
+fn ignored_keys_do_not_change_the_resolved_configuration() {
     let mut ignored = 0;
     nothing_is_wrong(|_, group, key| {
         let Fate::Ignored(warning) = fate(group, key) else { return None };
@@ -101,7 +101,7 @@ fn what_is_ignored_is_accepted_and_resolves_to_the_same() {
 }
 
 #[test]
-fn deepspeeds_default_is_accepted_where_its_key_is() {
+fn deepspeeds_defaults_of_accepted_keys_are_accepted() {
     nothing_is_wrong(|path, group, key| {
         let is_value = !key.default.is_empty() && key.default != "null";
         // Keys that the group enables for the trial are off by default.
@@ -114,7 +114,7 @@ fn deepspeeds_default_is_accepted_where_its_key_is() {
 }
 
 #[test]
-fn what_is_off_is_accepted_although_what_is_on_is_refused() {
+fn unimplemented_features_are_accepted_if_they_are_off() {
     let mut off = 0;
     nothing_is_wrong(|path, group, key| {
         let status = in_schema(path, group)?.status;

@@ -50,7 +50,7 @@ mod tests {
     use crate::schema::{Status, TOP, walk};
 
     #[test]
-    fn everything_in_the_list_is_a_key_that_is_not_there() {
+    fn every_entry_is_a_key_that_is_not_implemented() {
         let mut refused = vec![];
         walk("", TOP.keys, &mut |path, key| {
             let plain = match (path.find('['), path.find(']')) {

@@ -22,7 +22,7 @@ fn is_live(path: &str, all: &[(String, &'static Key)]) -> bool {
 }
 
 #[test]
-fn every_key_stands_once_and_has_a_meaning() {
+fn every_key_is_unique_and_has_a_description() {
     let mut seen = BTreeSet::new();
     for (path, key) in all() {
         assert!(seen.insert(path.clone()), "{path} stands twice");
@@ -31,7 +31,7 @@ fn every_key_stands_once_and_has_a_meaning() {
 }
 
 #[test]
-fn every_default_is_a_value_of_its_key() {
+fn every_default_is_a_valid_value() {
     for (path, key) in all() {
         let computed = key.default.starts_with('=') || key.default == REQUIRED || key.default == "null";
         if key.status == Status::Now && !matches!(key.kind, Kind::Section(_) | Kind::Variants(_)) {
@@ -44,7 +44,7 @@ fn every_default_is_a_value_of_its_key() {
 }
 
 #[test]
-fn every_alias_leads_to_a_key_beside_it() {
+fn every_alias_refers_to_a_key_of_the_same_section() {
     let all = all();
     for (path, alias) in all.iter().filter(|(_, key)| key.status == Status::Alias) {
         let beside = join(path.rsplit_once('.').map_or("", |(section, _)| section), alias.meaning);
@@ -83,7 +83,7 @@ fn one_of_each() -> Vec<Config> {
 }
 
 #[test]
-fn what_is_resolved_is_exactly_what_the_table_says_is_there() {
+fn resolved_keys_are_exactly_the_implemented_keys() {
     let mut resolved = BTreeSet::new();
     for config in one_of_each() {
         // Keys of a search space are paths of the whole file.
@@ -115,7 +115,7 @@ fn what_is_resolved_is_exactly_what_the_table_says_is_there() {
 }
 
 #[test]
-fn every_default_of_what_does_nothing_is_accepted_in_silence() {
+fn defaults_of_keys_without_effect_are_accepted_without_warning() {
     for key in TOP.keys.iter().filter(|key| !matches!(key.status, Status::Removed | Status::Alias)) {
         let sections: Vec<(&str, &'static [Key])> = match key.kind {
             Kind::Section(section) => vec![(key.name, section.keys)],

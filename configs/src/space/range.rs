@@ -1,5 +1,5 @@
-//! Parses ranges: `{from: 1, to: 16, times: 2}`, `{from: 0, to: 64, step: 16}` and `{low: 1e-5, high: 1e-2, log:
-//! true}`.
+//! Parses ranges: `{from: 1, to: 16, times: 2}`, `{from: 0, to: 64, step: 16}` and
+//! `{low: 1e-5, high: 1e-2, log: true}`.
 
 use crate::config::Interval;
 use crate::node::{At, Entry, Node, Value};

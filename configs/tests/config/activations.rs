@@ -1,4 +1,4 @@
-//! `activation_checkpointing`: the section alone switches it on; what is kept, of which layers, and where.
+//! `activation_checkpointing`: its presence switches it on; spacing, layer patterns and devices.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn with(text: &str) -> Config {
     config
 }
 
-/// What becomes of a section with these keys.
+/// Returns the resolved section with these keys.
 fn section(inside: &str) -> Option<ActivationCheckpointing> {
     with(&format!("activation_checkpointing: {{{inside}}}")).activation_checkpointing
 }
@@ -31,7 +31,7 @@ fn only(inside: &str) -> Error {
     errors.iter().next().expect("one error").clone()
 }
 
-/// The keys of an error, without their section.
+/// Returns the keys of an error, without their section.
 fn names(error: &Error) -> Vec<&str> {
     error.places.iter().filter_map(|place| place.path.strip_prefix("activation_checkpointing.")).collect()
 }
@@ -50,7 +50,7 @@ fn the_section_alone_switches_it_on() {
         "enabled: auto",
         "interval: 1",
         "number_checkpoints: null, device: none, layers: auto",
-        // A section of DeepSpeed's as it is often found.
+        // A section that is common in DeepSpeed configurations.
         "partition_activations: false, cpu_checkpointing: false, contiguous_memory_optimization: false, \
          number_checkpoints: null, synchronize_checkpoint_boundary: false, profile: false",
     ] {
@@ -60,11 +60,12 @@ fn the_section_alone_switches_it_on() {
 }
 
 #[test]
-fn it_is_off_when_it_is_not_there_or_says_so() {
+fn it_is_off_if_absent_or_disabled() {
     for text in ["", "activation_checkpointing: null", "activation_checkpointing: false"] {
         assert_eq!(with(text).activation_checkpointing, None, "{text}");
     }
-    // What does not go together, or is not there, does no harm where it is off; what is no value is still wrong.
+    // In a section that is off, contradictions and unimplemented features are accepted. Invalid values and keys are
+    // not.
     for inside in ["interval: 2, number_checkpoints: 3", "partition_activations: true", "device: nvme"] {
         assert_eq!(section(&format!("enabled: false, {inside}")), None);
     }
@@ -74,7 +75,7 @@ fn it_is_off_when_it_is_not_there_or_says_so() {
 }
 
 #[test]
-fn inputs_are_kept_at_an_interval_or_so_many_of_them() {
+fn inputs_are_kept_at_an_interval_or_by_number() {
     let spacing = |inside: &str| section(inside).map(|section| section.spacing);
     assert_eq!(spacing("interval: 3"), Some(CheckpointSpacing::Interval(3)));
     assert_eq!(spacing("number_checkpoints: 4"), Some(CheckpointSpacing::Number(4)));
@@ -120,7 +121,7 @@ fn each_wrong_expression_is_shown_at_its_place() {
 }
 
 #[test]
-fn inputs_wait_in_memory_on_the_host_or_in_files() {
+fn inputs_are_kept_on_the_host_or_in_files() {
     let device = |inside: &str| section(inside).map(|section| section.device);
     for inside in ["cpu_checkpointing: true", "device: cpu", "cpu_checkpointing: true, device: cpu"] {
         assert_eq!(device(inside), Some(OffloadDevice::Cpu), "{inside}");
@@ -145,7 +146,7 @@ fn inputs_wait_in_memory_on_the_host_or_in_files() {
 }
 
 #[test]
-fn what_has_no_meaning_here_says_why() {
+fn unsupported_keys_give_a_reason() {
     let config = with(
         "activation_checkpointing: {partition_activations: true, contiguous_memory_optimization: true, \
          synchronize_checkpoint_boundary: true, profile: true}",

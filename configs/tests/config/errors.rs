@@ -1,4 +1,4 @@
-//! What a user reads when a configuration is wrong: every error at once, each with its place.
+//! Messages for an invalid configuration: all errors together, each with its location.
 
 use zero_config::{Config, ErrorKind, Errors, Source, Spot, load};
 
@@ -11,7 +11,7 @@ fn errors(text: &str) -> Errors {
     }
 }
 
-/// The one error of a text, as its kind, the path, line and column of its first place, its message and help.
+/// Returns the only error of a text: kind; path, line and column of its first location; message and help.
 fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
     let errors = errors(text);
     assert_eq!(errors.count(), 1, "{errors}");
@@ -24,7 +24,7 @@ fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
     (error.kind, place.path.clone(), line, column, error.message.clone(), error.help.clone().unwrap_or_default())
 }
 
-/// The same after a valid first line, only kind, path and line, counted from that line.
+/// Returns the only error of a text after a valid first line: kind, path, and line counted from there.
 fn after_head(text: &str) -> (ErrorKind, String, usize) {
     let (kind, path, line, ..) = only(&format!("{HEAD}{text}"));
     (kind, path, line - 1)
@@ -58,7 +58,7 @@ fn json_keeps_lines_and_columns() {
 }
 
 #[test]
-fn everything_is_told_in_one_go_in_the_order_of_the_file() {
+fn all_errors_are_reported_together_in_the_order_of_the_file() {
     let text = "\
 train_batch_size: 7
 train_micro_batch_size_per_gpu: 2
@@ -135,7 +135,7 @@ fn no_batch_size_at_all_is_an_error() {
         assert_eq!((kind, path.as_str()), (ErrorKind::Missing, "train_micro_batch_size_per_gpu"));
         assert!(message.contains("`train_batch_size`"), "{message}");
     }
-    // A mistyped one is not also missing.
+    // A mistyped key is not reported as missing, too.
     assert_eq!(only("train_micro_batch_size_per_gpuu: 2").0, ErrorKind::UnknownKey);
     assert_eq!(only("train_micro_batch_size_per_gpu: two").0, ErrorKind::Value);
 }
@@ -238,7 +238,7 @@ fn keys_that_deepspeed_dropped_are_rejected_by_name() {
 }
 
 #[test]
-fn what_is_not_implemented_says_so_unless_it_is_off() {
+fn unimplemented_features_are_errors_unless_they_are_off() {
     let on = [
         "fp16: {enabled: true, auto_cast: true}",
         "wandb: {enabled: true}",
@@ -306,13 +306,13 @@ optimizer: {type: AdamW, params: {amsgrad: false}}
 ";
     let config = Config::parse("ds.yaml", off).unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(config.warnings, []);
-    // A typo where all is off is still a typo.
+    // A mistyped key is an error even if the section is off.
     assert_eq!(after_head("autotuning: {enabeld: true}").0, ErrorKind::UnknownKey);
     assert_eq!(after_head("autotuning: {model_info: {num_layer: 1}}").0, ErrorKind::UnknownKey);
 }
 
 #[test]
-fn what_has_no_effect_is_one_warning() {
+fn each_key_without_effect_is_one_warning() {
     let text = "\
 train_micro_batch_size_per_gpu: 1
 zero_allow_untested_optimizer: true
@@ -345,7 +345,7 @@ autotuning: {exps_dir: here, model_info: {profile: true, num_params: null}}
 }
 
 #[test]
-fn a_key_in_the_wrong_place_is_sent_to_the_right_one() {
+fn a_misplaced_key_suggests_the_right_section() {
     for (text, place) in [
         ("stage: 3", "`zero_optimization.stage`"),
         ("max_steps: 4", "`training.max_steps` or `autotuning.sweep.max_steps`"),
@@ -360,7 +360,7 @@ fn a_key_in_the_wrong_place_is_sent_to_the_right_one() {
 }
 
 #[test]
-fn overrides_are_named_where_they_are_wrong() {
+fn errors_in_overrides_name_the_override() {
     let source = || Source { name: "ds.yaml".to_string(), text: HEAD.to_string() };
     let sets = ["zero_optimization.stage=9", "nonsense", "=1", "a..b=1", "training.trace=[", "optimizer.tipe=AdamW"];
     let errors =
@@ -443,7 +443,7 @@ fn contradictions_between_keys_name_all_of_them() {
 }
 
 #[test]
-fn what_a_run_needs_beyond_a_valid_configuration_is_asked_for_by_name() {
+fn missing_model_and_data_are_errors_that_name_them() {
     let config = Config::parse("ds.yaml", HEAD).expect("valid");
     let errors = config.model_and_data().expect_err("neither is there");
     let found: Vec<_> = errors.iter().map(|error| (error.kind, error.places[0].path.as_str())).collect();
