@@ -1,4 +1,4 @@
-//! Options of `launch`, and what they say of hosts and ranks.
+//! Options of `launch`, and the hosts and ranks that they describe.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -141,7 +141,7 @@ impl LaunchArgs {
             Some(PerHost::Cores) => Some(cores),
             Some(PerHost::Ranks(ranks)) => Some(ranks),
         };
-        // As accelerate counts them: over all hosts.
+        // Accelerate counts the processes of all hosts.
         let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
         match here {
             Some(here) if here * hosts != all => Err(format!(
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn three_launchers_flags_say_the_same() {
+    fn flags_of_three_launchers_are_equivalent() {
         let torchrun = ["--nproc_per_node=2", "--nnodes=2", "--node_rank=1", "--rdzv_endpoint=h0:1234"];
         let deepspeed =
             ["--num_gpus", "2", "--num_nodes", "2", "--node_rank", "1", "--master_addr", "h0", "--master_port", "1234"];
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_a_pytorchjob_needs_no_flag() {
+    fn a_pod_of_a_pytorchjob_needs_no_flags() {
         let args = launch(&["--nnodes", "2", "--node-rank", "1"]).expect("accepted");
         let variables = |name: &str| match name {
             "MASTER_ADDR" => Some("job-master-0".to_string()),
@@ -207,13 +207,13 @@ mod tests {
         };
         let hosts = args.hosts(variables).expect("complete");
         assert_eq!((hosts.address.as_deref(), hosts.port), (Some("job-master-0"), Some(23456)));
-        // A host alone opens a port of its own.
+        // A single host chooses its own port.
         let alone = launch(&[]).expect("accepted").hosts(variables).expect("complete");
         assert_eq!(alone, Hosts::alone());
     }
 
     #[test]
-    fn what_follows_a_program_is_its_own() {
+    fn arguments_after_a_program_are_passed_to_it() {
         let args = launch(&["--nproc-per-node", "2", "train", "--config", "x", "--node_rank=7"]).expect("accepted");
         assert_eq!(args.program, ["train", "--config", "x", "--node_rank=7"]);
         assert_eq!((args.train.config.config, args.node_rank), (vec![], None));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_contradicts_is_said() {
+    fn missing_and_contradictory_flags_are_reported() {
         let error = |args: &[&str]| launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("refused");
         assert!(error(&["--nnodes", "2"]).contains("--node-rank 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts are 0 to 1"));

@@ -1,4 +1,4 @@
-//! The command line.
+//! Arguments of the command line.
 
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArgs {
     /// ds.yaml or ds_config.json, or - for standard input; required. Given again, a further file, whose keys stand over the first's
-    // Not required for clap, which would miss it next to a subcommand.
+    // Optional for clap, which would otherwise also require it for a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Vec<PathBuf>,
     /// Ranks to start on this machine [default: launcher.num_processes, else pipeline.stages]
