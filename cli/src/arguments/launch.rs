@@ -222,7 +222,9 @@ mod tests {
 
     #[test]
     fn missing_and_contradictory_flags_are_reported() {
-        let error = |args: &[&str]| launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("refused");
+        let error = |args: &[&str]| {
+            launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("the flags must be rejected")
+        };
         assert!(error(&["--nnodes", "2"]).contains("--node-rank 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts are 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "0"]).contains("--master-addr"));
@@ -230,8 +232,12 @@ mod tests {
         assert!(error(&["--rdzv-endpoint", "h0:x", "--nnodes", "2"]).contains("not HOST:PORT"));
         assert!(error(&["--nproc-per-node", "gpu"]).contains("cpu or auto"));
         let ranks = |args: &[&str]| launch(args).expect("accepted").ranks_here(8, 2);
-        assert!(ranks(&["-n", "3"]).expect_err("odd").contains("as many each"));
-        assert!(ranks(&["-n", "4", "--nproc-per-node", "4"]).expect_err("8").contains("makes 8"));
+        assert!(ranks(&["-n", "3"]).expect_err("3 ranks on 2 hosts is an error").contains("as many each"));
+        assert!(
+            ranks(&["-n", "4", "--nproc-per-node", "4"])
+                .expect_err("4 ranks on each of 2 hosts makes 8")
+                .contains("makes 8")
+        );
         assert_eq!((ranks(&["--nproc-per-node", "cpu"]), ranks(&[])), (Ok(Some(8)), Ok(None)));
     }
 }

@@ -11,7 +11,11 @@ const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn with(text: &str) -> Config {
     let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config, "{text}");
+    assert_eq!(
+        Config::parse("resolved.yaml", config.to_yaml()).expect("the resolved configuration must be accepted"),
+        config,
+        "{text}"
+    );
     config
 }
 
@@ -90,7 +94,7 @@ fn inputs_are_kept_at_an_interval_or_by_number() {
 #[test]
 fn layers_are_chosen_by_name() {
     let layers =
-        section("layers: ['^h[.]\\d+$', mlp, \"é \\\"#\"]").and_then(|section| section.layers).expect("layers");
+        section("layers: ['^h[.]\\d+$', mlp, \"é \\\"#\"]").and_then(|section| section.layers).expect("layers are set");
     assert_eq!(layers.iter().map(LayerPattern::as_str).collect::<Vec<_>>(), ["^h[.]\\d+$", "mlp", "é \"#"]);
     let chosen = |name: &str| layers.iter().any(|layer| layer.matches(name));
     assert_eq!(["h.0", "H.11", "wte", "h.x", "block.MLP"].map(chosen), [true, true, false, false, true]);
@@ -129,7 +133,7 @@ fn inputs_are_kept_on_the_host_or_in_files() {
     for inside in ["cpu_checkpointing: false", "cpu_checkpointing: false, device: none", "device: auto"] {
         assert_eq!(device(inside), Some(OffloadDevice::None), "{inside}");
     }
-    let files = section("device: nvme, nvme_path: /mnt/nvme, cpu_checkpointing: false").expect("it is on");
+    let files = section("device: nvme, nvme_path: /mnt/nvme, cpu_checkpointing: false").expect("the section is on");
     assert_eq!((files.device, files.nvme_path.as_deref()), (OffloadDevice::Nvme, Some(Path::new("/mnt/nvme"))));
     for inside in [
         "cpu_checkpointing: true, device: none",

@@ -30,15 +30,15 @@ fn values(text: &str) -> Vec<String> {
 }
 
 fn errors(text: &str) -> Errors {
-    Config::parse("ds.yaml", format!("{HEAD}{text}")).expect_err("it is refused")
+    Config::parse("ds.yaml", format!("{HEAD}{text}")).expect_err("the text must be rejected")
 }
 
 /// Returns the only error: kind, path, line after the head, column, message, help.
 fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
     let errors = errors(text);
     assert_eq!(errors.count(), 1, "{errors}");
-    let error = errors.iter().next().expect("one");
-    let place = error.places.first().expect("a place");
+    let error = errors.iter().next().expect("at least one error");
+    let place = error.places.first().expect("the error has a location");
     let Spot::File { line, column, .. } = place.spot else { panic!("{errors}") };
     (error.kind, place.path.clone(), line - 2, column, error.message.clone(), error.help.clone().unwrap_or_default())
 }
@@ -316,7 +316,7 @@ fn the_command_line_narrows_a_space() {
     let source = Source { name: "ds.yaml".to_string(), text };
     let sets =
         ["autotuning.space.training.seed=[3]", "autotuning.space.training.save_last=[false]", "bf16.enabled=true"];
-    let typed = load(source, &sets.map(String::from)).expect("it is read");
+    let typed = load(source, &sets.map(String::from)).expect("the text must be parsed");
     let config = typed.resolve(None).unwrap_or_else(|errors| panic!("{errors}"));
     assert!(config.bf16.enabled);
     let found: Vec<_> = config.autotuning.space.iter().map(|d| (d.path.as_str(), d.values.join(" "))).collect();
@@ -379,7 +379,7 @@ fn contradictions_are_one_error_that_names_both_keys() {
     for (text, paths) in cases {
         let errors = errors(text);
         assert_eq!(errors.count(), 1, "{errors}");
-        let error = errors.iter().next().expect("one");
+        let error = errors.iter().next().expect("at least one error");
         let found: Vec<_> = error.places.iter().map(|place| place.path.clone()).collect();
         assert_eq!((error.kind, found), (ErrorKind::Contradiction, paths.map(|p| format!("autotuning.{p}")).to_vec()));
     }

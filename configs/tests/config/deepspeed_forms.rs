@@ -40,7 +40,7 @@ fn unknown_keys_at_the_top_can_be_ignored_with_a_warning_that_lists_them() {
     assert!(errors.iter().all(flag), "{errors}");
     assert_eq!(typed(text, &[]).unknown_keys(), ["comms_config", "monitor_config", "_comment"]);
     let config = typed(text, &[]).ignore_unknown_keys().resolve(None).unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!(config, Config::parse("ds.json", "train_batch_size: 8").expect("the same"));
+    assert_eq!(config, Config::parse("ds.json", "train_batch_size: 8").expect("the same configuration"));
     let told: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(told.len(), 1);
     assert!(
@@ -48,7 +48,7 @@ fn unknown_keys_at_the_top_can_be_ignored_with_a_warning_that_lists_them() {
         "{told:?}"
     );
     assert!(told[0].contains("ds.json:1:1"), "{told:?}");
-    assert_eq!(config.for_world_size(2).expect("again").warnings, config.warnings);
+    assert_eq!(config.for_world_size(2).expect("resolved for 2 ranks").warnings, config.warnings);
     // Unknown keys are ignored only at the top of a file. A required key that was mistyped is still reported as
     // missing.
     for (text, set) in [
@@ -93,7 +93,7 @@ fn keys_of_stage_3_do_not_need_their_prefix() {
     let source =
         Source { name: "ds.yaml".into(), text: format!("{HEAD}zero_optimization: {{max_live_parameters: 7}}") };
     let set = ["zero_optimization.stage3_max_live_parameters=8".to_string()];
-    let config = load(source, &set).and_then(|typed| typed.resolve(None)).expect("one key");
+    let config = load(source, &set).and_then(|typed| typed.resolve(None)).expect("both names are the same key");
     assert_eq!(config.zero.stage3_max_live_parameters, 8);
 }
 
@@ -116,7 +116,10 @@ fn sizes_may_be_zero() {
         zero.offload_param.buffer_count,
     ];
     assert_eq!(sizes, [0; 6]);
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config);
+    assert_eq!(
+        Config::parse("resolved.yaml", config.to_yaml()).expect("the resolved configuration must be accepted"),
+        config
+    );
     for section in ["offload_param", "offload_optimizer"] {
         let error = only(&format!(
             "zero_optimization: {{stage: 3, {section}: {{device: nvme, nvme_path: x, buffer_count: 0}}}}"

@@ -176,7 +176,7 @@ fn an_edit_never_changes_other_uses_of_an_anchor() {
         ("a: {b: &x 1}\nc: *x\n", "a.b", "a:\n  b: 5\nc: 1\n"),
     ] {
         let result = edited(text, &[(path, "5")]);
-        let (head, rest) = result.split_once('\n').expect("lines");
+        let (head, rest) = result.split_once('\n').expect("several lines");
         assert!(head.starts_with(ANEW), "{result}");
         assert_eq!(rest, expected);
     }
@@ -187,8 +187,8 @@ fn an_edit_never_changes_other_uses_of_an_anchor() {
 #[test]
 fn invalid_edits_are_errors() {
     let error = |text: &str, path: &str, value: &str| {
-        let errors = edit(&source(text), &changes(&[(path, value)])).expect_err("it is refused");
-        errors.iter().next().expect("one").kind
+        let errors = edit(&source(text), &changes(&[(path, value)])).expect_err("the text must be rejected");
+        errors.iter().next().expect("at least one error").kind
     };
     assert_eq!(error("a: [", "a", "1"), ErrorKind::Syntax);
     assert_eq!(error("a: 1\n---\nb: 1", "a", "1"), ErrorKind::Syntax);

@@ -16,7 +16,7 @@ fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
     let errors = errors(text);
     assert_eq!(errors.count(), 1, "{errors}");
     let error = errors.iter().next().expect("one error");
-    let place = error.places.first().expect("a place");
+    let place = error.places.first().expect("the error has a location");
     let (line, column) = match place.spot {
         Spot::File { line, column, .. } => (line, column),
         _ => (0, 0),
@@ -53,7 +53,7 @@ fn json_keeps_lines_and_columns() {
     let shown = errors(&minified).to_string();
     assert!(shown.lines().all(|line| line.chars().count() < 200), "{shown}");
     let lines: Vec<&str> = shown.lines().collect();
-    let start = lines[3].find('^').expect("marks");
+    let start = lines[3].find('^').expect("the location is marked");
     assert_eq!(&lines[2][start..start + 7], "\"formt\"", "{shown}");
 }
 
@@ -96,7 +96,7 @@ fn batch_sizes_that_contradict_each_other_are_one_error_with_the_equation() {
     let text = "train_batch_size: 7\ntrain_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 3\n";
     let errors = errors(text);
     assert_eq!(errors.count(), 1);
-    let error = errors.iter().next().expect("one");
+    let error = errors.iter().next().expect("at least one error");
     assert_eq!(
         error.message,
         "train_batch_size 7 is not train_micro_batch_size_per_gpu × gradient_accumulation_steps × ranks = 2 × 3 × 1 = 6"
@@ -112,7 +112,7 @@ fn batch_sizes_that_contradict_each_other_are_one_error_with_the_equation() {
 fn a_world_size_that_does_not_divide_is_an_error() {
     let error = |text: &str, ranks| {
         let errors = Config::with_world_size("ds.yaml", text, ranks).expect_err("it does not divide");
-        errors.iter().next().expect("one").to_string()
+        errors.iter().next().expect("at least one error").to_string()
     };
     let text = error("train_batch_size: 16", 3);
     assert!(text.contains("train_batch_size 16 is not a multiple of the number of ranks 3"), "{text}");
@@ -363,8 +363,9 @@ fn a_misplaced_key_suggests_the_right_section() {
 fn errors_in_overrides_name_the_override() {
     let source = || Source { name: "ds.yaml".to_string(), text: HEAD.to_string() };
     let sets = ["zero_optimization.stage=9", "nonsense", "=1", "a..b=1", "training.trace=[", "optimizer.tipe=AdamW"];
-    let errors =
-        load(source(), &sets.map(String::from)).and_then(|typed| typed.resolve(None)).expect_err("all are wrong");
+    let errors = load(source(), &sets.map(String::from))
+        .and_then(|typed| typed.resolve(None))
+        .expect_err("every override is invalid");
     let text = errors.to_string();
     assert!(text.contains("  in: zero_optimization.stage (--set zero_optimization.stage=9)"), "{text}");
     for set in &sets[1..] {
@@ -436,7 +437,7 @@ fn contradictions_between_keys_name_all_of_them() {
     for (text, paths) in cases {
         let errors = errors(&format!("{HEAD}{text}"));
         assert_eq!(errors.count(), 1, "{errors}");
-        let error = errors.iter().next().expect("one");
+        let error = errors.iter().next().expect("at least one error");
         assert_eq!(error.kind, ErrorKind::Contradiction);
         assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), paths, "{text}");
     }
@@ -459,5 +460,5 @@ fn an_alias_of_a_section_is_the_section() {
         Config::parse("ds.yaml", format!("{HEAD}bfloat16: {{enabled: true}}")).expect("DeepSpeed's other name");
     assert!(config.bf16.enabled);
     let errors = errors(&format!("{HEAD}bfloat16: {{enabled: true}}\nbf16: {{enabled: false}}"));
-    assert_eq!(errors.iter().next().expect("one").kind, ErrorKind::DuplicateKey);
+    assert_eq!(errors.iter().next().expect("at least one error").kind, ErrorKind::DuplicateKey);
 }

@@ -54,11 +54,15 @@ fn every_error_names_its_file() {
     assert!(errors.contains("(run.yaml:2:") || errors.contains("in: run.yaml:2:"), "{errors}");
     assert!(errors.contains("indent with spaces"), "{errors}");
 
-    let errors = merged(&["train_batch_size: 4", "- a list"], &[]).expect_err("a list").to_string();
+    let errors =
+        merged(&["train_batch_size: 4", "- a list"], &[]).expect_err("a list at the top is an error").to_string();
     assert!(errors.contains("found a list") && errors.contains("run.yaml:1:1"), "{errors}");
 }
 
 #[test]
 fn no_file_is_an_error() {
-    assert_eq!(load_files(vec![], &[]).expect_err("nothing").to_string(), "error: there is no configuration");
+    assert_eq!(
+        load_files(vec![], &[]).expect_err("an empty list is an error").to_string(),
+        "error: there is no configuration"
+    );
 }

@@ -5,12 +5,12 @@ use std::fs;
 use zero_config::{Config, ErrorKind, Errors, Source};
 
 fn error_of(text: impl Into<String>) -> (ErrorKind, String) {
-    first(Config::parse("ds.yaml", text).expect_err("it is refused"))
+    first(Config::parse("ds.yaml", text).expect_err("the text must be rejected"))
 }
 
 fn first(errors: Errors) -> (ErrorKind, String) {
     assert_eq!(errors.count(), 1, "{errors}");
-    let error = errors.iter().next().expect("one");
+    let error = errors.iter().next().expect("at least one error");
     (error.kind, error.message.clone())
 }
 
@@ -62,7 +62,7 @@ fn thousands_of_errors_are_counted_and_fifty_are_shown() {
     let errors = Config::parse("ds.yaml", format!("train_batch_size: 1\n{keys}")).expect_err("unknown keys");
     assert_eq!((errors.count(), errors.iter().count()), (5000, 50));
     assert!(errors.to_string().ends_with("error: 4950 more errors are not shown"));
-    let same = Config::parse("ds.yaml", "a: 1\n".repeat(9000)).expect_err("the same key");
+    let same = Config::parse("ds.yaml", "a: 1\n".repeat(9000)).expect_err("a duplicate key is an error");
     assert_eq!(same.iter().filter(|error| error.kind == ErrorKind::DuplicateKey).count(), 50);
 }
 
@@ -80,7 +80,8 @@ fn a_large_file_is_refused_without_being_read() {
 #[test]
 fn unreadable_files_give_a_reason() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (kind, message) = first(Config::from_path(folder.path().join("absent.yaml")).expect_err("absent"));
+    let (kind, message) =
+        first(Config::from_path(folder.path().join("absent.yaml")).expect_err("a missing file is an error"));
     assert_eq!(kind, ErrorKind::Unreadable);
     assert!(message.starts_with("cannot read the configuration: "), "{message}");
     assert_eq!(first(Config::from_path(folder.path()).expect_err("a folder")).0, ErrorKind::Unreadable);

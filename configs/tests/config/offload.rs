@@ -11,7 +11,11 @@ const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn with(text: &str) -> Config {
     let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config, "{text}");
+    assert_eq!(
+        Config::parse("resolved.yaml", config.to_yaml()).expect("the resolved configuration must be accepted"),
+        config,
+        "{text}"
+    );
     config
 }
 
@@ -339,7 +343,8 @@ fn overrides_reach_into_the_sections() {
     assert_eq!(offload.nvme_path.as_deref(), Some(Path::new("/mnt/a=b")));
     assert_eq!((config.training.memory_limit, config.aio.queue_depth), (Some(800_000_000), 32));
     assert_eq!(config.origins.get("zero_optimization.offload_optimizer.device"), Origin::Set);
-    let errors = resolve(&["zero_optimization.offload_optimizer={device: nvme}"]).expect_err("no folder and no shards");
+    let errors = resolve(&["zero_optimization.offload_optimizer={device: nvme}"])
+        .expect_err("nvme without a folder and without sharding is an error");
     assert_eq!(errors.count(), 2, "{errors}");
     assert!(errors.to_string().contains("--set zero_optimization.offload_optimizer={device: nvme}"), "{errors}");
 }

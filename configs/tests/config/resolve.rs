@@ -77,10 +77,10 @@ fn any_two_batch_sizes_determine_the_third() {
 fn the_world_size_comes_from_the_launch_or_the_file_or_is_one() {
     let text = "train_micro_batch_size_per_gpu: 2\nlauncher: {num_processes: 3}";
     assert_eq!(parse(text).train_batch_size, 6);
-    let config = Config::with_world_size("ds.yaml", text, 5).expect("five");
+    let config = Config::with_world_size("ds.yaml", text, 5).expect("resolved for 5 ranks");
     assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (5, 5, 10));
     let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
-    assert_eq!(load(source, &[]).expect("it is read").num_processes(), Some(3));
+    assert_eq!(load(source, &[]).expect("the text must be parsed").num_processes(), Some(3));
 }
 
 #[test]
