@@ -16,7 +16,7 @@ use zero_train::process;
 /// The error that ended the run.
 pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnvironment) -> anyhow::Result<u8> {
     let cores = process::settle(config, place)?;
-    if place.rank == 0 && says(config, options) {
+    if place.rank == 0 && prints_environment(config, options) {
         if !process::launched_by_us() {
             println!("place: rank 0 of {}, from {}", place.world_size, place.source);
         }
@@ -34,7 +34,7 @@ pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::R
     let ranks = config.world_size;
     process::prepare(process::threads(Some(&config.launcher), ranks), ranks)?;
     let cores = process::settle_threads(config);
-    if says(config, options) {
+    if prints_environment(config, options) {
         println!("{cores}");
     }
     let comm_options = Options { timeout: zero_train::timeout(config), ..Options::default() };
@@ -70,7 +70,7 @@ fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>)
 }
 
 /// Returns whether messages about the environment are printed in addition to those of training.
-fn says(config: &Config, options: &RunOptions) -> bool {
+fn prints_environment(config: &Config, options: &RunOptions) -> bool {
     options.output.at(config.log_level) != Output::Quiet
 }
 

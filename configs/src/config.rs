@@ -171,9 +171,9 @@ choice! {
         Error = "error",
         /// Errors and warnings.
         Warning = "warning" | "warn",
-        /// Also messages for users.
+        /// Errors, warnings and information for users.
         Info = "info",
-        /// Also messages for developers.
+        /// The above, and information for developers.
         Debug = "debug",
         /// Everything.
         Trace = "trace",

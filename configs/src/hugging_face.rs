@@ -31,7 +31,7 @@ pub(crate) struct Refusal {
 }
 
 /// Maximum number of ignored keys that are listed.
-const MAX_TOLD: usize = 10;
+const MAX_LISTED: usize = 10;
 
 /// Translates a `config.json` into the keys of `model`.
 ///
@@ -44,7 +44,7 @@ pub(crate) fn translate(config: &Map<String, Json>) -> Result<Translated, Vec<Re
         "gpt2" => reader.gpt2(),
         kind => reader.llama(kind),
     };
-    reader.refuse_what_is_on();
+    reader.reject_unsupported();
     let ignored = reader.ignored();
     if reader.refusals.is_empty() { Ok(Translated { keys, ignored }) } else { Err(reader.refusals) }
 }
@@ -170,7 +170,7 @@ impl<'c> Reader<'c> {
         }
     }
 
-    fn refuse_what_is_on(&mut self) {
+    fn reject_unsupported(&mut self) {
         for (name, off) in OFF {
             let Some(value) = self.get(name) else { continue };
             let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
@@ -189,8 +189,8 @@ impl<'c> Reader<'c> {
         let unknown: Vec<String> =
             self.config.iter().filter(is_unknown).map(|(name, _)| format!("`{}`", name.escape_debug())).collect();
         let mut ignored = std::mem::take(&mut self.ignored);
-        let more = unknown.len().saturating_sub(MAX_TOLD);
-        ignored.extend(unknown.into_iter().take(MAX_TOLD));
+        let more = unknown.len().saturating_sub(MAX_LISTED);
+        ignored.extend(unknown.into_iter().take(MAX_LISTED));
         if more > 0 {
             ignored.push(format!("{more} more"));
         }

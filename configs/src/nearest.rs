@@ -11,11 +11,11 @@ use crate::value::leaf;
 
 /// Maximum length of a name to compare. No key is longer, and the cost of a comparison grows with the product of
 /// the lengths.
-const LONGEST: usize = 64;
+const MAX_NAME_LENGTH: usize = 64;
 
 /// Returns the candidate nearest to `name`, if one is near enough to be a likely correction.
 pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    if name.is_empty() || name.len() > LONGEST {
+    if name.is_empty() || name.len() > MAX_NAME_LENGTH {
         return None;
     }
     let name = name.to_ascii_lowercase();
@@ -35,7 +35,7 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
 
 /// Maximum number of suggested sections. A longer list does not help: nearly every section has an `enabled`, for
 /// example.
-const FEW: usize = 3;
+const MAX_SUGGESTIONS: usize = 3;
 
 /// Returns the paths of the keys with that name, if there are only a few. If there are several, returns only those
 /// of implemented keys.
@@ -59,7 +59,7 @@ pub(crate) fn elsewhere(name: &str) -> &'static [String] {
     });
     match PLACES.get(name) {
         Some((all, _)) if all.len() == 1 => all,
-        Some((_, today)) if today.len() <= FEW => today,
+        Some((_, today)) if today.len() <= MAX_SUGGESTIONS => today,
         _ => &[],
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
             return report.warn(KEY, at, message);
         }
         Err(error) => {
-            let (message, help) = error.told(&path);
+            let (message, help) = error.message_and_help(&path);
             report.error(ErrorKind::Unreadable, KEY, at, message, Some(help));
             return remove(root, "model");
         }
@@ -73,7 +73,7 @@ enum Unreadable {
 
 impl Unreadable {
     /// Returns the message and the advice.
-    fn told(self, path: &Path) -> (String, String) {
+    fn message_and_help(self, path: &Path) -> (String, String) {
         let path = path.display();
         let help = "name a folder with config.json and model.safetensors, as transformers saves one".to_string();
         match self {

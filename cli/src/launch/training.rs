@@ -52,8 +52,8 @@ pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
         let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
         return train_as(&place, &args.train);
     }
-    let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
-    let ranks = understood(args.ranks_here(Cores::allowed().count(), hosts.count));
+    let hosts = value_or_exit(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
+    let ranks = value_or_exit(args.ranks_here(Cores::allowed().count(), hosts.count));
     let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: false };
     lead(&args.train, &Started { hosts: &hosts, ranks, output, grace: grace(args) })
 }
@@ -63,9 +63,9 @@ pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
 /// # Errors
 /// The program cannot be started, or another host is lost.
 pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
-    let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
-    let ranks = understood(args.ranks_here(Cores::allowed().count(), hosts.count)).unwrap_or(1);
-    understood(args.train.is_unused());
+    let hosts = value_or_exit(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
+    let ranks = value_or_exit(args.ranks_here(Cores::allowed().count(), hosts.count)).unwrap_or(1);
+    value_or_exit(args.train.is_unused());
     let reach = if hosts.count > 1 { Some(reach(None, TIMEOUT)?) } else { None };
     let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: true };
     let job = Job { hosts: &hosts, reach, what: What::Program(&args.program), output, grace: grace(args) };
@@ -84,7 +84,7 @@ fn grace(args: &LaunchArgs) -> Duration {
 }
 
 /// Returns the value, or exits with an error about the command line.
-fn understood<T>(told: Result<T, String>) -> T {
+fn value_or_exit<T>(told: Result<T, String>) -> T {
     told.unwrap_or_else(|error| Cli::command().error(ErrorKind::ValueValidation, error).exit())
 }
 

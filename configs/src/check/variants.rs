@@ -75,7 +75,7 @@ impl Check<'_> {
         }
     }
 
-    /// Returns the variant that `type` names. Returns `None` if it is unknown or cannot be used.
+    /// Returns the variant that `type` names. Reports a missing, unknown or unimplemented type and returns `None`.
     pub(crate) fn variant(
         &mut self,
         path: &str,

@@ -4,7 +4,7 @@ use regex::{Regex, RegexBuilder};
 use serde::Serialize;
 
 /// A regular expression on layer names. It matches anywhere in a name and ignores case, as in DeepSpeed. It is
-/// compiled when the configuration is read, so an accepted pattern is certain to compile.
+/// compiled once, when the configuration is read, so the accepted expression is the one that is matched.
 #[derive(Debug, Clone)]
 pub struct LayerPattern(Regex);
 

@@ -38,7 +38,7 @@ pub struct Fp16 {
     pub initial_scale_power: u32,
     /// Steps without overflow after which the scale is doubled.
     pub loss_scale_window: usize,
-    /// Number of overflows at which the scale is halved.
+    /// Number of overflows that it takes to halve the scale.
     pub hysteresis: usize,
     /// Reset the count of overflows after every step without overflow, not only after the scale is doubled.
     pub consecutive_hysteresis: bool,

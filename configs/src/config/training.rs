@@ -144,7 +144,7 @@ choice! {
 choice! {
     /// Parameters that weight decay applies to.
     pub enum WeightDecayOn {
-        /// Parameters with two or more dimensions: no biases, no norms.
+        /// Parameters with two or more dimensions, which excludes biases and norms.
         Matrices = "matrices",
         /// All parameters, the default of PyTorch and DeepSpeed.
         All = "all",

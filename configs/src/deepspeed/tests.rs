@@ -30,7 +30,7 @@ fn each(mut visit: impl FnMut(&Group, &Key)) {
 }
 
 /// Runs a check on every key and reports all failures together.
-fn nothing_is_wrong(mut wrong: impl FnMut(&str, &Group, &Key) -> Option<String>) {
+fn check_every_key(mut wrong: impl FnMut(&str, &Group, &Key) -> Option<String>) {
     let mut all = Vec::new();
     each(|group, key| {
         let path = path(group, key);
@@ -45,19 +45,19 @@ fn leaves(group: &Group, key: &Key, value: Option<&str>) -> Vec<(String, String)
 
 #[test]
 fn every_deepspeed_key_is_known_and_every_rejection_has_help() {
-    nothing_is_wrong(|_, group, key| {
+    check_every_key(|_, group, key| {
         let errors = tried(group, key, Some(key.example)).err()?;
         let known = |kind| matches!(kind, ErrorKind::NotImplemented | ErrorKind::Rejected | ErrorKind::Contradiction);
-        let is_told = |error: &crate::Error| known(error.kind) && error.help.is_some();
+        let has_help = |error: &crate::Error| known(error.kind) && error.help.is_some();
         // DeepSpeed accepts any PyTorch optimizer by name, and the schema cannot list them all.
-        let is_right = errors.iter().all(is_told) || key.name == "type: RMSprop";
+        let is_right = errors.iter().all(has_help) || key.name == "type: RMSprop";
         (!is_right).then(|| errors.to_string())
     });
 }
 
 #[test]
 fn the_result_for_each_key_matches_its_status_in_the_schema() {
-    nothing_is_wrong(|path, group, key| {
+    check_every_key(|path, group, key| {
         let fate = fate(group, key);
         let is_refused = matches!(fate, Fate::Refused(_));
         // If the section or the type is not implemented, the program rejects the configuration without the key as
@@ -78,7 +78,7 @@ fn the_result_for_each_key_matches_its_status_in_the_schema() {
 #[test]
 fn implemented_keys_change_the_resolved_configuration() {
     let mut live = 0;
-    nothing_is_wrong(|_, group, key| {
+    check_every_key(|_, group, key| {
         matches!(fate(group, key), Fate::Works | Fate::Differs(_)).then_some(())?;
         live += 1;
         // An optimizer type without parameters equals the default.
@@ -92,7 +92,7 @@ fn implemented_keys_change_the_resolved_configuration() {
 #[test]
 fn ignored_keys_do_not_change_the_resolved_configuration() {
     let mut ignored = 0;
-    nothing_is_wrong(|_, group, key| {
+    check_every_key(|_, group, key| {
         let Fate::Ignored(warning) = fate(group, key) else { return None };
         ignored += 1;
         (leaves(group, key, Some(key.example)) != leaves(group, key, None)).then_some(warning)
@@ -102,7 +102,7 @@ fn ignored_keys_do_not_change_the_resolved_configuration() {
 
 #[test]
 fn deepspeeds_defaults_of_accepted_keys_are_accepted() {
-    nothing_is_wrong(|path, group, key| {
+    check_every_key(|path, group, key| {
         let is_value = !key.default.is_empty() && key.default != "null";
         // Keys that the group enables for the trial are off by default.
         let is_switch = group.with.iter().any(|with| with.starts_with(&format!("{path}=")));
@@ -116,7 +116,7 @@ fn deepspeeds_defaults_of_accepted_keys_are_accepted() {
 #[test]
 fn unimplemented_features_are_accepted_if_they_are_off() {
     let mut off = 0;
-    nothing_is_wrong(|path, group, key| {
+    check_every_key(|path, group, key| {
         let status = in_schema(path, group)?.status;
         let is_value = !key.default.is_empty() && !key.name.starts_with("type: ");
         (is_value && matches!(status, Status::Later { .. } | Status::Rejected { .. })).then_some(())?;

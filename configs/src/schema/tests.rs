@@ -25,7 +25,7 @@ fn is_live(path: &str, all: &[(String, &'static Key)]) -> bool {
 fn every_key_is_unique_and_has_a_description() {
     let mut seen = BTreeSet::new();
     for (path, key) in all() {
-        assert!(seen.insert(path.clone()), "{path} stands twice");
+        assert!(seen.insert(path.clone()), "{path} appears twice");
         assert!(!key.meaning.is_empty() && !key.meaning.ends_with('.'), "{path}");
     }
 }

@@ -227,7 +227,7 @@ fn is_subsequence(few: &[&str], many: &[&str]) -> bool {
 
 /// Returns whether a change may affect the line: its key is part of a changed path or of a replaced section, or the
 /// line closes a section.
-fn is_named(line: &str, list: &[(&str, &str)]) -> bool {
+fn is_affected(line: &str, list: &[(&str, &str)]) -> bool {
     let name = line.trim().trim_start_matches('"').split([':', '"']).next().unwrap_or_default();
     let inside = ["device", "pin_memory"].contains(&name);
     let parts = |path: &str| path.split('.').any(|part| part == name) || inside && path.ends_with("offload_param");
@@ -249,7 +249,7 @@ proptest! {
         prop_assert!(!result.starts_with(ANEW), "{}", result);
         prop_assert_eq!(result.matches('\r').count(), if unix { 0 } else { result.matches('\n').count() });
         // All comments are preserved, and all keys that no change names.
-        let kept: Vec<&str> = lines(&text).into_iter().filter(|line| !is_named(line, &list)).collect();
+        let kept: Vec<&str> = lines(&text).into_iter().filter(|line| !is_affected(line, &list)).collect();
         prop_assert!(is_subsequence(&kept, &lines(&result)), "{}\n=>\n{}", text, result);
         if preset == 3 {
             prop_assert!(serde_json::from_str::<serde_json::Value>(&result).is_ok(), "{}", result);

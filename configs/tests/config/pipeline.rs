@@ -198,7 +198,7 @@ fn a_pattern_matches_anywhere_and_ignores_case() {
             config
         );
     }
-    // Without quotes, as most users would write it.
+    // Without quotes, as DeepSpeed's users would write it.
     let PartitionMethod::Type(pattern) =
         with("pipeline:\n  partition_method: type:h\\.[0-9]\n").pipeline.partition_method
     else {

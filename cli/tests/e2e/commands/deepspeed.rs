@@ -1,4 +1,4 @@
-//! The `ds_config.json` files of `examples/deepspeed`, unchanged. Each trains on two ranks with a second file for
+//! The `ds_config.json` files of `examples/deepspeed`, unchanged. Each of them trains on two ranks with a second file for
 //! model and data. Its loss falls, and the run is bit-identical to one with the same configuration as a single YAML
 //! file.
 
