@@ -79,7 +79,7 @@ pub enum Spot {
     Set(String),
     /// The key is absent from the named file, so it has its default.
     Default(String),
-    /// Not in a file: the number of started ranks.
+    /// The number of started ranks, which is not written anywhere.
     Launch(usize),
     /// The named file as a whole.
     Whole(String),

@@ -1,6 +1,7 @@
 //! Reads the typed values, or defaults from the schema, and records the origin of each.
 //!
-//! After an error the values are placeholders. The caller then gets the errors and never the values.
+//! After an error the values are placeholders. [`Typed::resolve`](crate::Typed::resolve) then returns the errors and
+//! drops the values.
 
 use std::path::PathBuf;
 

@@ -98,7 +98,7 @@ impl Config {
         self.leaves().into_iter().filter(|(path, _)| typed.fields.is_auto(path)).collect()
     }
 
-    /// Returns the sections `model` and `data`, which training from the configuration alone requires.
+    /// Returns the sections `model` and `data`. Training from the command line requires both.
     ///
     /// # Errors
     /// One or both of the sections are missing.

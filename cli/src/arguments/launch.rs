@@ -58,14 +58,14 @@ pub(crate) struct LaunchArgs {
     pub(crate) program: Vec<OsString>,
 }
 
-/// How many ranks a host gets.
+/// Number of ranks per host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PerHost {
-    /// As the configuration says.
+    /// The number in the configuration.
     Auto,
-    /// One for each core.
+    /// One rank per core.
     Cores,
-    /// So many.
+    /// This number.
     Ranks(usize),
 }
 
@@ -83,7 +83,7 @@ impl PerHost {
     }
 }
 
-/// A number of hosts; torchrun's range of them if it is none.
+/// Parses a number of hosts. Accepts torchrun's range if both ends are equal.
 fn hosts(text: &str) -> Result<usize, String> {
     let number = match text.split_once(':') {
         Some((least, most)) if least == most => most,
@@ -94,11 +94,11 @@ fn hosts(text: &str) -> Result<usize, String> {
 }
 
 impl LaunchArgs {
-    /// The hosts of the job, and which this is. Where it says neither, several hosts meet as `MASTER_ADDR` and `MASTER_PORT` say: Kubeflow's
-    /// PyTorchJob sets these and not those of torchrun.
+    /// Returns the hosts of the job and the index of this host. Address and port of host 0 that no flag sets are
+    /// taken from `MASTER_ADDR` and `MASTER_PORT`: Kubeflow's PyTorchJob sets these and not torchrun's variables.
     ///
     /// # Errors
-    /// What is missing or contradicts itself.
+    /// A flag is missing, or flags contradict each other.
     pub(crate) fn hosts(&self, lookup: impl Fn(&str) -> Option<String>) -> Result<Hosts, String> {
         let count = if self.standalone { 1 } else { self.nnodes };
         let (address, port) = match &self.rdzv_endpoint {
@@ -131,10 +131,11 @@ impl LaunchArgs {
         Ok(Hosts { count, index, address, port, run: self.rdzv_id.clone() })
     }
 
-    /// Ranks of this host that the command line asks for; `None` leaves it to the configuration.
+    /// Returns the number of ranks on this host according to the command line; `None` leaves it to the
+    /// configuration.
     ///
     /// # Errors
-    /// Two flags that do not agree.
+    /// Two flags contradict each other.
     pub(crate) fn ranks_here(&self, cores: usize, hosts: usize) -> Result<Option<usize>, String> {
         let here = match self.nproc_per_node {
             None | Some(PerHost::Auto) => None,

@@ -20,9 +20,9 @@ pub enum RopeScaling {
     Llama3 {
         /// Divisor of low frequencies.
         factor: f64,
-        /// A pair that turns fewer times than this over the original positions has a low frequency.
+        /// A pair of dimensions that rotates fewer times than this over the original positions has a low frequency.
         low_freq_factor: f64,
-        /// A pair that turns more times than this has a high frequency.
+        /// A pair of dimensions that rotates more times than this has a high frequency.
         high_freq_factor: f64,
         /// Maximum sequence length of the original training.
         original_max_position_embeddings: usize,

@@ -169,7 +169,7 @@ impl<'t> Splice<'t> {
         if self.text.contains("\r\n") { "\r\n" } else { "\n" }
     }
 
-    /// Returns the end of the line of `at`, without the line break.
+    /// Returns the end of the line that contains `at`, without the line break.
     fn line_end(&self, at: usize) -> usize {
         self.text[at..].find(['\n', '\r']).map_or(self.text.len(), |end| at + end)
     }

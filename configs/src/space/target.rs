@@ -163,7 +163,7 @@ fn unknown(
 }
 
 impl Meaning {
-    /// Returns the meaning of `name` inside, with its primary name, for each type that is possible.
+    /// Returns the key `name` inside and its primary name, once for each possible type.
     fn down<'a>(self, name: &'a str, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<(&'a str, Self)> {
         match self {
             Self::Key(Key { kind: Kind::Variants(variants), .. }) if name == "type" => {

@@ -266,7 +266,7 @@ fn virtual_stages_and_interleaving_require_each_other() {
         assert_eq!(spots(&error), [(3, 19), (4, 13)]);
         assert!(error.message.contains(schedule) && error.message.contains(&chunks.to_string()), "{error}");
     }
-    // The location of a key that is not written says so.
+    // For a key that is not written, the location says "not in ds.yaml".
     let error = only(&format!("{HEAD}pipeline: {{virtual_stages: 2}}"), None);
     assert!(error.to_string().contains("in: pipeline.schedule (not in ds.yaml)"), "{error}");
     assert_eq!(only(&format!("{HEAD}pipeline: {{virtual_stages: 0}}"), None).kind, ErrorKind::Value);
