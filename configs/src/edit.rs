@@ -22,8 +22,8 @@ use written::Style;
 /// Changes values in the text of a configuration. Preserves comments, order, layout and line ends.
 ///
 /// A change is a `path.to.key` with either a YAML value, as for `--set`, or `None`, which removes the key. Changes
-/// are applied in order. Missing sections are created, and a value in place of a section is replaced by one. A JSON
-/// file stays JSON.
+/// are applied in order. Missing sections are created. If a path leads through a value that is not a section, a
+/// section replaces the value. A JSON file stays JSON.
 ///
 /// The result is checked to have the same meaning as the text with these overrides. If the text cannot be changed
 /// in place, for example because an alias repeats the value, the file is written anew and starts with a comment

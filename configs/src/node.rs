@@ -73,7 +73,7 @@ impl Value {
         }
     }
 
-    /// Returns whether the value equals `text`, the way the schema writes defaults and switched-off values.
+    /// Returns whether the value equals `text`, which is written like the defaults in the schema.
     pub(crate) fn says(&self, text: &str) -> bool {
         match (self, crate::scalar::plain(text)) {
             (Self::List(items), _) => items.is_empty() && text == "[]",

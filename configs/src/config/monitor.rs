@@ -70,7 +70,7 @@ pub struct FlopsProfiler {
     pub enabled: bool,
     /// The step to profile, counted from 1.
     pub profile_step: usize,
-    /// Depth in the hierarchy of layer names up to which to print; `None` prints all depths and is written as -1.
+    /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
     #[serde(serialize_with = "or_minus_1")]
     pub module_depth: Option<usize>,
     /// Number of top layers to list for each depth.

@@ -9,7 +9,7 @@ pub(super) const TYPES: [(&str, &str); 4] = [
     ("qwen2", "Qwen2ForCausalLM"),
 ];
 
-/// Keys that change the computation of the weights, so they are rejected unless they are null, empty, or have one
+/// Keys that change how the model computes with its weights. They are rejected unless they are null, empty, or have one
 /// of these values.
 pub(super) const OFF: &[(&str, &[&str])] = &[
     ("quantization_config", &[]),

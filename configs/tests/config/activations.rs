@@ -11,11 +11,7 @@ const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn with(text: &str) -> Config {
     let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    assert_eq!(
-        Config::parse("resolved.yaml", config.to_yaml()).expect("the resolved configuration must be accepted"),
-        config,
-        "{text}"
-    );
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config, "{text}");
     config
 }
 

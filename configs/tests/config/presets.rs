@@ -70,7 +70,7 @@ fn a_resolved_configuration_keeps_the_number_of_ranks_that_were_started() {
     let config = load(source, &[]).and_then(|typed| typed.resolve(Some(4))).expect("four ranks");
     assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (4, 4, 16));
     assert_eq!(config.origins.get("launcher.num_processes"), Origin::Launch);
-    let again = Config::parse("resolved.yaml", config.to_yaml()).expect("the resolved configuration must be accepted");
+    let again = Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid");
     assert_eq!(again, config);
 }
 
