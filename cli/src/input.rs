@@ -1,4 +1,4 @@
-//! The configuration that the arguments name: files, or standard input.
+//! Reads the configuration that the arguments name, from files or standard input.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use zero_config::{Errors, Source, Typed};
 
 use crate::arguments::{Cli, ConfigArgs};
 
-/// A configuration as typed, and its text if it came from standard input.
+/// Reads the typed configuration. Also returns its text if it came from standard input.
 pub(crate) fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
     let sources = read(args)?;
     let text = standard_input(args, &sources);
     Ok((load_sources(args, sources, overrides)?, text))
 }
 
-/// The configuration of these files, which `args` name.
+/// Parses the configuration from its files, with the options in `args`.
 pub(crate) fn load_sources(args: &ConfigArgs, sources: Vec<Source>, overrides: &[String]) -> Result<Typed, Errors> {
     let typed = zero_config::load_files(sources, overrides)?;
     Ok(if args.ignore_unknown_keys { typed.ignore_unknown_keys() } else { typed })
@@ -25,13 +25,13 @@ pub(crate) fn is_standard_input(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// What was read from standard input, which is there once.
+/// Returns the text from standard input, which can be read only once.
 pub(crate) fn standard_input(args: &ConfigArgs, sources: &[Source]) -> Option<String> {
     let index = args.config.iter().position(|path| is_standard_input(path))?;
     sources.get(index).map(|source| source.text.clone())
 }
 
-/// The files of the configuration; one at least.
+/// Reads the files of the configuration; at least one.
 pub(crate) fn read(args: &ConfigArgs) -> anyhow::Result<Vec<Source>> {
     let paths = &args.config;
     if paths.is_empty() {

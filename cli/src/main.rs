@@ -1,4 +1,4 @@
-//! `zero-train`: the command line around the library.
+//! `zero-train`: the command line of the library.
 
 #![forbid(unsafe_code)]
 
@@ -27,8 +27,8 @@ use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
 use zero_train::{CostLength, process};
 
-/// Large buffers lie where the other ranks of this host can read them, so that collectives need no copy; and what is allocated
-/// is counted.
+/// Places large buffers in memory that the other ranks of this host can read, so that collectives need no copy.
+/// Also counts the allocated bytes.
 #[global_allocator]
 static ALLOCATOR: Counted<SharedAllocator> = Counted(SharedAllocator);
 
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Refuses every command when the environment names an instruction set that this processor lacks.
+/// Rejects every command if the environment selects an instruction set that this processor lacks.
 fn known_instructions() -> anyhow::Result<()> {
     zero_isa::Isa::choose(None).map_err(|error| zero_train::Error::Setting {
         key: error.source().into(),

@@ -1,4 +1,4 @@
-//! One rank of a training run.
+//! Runs one rank, or all ranks as threads.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use zero_train::train::{Finished, Output, RunOptions, connect, train};
 
 use zero_train::process;
 
-/// Trains on the rank that this process is; returns the exit status.
+/// Trains as the rank of this process and returns the exit status.
 ///
 /// # Errors
-/// What ends the run.
+/// The error that ended the run.
 pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnvironment) -> anyhow::Result<u8> {
     let cores = process::settle(config, place)?;
-    if place.rank == 0 && says(config, options) {
+    if place.rank == 0 && prints_environment(config, options) {
         if !process::launched_by_us() {
             println!("place: rank 0 of {}, from {}", place.world_size, place.source);
         }
@@ -26,15 +26,15 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnviron
     train_on(config, options, &comm)
 }
 
-/// Trains with every rank a thread of this process.
+/// Trains with all ranks as threads of this process.
 ///
 /// # Errors
-/// What ends the run: the error of the lowest rank that did not fail because another one did.
+/// The error of the lowest rank that did not fail because of another rank.
 pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
     let ranks = config.world_size;
     process::prepare(process::threads(Some(&config.launcher), ranks), ranks)?;
     let cores = process::settle_threads(config);
-    if says(config, options) {
+    if prints_environment(config, options) {
         println!("{cores}");
     }
     let comm_options = Options { timeout: zero_train::timeout(config), ..Options::default() };
@@ -62,19 +62,19 @@ fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>)
         Ok(Finished::Done) => Ok(0),
         Ok(Finished::Stopped(signal)) => Ok(128 + u8::try_from(signal).unwrap_or(0)),
         Err(error) => {
-            // The others end now, and not when their deadline passes.
+            // End the other ranks now, before their deadline passes.
             comm.abort(&error.to_string());
             Err(error.into())
         }
     }
 }
 
-/// Whether what is not about training itself is printed.
-fn says(config: &Config, options: &RunOptions) -> bool {
+/// Returns whether messages about the environment are printed in addition to those of training.
+fn prints_environment(config: &Config, options: &RunOptions) -> bool {
     options.output.at(config.log_level) != Output::Quiet
 }
 
-/// The exit status that an error stands for.
+/// Returns the exit status for an error.
 #[must_use]
 pub(crate) fn exit_status(error: &anyhow::Error) -> u8 {
     if let Some(error) = error.downcast_ref::<Error>() {
@@ -84,12 +84,12 @@ pub(crate) fn exit_status(error: &anyhow::Error) -> u8 {
     if is_input { 2 } else { 1 }
 }
 
-/// What the user reads of an error.
+/// Formats an error for the user.
 #[must_use]
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    // Our own errors tell of their causes themselves.
+    // The project's own errors already include their causes.
     let is_ours = error.is::<Error>() || error.is::<zero_config::Errors>();
     let text = if is_ours { error.to_string() } else { format!("{error:#}") };
-    // A configuration's errors each begin with `error:` themselves.
+    // Each configuration error already begins with `error:`.
     if text.starts_with("error:") { text } else { format!("error: {text}") }
 }

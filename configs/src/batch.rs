@@ -1,7 +1,8 @@
-//! The equation of the batch sizes:
-//! `train_batch_size` = `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × data-parallel ranks.
+//! Resolves the batch sizes: `train_batch_size` = `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps`
+//! × data-parallel ranks.
 //!
-//! Any two of the three determine the third; one of the batch sizes alone means an accumulation of 1, as in DeepSpeed.
+//! Any two of the three values determine the third. If only one of the batch sizes is given, the accumulation is 1,
+//! as in DeepSpeed.
 
 use crate::errors::ErrorKind;
 use crate::node::At;
@@ -9,7 +10,7 @@ use crate::origin::Origin;
 use crate::reader::Resolver;
 use crate::world::World;
 
-/// The three sizes, resolved.
+/// The three resolved sizes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Batch {
     pub(crate) train: usize,
@@ -20,7 +21,7 @@ pub(crate) struct Batch {
 const TRAIN: &str = "train_batch_size";
 const MICRO: &str = "train_micro_batch_size_per_gpu";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
-/// `per_device_train_batch_size` of Hugging Face's Trainer, which is what it makes of a micro-batch of `auto`.
+/// Default `per_device_train_batch_size` of Hugging Face's Trainer, which replaces a micro-batch size of `auto`.
 const TRAINER: usize = 8;
 
 /// Solves the equation for the data-parallel ranks of `world`.
@@ -84,7 +85,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
     }
 }
 
-/// `train` over `known` × data-parallel ranks, which must come out even.
+/// Returns `train` / (`known` × data-parallel ranks). A remainder is reported as an error.
 fn quotient(resolver: &mut Resolver<'_>, train: usize, known: (&str, usize), world: World) -> usize {
     let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
     let divisor = product(known.1, 1, ranks);
@@ -108,6 +109,6 @@ fn contradiction(resolver: &mut Resolver<'_>, paths: &[&str], world: World, mess
 }
 
 fn product(micro: usize, accumulation: usize, ranks: usize) -> u128 {
-    // Each is below 2^32.
+    // Each factor is below 2^32, so the product fits into 128 bits.
     micro as u128 * accumulation as u128 * ranks as u128
 }

@@ -1,6 +1,6 @@
-//! Numbers of bytes as people write them: `6GiB`, `800 MB`.
+//! Parses sizes in bytes with units: `6GiB`, `800 MB`.
 
-/// The units of a thousand and of 1024. `G` alone is neither: some programs mean the one by it, some the other.
+/// Decimal and binary units. `G` alone is missing, because programs disagree on whether it is 10^9 or 2^30.
 const UNITS: [(&str, u64); 9] = [
     ("b", 1),
     ("kb", 1000),
@@ -13,8 +13,8 @@ const UNITS: [(&str, u64); 9] = [
     ("tib", 1 << 40),
 ];
 
-/// The bytes that a text like `6GiB`, `1.5 GB` or `4096` says, rounded down; upper and lower case do not matter. `None` when it
-/// says none, or more than 64 bits hold.
+/// Parses a size such as `6GiB`, `1.5 GB` or `4096` and returns its bytes, rounded down. Units are
+/// case-insensitive. Returns `None` if the text is not a size or exceeds 64 bits.
 pub fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -26,9 +26,9 @@ pub fn bytes(text: &str) -> Option<u64> {
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(unit);
     }
-    // Too many digits for 64 bits, or a fraction.
+    // The number is a fraction or has too many digits for 64 bits.
     let bytes = number.parse::<f64>().ok()? * unit as f64;
-    // 2^64 itself is the first float that does not fit.
+    // 2^64 is the first float that does not fit.
     (bytes < 18_446_744_073_709_551_616.0).then_some(bytes as u64)
 }
 
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_those_of_a_thousand_and_of_1024() {
+    fn decimal_and_binary_units() {
         let cases = [
             ("0", 0),
             ("4096", 4096),
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_no_number_of_bytes_is_none() {
+    fn invalid_sizes_are_none() {
         for text in [
             "", " ", "GiB", ".", ".GiB", "-1", "+1", "1e3", "6G", "6 Gi", "1.2.3 kB", "1_000", "1,5 GB", "nan", "６GiB",
         ] {

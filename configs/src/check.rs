@@ -1,4 +1,5 @@
-//! Holds what was written against the schema: every key known, every value of the right type and in its range.
+//! Checks a document against the schema: every key must be known, and every value must have the right type and
+//! range.
 
 mod variants;
 
@@ -13,37 +14,37 @@ use crate::report::Report;
 use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, join};
 use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 
-/// What a warning says of a key that is ignored.
+/// Predicate of the warning about an ignored key.
 pub(crate) const NO_EFFECT: &str = "has no effect";
 
-/// What DeepSpeed does with unknown keys at the top of the file.
+/// Part of the help for an unknown key at the top of the file, which DeepSpeed ignores.
 const IGNORES: &str = "`--ignore-unknown-keys` turns it into a warning";
 
-/// A value as typed.
+/// A checked value and its location.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Field {
     pub(crate) leaf: Leaf,
     pub(crate) at: At,
-    /// It was written as `auto`.
+    /// Whether the file says `auto`.
     pub(crate) auto: bool,
 }
 
-/// What was written and is right, by path.
+/// The valid values, by path.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Fields {
     pub(crate) values: BTreeMap<String, Field>,
-    /// Sections that were written, empty ones included, with their places.
+    /// Sections in the document, including empty ones, with their locations.
     pub(crate) sections: BTreeMap<String, At>,
 }
 
 impl Fields {
-    /// Whether the key at `path` was written as `auto`.
+    /// Returns whether the document sets the key at `path` to `auto`.
     pub(crate) fn is_auto(&self, path: &str) -> bool {
         self.values.get(path).is_some_and(|field| field.auto)
     }
 }
 
-/// Checks the whole document. `None` when it is not a section of keys at all.
+/// Checks the whole document. Returns `None` if it is not a mapping.
 pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     match &root.value {
         Value::Map(entries) => {
@@ -68,7 +69,7 @@ pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
 pub(crate) struct Check<'r> {
     pub(crate) report: &'r mut Report,
     pub(crate) fields: Fields,
-    /// The whole file.
+    /// Entries at the top of the file.
     pub(crate) root: &'r [Entry],
 }
 
@@ -77,7 +78,7 @@ impl Check<'_> {
         let mut written: BTreeMap<&str, &Entry> = BTreeMap::new();
         for entry in entries {
             let Some((name, key)) = self.find(path, entry, keys) else { continue };
-            // Without a value it is as if it were not written; a required key then is missing.
+            // A key without a value counts as missing; if the key is required, this is an error.
             let Some(current) = self.current(path, entry, keys).filter(|entry| entry.value.value != Value::Null) else {
                 continue;
             };
@@ -102,7 +103,7 @@ impl Check<'_> {
         }
     }
 
-    /// The key that an entry writes, under its first name. `None` when there is none: the report says so.
+    /// Returns the schema's key for an entry, with its primary name. Reports an unknown key and returns `None`.
     fn find(&mut self, path: &str, entry: &Entry, keys: &[&'static [Key]]) -> Option<(&'static str, &'static Key)> {
         let lookup = |name: &str| keys.iter().find_map(|keys| schema::find(keys, name));
         match lookup(&entry.key) {
@@ -119,7 +120,8 @@ impl Check<'_> {
         }
     }
 
-    /// The entry in today's form, with a warning where it has an older one; `None` where that asks for nothing.
+    /// Converts an entry in an older form to its current form, with a warning. Returns `None` if the old form has
+    /// no effect.
     fn current<'e>(&mut self, path: &str, entry: &'e Entry, keys: &[&'static [Key]]) -> Option<Cow<'e, Entry>> {
         let written = keys.iter().find_map(|keys| schema::find(keys, &entry.key));
         let Some(Key { status: Status::Old { by, on }, .. }) = written else { return Some(Cow::Borrowed(entry)) };
@@ -146,7 +148,7 @@ impl Check<'_> {
                 self.report.warn(&full, entry.key_at, told(&format!("{full}: false"), "leave it out"));
                 return None;
             }
-            // DeepSpeed leaves it out of its sections.
+            // DeepSpeed drops keys set to `auto` from its sections.
             (auto, _) if auto.says("auto") => return None,
             (other, _) => {
                 self.wrong(&full, &entry.value, format!("expected true or false, found {}", other.describe()));
@@ -163,10 +165,10 @@ impl Check<'_> {
             false => nearest::unknown_key(path, &entry.key, keys, beside),
         };
         if let Some(near) = near {
-            // It is not also missing.
+            // Do not report the key that was meant as missing.
             self.report.poison(join(path, near));
         }
-        // What DeepSpeed ignores.
+        // DeepSpeed ignores unknown keys at the top of the file.
         let flag = (path.is_empty() && matches!(entry.key_at, At::File { .. })).then(|| IGNORES.to_string());
         let help = match (help, flag) {
             (Some(help), Some(flag)) => {
@@ -186,7 +188,7 @@ impl Check<'_> {
                 let message = format!("`{path}` was removed from DeepSpeed, and is off here; delete it");
                 self.report.warn(path, entry.key_at, message);
             }
-            // Where a search would try it, which takes no older forms.
+            // Only values of a search space reach this arm; older forms are not converted there.
             (Status::Old { by, .. }, _) => {
                 let message = format!("`{path}` is an old form");
                 self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(format!("write `{by}`")));
@@ -221,7 +223,7 @@ impl Check<'_> {
                 self.section(path, entry.key_at, &live, &[section.keys]);
             }
             Value::Bool(false) if !matches!(section.switch, Switch::Keys) => {}
-            // DeepSpeed's first form: on or off.
+            // The oldest form in DeepSpeed: a boolean in place of the section.
             Value::Bool(on) if path == "zero_optimization" => {
                 let at = entry.value.at;
                 let message = format!("`{path}: {on}` is an old form; write `stage: {}`", u8::from(*on));
@@ -233,7 +235,7 @@ impl Check<'_> {
         }
     }
 
-    /// A section that is not implemented as a whole: fine when its switch is off.
+    /// Checks a section that is not implemented. It is accepted if its switch is off.
     fn switched(&mut self, path: &str, key: &'static Key, section: &'static Section, entry: &Entry) {
         let entries = match &entry.value.value {
             Value::Map(entries) => entries,
@@ -260,7 +262,8 @@ impl Check<'_> {
         }
     }
 
-    /// Only the names: what a section that is off says has no effect, but a typo in it may be why it is off.
+    /// Checks only the names in a section that is off. Its values have no effect, but a mistyped key may be the
+    /// reason why it is off.
     fn names(&mut self, path: &str, section: &'static Section, entries: &[Entry]) {
         for entry in entries {
             let Some((name, key)) = self.find(path, entry, &[section.keys]) else { continue };
@@ -270,7 +273,7 @@ impl Check<'_> {
         }
     }
 
-    /// A key that is not off and does nothing here.
+    /// Reports a key that is on and has no effect here.
     fn inactive(&mut self, path: &str, key: &Key, off: &[&str], entry: &Entry) {
         let written = match &entry.value.value {
             Value::Text(text) => format!("{path}: {text}"),
@@ -284,7 +287,7 @@ impl Check<'_> {
             value => format!("leave it out, or write `{value}`"),
         };
         let without = schema::instead(path).map_or(without.clone(), |instead| format!("{without}; {instead}"));
-        // A list or a section begins on another line than its key.
+        // Lists and sections may begin on a later line than their key, so point at the key.
         let at = if written == path { entry.key_at } else { entry.value.at };
         match key.status {
             Status::Rejected { .. } => {
@@ -334,7 +337,7 @@ impl Check<'_> {
         self.report.error(ErrorKind::Value, path, node.at, message, nearest::value(&key.kind, &node.value));
     }
 
-    /// Each regular expression that is wrong, at its own place.
+    /// Reports each invalid regular expression at its own location.
     fn wrong_patterns(&mut self, path: &str, items: &[Node]) {
         for item in items {
             let help = match &item.value {
@@ -354,7 +357,7 @@ impl Check<'_> {
     }
 }
 
-/// Whether a section that is there has its switch at off.
+/// Returns whether a section's switch is off.
 fn is_switched_off(section: &Section, entries: &[Entry]) -> bool {
     let Switch::Key(name, off) = section.switch else { return false };
     let value =
@@ -365,21 +368,21 @@ fn is_switched_off(section: &Section, entries: &[Entry]) -> bool {
     }
 }
 
-/// Whether a section's `enabled` is off, as far as it says so.
+/// Returns whether the section has an `enabled` key that is off.
 fn is_disabled(section: &Value) -> bool {
     let Value::Map(entries) = section else { return false };
     let switch = entries.iter().find(|entry| entry.key == "enabled").map(|entry| &entry.value.value);
     switch.is_some_and(|switch| switch.says("false") || switch.says("auto"))
 }
 
-/// Whether an entry's key does nothing here: in a section that is off, whatever its value, it asks for nothing.
+/// Returns whether a key has no effect here. In a section that is off, any value of such a key is accepted.
 fn is_inactive(section: &Section, entry: &Entry) -> bool {
     let status = schema::find(section.keys, &entry.key).map(|key| key.status);
     matches!(status, Some(Status::Later { .. } | Status::Rejected { .. } | Status::Ignored))
 }
 
-/// Whether a value asks for nothing that is not there.
+/// Returns whether a value leaves the feature off: null, `auto`, the default, or one of `off`.
 fn is_off(value: &Value, key: &Key, off: &[&str]) -> bool {
-    // `auto` at a key that does nothing is its default.
+    // For a key without effect, `auto` means the default.
     *value == Value::Null || value.says("auto") || value.says(key.default) || off.iter().any(|off| value.says(off))
 }

@@ -1,7 +1,7 @@
-//! Enums whose variants have one spelling in `ds.yaml`. The spelling stands at the variant, and the schema, the reader and
-//! the writer all take it from there.
+//! Enums whose variants are spelled as words in `ds.yaml`. Each spelling is declared with its variant; the schema,
+//! the reader and the writer all use this declaration.
 
-/// Declares an enum with the spelling of each variant; further spellings are read and never written.
+/// Declares an enum with the spelling of each variant. Alternative spellings after `|` are read but never written.
 macro_rules! choice {
     (
         $(#[$meta:meta])*
@@ -14,7 +14,7 @@ macro_rules! choice {
         pub enum $name { $( $(#[$variant_meta])* $variant, )+ }
 
         impl $name {
-            /// The spelling of `ds.yaml`.
+            /// Returns the spelling in `ds.yaml`.
             pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$variant => $spelling, )+ }
             }
@@ -45,11 +45,11 @@ macro_rules! choice {
 
 pub(crate) use choice;
 
-/// What [`choice!`] makes, for the schema and the reader.
+/// Implemented by [`choice!`] for the schema and the reader.
 pub(crate) trait Choice: Sized {
-    /// Every spelling that is read.
+    /// All spellings, including the alternative ones.
     const NAMES: &'static [&'static str];
 
-    /// The variant of that spelling.
+    /// Returns the variant with the given spelling.
     fn from_name(name: &str) -> Option<Self>;
 }

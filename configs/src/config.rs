@@ -1,8 +1,8 @@
-//! What a run is asked to do, with every default and every `auto` filled in.
+//! The resolved configuration of a run, with every default and every `auto` filled in.
 //!
-//! The fields are plain data. An `Option` stands only where "nothing" is itself a meaning that the engine gives (`auto`
-//! that needs the model or the data to be known, a feature that is off), never for a default not yet filled in.
-//! Serialised, a [`Config`] has the shape of `ds.yaml`: the same keys in the same sections.
+//! The fields are plain data. A field is an `Option` only if `None` has a meaning for the engine: an `auto` that
+//! depends on the model or the data, or a feature that is off. `None` never stands for an unresolved default. A
+//! serialised [`Config`] has the shape of `ds.yaml`: the same keys in the same sections.
 
 mod activations;
 mod autotuning;
@@ -46,7 +46,8 @@ pub use scheduler::{Scheduler, WarmupType};
 pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};
 
-/// One run, resolved. Made by [`Typed::resolve`](crate::Typed::resolve) or one of the shortcuts here.
+/// The resolved configuration of one run. Created by [`Typed::resolve`](crate::Typed::resolve) or by one of the
+/// shortcuts here.
 #[derive(Debug, Clone, Serialize)]
 pub struct Config {
     /// Samples per optimizer step over all ranks: micro-batch × accumulation ×
@@ -54,30 +55,32 @@ pub struct Config {
     pub train_batch_size: usize,
     /// Samples of one forward and backward on one rank.
     pub train_micro_batch_size_per_gpu: usize,
-    /// Micro-batches of one rank, or of one pipeline, per optimizer step.
+    /// Micro-batches per optimizer step, on one rank or through one pipeline.
     pub gradient_accumulation_steps: usize,
-    /// Number of ranks this configuration was resolved for: stages × data-parallel ranks. Written out as `launcher.num_processes`.
+    /// Number of ranks this configuration was resolved for: pipeline stages × data-parallel ranks. Written out as
+    /// `launcher.num_processes`.
     #[serde(skip)]
     pub world_size: usize,
-    /// A line of progress every so many steps; 0 prints none.
+    /// Steps between two progress lines; 0 prints none.
     pub steps_per_print: usize,
-    /// Largest global L2 norm of the gradient; larger ones are scaled down to it. 0 disables.
+    /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
+    /// clipping.
     pub gradient_clipping: f64,
-    /// How gradients of the ranks become one.
+    /// How the gradients of the ranks are reduced.
     pub gradient_allreduce_op: ReduceOp,
-    /// Type in which gradients travel; `None` is the type of the parameters.
+    /// Data type in which gradients are communicated; `None` uses the data type of the parameters.
     pub communication_data_type: Option<Dtype>,
-    /// Print what the parts of a step take, tell it to monitors, and write the timeline.
+    /// Print the time spent in the parts of a step, send it to the monitors, and write the timeline.
     pub wall_clock_breakdown: bool,
-    /// Print what each rank held in each part of a step.
+    /// Print the memory held by each rank in each part of a step.
     pub memory_breakdown: bool,
-    /// Print the state of engine and optimizer at the start.
+    /// Print the state of the engine and the optimizer at the start.
     pub dump_state: bool,
-    /// Leave out the last batch of an epoch when it is not full.
+    /// Drop the last batch of an epoch if it is incomplete.
     pub dataloader_drop_last: bool,
-    /// What is logged.
+    /// Which log messages are printed.
     pub log_level: LogLevel,
-    /// Types of buffers.
+    /// Data types of buffers.
     pub data_types: DataTypes,
     /// bfloat16 parameters and activations over f32 master weights.
     pub bf16: Bf16,
@@ -85,63 +88,63 @@ pub struct Config {
     pub fp16: Fp16,
     /// Optimizer and its parameters.
     pub optimizer: Optimizer,
-    /// Learning rate over time.
+    /// Learning rate schedule.
     pub scheduler: Scheduler,
-    /// ZeRO: what is sharded, and how it is fetched.
+    /// ZeRO: what is sharded, and how shards are fetched.
     #[serde(rename = "zero_optimization")]
     pub zero: Zero,
-    /// Layers in stages on different ranks.
+    /// Pipeline parallelism: layers in stages on different ranks.
     pub pipeline: Pipeline,
-    /// What is computed again in the backward instead of kept; `None` when everything is kept.
+    /// Which activations are recomputed in the backward; `None` keeps all of them.
     pub activation_checkpointing: Option<ActivationCheckpointing>,
-    /// Reads and writes of offload to NVMe.
+    /// How offload to NVMe reads and writes files.
     pub aio: Aio,
     /// One CSV file per metric.
     pub csv_monitor: Monitor,
     /// TensorBoard event files.
     pub tensorboard: Monitor,
-    /// A run of an MLflow tracking server.
+    /// A run on an MLflow tracking server.
     pub mlflow: Mlflow,
-    /// A page of the newest values.
+    /// An HTTP page with the newest values, for Prometheus.
     pub prometheus: Prometheus,
-    /// What rank 0's machine does meanwhile.
+    /// Usage of rank 0's machine, sampled during training.
     pub machine_monitor: MachineMonitor,
     /// Counts and times of collectives.
     pub comms_logger: CommsLogger,
-    /// One step, layer by layer.
+    /// A profile of one step, layer by layer.
     pub flops_profiler: FlopsProfiler,
-    /// The model to build; `None` when the program brings its own.
+    /// The model to build; `None` if the program provides its own.
     pub model: Option<Model>,
-    /// What to train on; `None` when the program feeds its own batches.
+    /// The training data; `None` if the program provides its own batches.
     pub data: Option<Data>,
-    /// How long to train, when to evaluate and save.
+    /// Duration of training, evaluation and checkpoints.
     pub training: Training,
-    /// How ranks are started and how they talk.
+    /// How ranks are started and how they communicate.
     pub launcher: Launcher,
-    /// What `zero-train autotune` searches. Training ignores it.
+    /// The search of `zero-train autotune`. Training ignores it.
     pub autotuning: Autotuning,
-    /// Name of the file it was read from, for messages.
+    /// Name of the file that the configuration was read from, for messages.
     #[serde(skip)]
     pub name: String,
     /// Keys that were accepted and have no effect, each with the reason.
     #[serde(skip)]
     pub warnings: Vec<Warning>,
-    /// Where each value comes from.
+    /// Origin of each value.
     #[serde(skip)]
     pub origins: Origins,
-    /// What was written, to be resolved for another number of ranks.
+    /// The configuration as written, kept to resolve it for another number of ranks.
     #[serde(skip)]
     pub(crate) typed: Option<Arc<Typed>>,
 }
 
 impl Config {
-    /// Ranks that train on different data: the world size divided by the stages of a pipeline.
+    /// Number of ranks that train on different data: the world size divided by the number of pipeline stages.
     pub fn data_parallel_size(&self) -> usize {
-        // The program may have written a 0 there.
+        // The field is public, so a program may have set it to 0.
         self.world_size / self.pipeline.stages.max(1)
     }
 
-    /// Type of parameters and activations.
+    /// Data type of parameters and activations.
     pub fn working_dtype(&self) -> Dtype {
         match (self.bf16.enabled, self.fp16.enabled) {
             (true, _) => Dtype::Bf16,
@@ -152,9 +155,9 @@ impl Config {
 }
 
 choice! {
-    /// How gradients of the ranks become one.
+    /// How the gradients of the ranks are reduced.
     pub enum ReduceOp {
-        /// Their mean: the gradient of the global batch's mean loss.
+        /// Their mean, which is the gradient of the global batch's mean loss.
         Mean = "mean",
         /// Their sum.
         Sum = "sum",
@@ -162,22 +165,22 @@ choice! {
 }
 
 choice! {
-    /// How much is logged.
+    /// Which log messages are printed.
     pub enum LogLevel {
         /// Errors only.
         Error = "error",
         /// Errors and warnings.
         Warning = "warning" | "warn",
-        /// What a user wants to know.
+        /// Errors, warnings and information for users.
         Info = "info",
-        /// What a developer wants to know.
+        /// The above, and information for developers.
         Debug = "debug",
         /// Everything.
         Trace = "trace",
     }
 }
 
-/// Equal when they ask for the same run; where the values came from does not count.
+/// Two configurations are equal if they describe the same run. The origins of values are not compared.
 impl PartialEq for Config {
     fn eq(&self, other: &Self) -> bool {
         self.world_size == other.world_size && yaml_out::tree(self) == yaml_out::tree(other)

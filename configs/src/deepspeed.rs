@@ -1,5 +1,5 @@
-//! What becomes of each key of DeepSpeed's, as a page of Markdown. Nothing on it is asserted: each key is set to a value that asks for
-//! something, and what the program answers is the row.
+//! Generates a Markdown page about the support of each DeepSpeed key. The page is computed, not written by hand:
+//! each key is set to a value other than its default, and the row reports how the program responds.
 
 mod keys;
 
@@ -40,27 +40,27 @@ written without it, as in DeepSpeed.
 struct Group {
     /// Heading on the page.
     title: &'static str,
-    /// Path of the keys, with a dot at its end.
+    /// Path of the section, with a trailing dot.
     path: &'static str,
-    /// Overrides that switch on what the keys belong to.
+    /// Overrides that enable the feature which the keys belong to.
     with: &'static [&'static str],
     keys: &'static [Key],
 }
 
-/// A key of DeepSpeed's.
+/// A DeepSpeed key.
 struct Key {
     name: &'static str,
-    /// As DeepSpeed would write it in YAML.
+    /// Default in DeepSpeed, as YAML.
     default: &'static str,
-    /// A valid value that is not the default.
+    /// A valid value other than the default.
     example: &'static str,
-    /// What else the example needs.
+    /// Further overrides that the example requires.
     with: &'static [&'static str],
-    /// How the key differs here, but for its default.
+    /// How the meaning differs here, apart from the default.
     difference: &'static str,
 }
 
-/// What the program answers to a key.
+/// How the program responds to a key.
 #[derive(Debug, PartialEq)]
 enum Fate {
     Works,
@@ -69,7 +69,7 @@ enum Fate {
     Refused(String),
 }
 
-/// What becomes of every key of DeepSpeed's, as a page of Markdown: each is tried.
+/// Returns a Markdown page about the support of every DeepSpeed key. Each key is tried.
 pub fn deepspeed_keys() -> String {
     let mut out = INTRODUCTION.to_string();
     let fates: Vec<Vec<Fate>> =
@@ -111,7 +111,7 @@ fn table(group: &Group, fates: &[Fate], out: &mut String) {
     }
 }
 
-/// Lines of some 120 characters.
+/// Wraps the text at about 120 characters.
 fn wrapped(text: &str) -> String {
     let mut lines: Vec<String> = vec![String::new()];
     for word in text.split(' ') {
@@ -127,7 +127,7 @@ fn wrapped(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Tries the key.
+/// Tries the key with its example value.
 fn fate(group: &Group, key: &Key) -> Fate {
     match tried(group, key, Some(key.example)) {
         Ok(config) => {
@@ -164,7 +164,7 @@ fn fate(group: &Group, key: &Key) -> Fate {
     }
 }
 
-/// A small configuration with all that the key needs, and the key at `value`.
+/// Resolves a small configuration with everything that the key requires, and the key set to `value`.
 fn tried(group: &Group, key: &Key, value: Option<&str>) -> Result<Config, Errors> {
     let source = Source { name: "ds_config.json".to_string(), text: "{\"train_batch_size\": 8}".to_string() };
     let this = format!("{}=", path(group, key));
@@ -175,11 +175,11 @@ fn tried(group: &Group, key: &Key, value: Option<&str>) -> Result<Config, Errors
 }
 
 fn path(group: &Group, key: &Key) -> String {
-    // A key that is listed once for each of its values.
+    // A key that is listed once per value has the value after a colon.
     format!("{}{}", group.path, key.name.split(':').next().unwrap_or_default())
 }
 
-/// How the key differs, its default included.
+/// Returns how the key differs from DeepSpeed's, including its default.
 fn difference(group: &Group, key: &Key) -> String {
     let ours = own_default(&path(group, key), group).filter(|ours| {
         let theirs = crate::parse::constant(key.default).and_then(|node| leaf(&ours.kind, &node.value));
@@ -193,7 +193,7 @@ fn difference(group: &Group, key: &Key) -> String {
     }
 }
 
-/// The schema's key at `path` if it works and has a default that is written there, not computed.
+/// Returns the schema's key at `path` if it is implemented and has a literal default rather than a computed one.
 fn own_default(path: &str, group: &Group) -> Option<&'static schema::Key> {
     let key = in_schema(path, group)?;
     let is_leaf = !matches!(key.kind, Kind::Section(_) | Kind::Variants(_));
@@ -201,7 +201,7 @@ fn own_default(path: &str, group: &Group) -> Option<&'static schema::Key> {
     (key.status == Status::Now && is_leaf && !is_computed).then_some(key)
 }
 
-/// The schema's key at `path`; of one that depends on a `type`, for the type that the group's overrides choose.
+/// Returns the schema's key at `path`. If it depends on a `type`, the group's overrides determine the type.
 fn in_schema(path: &str, group: &Group) -> Option<&'static schema::Key> {
     let (mut keys, mut found): (&'static [schema::Key], _) = (schema::TOP.keys, None);
     let mut names = path.split('.');

@@ -1,7 +1,7 @@
-//! Changes values of a configuration's text and leaves everything else as it is: comments, order, layout.
+//! Changes values in the text of a configuration and preserves everything else: comments, order, layout.
 //!
-//! Each change is a splice at the places that the parser gives. The result is parsed again and compared with the tree that it
-//! should be, so that a layout which was not thought of costs the comments, never the meaning.
+//! Each change is a splice at the byte offsets reported by the parser. The result is parsed again and compared with
+//! the expected tree. An unforeseen layout can therefore cost the comments, but never changes the meaning.
 
 mod layout;
 mod splice;
@@ -19,16 +19,19 @@ use layout::{Piece, Shape, Slot};
 use splice::Splice;
 use written::Style;
 
-/// The text of a configuration with some values changed, everything else as it was: comments, order, layout, line ends.
+/// Changes values in the text of a configuration. Preserves comments, order, layout and line ends.
 ///
-/// A change is a `path.to.key` with a YAML value as `--set` takes it, or with `None`, which takes the key out. They are applied one
-/// after the other. Sections that are missing are made; what is no section is replaced by one. A JSON file stays JSON.
+/// A change is a `path.to.key` with either a YAML value, as for `--set`, or `None`, which removes the key. Changes
+/// are applied in order. Missing sections are created. If a path leads through a value that is not a section, a
+/// section replaces the value. A JSON file stays JSON.
 ///
-/// The result means what the text means with these overrides: that is checked. Where it cannot be had by changing the text in place,
-/// as where an alias repeats the value, the file is written anew, and a comment at its beginning says so.
+/// The result is checked to have the same meaning as the text with these overrides. If the text cannot be changed
+/// in place, for example because an alias repeats the value, the file is written anew and starts with a comment
+/// that says so.
 ///
 /// # Errors
-/// A text that is not one YAML document, is larger than 1 MiB or writes a key twice; a path that is none; a value that is not YAML.
+/// The text is not a single YAML document, is larger than 1 MiB or contains a duplicate key; a path is invalid; a
+/// value is not YAML.
 ///
 /// ```
 /// use zero_config::{Source, edit};
@@ -73,12 +76,13 @@ pub fn edit(source: &Source, changes: &[(String, Option<String>)]) -> Result<Str
     }
 }
 
-/// One change; `tree` is what the text then should mean. `None` when it cannot be made in place.
+/// Applies one change. `tree` is the expected meaning of the result. Returns `None` if the change is impossible in
+/// place.
 fn step(text: &str, style: Style, path: &[&str], removes: bool, tree: &Node) -> Option<String> {
     let mut splice = Splice::new(text, style);
     let root = layout::read(text);
     match root {
-        // A file of comments, or one that is as good as empty.
+        // The file is empty or contains only comments.
         None => splice.append(&style.lines(path.first()?, child(tree, schema::TOP.keys, path.first()?)?)),
         Some(root) if matches!(root.shape, Shape::Inline) && text[root.start..root.end].is_empty() => {
             splice.append(&style.lines(path.first()?, child(tree, schema::TOP.keys, path.first()?)?));
@@ -89,7 +93,7 @@ fn step(text: &str, style: Style, path: &[&str], removes: bool, tree: &Node) -> 
     splice.finish()
 }
 
-/// The key at `path` gets the value that it has in `tree`.
+/// Sets the key at `path` to its value in `tree`.
 fn set(splice: &mut Splice<'_>, root: &Piece, path: &[&str], tree: &Node) -> Option<()> {
     let (mut section, mut node, mut keys) = (root, tree, schema::TOP.keys);
     let mut rest = path;
@@ -110,13 +114,14 @@ fn set(splice: &mut Splice<'_>, root: &Piece, path: &[&str], tree: &Node) -> Opt
     }
 }
 
-/// The key at `path` is taken out, if it is there.
+/// Removes the key at `path`, if it exists.
 fn remove(splice: &mut Splice<'_>, root: &Piece, path: &[&str]) -> Option<()> {
     let (mut section, mut keys) = (root, schema::TOP.keys);
     let mut around: Option<&Slot> = None;
     for (index, name) in path.iter().enumerate() {
         let Shape::Map { entries, .. } = &section.shape else {
-            // What an alias stands for cannot be changed here; of anything else there is nothing to take.
+            // The value behind an alias cannot be changed here. Any other value is not a section, so it does not
+            // contain the key.
             return (!matches!(section.shape, Shape::Alias)).then_some(());
         };
         let Some(slot) = find(entries, keys, name) else { return Some(()) };
@@ -143,14 +148,14 @@ fn child<'n>(node: &'n Node, keys: &'static [Key], name: &str) -> Option<&'n Nod
     entries.get(index).map(|entry| &entry.value)
 }
 
-/// Whether the text means the tree.
+/// Returns whether the text parses to the tree.
 fn means(text: &str, tree: &Node) -> bool {
     let mut report = Report::new(Source { name: String::new(), text: text.to_string() }, &[]);
     text.len() <= MAX_BYTES
         && parse::file(0, &mut report).is_some_and(|found| !report.has_errors() && same(&found.value, &tree.value))
 }
 
-/// The same values in the same order, wherever they stand.
+/// Returns whether the values and their order are equal. Locations are not compared.
 fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::List(one), Value::List(other)) => {

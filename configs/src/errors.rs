@@ -1,97 +1,97 @@
-//! What is wrong with a configuration: everything at once, each with its place in the file.
+//! The errors of a configuration. All of them are reported together, each with its location in the file.
 
 use std::fmt;
 
-/// All that is wrong with a configuration, in the order of the file as far as it has one. Never empty.
+/// All errors of a configuration, in the order of the file; errors without a line come last. Never empty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Errors {
     pub(crate) list: Vec<Error>,
-    /// How many more there are than are listed.
+    /// Number of errors beyond those listed.
     pub(crate) omitted: usize,
 }
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Error {
-    /// What kind of mistake it is.
+    /// Kind of the error.
     pub kind: ErrorKind,
-    /// One sentence, without place or advice.
+    /// One sentence, without location or advice.
     pub message: String,
-    /// The keys that it is about, most important first; several when they contradict each other.
+    /// The keys involved, most important first; several if they contradict each other.
     pub places: Vec<Place>,
-    /// What to do about it.
+    /// Advice on how to fix the error.
     pub help: Option<String>,
 }
 
-/// Kinds of mistakes.
+/// Kinds of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The file cannot be read, is too large, or is not UTF-8.
     Unreadable,
-    /// Not YAML, or more of it than a configuration may hold.
+    /// Not YAML, or above the limits on nesting and number of values.
     Syntax,
     /// A `--set` that is not `path.to.key=value`.
     Override,
     /// A key that does not exist.
     UnknownKey,
-    /// A key that is written twice.
+    /// A key that appears twice.
     DuplicateKey,
     /// A value of the wrong type or out of its range.
     Value,
-    /// A required key that is not there.
+    /// A required key is missing.
     Missing,
     /// Keys that contradict each other.
     Contradiction,
-    /// A key that exists, and that is not implemented yet.
+    /// A known key that is not implemented yet.
     NotImplemented,
-    /// A key that DeepSpeed removed, or that cannot have a meaning here.
+    /// A key that DeepSpeed removed, or that has no possible meaning here.
     Rejected,
 }
 
-/// Where something is written.
+/// A key and its location.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Place {
     /// Path of the key, `zero_optimization.stage`; empty for the file as a whole.
     pub path: String,
-    /// Where it is written.
+    /// Where the value is written.
     pub spot: Spot,
 }
 
-/// Where something is written.
+/// The location of a value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Spot {
-    /// In the file.
+    /// A range of characters in the file.
     File {
         /// Name of the file.
         name: String,
-        /// Counted from 1.
+        /// Line, counted from 1.
         line: usize,
-        /// In characters, counted from 1.
+        /// Column in characters, counted from 1.
         column: usize,
-        /// How many characters are meant.
+        /// Width of the range, in characters.
         width: usize,
-        /// The line, or the part of a very long one around the column.
+        /// The line, or the part around the column if the line is very long.
         text: String,
-        /// Characters of `text` before the place.
+        /// Number of characters of `text` before the range.
         indent: usize,
     },
     /// On the command line: the whole `path.to.key=value`.
     Set(String),
-    /// Nowhere in the named file: the default.
+    /// The key is absent from the named file, so it has its default.
     Default(String),
-    /// Nowhere: it is the number of ranks that were started.
+    /// The number of started ranks, which is not written anywhere.
     Launch(usize),
     /// The named file as a whole.
     Whole(String),
 }
 
 impl Errors {
-    /// The errors that are listed.
+    /// Iterates over the listed errors.
     pub fn iter(&self) -> std::slice::Iter<'_, Error> {
         self.list.iter()
     }
 
-    /// How many there are, those that are not listed included.
+    /// Returns the number of all errors, including those that are not listed.
     pub fn count(&self) -> usize {
         self.list.len() + self.omitted
     }
@@ -159,27 +159,27 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// The source line with the place underlined.
+    /// Formats the source line with the range underlined.
     fn excerpt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Spot::File { line, text, indent, width, .. } = &self.spot else { return Ok(()) };
-        // Tabs stay tabs, so that the marks stand under what they mean.
+        // Tabs stay tabs, so that the marks align with the characters above them.
         let before: String = text.chars().take(*indent).map(|c| if c == '\t' { c } else { ' ' }).collect();
         let marks = "^".repeat((*width).clamp(1, text.chars().count().saturating_sub(*indent).max(1)));
         write!(f, "\n  {line:>5} | {}\n        | {before}{marks}", printable(text))
     }
 }
 
-/// Control characters of a hostile file do not reach the terminal.
+/// Replaces control characters, so that a hostile file cannot send them to the terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
-/// Something accepted that has no effect.
+/// A warning about an accepted key without effect.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Warning {
     /// One sentence.
     pub message: String,
-    /// Where it is written.
+    /// Key and location.
     pub place: Place,
 }
 

@@ -1,7 +1,7 @@
-//! What a `config.json` of Hugging Face's transformers says of a model, in the keys of `model`.
+//! Translates the `config.json` of a Hugging Face transformers model into the keys of `model`.
 //!
-//! Whatever changes the arithmetic is translated or refused. Keys that are known to change nothing are passed over in silence;
-//! all others are given back, to be told.
+//! Every key that changes the arithmetic is either translated or rejected. Keys known to change nothing are skipped
+//! silently; all other keys are returned, so that they are reported as ignored.
 
 mod json;
 mod keys;
@@ -13,16 +13,16 @@ use crate::node::Value;
 use json::{Otherwise, node, short};
 use keys::{HARMLESS, OFF, TYPES};
 
-/// The model of a `config.json`.
+/// A translated `config.json`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Translated {
-    /// Keys of the section `model`, `type` first; null where the model does without.
+    /// Keys of the section `model`, `type` first; null for a feature that the model does not use.
     pub(crate) keys: Vec<(&'static str, Value)>,
-    /// What has no effect and may have been meant to, in words.
+    /// Descriptions of keys that have no effect but may have been meant to have one.
     pub(crate) ignored: Vec<String>,
 }
 
-/// A key that cannot be followed: its name, what is wrong, and what to do.
+/// A rejected key: its name, the reason, and advice.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Refusal {
     pub(crate) key: String,
@@ -30,13 +30,13 @@ pub(crate) struct Refusal {
     pub(crate) help: Option<String>,
 }
 
-/// Most keys that are told of as ignored.
-const MAX_TOLD: usize = 10;
+/// Maximum number of ignored keys that are listed.
+const MAX_LISTED: usize = 10;
 
-/// The model that a `config.json` describes.
+/// Translates a `config.json` into the keys of `model`.
 ///
 /// # Errors
-/// All keys that it cannot be built with.
+/// All keys that make the model impossible to build.
 pub(crate) fn translate(config: &Map<String, Json>) -> Result<Translated, Vec<Refusal>> {
     let mut reader = Reader { config, read: vec![], refusals: vec![], ignored: vec![] };
     let Some(kind) = reader.kind() else { return Err(reader.refusals) };
@@ -44,14 +44,14 @@ pub(crate) fn translate(config: &Map<String, Json>) -> Result<Translated, Vec<Re
         "gpt2" => reader.gpt2(),
         kind => reader.llama(kind),
     };
-    reader.refuse_what_is_on();
+    reader.reject_unsupported();
     let ignored = reader.ignored();
     if reader.refusals.is_empty() { Ok(Translated { keys, ignored }) } else { Err(reader.refusals) }
 }
 
 struct Reader<'c> {
     config: &'c Map<String, Json>,
-    /// Keys that were looked at.
+    /// Keys that the translation has read.
     read: Vec<&'static str>,
     refusals: Vec<Refusal>,
     ignored: Vec<String>,
@@ -60,13 +60,13 @@ struct Reader<'c> {
 type Keys = Vec<(&'static str, Value)>;
 
 impl<'c> Reader<'c> {
-    /// The value of a key; null is none.
+    /// Returns the value of a key; null counts as missing.
     fn get(&mut self, name: &'static str) -> Option<&'c Json> {
         self.read.push(name);
         self.config.get(name).filter(|value| !value.is_null())
     }
 
-    /// As written, for the schema to judge, or what transformers takes where it is not.
+    /// Returns the value as written, which the schema checks later, or transformers' default.
     fn value(&mut self, name: &'static str, default: impl Into<Otherwise>) -> Value {
         self.get(name).map_or_else(|| default.into().0, node)
     }
@@ -101,7 +101,7 @@ impl<'c> Reader<'c> {
             self.not_implemented("model_type", value, Some(&format!("implemented are {implemented}")));
             return None;
         };
-        // A model without its head has the weights of one whose head is tied.
+        // The class without the head has the same weights as the class with a tied head.
         let base = class.replace("LMHeadModel", "Model").replace("ForCausalLM", "Model");
         let classes = self.get("architectures").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
         if let Some(other) = classes.iter().find(|other| *other != class && **other != *base) {
@@ -111,7 +111,7 @@ impl<'c> Reader<'c> {
     }
 
     fn gpt2(&mut self) -> Keys {
-        // Names of other models that transformers takes for those of this one.
+        // Generic names that transformers treats as aliases of GPT-2's own names.
         for (alias, name) in [
             ("hidden_size", "n_embd"),
             ("max_position_embeddings", "n_positions"),
@@ -144,7 +144,7 @@ impl<'c> Reader<'c> {
             ("initializer_range", self.value("initializer_range", 0.02)),
             ("tie_word_embeddings", self.value("tie_word_embeddings", true)),
         ];
-        // What transformers drops out where the file does not say.
+        // transformers' default dropout probabilities.
         for name in ["embd_pdrop", "resid_pdrop", "attn_pdrop"] {
             let probability = self.get(name).map_or(Some(0.1), Json::as_f64);
             self.dropout(name, probability);
@@ -163,14 +163,14 @@ impl<'c> Reader<'c> {
         }
     }
 
-    /// Dropout is the training's matter, not the weights'; what the file says of it is told.
+    /// Reports dropout as ignored: it affects training and not the weights.
     fn dropout(&mut self, name: &str, probability: Option<f64>) {
         if let Some(probability) = probability.filter(|probability| *probability != 0.0) {
             self.ignored.push(format!("`{name}: {probability}` (dropout is not implemented yet)"));
         }
     }
 
-    fn refuse_what_is_on(&mut self) {
+    fn reject_unsupported(&mut self) {
         for (name, off) in OFF {
             let Some(value) = self.get(name) else { continue };
             let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
@@ -180,7 +180,7 @@ impl<'c> Reader<'c> {
         }
     }
 
-    /// What is known to be ignored, and the keys that nobody has looked at, unless they are off.
+    /// Returns the descriptions of ignored keys, and the unknown keys whose values are neither null nor false.
     fn ignored(&mut self) -> Vec<String> {
         let is_off = |value: &Json| value.is_null() || *value == false;
         let is_unknown = |(name, value): &(&String, &Json)| {
@@ -189,8 +189,8 @@ impl<'c> Reader<'c> {
         let unknown: Vec<String> =
             self.config.iter().filter(is_unknown).map(|(name, _)| format!("`{}`", name.escape_debug())).collect();
         let mut ignored = std::mem::take(&mut self.ignored);
-        let more = unknown.len().saturating_sub(MAX_TOLD);
-        ignored.extend(unknown.into_iter().take(MAX_TOLD));
+        let more = unknown.len().saturating_sub(MAX_LISTED);
+        ignored.extend(unknown.into_iter().take(MAX_LISTED));
         if more > 0 {
             ignored.push(format!("{more} more"));
         }

@@ -1,9 +1,10 @@
-//! The only code that knows `ds.yaml`: DeepSpeed's keys, as typed and resolved.
+//! The configuration of a run: parses and resolves `ds.yaml`. No other crate interprets DeepSpeed's keys.
 //!
-//! Two phases. [`load`] reads YAML or JSON into a [`Typed`]: what was written, checked value by value, each with its line and
-//! column or its `--set`. [`Typed::resolve`] makes a [`Config`] of it: every default and `auto` filled in, keys held against each
-//! other, each value with its [`Origin`]. Both together tell everything that is wrong in one [`Errors`]. [`edit`] changes values in
-//! the text itself.
+//! Configurations are read in two phases. [`load`] parses YAML or JSON into a [`Typed`]: the values as written,
+//! each checked against its key and located by line and column or by its `--set`. [`Typed::resolve`] turns it into
+//! a [`Config`]: it fills in every default and `auto`, checks keys against each other, and records the [`Origin`]
+//! of each value. The errors of both phases are reported together in one [`Errors`]. [`edit`] changes values in the
+//! text itself.
 //!
 //! ```
 //! let config = zero_config::Config::parse("ds.yaml", "train_micro_batch_size_per_gpu: 4\nzero_optimization: {stage: 3}").unwrap();

@@ -1,4 +1,4 @@
-//! What a mistyped key or value was meant to be.
+//! Suggests corrections for mistyped keys and values.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -9,12 +9,13 @@ use crate::node::Value;
 use crate::schema::{self, Key, Kind, Status};
 use crate::value::leaf;
 
-/// Longer names are not compared: no key is longer, and comparing costs the product of the lengths.
-const LONGEST: usize = 64;
+/// Maximum length of a name to compare. No key is longer, and the cost of a comparison grows with the product of
+/// the lengths.
+const MAX_NAME_LENGTH: usize = 64;
 
-/// The candidate nearest to `name`, when one is near enough to be meant.
+/// Returns the candidate nearest to `name`, if one is near enough to be a likely correction.
 pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    if name.is_empty() || name.len() > LONGEST {
+    if name.is_empty() || name.len() > MAX_NAME_LENGTH {
         return None;
     }
     let name = name.to_ascii_lowercase();
@@ -22,7 +23,7 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
     for candidate in candidates {
         let other = candidate.to_ascii_lowercase();
         let typo = strsim::normalized_damerau_levenshtein(&name, &other);
-        // `zero` for `zero_optimization`: a beginning counts more than the length left out.
+        // A common prefix outweighs the missing rest, so `zero` suggests `zero_optimization`.
         let beginning = strsim::jaro_winkler(&name, &other) - 0.1;
         let score = typo.max(beginning);
         if score > best.map_or(0.7, |(score, _)| score) {
@@ -32,17 +33,19 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
     best.map(|(_, candidate)| candidate)
 }
 
-/// More places than these are no help: every other section has an `enabled`.
-const FEW: usize = 3;
+/// Maximum number of suggested sections. A longer list does not help: nearly every section has an `enabled`, for
+/// example.
+const MAX_SUGGESTIONS: usize = 3;
 
-/// Where keys of that name stand, when these are few places. Of several, those are told that can be written today.
+/// Returns the paths of the keys with that name, if there are only a few. If there are several, returns only those
+/// of implemented keys.
 pub(crate) fn elsewhere(name: &str) -> &'static [String] {
-    /// Of one name: all places, and those of keys that do what they say.
+    /// For one name: the paths of all keys, and those of implemented keys.
     type Places = (Vec<String>, Vec<String>);
     static PLACES: LazyLock<HashMap<&'static str, Places>> = LazyLock::new(|| {
         let mut places = HashMap::<_, Places>::new();
         schema::walk("", schema::TOP.keys, &mut |path, key: &'static Key| {
-            // A path through a variant is written without the variant's name.
+            // Paths in a file do not contain the name of the variant.
             let plain = plain(path);
             let (all, today) = places.entry(key.name).or_default();
             if key.status == Status::Now && !today.contains(&plain) {
@@ -56,12 +59,12 @@ pub(crate) fn elsewhere(name: &str) -> &'static [String] {
     });
     match PLACES.get(name) {
         Some((all, _)) if all.len() == 1 => all,
-        Some((_, today)) if today.len() <= FEW => today,
+        Some((_, today)) if today.len() <= MAX_SUGGESTIONS => today,
         _ => &[],
     }
 }
 
-/// `optimizer.params[AdamW].lr` without the brackets.
+/// Removes the brackets from a path such as `optimizer.params[AdamW].lr`.
 fn plain(path: &str) -> String {
     match (path.find('['), path.find(']')) {
         (Some(open), Some(close)) if open < close => format!("{}{}", &path[..open], &path[close + 1..]),
@@ -69,8 +72,8 @@ fn plain(path: &str) -> String {
     }
 }
 
-/// Advice for a key that does not exist in the section at `path`, which has `keys` and those named in `beside`. The key that was
-/// meant comes with it, when there is one.
+/// Returns advice for a key that does not exist in the section at `path`. The section has the keys `keys` and those
+/// named in `beside`. Also returns the key that was probably meant, if there is one.
 pub(crate) fn unknown_key(
     path: &str,
     name: &str,
@@ -108,7 +111,7 @@ fn names(keys: &[&'static [Key]], status: impl Fn(Status) -> bool) -> impl Itera
     keys.iter().flat_map(|keys| keys.iter()).filter(move |key| status(key.status)).map(|key| key.name)
 }
 
-/// Advice for a wrong value, beyond what is expected.
+/// Returns further advice for an invalid value, beside the expected type.
 pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
     match (kind, found) {
         (Kind::Choice { names, .. }, Value::Text(text)) => {
@@ -129,7 +132,7 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
             let next = u64::try_from(*number).ok()?.checked_next_multiple_of(*of)?;
             leaf(kind, &Value::Int(next.into())).map(|_| format!("the next multiple is {next}"))
         }
-        // `6G` is a thousand to some programs and 1024 to others.
+        // `6G` is ambiguous: programs read `G` as 10^9 or as 2^30.
         (Kind::Bytes { .. }, Value::Text(text)) => {
             let text = text.to_ascii_uppercase();
             bytes(&format!("{text}iB")).map(|_| format!("write `{text}iB` or `{text}B`"))
@@ -146,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_that_was_meant_is_found() {
+    fn mistyped_keys_are_recognised() {
         let keys = ["stage", "overlap_comm", "zero_optimization", "train_batch_size"];
         assert_eq!(nearest("stagee", keys.into_iter()), Some("stage"));
         assert_eq!(nearest("overlapcomm", keys.into_iter()), Some("overlap_comm"));
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_in_the_wrong_section_is_sent_to_the_right_one() {
+    fn a_key_in_the_wrong_section_suggests_the_right_one() {
         assert_eq!(elsewhere("n_embd"), ["model.n_embd"]);
         assert_eq!(elsewhere("lr"), ["optimizer.params.lr"]);
         assert!(elsewhere("enabled").is_empty() && elsewhere("banana").is_empty());

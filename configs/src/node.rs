@@ -1,13 +1,13 @@
-//! What YAML says, with the place of every value and key.
+//! The YAML tree, with the location of every key and value.
 
-/// A value and where it is written.
+/// A value and its location.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Node {
     pub(crate) value: Value,
     pub(crate) at: At,
 }
 
-/// The types of YAML's core schema, which are those of JSON.
+/// The types of YAML's core schema, which are the same as JSON's.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
     Null,
@@ -19,7 +19,7 @@ pub(crate) enum Value {
     Map(Vec<Entry>),
 }
 
-/// A key with its value. Entries stay in the order of the file.
+/// A key with its value. Entries keep the order of the file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Entry {
     pub(crate) key: String,
@@ -27,23 +27,23 @@ pub(crate) struct Entry {
     pub(crate) value: Node,
 }
 
-/// Where something is written.
+/// The location of a key or value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
-    /// In the file of that index; line and column count from 1, the width is in characters.
+    /// In the file with that index. Line and column are counted from 1, the width in characters.
     File { file: usize, line: usize, column: usize, width: usize },
-    /// In the override of that index.
+    /// In the override with that index.
     Set(usize),
-    /// Nowhere: it is the default.
+    /// Not written: the value is the default.
     Default,
-    /// Nowhere: it is the number of ranks that were started.
+    /// Not written: the value is the number of started ranks.
     Launch(usize),
     /// In the `config.json` of a pretrained model.
     Pretrained,
 }
 
 impl Node {
-    /// How many nodes this is, itself included.
+    /// Returns the number of nodes in the tree, including this one.
     pub(crate) fn count(&self) -> usize {
         match &self.value {
             Value::List(items) => 1 + items.iter().map(Self::count).sum::<usize>(),
@@ -54,7 +54,7 @@ impl Node {
 }
 
 impl Value {
-    /// What it is, for "expected …, found …".
+    /// Describes the value for messages of the form "expected …, found …".
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::Null => "nothing".to_string(),
@@ -73,7 +73,7 @@ impl Value {
         }
     }
 
-    /// Whether this is what `text` says: how a default or a switched-off value in the schema is compared.
+    /// Returns whether the value equals `text`, which is written like the defaults in the schema.
     pub(crate) fn says(&self, text: &str) -> bool {
         match (self, crate::scalar::plain(text)) {
             (Self::List(items), _) => items.is_empty() && text == "[]",

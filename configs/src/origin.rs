@@ -1,27 +1,27 @@
-//! Where a resolved value comes from.
+//! The origin of each resolved value.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where a resolved value comes from.
+/// The origin of a resolved value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// A line of the file, counted from 1.
     Line(usize),
-    /// A line of a further file, both counted from 1: the second file is 2.
+    /// A line of a further file. Both are counted from 1, so the second file is 2.
     LineOf {
-        /// Which of the files.
+        /// Index of the file.
         file: usize,
-        /// Line in it.
+        /// Line in the file.
         line: usize,
     },
     /// `--set` on the command line.
     Set,
-    /// Written nowhere: the default.
+    /// The default; the key is not written.
     Default,
     /// Written as `auto`, or computed from other keys.
     Auto,
-    /// The number of ranks that were started.
+    /// The number of started ranks.
     Launch,
     /// The folder of the pretrained model.
     Pretrained,
@@ -44,25 +44,27 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The origin of each resolved value, and the value as it was resolved: the fields of a [`Config`](crate::Config) are public, and
-/// a comment must not say "line 12" of a value that the program changed since.
+/// The origin of each resolved value, and the value at the time of resolution. The fields of a
+/// [`Config`](crate::Config) are public, so a program may change a value after that, and its origin is then no
+/// longer "line 12".
 #[derive(Debug, Clone, Default)]
 pub struct Origins {
     resolved: BTreeMap<String, (Origin, Option<String>)>,
 }
 
 impl Origins {
-    /// Origin of the key at `path` (`zero_optimization.stage`); the default when it was written nowhere.
+    /// Returns the origin of the key at `path` (`zero_optimization.stage`), or the default if the key is not
+    /// written.
     pub fn get(&self, path: &str) -> Origin {
         self.resolved.get(path).map_or(Origin::Default, |(origin, _)| *origin)
     }
 
-    /// Whether a file or `--set` has the key at `path`.
+    /// Returns whether a file or `--set` contains the key at `path`.
     pub fn is_written(&self, path: &str) -> bool {
         matches!(self.get(path), Origin::Line(_) | Origin::LineOf { .. } | Origin::Set)
     }
 
-    /// Origin of the key at `path` that now has this `value`.
+    /// Returns the origin of the key at `path`, whose current value is `value`.
     pub(crate) fn of_value(&self, path: &str, value: &str) -> Origin {
         match self.resolved.get(path) {
             Some((_, Some(before))) if before != value => Origin::Program,
@@ -75,7 +77,7 @@ impl Origins {
         self.resolved.insert(path, (origin, None));
     }
 
-    /// Remembers the values as they were resolved.
+    /// Stores the resolved values for later comparison.
     pub(crate) fn seal(&mut self, leaves: Vec<(String, String)>) {
         for (path, value) in leaves {
             self.resolved.entry(path).or_insert((Origin::Default, None)).1 = Some(value);

@@ -1,4 +1,4 @@
-//! `--set path.to.key=value`: the command line's word over the file's.
+//! Applies `--set path.to.key=value` from the command line; overrides take precedence over the file.
 
 use crate::errors::ErrorKind;
 use crate::node::{At, Entry, Node, Value};
@@ -6,17 +6,18 @@ use crate::parse;
 use crate::report::Report;
 use crate::schema::{self, Key};
 
-/// Deepest path that can be set; the schema's deepest key is at depth 5.
+/// Maximum depth of a path; the schema's deepest key is at depth 5.
 const MAX_PATH: usize = 16;
 
-/// Puts each override where it belongs, later ones over earlier ones. A section is replaced by what is not a section.
+/// Applies the overrides in order; later ones win. An override may replace a section by a value that is not a
+/// section.
 pub(crate) fn apply(root: &mut Node, overrides: &[String], report: &mut Report) {
     for (index, text) in overrides.iter().enumerate() {
         apply_one(root, text, index, report);
     }
 }
 
-/// Puts the override of that index where it belongs.
+/// Applies the override with that index.
 pub(crate) fn apply_one(root: &mut Node, text: &str, index: usize, report: &mut Report) {
     let at = At::Set(index);
     let Some(path) = path(text, index, report) else { return };
@@ -30,7 +31,8 @@ pub(crate) fn apply_one(root: &mut Node, text: &str, index: usize, report: &mut 
     }
 }
 
-/// Puts what a further file says over what is there, key by key; what is a section in both is one section.
+/// Merges a further file into the tree, key by key. Sections that exist in both are merged; otherwise the further
+/// file wins.
 pub(crate) fn merge(root: &mut Node, further: Node) {
     if further.value != Value::Null {
         merge_at(root, further, schema::TOP.keys);
@@ -57,7 +59,7 @@ fn merge_at(node: &mut Node, further: Node, keys: &'static [Key]) {
     }
 }
 
-/// The keys that the override of that index names. `None` when it is none: the report says so.
+/// Returns the keys in the path of the override with that index. Reports an invalid path and returns `None`.
 pub(crate) fn path<'t>(text: &'t str, index: usize, report: &mut Report) -> Option<Vec<&'t str>> {
     match split(text) {
         Ok(path) => Some(path),
@@ -69,7 +71,7 @@ pub(crate) fn path<'t>(text: &'t str, index: usize, report: &mut Report) -> Opti
     }
 }
 
-/// Takes out the key at `path`, if it is there.
+/// Removes the key at `path`, if it exists.
 pub(crate) fn remove(root: &mut Node, path: &[&str]) {
     let (mut node, mut keys) = (root, schema::TOP.keys);
     for (index, name) in path.iter().enumerate() {
@@ -94,7 +96,7 @@ fn split(text: &str) -> Result<Vec<&str>, String> {
     Ok(path)
 }
 
-/// Keys under another name are found under the one that is written.
+/// Sets a value. A key that is already written under another of its names is set there.
 fn set(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At) {
     let Some((name, rest)) = path.split_first() else {
         *root = value;
@@ -116,7 +118,7 @@ fn set(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At
     set(&mut entry.value, schema::inside(keys, name), rest, value, at);
 }
 
-/// Which of the keys written writes the key `name` of `keys`, under whichever of its names.
+/// Returns the index of the written key that stands for `name` in `keys`, under any of its names.
 pub(crate) fn position<'e>(
     written: impl Iterator<Item = &'e str> + Clone,
     keys: &'static [Key],

@@ -1,8 +1,8 @@
-//! YAML (and so JSON) to [`Node`]s, with limits on everything that input can make grow.
+//! Parses YAML (and therefore JSON) into [`Node`]s, with limits on everything that grows with the input.
 //!
-//! granit-parser is the event parser underneath serde-saphyr: it gives each event with its place, and bounds nesting and
-//! look-ahead itself. A tree is built here rather than by serde because serde's deserializers stop at the first error and
-//! drop the places of keys.
+//! granit-parser is the event parser underneath serde-saphyr. It reports each event with its location, and bounds
+//! nesting and look-ahead itself. The tree is built here and not by serde, because serde's deserializers stop at
+//! the first error and drop the locations of keys.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,13 +13,14 @@ use crate::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::scalar;
 
-/// Deepest nesting. The schema's deepest key is at depth 5.
+/// Maximum nesting depth. The schema's deepest key is at depth 5.
 const MAX_DEPTH: usize = 64;
 
-/// Most values and keys, those that aliases repeat included. Lists of files are the only long thing in a configuration.
+/// Maximum number of values and keys, including those repeated by aliases. Lists of files are the only long part of
+/// a configuration.
 const MAX_NODES: usize = 20_000;
 
-/// Reads the file of that index. `None` when it is not YAML: the report says why.
+/// Parses the file with that index. Reports a syntax error and returns `None`.
 pub(crate) fn file(file: usize, report: &mut Report) -> Option<Node> {
     let text = report.sources()[file].text.clone();
     let body = text.strip_prefix('\u{feff}').unwrap_or(&text);
@@ -33,16 +34,16 @@ pub(crate) fn file(file: usize, report: &mut Report) -> Option<Node> {
     }
 }
 
-/// Reads the value of an override, whose nodes are all at that override. The error is a message and advice.
+/// Parses the value of an override. All nodes are located at that override. The error is a message and advice.
 pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> Result<Node, (String, Option<String>)> {
-    // An override has no anchors that an alias could name, and globs begin so.
+    // An override has no anchors for an alias to refer to, so a leading `*` is a glob.
     if text.starts_with('*') {
         return Ok(Node { value: Value::Text(text.to_string()), at: At::Set(index) });
     }
     tree(text, Input::Set(index), report).map_err(|problem| (problem.message, problem.help))
 }
 
-/// Reads a value that stands in the schema.
+/// Parses a value from the schema.
 pub(crate) fn constant(text: &str) -> Option<Node> {
     let mut report = Report::new(crate::Source { name: String::new(), text: String::new() }, &[]);
     tree(text, Input::Set(0), &mut report).ok()
@@ -54,7 +55,7 @@ struct Problem {
     help: Option<String>,
 }
 
-/// A key whose value is still to come.
+/// A key whose value has not been parsed yet.
 struct Key {
     name: String,
     at: At,
@@ -67,12 +68,12 @@ enum Open {
     Map { entries: Vec<Entry>, keys: HashSet<String>, key: Option<Key>, at: At, anchor: usize },
 }
 
-/// What a text is.
+/// The source of the text.
 #[derive(Debug, Clone, Copy)]
 enum Input {
-    /// The file of that index.
+    /// The file with that index.
     File(usize),
-    /// The override of that index.
+    /// The override with that index.
     Set(usize),
 }
 
@@ -80,7 +81,7 @@ struct Builder<'r> {
     report: &'r mut Report,
     input: Input,
     open: Vec<Open>,
-    /// What anchors stand for, with the number of nodes.
+    /// The node behind each anchor, and its number of nodes.
     anchors: HashMap<usize, (Node, usize)>,
     nodes: usize,
     documents: usize,
@@ -163,7 +164,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A list or section begins. As a key of a section it has no meaning here.
+    /// Opens a collection. A collection as a key is an error.
     fn open_collection(&mut self, collection: Open, at: At) -> Result<(), Problem> {
         if matches!(self.open.last(), Some(Open::Map { key: None, .. })) {
             return Err(self.problem(at, "a key must be text, not a list or a section"));
@@ -175,7 +176,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Puts a complete node of `count` nodes where it belongs.
+    /// Adds a complete node of `count` nodes to the open collection.
     fn node(&mut self, node: Node, anchor: usize, count: usize) -> Result<(), Problem> {
         self.count(count, node.at)?;
         if anchor > 0 {
@@ -225,7 +226,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The path of the innermost open collection.
+    /// Returns the path of the innermost open collection.
     fn path(&self) -> String {
         let keys = self.open.iter().filter_map(|open| match open {
             Open::Map { key: Some(key), .. } => Some(key.name.as_str()),
@@ -271,7 +272,7 @@ impl Builder<'_> {
             Kind::RecursionLimitExceeded => format!("more than {MAX_DEPTH} levels of nesting"),
             kind => format!("not YAML: {kind}"),
         };
-        // The parser's own sentence is then about what it expected next.
+        // For a tab, the parser's message only tells what token it expected next, so add advice.
         let tab = match self.input {
             Input::File(file) => self.report.sources()[file].excerpt(marker.line(), 0, 1) == "\t",
             Input::Set(_) => false,

@@ -1,4 +1,5 @@
-//! `model.pretrained`: what a Hugging Face folder says of the model stands beside what was typed, and must not contradict it.
+//! `model.pretrained`: merges the `config.json` of a Hugging Face folder into the section. Values that contradict
+//! it are errors.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,12 +12,12 @@ use crate::hugging_face::{Translated, translate};
 use crate::node::{At, Entry, Node, Value};
 use crate::report::Report;
 
-/// Most bytes of a `config.json`; those of transformers have some thousand.
+/// Maximum size of a `config.json` in bytes. Those of transformers have a few thousand.
 const MAX_BYTES: u64 = 1 << 20;
 const KEY: &str = "model.pretrained";
 
-/// Writes the model of `config.json` into the section that names its folder, and the folder's tokenizer where none is named.
-/// Where that fails the section is taken out, so that nothing else is said of it.
+/// Adds the keys of `config.json` to the section that names its folder, and the folder's tokenizer if none is set.
+/// After an error it removes the section, so that no further errors about it follow.
 pub(crate) fn apply(root: &mut Node, report: &mut Report) {
     let Some(model) = section(root, "model") else { return };
     let Some(Node { value: Value::Text(folder), at }) = written(model, "pretrained").cloned() else { return };
@@ -30,7 +31,7 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
             return report.warn(KEY, at, message);
         }
         Err(error) => {
-            let (message, help) = error.told(&path);
+            let (message, help) = error.message_and_help(&path);
             report.error(ErrorKind::Unreadable, KEY, at, message, Some(help));
             return remove(root, "model");
         }
@@ -71,8 +72,8 @@ enum Unreadable {
 }
 
 impl Unreadable {
-    /// What is wrong, and what to do.
-    fn told(self, path: &Path) -> (String, String) {
+    /// Returns the message and the advice.
+    fn message_and_help(self, path: &Path) -> (String, String) {
         let path = path.display();
         let help = "name a folder with config.json and model.safetensors, as transformers saves one".to_string();
         match self {
@@ -92,7 +93,7 @@ fn read(path: &Path) -> Result<Map<String, Json>, Unreadable> {
         io::ErrorKind::NotFound => Unreadable::Missing,
         _ => Unreadable::File(error),
     };
-    // What is no file, such as a pipe, might never end or begin.
+    // Reading anything but a regular file, such as a pipe, might block forever.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(Unreadable::File(io::Error::other("it is not a file")));
     }
@@ -104,7 +105,7 @@ fn read(path: &Path) -> Result<Map<String, Json>, Unreadable> {
     serde_json::from_slice(&bytes).map_err(|error| Unreadable::Syntax(error.to_string()))
 }
 
-/// The entries of a section at the top of the file.
+/// Returns the entries of a section at the top of the file.
 fn section<'n>(root: &'n mut Node, name: &str) -> Option<&'n mut Vec<Entry>> {
     let Value::Map(entries) = &mut root.value else { return None };
     match &mut entries.iter_mut().find(|entry| entry.key == name)?.value.value {
@@ -119,19 +120,19 @@ fn remove(root: &mut Node, name: &str) {
     }
 }
 
-/// What is written at a key; null is nothing.
+/// Returns the value of a key; null counts as missing.
 fn written<'n>(entries: &'n [Entry], name: &str) -> Option<&'n Node> {
     entries.iter().find(|entry| entry.key == name).map(|entry| &entry.value).filter(|node| node.value != Value::Null)
 }
 
-/// In place of what is there, which says nothing.
+/// Inserts a key, replacing any null of the same name.
 fn insert(entries: &mut Vec<Entry>, name: &str, value: Value) {
     let at = At::Pretrained;
     entries.retain(|entry| entry.key != name);
     entries.push(Entry { key: name.into(), key_at: at, value: Node { value, at } });
 }
 
-/// Puts a value of `config.json` where nothing is written; what is written must be the same.
+/// Adds a value of `config.json`. A value in the file must be equal to it.
 fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mut Report) {
     match written(entries, name).filter(|node| !node.value.says("auto")) {
         None if value == Value::Null => {}
@@ -157,7 +158,8 @@ fn described(value: &Value) -> String {
     }
 }
 
-/// Whether two values mean the same: `1` and `1.0`, sections in another order, and the names of one activation.
+/// Returns whether two values are equivalent: `1` and `1.0`, sections in different order, or two names of one
+/// activation.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Int(a), Value::Float(b)) | (Value::Float(b), Value::Int(a)) => *a as f64 == *b,
@@ -170,7 +172,7 @@ fn same(a: &Value, b: &Value) -> bool {
             one_way(a, b) && one_way(b, a)
         }
         (Value::Map(entries), Value::Null) | (Value::Null, Value::Map(entries)) => {
-            // A scaling of the kind that changes nothing.
+            // A scaling of type `default` changes nothing.
             entries.iter().all(|entry| entry.key == "rope_type" && entry.value.value.says("default"))
         }
         (a, b) => a == b,

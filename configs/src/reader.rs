@@ -1,6 +1,7 @@
-//! Takes values out of what was typed, or their defaults out of the schema, and writes down which it was.
+//! Reads the typed values, or defaults from the schema, and records the origin of each.
 //!
-//! After an error the values are stand-ins: whoever reads a configuration with errors gets the errors, not the values.
+//! After an error the values are placeholders. [`Typed::resolve`](crate::Typed::resolve) then returns the errors and
+//! drops the values.
 
 use std::path::PathBuf;
 
@@ -14,14 +15,14 @@ use crate::report::Report;
 use crate::schema::{self, Key, Kind, Variants, join};
 use crate::value::{Leaf, leaf};
 
-/// What the second phase works on.
+/// State of the second phase.
 pub(crate) struct Resolver<'t> {
     pub(crate) fields: &'t Fields,
     pub(crate) report: Report,
     pub(crate) origins: Origins,
 }
 
-/// One section.
+/// Reads one section.
 pub(crate) struct Reader<'r, 't> {
     resolver: &'r mut Resolver<'t>,
     path: String,
@@ -29,12 +30,12 @@ pub(crate) struct Reader<'r, 't> {
 }
 
 impl<'t> Resolver<'t> {
-    /// The keys at the top of the file.
+    /// Returns a reader of the keys at the top of the file.
     pub(crate) fn top(&mut self) -> Reader<'_, 't> {
         Reader { resolver: self, path: String::new(), keys: schema::TOP.keys }
     }
 
-    /// The section of that name at the top of the file.
+    /// Returns a reader of the section with that name at the top of the file.
     pub(crate) fn section(&mut self, name: &str) -> Reader<'_, 't> {
         let keys = match schema::find(schema::TOP.keys, name).map(|key| key.kind) {
             Some(Kind::Section(section)) => section.keys,
@@ -43,7 +44,7 @@ impl<'t> Resolver<'t> {
         Reader { resolver: self, path: name.to_string(), keys }
     }
 
-    /// The keys of the variant that a section at the top of the file has as its `type`, with that type's name.
+    /// Returns the `type` of a section at the top of the file, and a reader of the keys of that variant.
     pub(crate) fn variant(&mut self, name: &str, default: &'static str) -> (&'static str, Reader<'_, 't>) {
         let path = join(name, "type");
         let written = match self.fields.values.get(&path) {
@@ -64,24 +65,24 @@ impl<'t> Resolver<'t> {
         (found, Reader { resolver: self, path, keys })
     }
 
-    /// Whether the section was written.
+    /// Returns whether the section is written.
     pub(crate) fn has_section(&self, path: &str) -> bool {
         self.fields.sections.contains_key(path)
     }
 
-    /// Where the key or section at `path` is written.
+    /// Returns the location of the key or section at `path`.
     pub(crate) fn at(&self, path: &str) -> At {
         let value = self.fields.values.get(path).map(|field| field.at);
         value.or_else(|| self.fields.sections.get(path).copied()).unwrap_or(At::Default)
     }
 
-    /// Adds an error about keys that contradict each other, unless one of them is known to be wrong already.
+    /// Reports keys that contradict each other, unless one of them already has an error.
     pub(crate) fn contradiction(&mut self, paths: &[&str], message: String, help: Option<String>) {
         let places: Vec<(&str, At)> = paths.iter().map(|path| (*path, self.at(path))).collect();
         self.report.contradiction(&places, message, help);
     }
 
-    /// Warns about the key at `path`.
+    /// Adds a warning about the key at `path`.
     pub(crate) fn warn(&mut self, path: &str, message: String) {
         let at = self.at(path);
         self.report.warn(path, at, message);
@@ -89,13 +90,13 @@ impl<'t> Resolver<'t> {
 }
 
 impl<'t> Reader<'_, 't> {
-    /// A section inside this one, when it was written.
+    /// Returns a reader of a section inside this one, if it is written.
     pub(crate) fn inner(&mut self, name: &str) -> Option<Reader<'_, 't>> {
         let is_written = self.resolver.has_section(&join(&self.path, name));
         is_written.then(|| self.section(name))
     }
 
-    /// A section inside this one, written or not.
+    /// Returns a reader of a section inside this one, whether or not it is written.
     pub(crate) fn section(&mut self, name: &str) -> Reader<'_, 't> {
         let keys = match schema::find(self.keys, name).map(|key| key.kind) {
             Some(Kind::Section(section)) => section.keys,
@@ -119,7 +120,7 @@ impl<'t> Reader<'_, 't> {
         self.optional_int(name).unwrap_or(1)
     }
 
-    /// `None` is `auto`, or a value that is computed.
+    /// Returns `None` for `auto` or a value that is computed.
     pub(crate) fn optional_int(&mut self, name: &str) -> Option<usize> {
         self.optional_u64(name).map(|value| usize::try_from(value).unwrap_or(usize::MAX))
     }
@@ -184,7 +185,7 @@ impl<'t> Reader<'_, 't> {
         }
     }
 
-    /// What is tried, each with the place of its values.
+    /// Returns the dimensions of a search space, each with the location of its values.
     pub(crate) fn space(&mut self, name: &str) -> Vec<(Dimension, At)> {
         let Leaf::Space(dimensions) = self.leaf(name) else { return Vec::new() };
         for (dimension, at) in &dimensions {
@@ -194,7 +195,7 @@ impl<'t> Reader<'_, 't> {
         dimensions
     }
 
-    /// One of the spellings of `T`; `otherwise` only stands in after an error.
+    /// Returns the variant of `T` with the written spelling. `otherwise` is a placeholder after an error.
     pub(crate) fn choice<T: Choice>(&mut self, name: &str, otherwise: T) -> T {
         self.optional_choice(name).unwrap_or(otherwise)
     }
@@ -217,7 +218,7 @@ impl<'t> Reader<'_, 't> {
     }
 }
 
-/// The default of a key, as the schema writes it.
+/// Returns the default of a key as written in the schema.
 pub(crate) fn default(key: &Key) -> Leaf {
     let text = key.default;
     if text == "auto" && key.auto == schema::Auto::Engine {
@@ -227,7 +228,7 @@ pub(crate) fn default(key: &Key) -> Leaf {
         return Leaf::Null;
     }
     match key.kind {
-        // These need no quotes in the schema.
+        // Defaults of these kinds are written without quotes in the schema.
         Kind::Text | Kind::Choice { .. } | Kind::Partition => Leaf::Text(text.to_string()),
         kind => parse::constant(text).and_then(|node| leaf(&kind, &node.value)).unwrap_or(Leaf::Null),
     }

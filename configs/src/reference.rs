@@ -1,4 +1,4 @@
-//! The schema as a page of Markdown.
+//! Generates a Markdown page from the schema.
 
 use std::fmt::Write as _;
 
@@ -64,7 +64,7 @@ autotuning:
 ## Top level
 ";
 
-/// Every key with its type, default, status and meaning, as Markdown.
+/// Returns every key with its type, default, status and description as Markdown.
 pub fn reference() -> String {
     let mut out = INTRODUCTION.to_string();
     table(schema::TOP.keys, &mut out);

@@ -1,4 +1,4 @@
-//! Collects what is wrong, so that it can be told in one go.
+//! Collects errors and warnings, so that all of them are reported together.
 
 use std::collections::BTreeSet;
 
@@ -8,17 +8,17 @@ use crate::nearest;
 use crate::node::At;
 use crate::schema::TOP;
 
-/// Most errors that are listed: a file with more of them is the wrong file.
+/// Maximum number of errors that are listed. A file with more errors is probably the wrong file.
 const MAX_LISTED: usize = 50;
 
-/// Characters shown of a line, and before the place in it: JSON is often one line.
+/// Maximum number of characters shown of a line, and before the location in it. A JSON file is often a single line.
 const MAX_LINE: usize = 160;
 const MAX_BEFORE: usize = 60;
 
-/// What was found so far.
+/// Errors and warnings found so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
-    /// The files; one at least.
+    /// The files; at least one.
     sources: Vec<Source>,
     overrides: Vec<String>,
     /// Path of the pretrained model's `config.json`.
@@ -26,7 +26,7 @@ pub(crate) struct Report {
     list: Vec<Error>,
     omitted: usize,
     warnings: Vec<Warning>,
-    /// Paths whose value is known to be wrong, so that nothing else is said of them.
+    /// Paths whose value is invalid. No further errors are reported about them.
     poisoned: BTreeSet<String>,
 }
 
@@ -47,7 +47,7 @@ impl Report {
         }
     }
 
-    /// The first file, which a run is named after.
+    /// Returns the first file, after which the run is named.
     pub(crate) fn source(&self) -> &Source {
         &self.sources[0]
     }
@@ -56,7 +56,7 @@ impl Report {
         &self.sources
     }
 
-    /// Where [`At::Pretrained`] is.
+    /// Sets the path for [`At::Pretrained`].
     pub(crate) fn set_pretrained(&mut self, path: String) {
         self.pretrained = path;
     }
@@ -65,13 +65,13 @@ impl Report {
         self.overrides.get(index).map_or("", String::as_str)
     }
 
-    /// Adds an error about the key at `path`, and remembers that its value is wrong.
+    /// Reports an error about the key at `path` and marks its value as invalid.
     pub(crate) fn error(&mut self, kind: ErrorKind, path: &str, at: At, message: String, help: Option<String>) {
         self.poisoned.insert(path.to_string());
         self.add(kind, &[(path, at)], message, help);
     }
 
-    /// Adds an error about several keys, unless one of them is already known to be wrong.
+    /// Reports an error about several keys, unless one of them already has an error.
     pub(crate) fn contradiction(&mut self, places: &[(&str, At)], message: String, help: Option<String>) {
         if !places.iter().any(|(path, _)| self.is_poisoned(path)) {
             self.add(ErrorKind::Contradiction, places, message, help);
@@ -85,24 +85,25 @@ impl Report {
         }
     }
 
-    /// Says nothing more about the key at `path`.
+    /// Suppresses further errors about the key at `path`.
     pub(crate) fn poison(&mut self, path: String) {
         self.poisoned.insert(path);
     }
 
-    /// The errors about unknown keys at the top of a file, which is what DeepSpeed ignores; none where not all errors are listed.
+    /// Returns the errors about unknown keys at the top of a file, which DeepSpeed ignores. Returns none if not all
+    /// errors are listed.
     pub(crate) fn unknown_at_the_top(&self) -> impl Iterator<Item = &Error> {
         let listed = if self.omitted == 0 { &self.list[..] } else { &[] };
         listed.iter().filter(|error| is_unknown_at_the_top(error))
     }
 
-    /// Turns these errors into one warning that lists the keys.
+    /// Replaces these errors by one warning that lists the keys.
     pub(crate) fn ignore_unknown_at_the_top(&mut self) {
         let found: Vec<Place> = self.unknown_at_the_top().flat_map(|error| error.places.clone()).collect();
         let Some(place) = found.first().cloned() else { return };
         self.list.retain(|error| !is_unknown_at_the_top(error));
         for place in &found {
-            // That the key nearest to it is missing may be told now.
+            // The key nearest to the unknown one may be reported as missing again.
             if let (Some(near), _) = nearest::unknown_key("", &place.path, &[TOP.keys], &[]) {
                 self.poisoned.remove(near);
             }
@@ -111,13 +112,13 @@ impl Report {
         self.warnings.push(Warning { message: format!("unknown keys are ignored: {}", names.join(", ")), place });
     }
 
-    /// Whether the key at `path`, or a section around it, is known to be wrong.
+    /// Returns whether the key at `path` or a section around it already has an error.
     pub(crate) fn is_poisoned(&self, path: &str) -> bool {
         let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
         ends.into_iter().any(|end| self.poisoned.contains(&path[..end]))
     }
 
-    /// Whether further errors are only counted, so that looking for advice would be in vain.
+    /// Returns whether further errors are only counted. Computing advice for them is then useless.
     pub(crate) fn is_full(&self) -> bool {
         self.list.len() >= MAX_LISTED
     }
@@ -130,7 +131,7 @@ impl Report {
         self.warnings
     }
 
-    /// The errors in the order of the file; what has no line comes last.
+    /// Returns the errors in the order of the file; those without a line come last.
     pub(crate) fn into_errors(mut self) -> Errors {
         let mut list = std::mem::take(&mut self.list);
         list.sort_by_key(|error| match error.places.first().map(|place| &place.spot) {

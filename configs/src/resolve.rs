@@ -1,4 +1,4 @@
-//! Second phase: defaults and `auto` filled in, and what only shows when keys are seen together.
+//! Second phase: fills in defaults and `auto`, and checks keys against each other.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use crate::world::World;
 use crate::yaml_out;
 
 impl Typed {
-    /// Resolves for a world of `world_size` ranks, or `launcher.num_processes`, or one rank a stage of the pipeline.
+    /// Resolves the configuration for `world_size` ranks. `None` means `launcher.num_processes` ranks, or one rank
+    /// per pipeline stage if that is not set.
     ///
     /// # Errors
-    /// Everything that is wrong with the configuration, single values included.
+    /// All errors of the configuration, including those of single values.
     pub fn resolve(&self, world_size: Option<usize>) -> Result<Config, Errors> {
         let mut resolver = Resolver { fields: &self.fields, report: self.report.clone(), origins: Origins::default() };
         let world = World::read(&mut resolver, world_size);
@@ -36,26 +37,26 @@ impl Typed {
 }
 
 impl Config {
-    /// Reads the file at `path` for `launcher.num_processes` ranks.
+    /// Reads and resolves the file at `path` for `launcher.num_processes` ranks.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors of the configuration.
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self, Errors> {
         load(Source::from_path(path)?, &[])?.resolve(None)
     }
 
-    /// Reads `text`, called `name` in messages, for `launcher.num_processes` ranks.
+    /// Parses and resolves `text` for `launcher.num_processes` ranks. Messages call it `name`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors of the configuration.
     pub fn parse(name: impl Into<String>, text: impl Into<String>) -> Result<Self, Errors> {
         load(Source { name: name.into(), text: text.into() }, &[])?.resolve(None)
     }
 
-    /// Reads `text`, called `name` in messages, for `world_size` ranks.
+    /// Parses and resolves `text` for `world_size` ranks. Messages call it `name`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors of the configuration.
     pub fn with_world_size(
         name: impl Into<String>,
         text: impl Into<String>,
@@ -64,11 +65,11 @@ impl Config {
         load(Source { name: name.into(), text: text.into() }, &[])?.resolve(Some(world_size))
     }
 
-    /// The same configuration for another number of ranks: what was written is resolved anew.
+    /// Resolves the same configuration, as written, for another number of ranks.
     ///
     /// # Errors
-    /// Batch sizes that do not divide by it; fields that the program changed after the first resolution, since what
-    /// they should become is not known.
+    /// The batch sizes are not divisible by the new number of ranks, or the program changed fields after the first
+    /// resolution: their values for the new number of ranks are unknown.
     pub fn for_world_size(&self, world_size: usize) -> Result<Self, Errors> {
         if world_size == self.world_size {
             return Ok(self.clone());
@@ -90,16 +91,17 @@ impl Config {
 }
 
 impl Config {
-    /// The keys that were written as `auto`, each with what it became as YAML; `auto` itself where only the engine knows.
+    /// Returns the keys written as `auto`, each with its resolved value as YAML, or `auto` if only the engine knows
+    /// the value.
     pub fn autos(&self) -> Vec<(String, String)> {
         let Some(typed) = &self.typed else { return Vec::new() };
         self.leaves().into_iter().filter(|(path, _)| typed.fields.is_auto(path)).collect()
     }
 
-    /// The sections `model` and `data`, without which nothing can be trained from the configuration alone.
+    /// Returns the sections `model` and `data`. Training from the command line requires both.
     ///
     /// # Errors
-    /// When one or both were not written.
+    /// One or both of the sections are missing.
     pub fn model_and_data(&self) -> Result<(&Model, &Data), Errors> {
         match (&self.model, &self.data) {
             (Some(model), Some(data)) => Ok((model, data)),
@@ -180,7 +182,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
     }
 }
 
-/// What concerns more than one section.
+/// Checks that concern more than one section.
 fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     if config.training.eval_every > 0 && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
         let message = "there is nothing to evaluate on".to_string();
@@ -208,8 +210,9 @@ fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// One binary tree over all micro-batches of the global batch, cut at data-parallel ranks: both must be powers of two, and
-/// nothing may be rounded on the way.
+/// Checks the requirements of `training.reproducible`. It adds over one binary tree of all micro-batches of the
+/// global batch, cut at data-parallel ranks. Both numbers must therefore be powers of two, and communication must
+/// not round.
 fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     const KEY: &str = "training.reproducible";
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {

@@ -1,11 +1,11 @@
-//! What a plain scalar means: YAML 1.2's core schema, which contains JSON's.
+//! Parses plain scalars by YAML 1.2's core schema, which contains JSON's.
 //!
-//! `yes`, `on` and `1_000`, which YAML 1.1 reads as a boolean and a number, are texts; where a boolean or a number is
-//! expected the error says what to write.
+//! YAML 1.1 reads `yes` and `on` as booleans and `1_000` as a number; here they are strings. If a key expects a
+//! boolean or a number, the error suggests the right form.
 
 use crate::node::Value;
 
-/// The value of an unquoted scalar.
+/// Returns the value of an unquoted scalar.
 pub(crate) fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => Value::Null,
@@ -28,10 +28,10 @@ fn number(text: &str) -> Option<Value> {
         return based(digits, 8);
     }
     if !unsigned.is_empty() && unsigned.bytes().all(|byte| byte.is_ascii_digit()) {
-        // More digits than i128 holds: as a float it is out of every range, and says so.
+        // An integer too large for i128 becomes a float, which the range check of every key rejects.
         return Some(text.parse().map(Value::Int).unwrap_or_else(|_| Value::Float(text.parse().unwrap_or(f64::NAN))));
     }
-    // Rust would also read "infinity", "nan" and "e5".
+    // Rust's parser would also accept "infinity", "nan" and "e5".
     let numeric =
         unsigned.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E' | b'-' | b'+'));
     let starts = unsigned.strip_prefix('.').unwrap_or(unsigned).starts_with(|c: char| c.is_ascii_digit());
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_core_schema() {
+    fn numbers_follow_the_core_schema() {
         let cases: [(&str, Value); 13] = [
             ("12", Value::Int(12)),
             ("-3", Value::Int(-3)),
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_number_is_text() {
+    fn similar_text_is_not_a_number() {
         for text in ["1_000", "e5", "1e", "--1", "+", "-", ".", "0x", "0xg", "inf", "nan", "infinity", "1.2.3", "12k"] {
             assert_eq!(plain(text), Value::Text(text.to_string()), "{text}");
         }

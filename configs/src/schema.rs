@@ -1,7 +1,7 @@
-//! Every key that the parser knows, as data: name, type, default, meaning, and what becomes of it.
+//! All keys that the parser knows, as data: name, type, default, description and status.
 //!
-//! One table drives the detection of unknown keys, the messages, the defaults that are filled in and the reference in
-//! `docs/`, so that none of them can say something else than the others.
+//! This table drives the detection of unknown keys, the messages, the defaults and the reference in `docs/`, so
+//! they cannot disagree.
 
 mod autotuning;
 mod deepspeed;
@@ -23,48 +23,48 @@ pub(crate) use instead::instead;
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// As it would be written. [`REQUIRED`] when it has none; `= …` when it is computed, in words.
+    /// The default as YAML, [`REQUIRED`] if there is none, or a description after `=` if it is computed.
     pub(crate) default: &'static str,
     pub(crate) meaning: &'static str,
     pub(crate) status: Status,
     pub(crate) auto: Auto,
 }
 
-/// In place of a default: the key must be written when its section is.
+/// Marks a key without a default: it must be written if its section is.
 pub(crate) const REQUIRED: &str = "required";
 
-/// What becomes of a key.
+/// Support of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// It does what it says.
+    /// Implemented.
     Now,
-    /// Not implemented yet: an error, unless its value is the default or one of these, which switch it off.
+    /// Not implemented yet: an error, unless the value is the default or one of `off`, which leave the feature off.
     Later { off: &'static [&'static str] },
-    /// Has no meaning here, for the reason given in `meaning`: an error, unless it is off in the same way.
+    /// Unsupported, for the reason in `meaning`: an error, unless the value leaves the feature off as for `Later`.
     Rejected { off: &'static [&'static str] },
-    /// DeepSpeed removed or renamed it: an error that says what to write, whatever its value.
+    /// Removed or renamed by DeepSpeed: an error with advice, whatever the value.
     Removed,
-    /// Accepted without effect, for the reason given in `meaning`; a warning when its value is not the default.
+    /// Accepted without effect, for the reason in `meaning`. A value other than the default causes a warning.
     Ignored,
-    /// Another name of the key that `meaning` names.
+    /// An alias of the key named in `meaning`.
     Alias,
-    /// An older form of the key `by`, read with a warning: `true` means a section of `on`, `false` nothing. With an empty `on` it is
-    /// another name.
+    /// An older form of the key `by`, accepted with a warning. `true` means a section with the keys `on`, and
+    /// `false` means no section. If `on` is empty, the key is an alias.
     Old { by: &'static str, on: &'static [(&'static str, &'static str)] },
 }
 
-/// What `auto` means as the value of a key.
+/// Meaning of `auto` as the value of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Auto {
-    /// An error, or a text like any other.
+    /// An error, or an ordinary string for keys that take text.
     Refused,
     /// The default, as in Hugging Face's integration of DeepSpeed.
     Default,
-    /// Something that is known only later; the resolved field is an `Option`.
+    /// A value that is determined later; the resolved field is an `Option`.
     Engine,
 }
 
-/// What a value must be.
+/// The type and range of a value.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Bool,
@@ -75,51 +75,52 @@ pub(crate) enum Kind {
     Float(Range),
     /// Two numbers.
     Pair(Range),
-    /// A whole number that `of` divides, from `of` to `max`.
+    /// An integer from `of` to `max` that is a multiple of `of`.
     Multiple {
         of: u64,
         max: u64,
     },
-    /// A number of bytes, or a text with a unit.
+    /// A number of bytes, or a string with a unit.
     Bytes {
         min: u64,
     },
     Text,
-    /// A text that is not empty.
+    /// A non-empty string.
     Path,
     Choice {
         names: &'static [&'static str],
         later: &'static [&'static str],
     },
-    /// A way to deal layers out to pipeline stages.
+    /// A method of assigning layers to pipeline stages.
     Partition,
-    /// A text or a list of texts, one at least.
+    /// A string, or a list of at least one string.
     Paths,
     Texts,
-    /// A list of regular expressions on names of layers.
+    /// A list of regular expressions that match layer names.
     Patterns,
     Ints {
         min: u64,
         max: u64,
     },
-    /// Keys of the whole file, each with what is tried for it; `continuous` when that may be all between two numbers.
+    /// A search space: keys of the whole file, each with the values to try. `continuous` also permits a range
+    /// between two numbers.
     Space {
         continuous: bool,
     },
     Section(&'static Section),
     Variants(&'static Variants),
-    /// Not looked into: the key is off or an error.
+    /// Any value. Used for keys that must be off.
     Any,
 }
 
-/// Numbers from `min` to `max`.
+/// A range of numbers from `min` to `max`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Range {
     pub(crate) min: f64,
     pub(crate) max: f64,
-    /// `min` itself is not in it.
+    /// Whether `min` itself is excluded.
     pub(crate) above: bool,
-    /// `max` itself is not in it.
+    /// Whether `max` itself is excluded.
     pub(crate) below: bool,
 }
 
@@ -130,28 +131,28 @@ pub(crate) struct Section {
     pub(crate) switch: Switch,
 }
 
-/// What switches on a section as a whole.
+/// The switch of a section as a whole.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Switch {
-    /// Each key speaks for itself.
+    /// No common switch; each key has its own.
     Keys,
-    /// This key, unless it has one of these values.
+    /// This key; the section is off if it has one of these values.
     Key(&'static str, &'static [&'static str]),
-    /// That the section is there and not empty.
+    /// The section is on if it is present and not empty.
     Presence,
 }
 
 /// A section whose keys depend on its `type`.
 #[derive(Debug)]
 pub(crate) struct Variants {
-    /// Section of the variant's keys; `None` when they stand beside `type`.
+    /// Section with the keys of the variant; `None` if they are next to `type`.
     pub(crate) params: Option<&'static str>,
-    /// Keys beside `type` for every variant.
+    /// Keys next to `type` that every variant has.
     pub(crate) shared: &'static [Key],
     pub(crate) list: &'static [Variant],
 }
 
-/// One value of `type`. Upper and lower case do not matter.
+/// One variant of a section. The value of `type` is case-insensitive.
 #[derive(Debug)]
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
@@ -163,7 +164,7 @@ pub(crate) struct Variant {
 /// Keys at the top of the file.
 pub(crate) static TOP: Section = Section { keys: deepspeed::TOP, switch: Switch::Keys };
 
-/// A number of processes, or of what processes are dealt out to.
+/// A number of processes, or of parts that are distributed over processes.
 const RANKS: Kind = Kind::Int { min: 1, max: 65_536 };
 const COUNT: Kind = Kind::Int { min: 1, max: u32::MAX as u64 };
 const COUNT_OR_0: Kind = Kind::Int { min: 0, max: u32::MAX as u64 };
@@ -179,12 +180,13 @@ const fn key(name: &'static str, kind: Kind, default: &'static str, meaning: &'s
     Key { name, kind, default, meaning, status: Status::Now, auto: Auto::Refused }
 }
 
-/// A key of DeepSpeed's that does what it says. Hugging Face's integration writes `auto` at any of them.
+/// Declares an implemented key of DeepSpeed. `auto` means the default, since Hugging Face's integration may write
+/// it for any key.
 const fn now(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
     Key { auto: Auto::Default, ..key(name, kind, default, meaning) }
 }
 
-/// A key that does what it says and for which `auto` means something known only later.
+/// Declares an implemented key whose `auto` is determined later.
 const fn engine(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
     Key { auto: Auto::Engine, ..key(name, kind, default, meaning) }
 }
@@ -240,12 +242,12 @@ impl Key {
     }
 }
 
-/// The key of that name.
+/// Returns the key with that name.
 pub(crate) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {
     keys.iter().find(|key| key.name == name)
 }
 
-/// The name that a key goes by: its own, or that of the key which it is another name of.
+/// Returns the primary name of a key: the name that an alias stands for, or the name itself.
 pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
     match find(keys, name) {
         Some(Key { status: Status::Alias, meaning: other, .. })
@@ -254,7 +256,7 @@ pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
     }
 }
 
-/// The keys of the section that `name` is among `keys`; none when it is no section, or one that depends on its `type`.
+/// Returns the keys of the section `name` in `keys`. Returns none if it is not a section or depends on its `type`.
 pub(crate) fn inside(keys: &'static [Key], name: &str) -> &'static [Key] {
     match find(keys, first_name(keys, name)).map(|key| key.kind) {
         Some(Kind::Section(section)) => section.keys,
@@ -262,7 +264,7 @@ pub(crate) fn inside(keys: &'static [Key], name: &str) -> &'static [Key] {
     }
 }
 
-/// Calls `visit` with the path of each key of a section and of all sections in it; a variant's type stands in brackets.
+/// Calls `visit` with the path of each key in a section and its subsections. The type of a variant is in brackets.
 pub(crate) fn walk(path: &str, keys: &'static [Key], visit: &mut impl FnMut(&str, &'static Key)) {
     for key in keys {
         let path = join(path, key.name);
@@ -281,7 +283,7 @@ pub(crate) fn walk(path: &str, keys: &'static [Key], visit: &mut impl FnMut(&str
     }
 }
 
-/// `path.name`.
+/// Returns `path.name`.
 pub(crate) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_string() } else { format!("{path}.{name}") }
 }

@@ -1,4 +1,4 @@
-//! The text of a configuration, before anything is understood of it.
+//! The unparsed text of a configuration.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use crate::errors::{ErrorKind, Errors, Place, Spot};
 
-/// Most bytes of a configuration. The largest DeepSpeed configurations have some ten thousand; a file of megabytes is a
-/// mistake (a data file, a checkpoint), and to say so must not take reading it.
+/// Maximum size of a configuration in bytes. The largest DeepSpeed configurations have about ten thousand bytes. A
+/// file of megabytes is a mistake, such as a data file or a checkpoint, and is reported without being read.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
-/// The text of a configuration and what to call it in messages.
+/// The text of a configuration, with its name in messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// Path of the file, or `<stdin>`.
@@ -23,7 +23,7 @@ impl Source {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// When it cannot be read, is larger than 1 MiB, or is not UTF-8.
+    /// The file cannot be read, is larger than 1 MiB, or is not UTF-8.
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self, Errors> {
         let name = path.as_ref().display().to_string();
         match File::open(&path) {
@@ -35,15 +35,15 @@ impl Source {
     /// Reads all of standard input.
     ///
     /// # Errors
-    /// As [`from_path`](Self::from_path).
+    /// As for [`from_path`](Self::from_path).
     pub fn from_stdin() -> Result<Self, Errors> {
         Self::from_reader("<stdin>".to_string(), io::stdin().lock())
     }
 
-    /// Takes the bytes of a file.
+    /// Creates a source from the bytes of a file.
     ///
     /// # Errors
-    /// When there are more than 1 MiB, or they are not UTF-8.
+    /// There are more than 1 MiB, or they are not UTF-8.
     pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, Errors> {
         let name = name.into();
         if bytes.len() > MAX_BYTES {
@@ -66,7 +66,8 @@ impl Source {
         }
     }
 
-    /// At most `length` characters of line `line`, from character `from` on; both count from where the text does, 1 and 0.
+    /// Returns at most `length` characters of line `line`, starting at character `from`. Lines are counted from 1,
+    /// characters from 0.
     pub(crate) fn excerpt(&self, line: usize, from: usize, length: usize) -> String {
         let mut rest = self.text.as_str();
         for _ in 1..line {
@@ -76,7 +77,7 @@ impl Source {
                 None => return String::new(),
             };
         }
-        // Never to the end of a line: it may be the whole file.
+        // Do not search for the end of the line: a line may be the whole file.
         rest.chars().take_while(|c| !matches!(c, '\n' | '\r')).skip(from).take(length).collect()
     }
 }
@@ -93,7 +94,8 @@ fn unreadable(name: String, error: &io::Error) -> Errors {
     Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], Some(help))
 }
 
-/// The end of a help for a file that is missing: `; a relative path begins at …`, or nothing where that is not known.
+/// Returns the end of the help for a missing file: `; a relative path begins at …`, or nothing if the working
+/// directory is unknown.
 #[must_use]
 pub fn relative_paths_begin() -> String {
     std::env::current_dir().map_or(String::new(), |folder| format!("; a relative path begins at {}", folder.display()))

@@ -1,5 +1,5 @@
-//! `autotuning.space` and `autotuning.sweep.space`: keys of the whole file, each with what is tried for it. Every value is held
-//! against its key here, so that a search does not find out after an hour.
+//! `autotuning.space` and `autotuning.sweep.space`: keys of the whole file with the values to try. Every value is
+//! checked against its key here, so that a search does not fail after an hour.
 
 mod range;
 mod target;
@@ -17,20 +17,20 @@ use crate::yaml_out;
 
 use target::Target;
 
-/// Most values of a dimension, and most dimensions.
+/// Maximum number of values in a dimension, and of dimensions.
 const MAX_VALUES: usize = 1000;
 const MAX_DIMENSIONS: usize = 100;
 
-/// A key of the space and what stands at it.
+/// A key of the space and its value.
 struct Written<'n> {
-    /// As it is written.
+    /// Path as written.
     path: String,
     key_at: At,
     node: &'n Node,
 }
 
 impl Check<'_> {
-    /// Checks the space at `path`, and keeps what is right of it.
+    /// Checks the space at `path` and stores its valid dimensions.
     pub(crate) fn space(&mut self, path: &str, continuous: bool, node: &Node) {
         let Value::Map(entries) = &node.value else {
             let message = format!("expected keys with the values to try, found {}", node.value.describe());
@@ -57,7 +57,7 @@ impl Check<'_> {
             if let Some(index) = dimensions.iter().position(|(other, _)| overlap(&other.path, &dimension.path)) {
                 let (other, at) = &mut dimensions[index];
                 match one.key_at {
-                    // The command line's word over the file's.
+                    // Overrides take precedence over the file.
                     At::Set(_) if other.path == dimension.path => (*other, *at) = (dimension, one.node.at),
                     _ => self.overlap(&place, one.key_at, &dimension.path, &other.path.clone(), *at),
                 }
@@ -85,7 +85,7 @@ impl Check<'_> {
         self.report.error(ErrorKind::DuplicateKey, place, key_at, message, Some(help));
     }
 
-    /// What is tried for a key: values, or all between two numbers. `None` when it is wrong: the report says so.
+    /// Returns the values to try for a key, or a range. Reports invalid values and returns `None`.
     fn values(
         &mut self,
         place: &str,
@@ -134,7 +134,7 @@ impl Check<'_> {
         valid.then_some((values, None))
     }
 
-    /// `{low, high, log}`.
+    /// Reads a range `{low, high, log}`.
     fn interval(
         &mut self,
         place: &str,
@@ -164,7 +164,8 @@ impl Check<'_> {
         }
     }
 
-    /// Whether the key takes the value. Where its section may be of several types, one that takes it is enough.
+    /// Returns whether the key accepts the value. If its section may have several types, it must be valid for at
+    /// least one of them.
     fn accepts(&mut self, place: &str, target: &Target, item: &Node) -> bool {
         let mut first = None;
         for index in 0..target.len() {
@@ -189,12 +190,12 @@ impl Check<'_> {
     }
 }
 
-/// Keys written in their sections, or by `--set`, beside those written with dots.
+/// Flattens nested sections and dotted paths into one list.
 fn flatten<'n>(path: &str, entries: &'n [Entry], out: &mut Vec<Written<'n>>) {
     for entry in entries {
         let path = join(path, &entry.key);
         match &entry.value.value {
-            // As if it were not written.
+            // A null counts as missing.
             Value::Null => {}
             Value::Map(inner) if target::is_section(&path) && !inner.is_empty() => flatten(&path, inner, out),
             _ => out.push(Written { path, key_at: entry.key_at, node: &entry.value }),
@@ -202,14 +203,14 @@ fn flatten<'n>(path: &str, entries: &'n [Entry], out: &mut Vec<Written<'n>>) {
     }
 }
 
-/// Whether they are the same, or one is the section of the other.
+/// Returns whether two paths are equal or one contains the other.
 fn overlap(one: &str, other: &str) -> bool {
     let (short, long) = if one.len() <= other.len() { (one, other) } else { (other, one) };
     long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Target {
-    /// Whether whole numbers are expected; `None` when not every number between two others is possible.
+    /// Returns whether the kind takes integers only. Returns `None` if it does not accept every number of a range.
     fn is_integer(&self) -> Option<bool> {
         match self.kind()? {
             Kind::Int { .. } | Kind::Bytes { .. } => Some(true),

@@ -1,4 +1,5 @@
-//! First phase: what was written, checked value by value, each with its place. Defaults and `auto` come in the second.
+//! First phase: the values as written, each checked and with its location. The second phase fills in defaults and
+//! `auto`.
 
 use crate::check::{self, Fields};
 use crate::errors::{ErrorKind, Errors};
@@ -9,30 +10,31 @@ use crate::report::Report;
 use crate::source::{MAX_BYTES, Source, too_large};
 use crate::value::Leaf;
 
-/// A configuration as typed.
+/// A configuration as written.
 ///
-/// It also holds what is wrong with single keys and values: [`resolve`](Self::resolve) tells that together with what is
-/// wrong between them, so that a user sees everything at once.
+/// It also holds the errors about single keys and values. [`resolve`](Self::resolve) reports them together with
+/// contradictions between keys, so that a user sees all errors at once.
 #[derive(Debug, Clone)]
 pub struct Typed {
     pub(crate) report: Report,
     pub(crate) fields: Fields,
 }
 
-/// Reads YAML or JSON, with the `config.json` of the folder that `model.pretrained` names, and applies `path.to.key=value` overrides whose values are YAML; an empty value unsets the key.
+/// Parses YAML or JSON and applies `path.to.key=value` overrides, whose values are YAML; an empty value unsets the
+/// key. Also reads the `config.json` in the folder that `model.pretrained` names.
 ///
 /// # Errors
-/// Only what keeps the text from being read: not YAML, too large, too deep, an alias that explodes, no keys at all. Everything
-/// else is kept for [`Typed::resolve`].
+/// Only errors that prevent parsing: the text is not YAML, too large, too deeply nested, expands through aliases
+/// beyond the limit, or has no keys. [`Typed::resolve`] reports all other errors.
 pub fn load(source: Source, overrides: &[String]) -> Result<Typed, Errors> {
     load_files(vec![source], overrides)
 }
 
-/// As [`load`], of several files: what a further one says stands over what those before it say, key by key. The first gives
-/// the configuration its name.
+/// Like [`load`], for several files. Later files override earlier ones key by key. The first file gives the
+/// configuration its name.
 ///
 /// # Errors
-/// As [`load`], and when there is no file.
+/// As for [`load`], and an empty list of files.
 pub fn load_files(sources: Vec<Source>, overrides: &[String]) -> Result<Typed, Errors> {
     if sources.is_empty() {
         return Err(Errors::one(ErrorKind::Missing, "there is no configuration".to_string(), vec![], None));
@@ -56,7 +58,7 @@ pub fn load_files(sources: Vec<Source>, overrides: &[String]) -> Result<Typed, E
 }
 
 impl Typed {
-    /// `launcher.num_processes`, when it was written.
+    /// Returns `launcher.num_processes` if it is written.
     pub fn num_processes(&self) -> Option<usize> {
         match self.fields.values.get("launcher.num_processes")?.leaf {
             Leaf::Int(number) => usize::try_from(number).ok(),
@@ -64,19 +66,20 @@ impl Typed {
         }
     }
 
-    /// The keys at the top of the files that are unknown, which are errors; none where there are more errors than are listed.
+    /// Returns the unknown keys at the top of the files, each of which is an error. Returns none if there are more
+    /// errors than are listed.
     pub fn unknown_keys(&self) -> Vec<&str> {
         self.report.unknown_at_the_top().flat_map(|error| &error.places).map(|place| place.path.as_str()).collect()
     }
 
-    /// The same where these keys are one warning that lists them: DeepSpeed ignores them too.
+    /// Replaces the errors about these keys by one warning that lists them. DeepSpeed ignores them, too.
     #[must_use]
     pub fn ignore_unknown_keys(mut self) -> Self {
         self.report.ignore_unknown_at_the_top();
         self
     }
 
-    /// Name of the file.
+    /// Returns the name of the file.
     pub fn name(&self) -> &str {
         &self.report.source().name
     }

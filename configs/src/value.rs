@@ -1,19 +1,19 @@
-//! From what YAML says to what a key expects.
+//! Converts YAML values to the types that keys expect.
 
 use crate::bytes::bytes;
 use crate::config::{Dimension, LayerPattern, PartitionMethod};
 use crate::node::{At, Node, Value};
 use crate::schema::{Kind, Range};
 
-/// Most regular expressions in a list: each takes milliseconds to compile when it is meant to.
+/// Maximum number of regular expressions in a list. A hostile expression can take milliseconds to compile.
 pub(crate) const MAX_PATTERNS: usize = 100;
 
 /// A value of the type that its key expects.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Leaf {
-    /// No value: nothing is meant, or it is computed from other keys.
+    /// No value, or a value that is computed from other keys.
     Null,
-    /// `auto`, where that means something known only later.
+    /// `auto` for a value that is determined later.
     Auto,
     Bool(bool),
     Int(u64),
@@ -22,11 +22,11 @@ pub(crate) enum Leaf {
     Text(String),
     Texts(Vec<String>),
     Ints(Vec<u64>),
-    /// Each with the place of its values.
+    /// The dimensions, each with the location of its values.
     Space(Vec<(Dimension, At)>),
 }
 
-/// The value as `kind` expects it; `None` when it is something else.
+/// Converts a value to what `kind` expects. Returns `None` if it has another type.
 pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
     match (kind, value) {
         (Kind::Bool, Value::Bool(value)) => Some(Leaf::Bool(*value)),
@@ -58,13 +58,13 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
         (Kind::Ints { min, max }, Value::List(items)) => {
             items.iter().map(|item| whole(&item.value, *min, *max)).collect::<Option<_>>().map(Leaf::Ints)
         }
-        // One with dimensions is read with the file at hand.
+        // Spaces with dimensions are checked elsewhere, because they depend on the rest of the file.
         (Kind::Space { .. }, Value::Map(entries)) if entries.is_empty() => Some(Leaf::Space(Vec::new())),
         _ => None,
     }
 }
 
-/// What `kind` expects, in words.
+/// Describes what `kind` expects.
 pub(crate) fn expected(kind: &Kind) -> String {
     match kind {
         Kind::Bool => "true or false".to_string(),
@@ -102,11 +102,11 @@ fn bounds(min: u64, max: u64) -> String {
     }
 }
 
-/// `5e8` and `500000000.0` are whole numbers too: DeepSpeed's own examples write sizes so.
+/// Converts to an integer. Accepts `5e8` and `500000000.0`, since DeepSpeed's own examples write sizes like this.
 fn whole(value: &Value, min: u64, max: u64) -> Option<u64> {
     let number = match value {
         Value::Int(value) => u64::try_from(*value).ok()?,
-        // 2^64 itself is the first float that does not fit.
+        // 2^64 is the first float that does not fit.
         Value::Float(value) if value.fract() == 0.0 && *value >= 0.0 && *value < 18_446_744_073_709_551_616.0 => {
             *value as u64
         }
@@ -133,7 +133,7 @@ fn texts(items: &[Node]) -> Option<Vec<String>> {
 }
 
 impl Range {
-    /// NaN and infinities are in no range.
+    /// Returns whether the number is in the range. NaN and infinities are in no range.
     fn contains(self, number: f64) -> bool {
         let low = if self.above { number > self.min } else { number >= self.min };
         let high = if self.below { number < self.max } else { number <= self.max };

@@ -1,27 +1,27 @@
-//! How many ranks there are and what they are: ranks = pipeline stages × data-parallel ranks.
+//! The ranks of a run: pipeline stages × data-parallel ranks.
 
 use crate::errors::ErrorKind;
 use crate::node::At;
 use crate::origin::Origin;
 use crate::reader::Resolver;
 
-/// Most ranks that are believed.
+/// Maximum number of ranks that is accepted.
 const MAX_RANKS: usize = 1 << 20;
 
 const RANKS: &str = "launcher.num_processes";
 const STAGES: &str = "pipeline.stages";
 
-/// The ranks, a multiple of the stages unless the report says that they are not.
+/// Number of ranks; a multiple of the stages unless an error has been reported.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct World {
     pub(crate) ranks: usize,
     stages: usize,
-    /// Where the number of ranks comes from.
+    /// Origin of the number of ranks.
     at: At,
 }
 
 impl World {
-    /// The world of `started` ranks, or of `launcher.num_processes`, or of one rank a stage.
+    /// Determines the number of ranks: `started`, else `launcher.num_processes`, else one rank per pipeline stage.
     pub(crate) fn read(resolver: &mut Resolver<'_>, started: Option<usize>) -> Self {
         let stages = resolver.section("pipeline").int("stages");
         let written = resolver.section("launcher").optional_int("num_processes");
@@ -49,21 +49,22 @@ impl World {
         } else if !resolver.report.is_poisoned(STAGES) {
             return;
         }
-        // What else would be said of the ranks, batch sizes that do not divide by them, follows from this.
+        // Suppress errors that would only follow from this one, such as batch sizes that are not divisible.
         resolver.report.poison(RANKS.to_string());
     }
 
-    /// Ranks that train on different data.
+    /// Returns the number of ranks that train on different data.
     pub(crate) fn data_parallel(self) -> usize {
         (self.ranks / self.stages).max(1)
     }
 
-    /// What [`data_parallel`](Self::data_parallel) counts: without a pipeline, all ranks.
+    /// Returns how messages call the ranks counted by [`data_parallel`](Self::data_parallel): without a pipeline,
+    /// all ranks.
     pub(crate) fn data_parallel_name(self) -> &'static str {
         if self.stages == 1 { "ranks" } else { "data-parallel ranks" }
     }
 
-    /// The keys that [`data_parallel`](Self::data_parallel) follows from, with their places.
+    /// Returns the keys that determine [`data_parallel`](Self::data_parallel), with their locations.
     pub(crate) fn places(self, resolver: &Resolver<'_>) -> Vec<(&'static str, At)> {
         let stages = (self.stages > 1).then(|| (STAGES, resolver.at(STAGES)));
         std::iter::once((RANKS, self.at)).chain(stages).collect()

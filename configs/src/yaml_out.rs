@@ -1,4 +1,5 @@
-//! Writes a resolved configuration as YAML that runs again as it is, and that other YAML readers understand too.
+//! Writes a resolved configuration as YAML. The output can be used as a configuration unchanged, and other YAML
+//! readers read the same values.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,22 +14,24 @@ use crate::parse;
 use crate::scalar;
 use crate::schema::join;
 
-/// Column at which comments stand, when the line is short enough.
+/// Column of the comments, unless the line is longer.
 const COMMENT_COLUMN: usize = 50;
 
 impl Config {
-    /// The full configuration, every default and `auto` filled in. It runs again as it is.
+    /// Returns the full configuration with every default and `auto` filled in. The output can be used as a
+    /// configuration unchanged.
     pub fn to_yaml(&self) -> String {
         write(self, false)
     }
 
-    /// The same, with a comment at each value that says where it comes from: `# line 12`, `# --set`, `# default`, `# auto`.
+    /// Like [`to_yaml`](Self::to_yaml), with a comment about the origin of each value: `# line 12`, `# --set`,
+    /// `# default`, `# auto`.
     pub fn to_yaml_with_origins(&self) -> String {
         write(self, true)
     }
 
-    /// Each value by its path (`zero_optimization.stage`), written as in YAML, in the order of the file. To compare
-    /// configurations key by key.
+    /// Returns the path of each value (`zero_optimization.stage`) and the value as YAML, in the order of the file.
+    /// Use it to compare configurations key by key.
     pub fn leaves(&self) -> Vec<(String, String)> {
         leaves(self)
     }
@@ -42,17 +45,17 @@ pub(crate) fn auto<T: Serialize, S: Serializer>(value: &Option<T>, serializer: S
     }
 }
 
-/// Serialises a path as text; of a program's own path that is none, what can be shown of it.
+/// Serialises a path as text. Replaces invalid UTF-8 in a path set by the program.
 pub(crate) fn path<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
-/// Serialises a path as text, as [`path`] does.
+/// Serialises a path as text, like [`path`].
 pub(crate) fn folder<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.to_string_lossy())
 }
 
-/// Serialises what is tried as `path.to.key: [values]`.
+/// Serialises a search space as `path.to.key: [values]`.
 pub(crate) fn space<S: Serializer>(space: &[Dimension], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(space.iter().map(|dimension| (&dimension.path, tried(dimension))))
 }
@@ -62,12 +65,12 @@ fn tried(dimension: &Dimension) -> Value {
         let number = |number: f64| if is_integer { json!(number as u64) } else { json!(number) };
         return json!({"low": number(low), "high": number(high), "log": log});
     }
-    // A program's own value that is not YAML is the text that it is.
+    // A program may set a value that is not YAML; it is then written as a string.
     let value = |text: &String| parse::constant(text).map_or_else(|| json!(text), |node| json_of(&node.value));
     Value::Array(dimension.values.iter().map(value).collect())
 }
 
-/// What JSON can say of a value: no infinity, and 64 bits of a whole number.
+/// Converts to JSON, which has no infinities and 64-bit integers only.
 pub(crate) fn json_of(value: &node::Value) -> Value {
     match value {
         node::Value::Null => Value::Null,
@@ -86,7 +89,7 @@ pub(crate) fn json_of(value: &node::Value) -> Value {
     }
 }
 
-/// A value on one line, as `--set path=VALUE` takes it. It reads back as it is.
+/// Formats a value on one line, as for `--set path=VALUE`. Parsing returns the same value.
 pub(crate) fn value(value: &node::Value) -> String {
     match value {
         node::Value::Int(number) => number.to_string(),
@@ -108,9 +111,9 @@ fn map<'k>(entries: impl Iterator<Item = (&'k str, String)>) -> String {
     format!("{{{}}}", entries.map(|(key, value)| format!("{}: {value}", quoted(key))).collect::<Vec<_>>().join(", "))
 }
 
-/// The configuration in the shape of `ds.yaml`, keys in order.
+/// Returns the configuration in the shape of `ds.yaml`, with its keys in order.
 pub(crate) fn tree(config: &Config) -> Value {
-    // Plain data with text keys: there is nothing in it that could fail to serialise.
+    // Serialisation cannot fail: the configuration is plain data with string keys.
     serde_json::to_value(config).unwrap_or_default()
 }
 
@@ -129,7 +132,7 @@ fn write(config: &Config, origins: bool) -> String {
     let mut was_inside = false;
     visit("", &tree(config), 0, &mut |depth, path, name, value| {
         let is_section = value.is_none();
-        // Around each section of the file a line is free.
+        // Blank lines separate the sections of the file.
         if depth == 0 && (is_section || was_inside) {
             out.push('\n');
         }
@@ -148,8 +151,8 @@ fn write(config: &Config, origins: bool) -> String {
     out
 }
 
-/// Calls `each` with depth, path, name and written value of every key; a section has no value. What is tried for a key of a space
-/// stands on one line.
+/// Calls `each` with depth, path, name and text of every key; a section has no text. The values of a key in a
+/// search space are written on one line.
 fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &str, &str, Option<String>)) {
     let Value::Object(entries) = value else { return };
     let path_of_section = path;
@@ -165,12 +168,12 @@ fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &
     }
 }
 
-/// Whether the keys of the section at `path` are dimensions.
+/// Returns whether the keys of the section at `path` are dimensions of a search space.
 fn is_in_space(path: &str) -> bool {
     matches!(path, "autotuning.space" | "autotuning.sweep.space")
 }
 
-/// A value on one line.
+/// Formats a value on one line.
 fn flow(value: &Value) -> String {
     match value {
         Value::Null => "null".to_string(),
@@ -185,7 +188,7 @@ fn flow(value: &Value) -> String {
     }
 }
 
-/// Shortest digits that read back to the same f64. YAML 1.1 readers take an exponent only after a point.
+/// Formats the shortest digits that parse to the same f64. YAML 1.1 readers require a point before an exponent.
 fn float(number: f64) -> String {
     let text = format!("{number:?}");
     match text.split_once('e') {
@@ -194,7 +197,8 @@ fn float(number: f64) -> String {
     }
 }
 
-/// Plain when nothing could take it for something else, else in double quotes with JSON's escapes, which are YAML's too.
+/// Returns the string unquoted if no YAML reader can take it for anything else, else in double quotes with JSON's
+/// escapes, which YAML shares.
 fn quoted(text: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
     let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/'))
@@ -211,7 +215,7 @@ fn quoted(text: &str) -> String {
             '\\' => out.push_str("\\\\"),
             '\n' => out.push_str("\\n"),
             '\t' => out.push_str("\\t"),
-            // Controls and the characters that some reader takes for a line break or a mark.
+            // Control characters, and characters that some readers take for a line break or a byte-order mark.
             c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}') => {
                 let _ = write!(out, "\\u{:04x}", c as u32);
             }
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_read_back_and_have_a_point() {
+    fn floats_round_trip_and_have_a_point() {
         for (number, text) in [(1e-8, "1.0e-8"), (0.001, "0.001"), (1.0, "1.0"), (2.5e-10, "2.5e-10"), (1e16, "1.0e16")]
         {
             assert_eq!(float(number), text);
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_quoted_when_something_else_could_be_read() {
+    fn ambiguous_strings_are_quoted() {
         for text in ["gelu_new", "runs/quickstart", "a.b-c"] {
             assert_eq!(quoted(text), text);
         }

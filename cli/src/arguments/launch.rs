@@ -1,4 +1,4 @@
-//! Options of `launch`, and what they say of hosts and ranks.
+//! Options of `launch`, and the hosts and ranks that they describe.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -58,14 +58,14 @@ pub(crate) struct LaunchArgs {
     pub(crate) program: Vec<OsString>,
 }
 
-/// How many ranks a host gets.
+/// Number of ranks per host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PerHost {
-    /// As the configuration says.
+    /// The number in the configuration.
     Auto,
-    /// One for each core.
+    /// One rank per core.
     Cores,
-    /// So many.
+    /// This number.
     Ranks(usize),
 }
 
@@ -83,7 +83,7 @@ impl PerHost {
     }
 }
 
-/// A number of hosts; torchrun's range of them if it is none.
+/// Parses a number of hosts. Accepts torchrun's range if both ends are equal.
 fn hosts(text: &str) -> Result<usize, String> {
     let number = match text.split_once(':') {
         Some((least, most)) if least == most => most,
@@ -94,11 +94,11 @@ fn hosts(text: &str) -> Result<usize, String> {
 }
 
 impl LaunchArgs {
-    /// The hosts of the job, and which this is. Where it says neither, several hosts meet as `MASTER_ADDR` and `MASTER_PORT` say: Kubeflow's
-    /// PyTorchJob sets these and not those of torchrun.
+    /// Returns the hosts of the job and the index of this host. Address and port of host 0 that no flag sets are
+    /// taken from `MASTER_ADDR` and `MASTER_PORT`: Kubeflow's PyTorchJob sets these and not torchrun's variables.
     ///
     /// # Errors
-    /// What is missing or contradicts itself.
+    /// A flag is missing, or flags contradict each other.
     pub(crate) fn hosts(&self, lookup: impl Fn(&str) -> Option<String>) -> Result<Hosts, String> {
         let count = if self.standalone { 1 } else { self.nnodes };
         let (address, port) = match &self.rdzv_endpoint {
@@ -131,17 +131,18 @@ impl LaunchArgs {
         Ok(Hosts { count, index, address, port, run: self.rdzv_id.clone() })
     }
 
-    /// Ranks of this host that the command line asks for; `None` leaves it to the configuration.
+    /// Returns the number of ranks on this host according to the command line; `None` leaves it to the
+    /// configuration.
     ///
     /// # Errors
-    /// Two flags that do not agree.
+    /// Two flags contradict each other.
     pub(crate) fn ranks_here(&self, cores: usize, hosts: usize) -> Result<Option<usize>, String> {
         let here = match self.nproc_per_node {
             None | Some(PerHost::Auto) => None,
             Some(PerHost::Cores) => Some(cores),
             Some(PerHost::Ranks(ranks)) => Some(ranks),
         };
-        // As accelerate counts them: over all hosts.
+        // Accelerate counts the processes of all hosts.
         let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
         match here {
             Some(here) if here * hosts != all => Err(format!(
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn three_launchers_flags_say_the_same() {
+    fn flags_of_three_launchers_are_equivalent() {
         let torchrun = ["--nproc_per_node=2", "--nnodes=2", "--node_rank=1", "--rdzv_endpoint=h0:1234"];
         let deepspeed =
             ["--num_gpus", "2", "--num_nodes", "2", "--node_rank", "1", "--master_addr", "h0", "--master_port", "1234"];
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_a_pytorchjob_needs_no_flag() {
+    fn a_pod_of_a_pytorchjob_needs_no_flags() {
         let args = launch(&["--nnodes", "2", "--node-rank", "1"]).expect("accepted");
         let variables = |name: &str| match name {
             "MASTER_ADDR" => Some("job-master-0".to_string()),
@@ -207,13 +208,13 @@ mod tests {
         };
         let hosts = args.hosts(variables).expect("complete");
         assert_eq!((hosts.address.as_deref(), hosts.port), (Some("job-master-0"), Some(23456)));
-        // A host alone opens a port of its own.
+        // A single host chooses its own port.
         let alone = launch(&[]).expect("accepted").hosts(variables).expect("complete");
         assert_eq!(alone, Hosts::alone());
     }
 
     #[test]
-    fn what_follows_a_program_is_its_own() {
+    fn arguments_after_a_program_are_passed_to_it() {
         let args = launch(&["--nproc-per-node", "2", "train", "--config", "x", "--node_rank=7"]).expect("accepted");
         assert_eq!(args.program, ["train", "--config", "x", "--node_rank=7"]);
         assert_eq!((args.train.config.config, args.node_rank), (vec![], None));
@@ -221,8 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_contradicts_is_said() {
-        let error = |args: &[&str]| launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("refused");
+    fn missing_and_contradictory_flags_are_reported() {
+        let error = |args: &[&str]| {
+            launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("the flags must be rejected")
+        };
         assert!(error(&["--nnodes", "2"]).contains("--node-rank 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts are 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "0"]).contains("--master-addr"));
@@ -230,8 +233,12 @@ mod tests {
         assert!(error(&["--rdzv-endpoint", "h0:x", "--nnodes", "2"]).contains("not HOST:PORT"));
         assert!(error(&["--nproc-per-node", "gpu"]).contains("cpu or auto"));
         let ranks = |args: &[&str]| launch(args).expect("accepted").ranks_here(8, 2);
-        assert!(ranks(&["-n", "3"]).expect_err("odd").contains("as many each"));
-        assert!(ranks(&["-n", "4", "--nproc-per-node", "4"]).expect_err("8").contains("makes 8"));
+        assert!(ranks(&["-n", "3"]).expect_err("3 ranks on 2 hosts is an error").contains("as many each"));
+        assert!(
+            ranks(&["-n", "4", "--nproc-per-node", "4"])
+                .expect_err("4 ranks on each of 2 hosts makes 8")
+                .contains("makes 8")
+        );
         assert_eq!((ranks(&["--nproc-per-node", "cpu"]), ranks(&[])), (Ok(Some(8)), Ok(None)));
     }
 }

@@ -1,4 +1,4 @@
-//! The command line.
+//! Arguments of the command line.
 
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArgs {
     /// ds.yaml or ds_config.json, or - for standard input; required. Given again, a further file, whose keys stand over the first's
-    // Not required for clap, which would miss it next to a subcommand.
+    // Optional for clap, which would otherwise also require it for a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Vec<PathBuf>,
     /// Ranks to start on this machine [default: launcher.num_processes, else pipeline.stages]
@@ -385,10 +385,10 @@ pub(crate) enum Floats {
 }
 
 impl TrainArgs {
-    /// Whether nothing is said that only training understands.
+    /// Checks that no option of training is set.
     ///
     /// # Errors
-    /// The first option that is.
+    /// Names the first option that is set.
     pub(crate) fn is_unused(&self) -> Result<(), String> {
         let options = [
             ("--set", !self.config.set.is_empty()),
@@ -410,7 +410,7 @@ impl TrainArgs {
         }
     }
 
-    /// The overrides that these options stand for, behind those of `--set`.
+    /// Returns the overrides of `--set`, followed by those that other options stand for.
     #[must_use]
     pub(crate) fn overrides(&self) -> Vec<String> {
         let mut overrides = self.config.set.clone();
@@ -428,14 +428,14 @@ impl TrainArgs {
 }
 
 impl Cli {
-    /// Reads the command line; ends the process where that says so itself.
+    /// Reads the command line. Exits on an error, and after `--help` or `--version`.
     pub(crate) fn read() -> Self {
         let matches = command().get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit())
     }
 }
 
-/// The command line, in which `_` and `-` are the same: torchrun, deepspeed and accelerate have some flags with either.
+/// Returns the parser. Flags may contain `_` in place of `-`, since torchrun, deepspeed and accelerate use both.
 fn command() -> clap::Command {
     let launch = |launch: clap::Command| {
         let ranks = "Ranks over all hosts, as accelerate counts them";

@@ -1,4 +1,4 @@
-//! Training as a rank of a launcher's, or as the launcher of this host's ranks.
+//! Training as a rank under a launcher, or as the launcher of this host's ranks.
 
 use std::time::Duration;
 
@@ -23,13 +23,14 @@ use crate::rank;
 use zero_train::process;
 use zero_train::process::Cores;
 
-/// How long launchers of a program wait for each other: nothing says how long its ranks do.
+/// How long the launchers of a program wait for each other. A program has no configuration that would set a
+/// timeout.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Trains as the rank that a launcher's variables say, or starts the ranks of this machine.
+/// Trains as a rank if the launcher's environment is set; otherwise starts the ranks of this machine.
 ///
 /// # Errors
-/// What ends the run.
+/// The error that ended the run.
 pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
@@ -40,18 +41,19 @@ pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     lead(args, &Started { hosts: &Hosts::alone(), ranks, output: Output::default(), grace: GRACE })
 }
 
-/// Starts the ranks of this host, which may be one of several; or trains as one of them, which has the same command line.
+/// Starts the ranks of this host, one of possibly several hosts. In a rank that it has started, trains as that
+/// rank, since the ranks have the same command line.
 ///
 /// # Errors
-/// What ends the run.
+/// The error that ended the run.
 pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
     if process::launched_by_us() {
         let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
         return train_as(&place, &args.train);
     }
-    let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
-    let ranks = understood(args.ranks_here(Cores::allowed().count(), hosts.count));
+    let hosts = value_or_exit(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
+    let ranks = value_or_exit(args.ranks_here(Cores::allowed().count(), hosts.count));
     let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: false };
     lead(&args.train, &Started { hosts: &hosts, ranks, output, grace: grace(args) })
 }
@@ -59,11 +61,11 @@ pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
 /// Starts another program as the ranks of this host.
 ///
 /// # Errors
-/// What keeps it from being started, or another host that is lost.
+/// The program cannot be started, or another host is lost.
 pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
-    let hosts = understood(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
-    let ranks = understood(args.ranks_here(Cores::allowed().count(), hosts.count)).unwrap_or(1);
-    understood(args.train.is_unused());
+    let hosts = value_or_exit(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
+    let ranks = value_or_exit(args.ranks_here(Cores::allowed().count(), hosts.count)).unwrap_or(1);
+    value_or_exit(args.train.is_unused());
     let reach = if hosts.count > 1 { Some(reach(None, TIMEOUT)?) } else { None };
     let output = Output { log_dir: args.log_dir.clone(), tee: args.tee.clone(), all: true };
     let job = Job { hosts: &hosts, reach, what: What::Program(&args.program), output, grace: grace(args) };
@@ -81,12 +83,12 @@ fn grace(args: &LaunchArgs) -> Duration {
     Duration::from_secs(args.grace.into())
 }
 
-/// Ends the process with what is wrong with the command line.
-fn understood<T>(told: Result<T, String>) -> T {
+/// Returns the value, or exits with an error about the command line.
+fn value_or_exit<T>(told: Result<T, String>) -> T {
     told.unwrap_or_else(|error| Cli::command().error(ErrorKind::ValueValidation, error).exit())
 }
 
-/// How launchers reach each other.
+/// Returns the settings with which launchers connect to each other.
 fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
     let Some(token) = token::find(|name| std::env::var_os(name)).map_err(Error::Token)? else {
         anyhow::bail!(Error::Setting {
@@ -102,10 +104,10 @@ fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
     Ok(Reach { listen, token, timeout })
 }
 
-/// What the command line says of ranks and hosts.
+/// Options of the command line about ranks and hosts.
 struct Started<'a> {
     hosts: &'a Hosts,
-    /// On this host.
+    /// Number of ranks on this host, if given.
     ranks: Option<usize>,
     output: Output,
     grace: Duration,
@@ -114,7 +116,7 @@ struct Started<'a> {
 /// Trains as a rank.
 fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8> {
     let options = run_options(args)?;
-    // Standard input is read once, by the process that stays.
+    // Standard input can be read only once, so preparing the threads must leave it untouched.
     let threads = threads_before_reading(args, place.local_world_size)?;
     process::prepare(threads, place.world_size)?;
     let (typed, _) = load(&args.config, &args.overrides())?;
@@ -122,14 +124,15 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
     rank::run(&config, &options, place)
 }
 
-/// Ranks for the GPUs of this host, as many as make whole pipelines, where layers are on GPUs and nobody says how many ranks there are.
+/// Returns one rank per GPU of this host, rounded down to whole pipelines, but at least one pipeline. Returns
+/// `None` unless layers run on GPUs and the number of ranks is not configured.
 fn one_a_gpu(typed: &Typed) -> Option<usize> {
     let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
     let stages = config.pipeline.stages;
     typed.num_processes().is_none().then(|| (zero_train::gpus() / stages * stages).max(stages))
 }
 
-/// Checks what all ranks would find out, starts those of this host, and waits for them.
+/// Makes the checks that are the same on all ranks, starts the ranks of this host, and waits for them.
 fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let (options, hosts) = (run_options(args)?, started.hosts);
     let sources = read(&args.config)?;
@@ -156,7 +159,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let ranks = config.world_size / hosts.count;
     let threads = process::threads(Some(&config.launcher), ranks);
     zero_model::ops::set_threads(threads);
-    // What the ranks would all find out is said once, before any is started.
+    // Report errors common to all ranks once, before any rank starts.
     let plan = zero_train::train::check(&config, &options)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
         let planner = zero_train::train::planner(&config)?;
@@ -180,7 +183,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         grace: started.grace,
     };
     let team = Team::new(ranks, threads);
-    // What does not verify will not do so the next time.
+    // A failed verification would fail again after a restart.
     if config.launcher.max_restarts == 0 || options.verify.is_some() {
         return launch(team, &job, None);
     }
@@ -198,7 +201,7 @@ fn setting(key: &str, message: &str, help: &str) -> anyhow::Error {
     Error::Setting { key: key.into(), message: message.into(), help: help.into() }.into()
 }
 
-/// How the launchers of several hosts reach each other; `None` of one.
+/// Returns the settings with which the launchers of several hosts connect; `None` for a single host.
 fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     if hosts.count == 1 {
         return Ok(None);
@@ -214,7 +217,8 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     reach(config.launcher.interface.as_deref(), zero_train::timeout(config)).map(Some)
 }
 
-/// The limit that one of so many ranks of this host does not fit into, unless it is to be tried anyway.
+/// Returns the memory limit that one of `ranks` ranks on this host exceeds. Returns `None` if it fits or `force` is
+/// set.
 fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<Limit> {
     if force {
         return None;
@@ -222,7 +226,7 @@ fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<L
     Limit::of_rank(config, ranks).filter(|limit| plan.peak_bytes() > limit.bytes)
 }
 
-/// That the files still say what they said; standard input does.
+/// Checks that the files have not changed. Standard input cannot change.
 fn unchanged(args: &TrainArgs, sources: &[Source]) -> anyhow::Result<()> {
     for (path, source) in args.config.config.iter().zip(sources).filter(|(path, _)| !is_standard_input(path)) {
         if Source::from_path(path)? != *source {
@@ -232,7 +236,8 @@ fn unchanged(args: &TrainArgs, sources: &[Source]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As many ranks with the micro-batch and the global batch of `config`, and more micro-batches a rank, if that can be trained here.
+/// Returns a team of `ranks` ranks with the micro-batch and global batch of `config` and more accumulation, if that
+/// fits on this machine.
 fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) -> anyhow::Result<Team> {
     let changes = vec![
         format!("train_batch_size={}", config.train_batch_size),
@@ -249,7 +254,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
     Ok(Team { ranks, threads: process::threads(Some(&config.launcher), ranks), overrides: changes })
 }
 
-/// The thread count of a rank that another launcher started, without touching standard input.
+/// Returns the thread count of a rank under another launcher, without reading standard input.
 fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
     let launcher = if args.config.config.iter().any(|path| is_standard_input(path)) {
         None

@@ -1,4 +1,4 @@
-//! Sections whose keys depend on their `type`.
+//! Checks sections whose keys depend on their `type`.
 
 use super::{Check, Field};
 use crate::errors::ErrorKind;
@@ -19,7 +19,7 @@ impl Check<'_> {
             self.names_of_any_type(path, variants, entries);
         }
         let Some(variant) = self.variant(path, variants, entries, entry.key_at) else {
-            // Without a type nothing else in here can be judged.
+            // The other keys cannot be checked without a valid type.
             return self.report.poison(path.to_string());
         };
         let (params, rest): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| beside(&entry.key));
@@ -39,7 +39,7 @@ impl Check<'_> {
         }
     }
 
-    /// Without a type: only the names that no type knows.
+    /// Checks a section without a type: reports only the names that no type knows.
     fn names_of_any_type(&mut self, path: &str, variants: &'static Variants, entries: &[Entry]) {
         let own = variants.list.iter().map(|variant| variant.keys);
         let (mut keys, mut inside) = (vec![variants.shared], vec![]);
@@ -75,7 +75,7 @@ impl Check<'_> {
         }
     }
 
-    /// The variant that `type` names, when it can be used.
+    /// Returns the variant that `type` names. Reports a missing, unknown or unimplemented type and returns `None`.
     pub(crate) fn variant(
         &mut self,
         path: &str,

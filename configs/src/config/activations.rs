@@ -1,4 +1,4 @@
-//! `activation_checkpointing`: what the forward does not keep, because the backward computes it again.
+//! `activation_checkpointing`: which activations the forward discards and the backward recomputes.
 
 use std::path::PathBuf;
 
@@ -8,32 +8,34 @@ use crate::config::offload::has_path;
 use crate::config::{LayerPattern, OffloadDevice};
 use crate::reader::Resolver;
 
-/// `activation_checkpointing`: the inputs of some layers are kept, and all that lies between is computed again in the backward.
+/// `activation_checkpointing`: keeps the inputs of some layers and recomputes everything between them in the
+/// backward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActivationCheckpointing {
-    /// Which inputs are kept.
+    /// Which layers' inputs are kept.
     pub spacing: CheckpointSpacing,
-    /// Only layers in whose name one of these is found are computed again; `None` is every layer that gains from it.
+    /// Patterns of layer names. Only layers that match one of them are recomputed; `None` recomputes every layer
+    /// that saves memory by it.
     pub layers: Option<Vec<LayerPattern>>,
-    /// Where inputs that are kept wait for the backward.
+    /// Where kept inputs are stored until the backward.
     pub device: OffloadDevice,
-    /// Folder of the files, relative to the working directory; given when the device is [`OffloadDevice::Nvme`].
+    /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
     pub nvme_path: Option<PathBuf>,
 }
 
-/// Which inputs of layers are kept.
+/// Which layers' inputs are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointSpacing {
-    /// One, then none for so many layers less one: 1 keeps the input of each layer.
+    /// The input of every n-th layer; 1 keeps the input of each layer.
     Interval(usize),
-    /// So many, at equal distances.
+    /// This many inputs, at equal distances.
     Number(usize),
 }
 
 const SECTION: &str = "activation_checkpointing";
 
 impl ActivationCheckpointing {
-    /// `None` when the section was not written, or is switched off.
+    /// Reads the section. Returns `None` if the section is missing or switched off.
     pub(crate) fn read(resolver: &mut Resolver<'_>) -> Option<Self> {
         if !resolver.has_section(SECTION) {
             return None;
@@ -53,7 +55,7 @@ impl ActivationCheckpointing {
         }
         if let (Some(on_host), Some(device)) = (on_host, device)
             && on_host != (device == OffloadDevice::Cpu)
-            // `cpu_checkpointing: false` says nothing of files.
+            // `cpu_checkpointing: false` does not rule out files.
             && (on_host || device == OffloadDevice::Cpu)
         {
             let message = format!("`{SECTION}.cpu_checkpointing: {on_host}` contradicts `device: {device}`");
@@ -64,7 +66,7 @@ impl ActivationCheckpointing {
         has_path(SECTION, device, nvme_path.is_some(), resolver);
         Some(Self {
             spacing: number.map_or(CheckpointSpacing::Interval(interval.unwrap_or(1)), CheckpointSpacing::Number),
-            // Those that are wrong are known to be.
+            // The schema's check has already reported invalid patterns.
             layers: layers.map(|layers| layers.iter().filter_map(|layer| LayerPattern::new(layer).ok()).collect()),
             device,
             nvme_path,
@@ -78,7 +80,7 @@ fn contradiction(names: [&str; 2], message: String, resolver: &mut Resolver<'_>)
     resolver.contradiction(&paths.each_ref().map(String::as_str), message, Some(help));
 }
 
-/// The section's keys.
+/// Serialises the section with its keys in `ds.yaml`.
 impl Serialize for ActivationCheckpointing {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (interval, number) = match self.spacing {

@@ -1,4 +1,4 @@
-//! `autotuning`: what `zero-train autotune` searches, how it measures, and when it ends.
+//! `autotuning`: what `zero-train autotune` searches, how it measures, and when it stops.
 
 use std::path::PathBuf;
 
@@ -9,98 +9,98 @@ use crate::node::At;
 use crate::reader::Resolver;
 use crate::yaml_out;
 
-/// `autotuning`. Without the section every field has its default: tuning needs none.
+/// `autotuning`. The section is optional: without it, every field has its default.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Autotuning {
-    /// DeepSpeed's switch. Training never tunes, and warns when this is on.
+    /// DeepSpeed's switch. Training never tunes, and warns if it is on.
     pub enabled: bool,
-    /// Tune the ZeRO stage and the micro-batch only.
+    /// Tune only the ZeRO stage and the micro-batch size.
     pub fast: bool,
-    /// Folder of the results, relative to the working directory.
+    /// Folder for the results, relative to the working directory.
     #[serde(serialize_with = "yaml_out::folder")]
     pub results_dir: PathBuf,
     /// Delete the results of an earlier search.
     pub overwrite: bool,
-    /// What is best.
+    /// The metric to optimise.
     pub metric: Metric,
-    /// File that the best value of the metric is written to.
+    /// File for the best value of the metric.
     #[serde(serialize_with = "yaml_out::path")]
     pub metric_path: Option<PathBuf>,
-    /// First step that is measured; at least 1.
+    /// First step to measure; at least 1.
     pub start_profile_step: usize,
-    /// Last step that is measured; not before the first.
+    /// Last step to measure; not before the first.
     pub end_profile_step: usize,
     /// Order in which configurations are tried.
     pub tuner_type: TunerType,
-    /// The search ends after so many configurations in a row that were no better; 0 never.
+    /// Stop after this many configurations in a row without an improvement; 0 never stops early.
     pub tuner_early_stopping: usize,
-    /// Most configurations that are measured; at least 1.
+    /// Maximum number of configurations to measure; at least 1.
     pub tuner_num_trials: usize,
-    /// Largest global batch, in samples.
+    /// Maximum global batch size, in samples.
     pub max_train_batch_size: Option<usize>,
-    /// Smallest global batch, in samples.
+    /// Minimum global batch size, in samples.
     pub min_train_batch_size: usize,
-    /// Largest micro-batch, in samples.
+    /// Maximum micro-batch size, in samples.
     pub max_train_micro_batch_size_per_gpu: usize,
-    /// Smallest micro-batch, in samples.
+    /// Minimum micro-batch size, in samples.
     pub min_train_micro_batch_size_per_gpu: usize,
-    /// Most sizes of a micro-batch that are tried; `None` is all.
+    /// Maximum number of micro-batch sizes to try; `None` tries all.
     pub num_tuning_micro_batch_sizes: Option<usize>,
-    /// What is tried, in the order of the file. No path is given twice, and none lies inside of another.
+    /// The search space, in the order of the file. No path appears twice, and none lies inside another.
     #[serde(serialize_with = "yaml_out::space")]
     pub space: Vec<Dimension>,
-    /// A run of a trial that takes longer is ended.
+    /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
     pub trial_timeout_seconds: u64,
-    /// Measuring ends after so long.
+    /// Time limit for all measurements, in seconds.
     pub budget_seconds: Option<u64>,
-    /// Most runs of a configuration, in turn with the others.
+    /// Maximum number of runs per configuration, interleaved with the other configurations.
     pub repeats: usize,
-    /// Search of hyperparameters, when the section was written.
+    /// Hyperparameter search, if the section is present.
     pub sweep: Option<Sweep>,
 }
 
-/// `autotuning.sweep`: a search of hyperparameters, judged by the evaluation loss.
+/// `autotuning.sweep`: a hyperparameter search that minimises the evaluation loss.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sweep {
-    /// What is tried, in the order of the file; one dimension at least.
+    /// The search space, in the order of the file; at least one dimension.
     #[serde(serialize_with = "yaml_out::space")]
     pub space: Vec<Dimension>,
-    /// How points of the space are chosen.
+    /// How points of the search space are chosen.
     pub method: SweepMethod,
-    /// Trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
+    /// Number of trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
     pub trials: usize,
-    /// Optimizer steps of a trial; `None` is those of the run.
+    /// Optimizer steps of a trial; `None` trains as long as the run itself.
     pub max_steps: Option<usize>,
     /// Seed of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
     pub seed: u64,
 }
 
-/// What is tried for a key.
+/// One dimension of a search space: a key and the values to try.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dimension {
-    /// The key, `zero_optimization.stage`, under its first name.
+    /// Path of the key under its primary name, for example `zero_optimization.stage`.
     pub path: String,
-    /// Each as `--set path=VALUE` takes it, and of the type that the key expects. Empty when there is a range.
+    /// Values of the type that the key expects, each written as in `--set path=VALUE`. Empty if `range` is set.
     pub values: Vec<String>,
-    /// All between two numbers, for [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
+    /// A continuous range, for [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
     pub range: Option<Interval>,
 }
 
-/// All numbers from `low` to `high`, both included.
+/// A range from `low` to `high`, both included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
-    /// The smallest.
+    /// Lower bound.
     pub low: f64,
-    /// The largest; more than `low`.
+    /// Upper bound; greater than `low`.
     pub high: f64,
-    /// Drawn so that their logarithms are uniform; `low` is then more than 0.
+    /// Draw values log-uniformly; `low` is then positive.
     pub log: bool,
-    /// Whole numbers only, because the key takes no others.
+    /// Draw whole numbers only, because the key takes no others.
     pub is_integer: bool,
 }
 
 choice! {
-    /// What the best configuration has most, or least, of.
+    /// The metric by which the best configuration is chosen.
     pub enum Metric {
         /// Most samples per second.
         Throughput = "throughput",
@@ -114,23 +114,23 @@ choice! {
 choice! {
     /// Order in which configurations are tried.
     pub enum TunerType {
-        /// Those that are predicted to be best come first.
+        /// Configurations with the best predicted performance first.
         ModelBased = "model_based",
-        /// All in turn.
+        /// All configurations in turn.
         GridSearch = "gridsearch",
-        /// At random.
+        /// In random order.
         Random = "random",
     }
 }
 
 choice! {
-    /// How points of a sweep's space are chosen.
+    /// How points of a sweep's search space are chosen.
     pub enum SweepMethod {
         /// All combinations of the values.
         Grid = "grid",
-        /// At random.
+        /// Random points.
         Random = "random",
-        /// Where earlier trials were good: a tree of Parzen estimators.
+        /// Points close to good earlier trials, chosen by a tree-structured Parzen estimator.
         Tpe = "tpe",
     }
 }
@@ -184,7 +184,7 @@ impl Autotuning {
         autotuning
     }
 
-    /// What must not be larger than what.
+    /// Checks that lower bounds do not exceed upper bounds.
     fn bounds(&self, resolver: &mut Resolver<'_>) {
         let pairs = [
             ("start_profile_step", Some(self.start_profile_step), "end_profile_step", Some(self.end_profile_step)),

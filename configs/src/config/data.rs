@@ -1,4 +1,4 @@
-//! `data`: what is read, and how it becomes samples.
+//! `data`: which files are read, and how they become samples.
 
 use serde::Serialize;
 
@@ -12,44 +12,44 @@ pub struct Data {
     pub train: Vec<String>,
     /// Files and globs to evaluate on.
     pub eval: Option<Vec<String>>,
-    /// Part of the training text's end that is kept for evaluation when `eval` is not given.
+    /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
     pub eval_fraction: f64,
     /// How files are read.
     pub format: DataFormat,
-    /// What makes tokens of text.
+    /// Tokenizer for text.
     pub tokenizer: Tokenizer,
-    /// Tokens per sample. `None` when there is no `model` with a longest sequence to take it from.
+    /// Tokens per sample. `None` if it is not given and no `model` with a maximum sequence length provides it.
     pub sequence_length: Option<usize>,
     /// Field of a JSON line that holds the text.
     pub text_key: String,
-    /// Type of the numbers in a token file.
+    /// Integer type of a token file.
     pub token_dtype: TokenDtype,
-    /// Draw samples in a random order that depends on the seed only.
+    /// Draw samples in a random order that depends only on the seed.
     pub shuffle: bool,
 }
 
 choice! {
     /// How files are read.
     pub enum DataFormat {
-        /// By the file's name: `.jsonl` and `.ndjson`, `.csv`, `.bin` and `.tokens`, else text.
+        /// Chosen by the file name: `.jsonl` and `.ndjson`, `.csv`, `.bin` and `.tokens`; any other file is text.
         Auto = "auto",
         /// Plain text.
         Text = "text",
         /// Any bytes, for the byte tokenizer.
         Bytes = "bytes",
-        /// Little-endian tokens of `token_dtype`, one after the other.
+        /// Consecutive little-endian tokens of type `token_dtype`.
         Tokens = "tokens",
-        /// One JSON object a line.
+        /// One JSON object per line.
         Jsonl = "jsonl",
         /// Comma-separated numbers.
         Csv = "csv",
     }
 }
 
-/// What makes tokens of text.
+/// Tokenizer for text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tokenizer {
-    /// One token a byte, 256 in all.
+    /// One token per byte, 256 in all.
     Byte,
     /// A Hugging Face `tokenizer.json`.
     File(String),
@@ -65,9 +65,9 @@ impl Serialize for Tokenizer {
 }
 
 choice! {
-    /// Type of the numbers in a token file.
+    /// Integer type of a token file.
     pub enum TokenDtype {
-        /// 16 bits: up to 65,536 tokens.
+        /// 16 bits: vocabularies up to 65,536 tokens.
         U16 = "u16",
         /// 32 bits.
         U32 = "u32",
@@ -75,7 +75,8 @@ choice! {
 }
 
 impl Data {
-    /// Reads the section for a model whose longest sequence is `longest`. `None` when it was not written.
+    /// Reads the section for a model with maximum sequence length `longest`. Returns `None` if the section is
+    /// missing.
     pub(crate) fn read(resolver: &mut Resolver<'_>, longest: Option<usize>) -> Option<Self> {
         if !resolver.has_section("data") {
             return None;
@@ -120,7 +121,7 @@ impl Data {
         Some(data)
     }
 
-    /// Whether there is anything to evaluate on.
+    /// Returns whether evaluation data is configured.
     pub fn has_eval(&self) -> bool {
         self.eval.is_some() || self.eval_fraction > 0.0
     }

@@ -1,4 +1,4 @@
-//! `launcher`: how ranks are started and how they talk.
+//! `launcher`: how ranks are started and how they communicate.
 
 use serde::Serialize;
 
@@ -8,61 +8,64 @@ use crate::reader::Resolver;
 /// `launcher`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Launcher {
-    /// Ranks to start on this machine; one a stage of the pipeline when not given. In a resolved configuration this is the world size.
+    /// Ranks to start on this machine; one per pipeline stage if not given. In a resolved configuration this is the
+    /// world size.
     pub num_processes: usize,
-    /// What carries messages between ranks.
+    /// Transport for messages between ranks.
     pub transport: Transport,
-    /// What carries values between GPUs.
+    /// Transport for values between GPUs.
     pub gpu_transport: GpuTransport,
-    /// Network interface or address to bind; `None` is loopback.
+    /// Network interface or address to bind to; `None` is loopback.
     pub interface: Option<String>,
-    /// Seconds without a sign of a peer before it counts as lost.
+    /// Seconds without a sign of life after which a peer counts as lost.
     pub timeout_seconds: f64,
-    /// Compute threads of each rank; `None` is `auto`: the cores divided by the ranks on this machine.
+    /// Compute threads per rank; `None` is `auto`: the number of cores divided by the number of ranks on this
+    /// machine.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub threads_per_rank: Option<usize>,
-    /// The instruction set that kernels run on; `auto` is the widest that the processor has.
+    /// Instruction set of the kernels; `auto` is the widest that the processor supports.
     pub instruction_set: InstructionSet,
-    /// Bind each rank to cores of its own where there are enough.
+    /// Bind each rank to its own cores if there are enough cores.
     pub bind_cores_to_rank: bool,
-    /// How often the launcher starts all ranks again after one has died.
+    /// Maximum number of times that the launcher restarts all ranks after one has died.
     pub max_restarts: usize,
-    /// A restart may have so few ranks, instead of those that died; `None`: it has as many as before.
+    /// Minimum number of ranks of a restart. `None` restarts with the original number of ranks.
     pub min_ranks: Option<usize>,
-    /// The cores of this machine that ranks may use, as `0-27,32-59`; `None`: those that the process may.
+    /// Cores of this machine that ranks may use, for example `0-27,32-59`. `None` uses the cores allowed to the
+    /// process.
     pub bind_core_list: Option<String>,
 }
 
 choice! {
-    /// What carries messages between ranks.
+    /// Transport for messages between ranks.
     pub enum Transport {
         /// Shared memory when all ranks are on one machine, else TCP.
         Auto = "auto",
-        /// Processes on one machine.
+        /// For processes on one machine.
         SharedMemory = "shared_memory",
-        /// Processes on any machines.
+        /// For processes on any machines.
         Tcp = "tcp",
-        /// Ranks as threads of one process.
+        /// For ranks that are threads of one process.
         Threads = "threads",
     }
 }
 
 choice! {
-    /// What carries values between GPUs.
+    /// Transport for values between GPUs.
     pub enum GpuTransport {
-        /// NCCL where it is there and every rank has a GPU of its own, else the host.
+        /// NCCL if it is available and every rank has its own GPU, else the host.
         Auto = "auto",
         /// NCCL.
         Nccl = "nccl",
-        /// The memory of the host, by the ranks' own transport.
+        /// Host memory, with the ranks' own transport.
         Host = "host",
     }
 }
 
 choice! {
-    /// The instruction set that kernels run on.
+    /// Instruction set of the kernels.
     pub enum InstructionSet {
-        /// The widest that the processor has.
+        /// The widest that the processor supports.
         Auto = "auto",
         /// Scalar code.
         Baseline = "baseline",
@@ -72,7 +75,7 @@ choice! {
         Avx2 = "avx2",
         /// AVX-512 F, BW, DQ and VL.
         Avx512 = "avx512",
-        /// AVX-512, and AMX for products of bf16.
+        /// AVX-512, and AMX for bf16 matrix products.
         Amx = "amx",
     }
 }
@@ -95,7 +98,7 @@ impl Launcher {
         }
     }
 
-    /// What does not go together about restarts.
+    /// Checks the keys about restarts against each other.
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         const RESTARTS: &str = "launcher.max_restarts";
         const MIN_RANKS: &str = "launcher.min_ranks";

@@ -1,22 +1,23 @@
-//! Layers by name: what the configuration says of some layers and not of others.
+//! Patterns that select layers by name.
 
 use regex::{Regex, RegexBuilder};
 use serde::Serialize;
 
-/// Names of layers, as a regular expression that is found anywhere in a name, upper or lower case, as in DeepSpeed. Compiled
-/// here, so that what was accepted is what is matched.
+/// A regular expression on layer names. It matches anywhere in a name and ignores case, as in DeepSpeed. It is
+/// compiled once, when the configuration is read, so the accepted expression is the one that is matched.
 #[derive(Debug, Clone)]
 pub struct LayerPattern(Regex);
 
 impl LayerPattern {
-    /// Longest expression and largest compiled one, in bytes: far more than names need, and compiled in no time.
+    /// Maximum length of the expression and of its compiled form, in bytes. Layer names need far less, and
+    /// compiling takes no noticeable time within these limits.
     const MAX_LENGTH: usize = 1000;
     const MAX_COMPILED: usize = 1 << 20;
 
-    /// The pattern that is written like this.
+    /// Compiles a pattern.
     ///
     /// # Errors
-    /// What is wrong with it, as advice.
+    /// A description of what is wrong with the pattern, as advice.
     pub(crate) fn new(pattern: &str) -> Result<Self, String> {
         if pattern.is_empty() {
             return Err("the regular expression is empty and would be found in every name".to_string());
@@ -28,12 +29,12 @@ impl LayerPattern {
         regex.map(Self).map_err(|error| format!("the regular expression is wrong: {}", reason(&error)))
     }
 
-    /// The expression, as written.
+    /// Returns the expression as written.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 
-    /// Whether the name of a layer matches.
+    /// Returns whether the pattern matches the layer's name.
     pub fn matches(&self, layer: &str) -> bool {
         self.0.is_match(layer)
     }
@@ -51,7 +52,8 @@ impl PartialEq for LayerPattern {
     }
 }
 
-/// What is wrong with an expression, on one line: a syntax error is a drawing of several, and says what it is in the last.
+/// Returns the reason of an error on one line: `regex` reports a syntax error as a drawing over several lines, with
+/// the reason in the last.
 fn reason(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default();

@@ -19,83 +19,83 @@ pub enum Model {
     Mlp(Mlp),
 }
 
-/// GPT-2, with the names of Hugging Face's `GPT2Config`. The dropouts' default is 0 here, not 0.1.
+/// GPT-2, with the names of Hugging Face's `GPT2Config`. Dropout probabilities default to 0 instead of 0.1.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gpt2 {
-    /// Hugging Face folder that says the rest, and whose weights training starts from; `None`: weights are drawn from the seed.
+    /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
     pub pretrained: Option<String>,
-    /// Number of tokens; `None` is `auto`: the tokenizer's.
+    /// Vocabulary size; `None` is `auto`: the tokenizer's.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub vocab_size: Option<usize>,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub n_positions: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Number of blocks.
     pub n_layer: usize,
-    /// Attention heads; divides `n_embd`.
+    /// Attention heads; must divide `n_embd`.
     pub n_head: usize,
-    /// Width inside the feed-forward part; 4·n_embd when not given.
+    /// Hidden width of the feed-forward part; 4·`n_embd` if not given.
     pub n_inner: usize,
     /// Non-linearity of the feed-forward part.
     pub activation_function: Activation,
-    /// Added to the variance in layer norm.
+    /// Added to the variance in layer normalisation.
     pub layer_norm_epsilon: f64,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// The head shares the embedding's weights.
+    /// Share the weights of the embedding with the head.
     pub tie_word_embeddings: bool,
-    /// Rows of a micro-batch that the feed-forward part computes at a time, a multiple of 64; `None`: all.
+    /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
     pub tiled_mlp_rows: Option<usize>,
-    /// Dropout after the embedding.
+    /// Dropout probability after the embedding.
     pub embd_pdrop: f64,
-    /// Dropout before the residual additions.
+    /// Dropout probability before the residual additions.
     pub resid_pdrop: f64,
-    /// Dropout of attention weights.
+    /// Dropout probability of attention weights.
     pub attn_pdrop: f64,
 }
 
 /// Llama, with the names of Hugging Face's `LlamaConfig`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Llama {
-    /// Hugging Face folder that says the rest, and whose weights training starts from; `None`: weights are drawn from the seed.
+    /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
     pub pretrained: Option<String>,
-    /// Number of tokens; `None` is `auto`: the tokenizer's.
+    /// Vocabulary size; `None` is `auto`: the tokenizer's.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub vocab_size: Option<usize>,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the feed-forward part.
+    /// Hidden width of the feed-forward part.
     pub intermediate_size: usize,
     /// Number of blocks.
     pub num_hidden_layers: usize,
     /// Attention heads.
     pub num_attention_heads: usize,
-    /// Heads of keys and values; divides `num_attention_heads`, and is equal to it when not given.
+    /// Key and value heads; must divide `num_attention_heads`, which is the default.
     pub num_key_value_heads: usize,
-    /// Width of a head; hidden_size / num_attention_heads when not given. Even.
+    /// Width of a head, an even number; `hidden_size / num_attention_heads` if not given.
     pub head_dim: usize,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub max_position_embeddings: usize,
     /// Base of the rotary embedding's frequencies.
     pub rope_theta: f64,
-    /// How the frequencies are scaled for longer sequences; `None`: they are not.
+    /// Scaling of the frequencies for longer sequences; `None` does not scale them.
     pub rope_scaling: Option<RopeScaling>,
-    /// How many positions one attends to, its own included; `None`: all before it.
+    /// Number of positions that a position attends to, including itself; `None` attends to all earlier positions.
     pub sliding_window: Option<usize>,
-    /// Added to the mean square in RMS norm.
+    /// Added to the mean square in RMS normalisation.
     pub rms_norm_eps: f64,
-    /// The head shares the embedding's weights.
+    /// Share the weights of the embedding with the head.
     pub tie_word_embeddings: bool,
-    /// Rows of a micro-batch that the feed-forward part computes at a time, a multiple of 64; `None`: all.
+    /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
     pub tiled_mlp_rows: Option<usize>,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Biases in the projections of queries, keys and values.
+    /// Biases in the query, key and value projections.
     pub qkv_bias: bool,
-    /// Biases in all four projections of the attention.
+    /// Biases in all four attention projections.
     pub attention_bias: bool,
-    /// Biases in the three projections of the feed-forward part.
+    /// Biases in the three feed-forward projections.
     pub mlp_bias: bool,
     /// Non-linearity of the gate.
     pub hidden_act: Activation,
@@ -115,13 +115,13 @@ pub struct Mlp {
 }
 
 choice! {
-    /// A non-linearity. Each model accepts some of them.
+    /// A non-linearity. Each model accepts a subset.
     pub enum Activation {
         /// max(x, 0).
         Relu = "relu",
         /// x·Φ(x), with the error function.
         Gelu = "gelu",
-        /// GELU's tanh approximation, as GPT-2 was trained with.
+        /// GELU's tanh approximation, which GPT-2 was trained with.
         GeluNew = "gelu_new" | "gelu_pytorch_tanh",
         /// x·σ(x).
         Silu = "silu" | "swish",
@@ -129,7 +129,7 @@ choice! {
 }
 
 impl Model {
-    /// Reads the section; `None` when it was not written.
+    /// Reads the section. Returns `None` if it is missing.
     pub(crate) fn read(resolver: &mut Resolver<'_>) -> Option<Self> {
         if !resolver.has_section("model") {
             return None;
@@ -152,12 +152,12 @@ impl Model {
                 output_size: keys.int("output_size"),
                 activation: keys.choice("activation", Activation::Relu),
             })),
-            // There is an error about the type.
+            // The schema's check has already reported the type.
             _ => None,
         }
     }
 
-    /// Rows that the feed-forward part computes at a time, if it is computed in tiles.
+    /// Returns the rows per tile of the feed-forward part, if it is computed in tiles.
     pub fn tiled_mlp_rows(&self) -> Option<usize> {
         match self {
             Self::Gpt2(model) => model.tiled_mlp_rows,
@@ -166,7 +166,7 @@ impl Model {
         }
     }
 
-    /// The Hugging Face folder whose weights training starts from.
+    /// Returns the Hugging Face folder with the initial weights.
     pub fn pretrained(&self) -> Option<&str> {
         match self {
             Self::Gpt2(model) => model.pretrained.as_deref(),
@@ -175,7 +175,7 @@ impl Model {
         }
     }
 
-    /// The same model without its folder.
+    /// Returns the same model without its folder.
     #[must_use]
     pub fn without_pretrained(mut self) -> Self {
         match &mut self {
@@ -186,7 +186,7 @@ impl Model {
         self
     }
 
-    /// The longest sequence that the model can be given; `None` when it does not read sequences.
+    /// Returns the maximum sequence length; `None` for a model that does not read sequences.
     pub fn max_sequence_length(&self) -> Option<usize> {
         match self {
             Self::Gpt2(model) => Some(model.n_positions),
@@ -195,7 +195,7 @@ impl Model {
         }
     }
 
-    /// Width of the residual stream; an mlp has none.
+    /// Returns the width of the residual stream; `None` for an MLP.
     pub fn width(&self) -> Option<usize> {
         match self {
             Self::Gpt2(model) => Some(model.n_embd),

@@ -6,78 +6,78 @@ use serde::Serialize;
 
 use crate::reader::Resolver;
 
-/// Where a monitor writes.
+/// Output of a monitor that writes files.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Monitor {
-    /// Write at all.
+    /// Whether the monitor is on.
     pub enabled: bool,
-    /// Folder; empty is the run's own.
+    /// Folder; empty is the folder of the run.
     pub output_path: String,
     /// Folder inside `output_path`.
     pub job_name: String,
 }
 
-/// `mlflow`: a run of a tracking server.
+/// `mlflow`: a run on an MLflow tracking server.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Mlflow {
-    /// Write at all.
+    /// Whether the monitor is on.
     pub enabled: bool,
-    /// Address of the server; `None` is what the environment says.
+    /// Address of the server; `None` takes it from the environment.
     pub tracking_uri: Option<String>,
     /// Experiment that the run belongs to.
     pub experiment_name: String,
-    /// Name of the run; `None` is one of the server's.
+    /// Name of the run; `None` lets the server choose one.
     pub run_name: Option<String>,
 }
 
-/// `machine_monitor`: what rank 0's machine does meanwhile.
+/// `machine_monitor`: usage of rank 0's machine, sampled during training.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MachineMonitor {
-    /// Sample at all.
+    /// Whether the monitor is on.
     pub enabled: bool,
-    /// How often.
+    /// Seconds between two samples.
     pub interval_seconds: f64,
 }
 
-/// `prometheus`: a page of the newest values.
+/// `prometheus`: an HTTP page with the newest values.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prometheus {
-    /// Serve it.
+    /// Whether the page is served.
     pub enabled: bool,
-    /// Address to listen at.
+    /// Address to listen on.
     pub host: String,
-    /// Port to listen at; 0 is a free one.
+    /// Port to listen on; 0 chooses a free port.
     pub port: u16,
 }
 
 /// `comms_logger`: count, bytes and seconds of each collective.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CommsLogger {
-    /// Record at all.
+    /// Whether collectives are recorded.
     pub enabled: bool,
-    /// Print what the operations of each step did.
+    /// Print the operations of each step.
     pub verbose: bool,
-    /// Show every kind of operation.
+    /// Show all kinds of operations.
     pub prof_all: bool,
-    /// With `prof_all` off: the kinds of operations to show, for example `all_gather`.
+    /// Kinds of operations to show if `prof_all` is off, for example `all_gather`.
     pub prof_ops: Vec<String>,
 }
 
-/// `flops_profiler`: one step, layer by layer.
+/// `flops_profiler`: a profile of one step, layer by layer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FlopsProfiler {
-    /// Profile at all.
+    /// Whether the profiler is on.
     pub enabled: bool,
-    /// Which step, from 1.
+    /// The step to profile, counted from 1.
     pub profile_step: usize,
-    /// How deep in the names of layers to print; `None` is all of it, written as -1.
+    /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
     #[serde(serialize_with = "or_minus_1")]
     pub module_depth: Option<usize>,
-    /// How many to name as the first of each depth.
+    /// Number of top layers to list for each depth.
     pub top_modules: usize,
     /// Print every layer.
     pub detailed: bool,
-    /// File to write it to; `None` prints it.
+    /// File for the profile; `None` prints it.
     pub output_file: Option<PathBuf>,
 }
 
@@ -86,7 +86,7 @@ fn or_minus_1<S: serde::Serializer>(depth: &Option<usize>, to: S) -> Result<S::O
 }
 
 impl FlopsProfiler {
-    /// Whether this step is the one.
+    /// Returns whether `step` is the step to profile.
     pub fn is_due(&self, step: u64) -> bool {
         self.enabled && step == self.profile_step as u64
     }
@@ -102,7 +102,7 @@ impl FlopsProfiler {
             detailed: keys.bool("detailed"),
             output_file: keys.optional_path("output_file"),
         };
-        // The range lets -0.5 and 1.5 through.
+        // The range of the schema accepts -0.5 and 1.5.
         if depth.fract() != 0.0 {
             let message = format!("expected a whole number or -1, found `{depth}`");
             resolver.contradiction(&["flops_profiler.module_depth"], message, None);
@@ -145,11 +145,11 @@ impl Prometheus {
     }
 }
 
-/// What ranks do together, by the names that are counted.
+/// Names of the collectives and messages that are counted.
 const OPERATIONS: [&str; 8] =
     ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "barrier", "split"];
 
-/// The name of an operation, of which DeepSpeed has several for some.
+/// Maps a name of DeepSpeed to the name of the operation; DeepSpeed has several names for some operations.
 fn operation(name: &str) -> Option<&'static str> {
     let name = match name {
         "all_gather_into_tensor" | "all_gather_coalesced" => "all_gather",

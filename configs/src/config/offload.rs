@@ -1,4 +1,5 @@
-//! `offload_param`, `offload_optimizer` and `aio`: state that is kept out of memory, and how it is read and written.
+//! `offload_param`, `offload_optimizer` and `aio`: which state is offloaded, and how its files are read and
+//! written.
 
 use std::path::PathBuf;
 
@@ -11,13 +12,13 @@ use crate::node::At;
 use crate::reader::{Reader, Resolver};
 
 choice! {
-    /// Where something is kept while it is not needed.
+    /// Where state is kept while it is not in use.
     pub enum OffloadDevice {
-        /// Where it was made.
+        /// No offload.
         None = "none",
-        /// In the memory of the host. On a machine without accelerator that is where it was made.
+        /// Host memory. Without an accelerator this is the same as no offload.
         Cpu = "cpu",
-        /// In files on a local disk.
+        /// Files on a local disk.
         Nvme = "nvme",
     }
 }
@@ -25,48 +26,48 @@ choice! {
 /// `zero_optimization.offload_optimizer`: where a rank keeps its optimizer state and master weights.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OffloadOptimizer {
-    /// Where.
+    /// Target device.
     pub device: OffloadDevice,
-    /// Folder of the files, relative to the working directory; given when the device is [`OffloadDevice::Nvme`].
+    /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
     #[serde(serialize_with = "crate::yaml_out::path")]
     pub nvme_path: Option<PathBuf>,
-    /// Tiles of [`Zero::sub_group_size`] in memory at a time, those being read and written included: 2 or more when either
-    /// is pipelined.
+    /// Maximum number of tiles of [`Zero::sub_group_size`] in memory, including those being read or written. At
+    /// least 2 if reads or writes are pipelined.
     pub buffer_count: usize,
-    /// Read the next tile while this one is updated.
+    /// Read the next tile during the update of the current one.
     pub pipeline_read: bool,
-    /// Write the last tile while this one is updated.
+    /// Write the previous tile during the update of the current one.
     pub pipeline_write: bool,
-    /// Share of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
+    /// Fraction of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
     pub ratio: f64,
 }
 
 /// `zero_optimization.offload_param`: where a rank keeps its shards of the parameters (stage 3).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OffloadParam {
-    /// Where.
+    /// Target device.
     pub device: OffloadDevice,
-    /// Folder of the files, relative to the working directory; given when the device is [`OffloadDevice::Nvme`].
+    /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
     #[serde(serialize_with = "crate::yaml_out::path")]
     pub nvme_path: Option<PathBuf>,
-    /// Shards in memory at a time, those being read and written included.
+    /// Maximum number of shards in memory, including those being read or written.
     pub buffer_count: usize,
-    /// Elements that stay in memory although the device is [`OffloadDevice::Nvme`].
+    /// Number of elements that stay in memory if the device is [`OffloadDevice::Nvme`].
     pub max_in_cpu: usize,
 }
 
-/// `aio`: reads and writes of files that offload keeps.
+/// `aio`: how offload reads and writes its files.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Aio {
-    /// Bytes of one read or write, a multiple of 4096.
+    /// Bytes per read or write, a multiple of 4096.
     pub block_size: usize,
-    /// Reads and writes under way at a time.
+    /// Maximum number of reads and writes in flight.
     pub queue_depth: usize,
-    /// Hand each to the kernel by itself, not as many as there are at once.
+    /// Submit each request to the kernel by itself instead of all waiting requests in one call.
     pub single_submit: bool,
-    /// Hand over further ones before those under way have ended.
+    /// Submit further requests before those in flight have completed.
     pub overlap_events: bool,
-    /// Threads that share the reads and writes of a rank.
+    /// Number of threads that share the reads and writes of a rank.
     pub intra_op_parallelism: usize,
 }
 
@@ -107,7 +108,7 @@ impl Aio {
     }
 }
 
-/// What offload asks of the stage, and the device of its section.
+/// Checks what offload requires of the ZeRO stage, and the device of its section.
 pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
     const PARAM: &str = "zero_optimization.offload_param";
     const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
@@ -138,7 +139,7 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// What is offloaded is a rank's own part: there must be one.
+/// Checks that the stage shards what is to be offloaded: a rank offloads only its own shard.
 fn sharded(
     section: &str,
     device: OffloadDevice,
@@ -157,7 +158,7 @@ fn sharded(
     }
 }
 
-/// Warns of a section without the key that would switch it on.
+/// Warns about a section without the `device` key, which would switch it on.
 fn has_device(section: &str, resolver: &mut Resolver<'_>) {
     let path = format!("{section}.device");
     if resolver.has_section(section) && resolver.at(&path) == At::Default {
@@ -165,7 +166,7 @@ fn has_device(section: &str, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// Files need a folder. Each section has its own, as in DeepSpeed.
+/// Checks that a section with files has a folder. Each section has its own, as in DeepSpeed.
 pub(super) fn has_path(section: &str, device: OffloadDevice, is_given: bool, resolver: &mut Resolver<'_>) {
     let path = format!("{section}.nvme_path");
     if device == OffloadDevice::Nvme && !is_given && !resolver.report.is_poisoned(&path) {

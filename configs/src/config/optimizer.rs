@@ -4,16 +4,16 @@ use serde::Serialize;
 
 use crate::reader::{Reader, Resolver};
 
-/// An optimizer with its hyper-parameters. Which parameters are decayed is `training.weight_decay_on`.
+/// An optimizer with its hyperparameters. `training.weight_decay_on` selects the parameters that are decayed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Optimizer {
-    /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), or plain Adam when `adam_w_mode` is off.
+    /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), or plain Adam if `adam_w_mode` is off.
     AdamW {
         /// Learning rate; a scheduler may replace it step by step.
         lr: f64,
         /// Decay of the first and second moment.
         betas: [f64; 2],
-        /// Added to the root of the second moment.
+        /// Added to the square root of the second moment.
         eps: f64,
         /// Weight decay.
         weight_decay: f64,
@@ -35,27 +35,28 @@ pub enum Optimizer {
         /// L2 weight decay, added to the gradient.
         weight_decay: f64,
     },
-    /// Sign of an interpolated momentum (Chen et al. 2023).
+    /// Lion: the sign of an interpolated momentum (Chen et al. 2023).
     Lion {
         /// Learning rate.
         lr: f64,
-        /// Interpolation for the update, decay of the momentum.
+        /// Interpolation factor of the update and decay of the momentum.
         betas: [f64; 2],
         /// Decoupled weight decay.
         weight_decay: f64,
     },
-    /// Sum of squared gradients (Duchi et al. 2011).
+    /// Adagrad: divides by the root of the sum of squared gradients (Duchi et al. 2011).
     Adagrad {
         /// Learning rate.
         lr: f64,
-        /// Added to the root of the sum.
+        /// Added to the square root of the sum.
         eps: f64,
         /// L2 weight decay, added to the gradient.
         weight_decay: f64,
     },
 }
 
-/// `{type, params}`. Adam without decoupled decay is DeepSpeed's type `Adam` with `adam_w_mode: false`.
+/// Serialises as `{type, params}`. Adam without decoupled decay is DeepSpeed's type `Adam` with
+/// `adam_w_mode: false`.
 impl Serialize for Optimizer {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde_json::json;
@@ -130,7 +131,7 @@ impl Optimizer {
         }
     }
 
-    /// The learning rate before any schedule.
+    /// Returns the learning rate before any schedule.
     pub fn lr(&self) -> f64 {
         match *self {
             Self::AdamW { lr, .. } | Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => lr,
@@ -138,7 +139,7 @@ impl Optimizer {
     }
 }
 
-/// What Hugging Face's Trainer makes of an `lr` of `auto`: the default of its `learning_rate`.
+/// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
 const TRAINER: f64 = 5e-5;
 
 fn rate(keys: &mut Reader<'_, '_>) -> f64 {

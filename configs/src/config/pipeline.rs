@@ -1,4 +1,4 @@
-//! `pipeline`: how layers are dealt out to stages, and in what order micro-batches go through them.
+//! `pipeline`: how layers are assigned to stages, and the order in which micro-batches pass through them.
 
 use std::fmt;
 
@@ -12,55 +12,56 @@ use crate::reader::Resolver;
 /// `pipeline`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Pipeline {
-    /// Number of stages; 1 is no pipeline. The number of ranks is a multiple of it.
+    /// Number of stages, which must divide the number of ranks; 1 disables the pipeline.
     pub stages: usize,
-    /// How layers are dealt out to the stages.
+    /// How layers are assigned to stages.
     pub partition_method: PartitionMethod,
-    /// In what order micro-batches go through the stages.
+    /// Order in which micro-batches pass through the stages.
     pub schedule: PipelineSchedule,
-    /// Chunks of layers that each stage has; more than 1 with [`PipelineSchedule::Interleaved1F1B`] and only there.
+    /// Chunks of layers per stage; more than 1 only with [`PipelineSchedule::Interleaved1F1B`], which requires it.
     pub virtual_stages: usize,
-    /// ZeRO-3: gather a stage's parameters once a step (`true`), or for each micro-batch. `None` is `auto`: once a step where
-    /// `stage3_max_live_parameters` allows it.
+    /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
+    /// per step if `stage3_max_live_parameters` allows it.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub keep_gathered: Option<bool>,
 }
 
 choice! {
-    /// In what order micro-batches go through the stages.
+    /// Order in which micro-batches pass through the stages.
     pub enum PipelineSchedule {
-        /// Forwards and backwards in turn: a stage holds no more micro-batches than there are stages from it to the end.
+        /// Alternates forwards and backwards. A stage holds at most as many micro-batches as there are stages from
+        /// it to the last.
         OneF1B = "1f1b",
         /// All forwards, then all backwards.
         GPipe = "gpipe",
-        /// 1F1B where each stage has several chunks of layers, [`Pipeline::virtual_stages`]: less waiting, more messages.
+        /// 1F1B with several chunks of layers per stage, [`Pipeline::virtual_stages`]: less waiting, more messages.
         Interleaved1F1B = "interleaved_1f1b",
-        /// 1F1B whose backwards are split in two: gradients of weights are found while a stage would wait.
+        /// 1F1B with backwards split in two: gradients of weights are computed while a stage would otherwise wait.
         ZbH1 = "zb_h1",
     }
 }
 
-/// How layers are dealt out to the stages. Each stage gets consecutive layers.
+/// How layers are assigned to stages. Each stage gets consecutive layers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PartitionMethod {
-    /// About as many parameters in each stage.
+    /// Balances the number of parameters.
     Parameters,
-    /// About as many layers in each stage.
+    /// Balances the number of layers.
     Uniform,
-    /// About as much measured time in each stage.
+    /// Balances the measured time.
     Time,
-    /// About as many layers whose name matches in each stage.
+    /// Balances the number of layers whose names match.
     Type(LayerPattern),
 }
 
 impl PartitionMethod {
-    /// All but the one that takes a pattern. `best` is what DeepSpeed writes for its default.
+    /// Names of all methods but the one with a pattern. DeepSpeed calls its default `best`.
     const NAMES: [&str; 4] = ["parameters", "uniform", "time", "best"];
 
-    /// The method that is written like this.
+    /// Parses a method.
     ///
     /// # Errors
-    /// Advice on what to write instead, where there is any.
+    /// Advice on what to write instead, if there is any.
     pub(crate) fn parse(text: &str) -> Result<Self, Option<String>> {
         match text {
             "parameters" | "best" => Ok(Self::Parameters),

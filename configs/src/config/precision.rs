@@ -1,4 +1,4 @@
-//! `bf16`, `fp16`, `data_types` and the names of number types.
+//! `bf16`, `fp16`, `data_types` and the names of data types.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use crate::choice::choice;
 use crate::reader::Resolver;
 
 choice! {
-    /// A floating-point type that the configuration can name.
+    /// A floating-point data type that the configuration can name.
     pub enum Dtype {
         /// IEEE single precision.
         F32 = "fp32" | "float32",
@@ -22,34 +22,35 @@ choice! {
 pub struct Bf16 {
     /// Compute in bfloat16.
     pub enabled: bool,
-    /// Skip a step whose gradient has an infinity or a NaN.
+    /// Skip a step if its gradient contains an infinity or a NaN.
     pub check_grad_overflow: bool,
 }
 
-/// `fp16`: parameters and activations in IEEE half precision, master weights and optimizer state in f32, and a loss that is
-/// multiplied by a scale, so that small gradients do not vanish.
+/// `fp16`: parameters and activations in IEEE half precision, master weights and optimizer state in f32. The loss
+/// is multiplied by a loss scale, so that small gradients do not underflow.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Fp16 {
     /// Compute in half precision.
     pub enabled: bool,
-    /// The scale; 0 is one that follows the gradients, as the other fields say.
+    /// Loss scale; 0 enables dynamic loss scaling with the parameters below.
     pub loss_scale: f64,
-    /// The first scale is 2 to this power.
+    /// The initial loss scale is 2 to this power.
     pub initial_scale_power: u32,
-    /// Steps that go well before the scale is doubled.
+    /// Steps without overflow after which the scale is doubled.
     pub loss_scale_window: usize,
-    /// Which overflow halves the scale.
+    /// Number of overflows that it takes to halve the scale.
     pub hysteresis: usize,
-    /// Count overflows anew after every step that goes well, and not only after the scale is doubled.
+    /// Reset the count of overflows after every step without overflow, not only after the scale is doubled.
     pub consecutive_hysteresis: bool,
-    /// The smallest scale; when gradients overflow there, training ends.
+    /// Minimum loss scale. Training stops if gradients overflow at this scale.
     pub min_loss_scale: usize,
 }
 
-/// `data_types`.
+/// `data_types`: data types of buffers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DataTypes {
-    /// Type in which gradients of micro-batches are added up; `None` is the type of the parameters.
+    /// Data type in which the gradients of micro-batches are accumulated; `None` uses the data type of the
+    /// parameters.
     pub grad_accum_dtype: Option<Dtype>,
 }
 
@@ -74,12 +75,12 @@ impl Fp16 {
         }
     }
 
-    /// Whether the scale follows the gradients.
+    /// Returns whether loss scaling is dynamic.
     pub fn is_dynamic(&self) -> bool {
         self.loss_scale == 0.0
     }
 
-    /// What only shows when keys are seen together.
+    /// Checks the section against `bf16`.
     pub(crate) fn check(&self, bf16: &Bf16, resolver: &mut Resolver<'_>) {
         if self.enabled && bf16.enabled {
             let help = "keep one of the two: bf16 needs no loss scale".to_string();

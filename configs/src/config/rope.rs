@@ -1,4 +1,4 @@
-//! `model.rope_scaling`: rotary frequencies of a model that goes on with longer sequences, with Hugging Face's names.
+//! `model.rope_scaling`: scaling of rotary frequencies for longer sequences, with Hugging Face's names.
 
 use serde::Serialize;
 
@@ -11,26 +11,26 @@ const SECTION: &str = "model.rope_scaling";
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "rope_type", rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Every frequency divided by `factor`.
+    /// Divides every frequency by `factor`.
     Linear {
-        /// What frequencies are divided by.
+        /// Divisor of all frequencies.
         factor: f64,
     },
-    /// Llama 3.1's: low frequencies divided by `factor`, high ones kept, those between mixed.
+    /// Llama 3.1: divides low frequencies by `factor`, keeps high ones, and interpolates between them.
     Llama3 {
-        /// What low frequencies are divided by.
+        /// Divisor of low frequencies.
         factor: f64,
-        /// A pair that turns less often than this over the original positions is of low frequency.
+        /// A pair of dimensions that rotates fewer times than this over the original positions has a low frequency.
         low_freq_factor: f64,
-        /// A pair that turns more often than this is of high frequency.
+        /// A pair of dimensions that rotates more times than this has a high frequency.
         high_freq_factor: f64,
-        /// Longest sequence of the earlier training.
+        /// Maximum sequence length of the original training.
         original_max_position_embeddings: usize,
     },
 }
 
 impl RopeScaling {
-    /// Reads the section; `None` when there is nothing to scale. What is missing is found by [`check`](Self::check).
+    /// Reads the section. Returns `None` if nothing is scaled. [`check`](Self::check) reports missing keys.
     pub(crate) fn read(model: &mut Reader<'_, '_>) -> Option<Self> {
         let mut keys = model.inner("rope_scaling")?;
         let kind = keys.text("rope_type");
@@ -47,7 +47,8 @@ impl RopeScaling {
         }
     }
 
-    /// Keys that the type needs and that are not written, keys that it has no use for, and factors that cross each other.
+    /// Reports keys that the type requires and that are missing, keys that it does not use, and a low factor above
+    /// the high one.
     pub(crate) fn check(scaling: Option<Self>, resolver: &mut Resolver<'_>) {
         let (kind, needed): (_, &[&str]) = match scaling {
             None => ("default", &[]),

@@ -1,4 +1,4 @@
-//! `scheduler`: DeepSpeed's learning-rate schedules, names and defaults.
+//! `scheduler`: DeepSpeed's learning-rate schedules, with its names and defaults.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::reader::{Reader, Resolver};
 pub enum Scheduler {
     /// The optimizer's `lr` at every step (no `scheduler` section).
     Constant,
-    /// From `warmup_min_lr` to `warmup_max_lr` in `warmup_num_steps` steps, then constant.
+    /// Rises from `warmup_min_lr` to `warmup_max_lr` over `warmup_num_steps` steps, then stays constant.
     WarmupLR {
         /// Learning rate at the start.
         warmup_min_lr: f64,
@@ -22,10 +22,10 @@ pub enum Scheduler {
         /// Shape of the warm-up.
         warmup_type: WarmupType,
     },
-    /// As [`WarmupLR`](Self::WarmupLR), then linearly to 0 at `total_num_steps`.
+    /// Like [`WarmupLR`](Self::WarmupLR), then decays linearly to 0 at `total_num_steps`.
     WarmupDecayLR {
-        /// Steps of the whole schedule; `None` is `auto` of a run that is counted in epochs: the number of steps that
-        /// these epochs have, known once the data is.
+        /// Steps of the whole schedule. `None` is `auto` in a run that is counted in epochs: the number of steps in
+        /// these epochs, which depends on the data.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         total_num_steps: Option<usize>,
         /// Learning rate at the start.
@@ -37,7 +37,7 @@ pub enum Scheduler {
         /// Shape of the warm-up.
         warmup_type: WarmupType,
     },
-    /// Warm-up, then a half cosine. Ratios are of the optimizer's `lr`.
+    /// Warm-up, then half a cosine. Ratios are relative to the optimizer's `lr`.
     WarmupCosineLR {
         /// As in [`WarmupDecayLR`](Self::WarmupDecayLR).
         #[serde(serialize_with = "crate::yaml_out::auto")]
@@ -64,7 +64,8 @@ choice! {
 }
 
 impl Scheduler {
-    /// Reads the section for an optimizer with learning rate `lr` and a run of `max_steps`, when it is counted in steps.
+    /// Reads the section for an optimizer with learning rate `lr`. `max_steps` is `None` for a run that is counted
+    /// in epochs.
     pub(crate) fn read(resolver: &mut Resolver<'_>, lr: f64, max_steps: Option<usize>) -> Self {
         let (kind, mut keys) = resolver.variant("scheduler", "Constant");
         let scheduler = match kind {
@@ -94,7 +95,7 @@ impl Scheduler {
         scheduler
     }
 
-    /// A warm-up that is longer than the run is what DeepSpeed's default of 1000 makes of a short one.
+    /// Warns if the warm-up is longer than the run, as with DeepSpeed's default of 1000 steps in a short run.
     fn warn(&self, resolver: &mut Resolver<'_>, max_steps: Option<usize>) {
         let (warmup, total) = match *self {
             Self::Constant => return,
@@ -113,7 +114,7 @@ fn shape(keys: &mut Reader<'_, '_>) -> WarmupType {
     keys.choice("warmup_type", WarmupType::Log)
 }
 
-/// `auto` is what Hugging Face's Trainer makes of it: no warm-up unless its own arguments ask for one.
+/// Hugging Face's Trainer replaces `auto` by no warm-up, unless its own arguments request one.
 fn steps(keys: &mut Reader<'_, '_>) -> usize {
     keys.optional_int("warmup_num_steps").unwrap_or(0)
 }

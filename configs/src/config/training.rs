@@ -1,4 +1,4 @@
-//! `training`: how long, from which seed, when to evaluate, save and stop.
+//! `training`: duration, seed, evaluation, checkpoints and stopping.
 
 use std::path::PathBuf;
 
@@ -10,52 +10,53 @@ use crate::reader::Resolver;
 /// `training`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Training {
-    /// Optimizer steps to train. Exactly one of this and `epochs` is given.
+    /// Optimizer steps to train. Exactly one of this and `epochs` is set.
     pub max_steps: Option<usize>,
     /// Passes over the data to train.
     pub epochs: Option<f64>,
-    /// What layers run on.
+    /// Device that layers run on.
     pub device: Compute,
-    /// Seed of initialisation, shuffling and dropout.
+    /// Seed for initialisation, shuffling and dropout.
     pub seed: u64,
-    /// Files and globs with the model's parameters, relative to the working directory; drawn from the seed when not given.
+    /// Files and globs with the initial parameters, relative to the working directory; `None` draws them from the
+    /// seed.
     pub initial_weights: Option<Vec<String>>,
-    /// Same bits at every number of ranks that is a power of two: gradients of all micro-batches of the global batch are added
-    /// over one binary tree.
+    /// Make the results bit-identical for every power-of-two number of ranks, by adding the gradients of all
+    /// micro-batches of the global batch in one binary tree.
     pub reproducible: bool,
-    /// Evaluate every so many steps; 0 never.
+    /// Steps between evaluations; 0 never evaluates.
     pub eval_every: usize,
     /// Micro-batches per evaluation and rank.
     pub eval_batches: usize,
-    /// Save a checkpoint every so many steps; 0 never on the way.
+    /// Steps between checkpoints; 0 saves none during training.
     pub save_every: usize,
-    /// Save a checkpoint when training is over. A run that a signal stops saves one in any case.
+    /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.
     pub save_last: bool,
-    /// Write those on the way while training goes on, from a copy of the state.
+    /// Write the checkpoints during training in the background, from a copy of the state.
     pub save_async: bool,
-    /// Checkpoints kept; 0 keeps all.
+    /// Number of checkpoints to keep; 0 keeps all.
     pub keep_last: usize,
-    /// Checkpoints of every so many steps are kept in any case; 0 none.
+    /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
     pub keep_every: usize,
     /// Folder of the run.
     pub output_dir: String,
-    /// What a gradient or loss that is not finite does.
+    /// Reaction to a gradient or loss that is not finite.
     pub nonfinite: Nonfinite,
-    /// So many skipped steps in a row stop the run.
+    /// Stop the run after this many skipped steps in a row.
     pub max_skipped_steps: usize,
-    /// What to do about a gradient norm far above those before it.
+    /// Reaction to a gradient norm far above the preceding ones.
     pub spikes: Option<Spikes>,
-    /// Compare what ranks hold alike every so many steps; 0 never.
+    /// Steps between comparisons of replicated state across ranks; 0 never compares.
     pub compare_replicas_every: usize,
-    /// Stop when evaluations no longer improve.
+    /// Stop once evaluations no longer improve.
     pub early_stopping: Option<EarlyStopping>,
-    /// Which parameters are decayed.
+    /// Parameters that weight decay applies to.
     pub weight_decay_on: WeightDecayOn,
-    /// Bytes that a rank may hold; `None` is what the cgroup allows, or what the machine has.
+    /// Memory limit per rank, in bytes; `None` is the limit of the cgroup, or the memory of the machine.
     pub memory_limit: Option<u64>,
-    /// What things take on this machine, as `zero-train bench costs` has written it.
+    /// File with the measured costs of this machine, written by `zero-train bench costs`.
     pub cost_table: Option<PathBuf>,
-    /// Text to generate when training is over.
+    /// Text to generate at the end of training.
     pub sample: Option<Sample>,
     /// Write the measured timeline of the run.
     pub trace: bool,
@@ -64,11 +65,11 @@ pub struct Training {
 /// `training.spikes`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Spikes {
-    /// Steps whose median a norm is compared with.
+    /// Number of steps whose median norm is the reference.
     pub window: usize,
-    /// What is more than so many times the median is a spike.
+    /// A norm above this multiple of the median is a spike.
     pub factor: f64,
-    /// What is done about one.
+    /// Reaction to a spike.
     pub action: OnSpike,
 }
 
@@ -77,11 +78,11 @@ pub struct Spikes {
 pub struct EarlyStopping {
     /// Evaluations without improvement before training stops.
     pub patience: usize,
-    /// What counts as improvement: a value better than the best by more than this.
+    /// Minimum improvement over the best value.
     pub min_delta: f64,
-    /// What is compared: `loss`, or a metric of the program's own.
+    /// Metric to compare: `loss`, or a metric of the program.
     pub metric: String,
-    /// Which value of it is better.
+    /// Whether lower or higher values are better.
     pub mode: StopMode,
 }
 
@@ -92,65 +93,65 @@ pub struct Sample {
     pub prompt: String,
     /// Tokens to generate.
     pub tokens: usize,
-    /// Divides the logits; 0 takes the likeliest token.
+    /// Sampling temperature: divides the logits. 0 takes the most likely token.
     pub temperature: f64,
-    /// Draw from the likeliest so many tokens only.
+    /// Draw only from this many most likely tokens.
     pub top_k: Option<usize>,
 }
 
 choice! {
-    /// What layers run on.
+    /// Device that layers run on.
     pub enum Compute {
-        /// The processor.
+        /// The CPU.
         Cpu = "cpu",
-        /// GPUs of NVIDIA's, one for each rank of a machine.
+        /// NVIDIA GPUs, one for each rank of a machine.
         Cuda = "cuda",
     }
 }
 
 choice! {
-    /// Which value of a metric is better.
+    /// Whether lower or higher values of a metric are better.
     pub enum StopMode {
-        /// The lower.
+        /// Lower values.
         Min = "min",
-        /// The higher.
+        /// Higher values.
         Max = "max",
     }
 }
 
 choice! {
-    /// What a gradient or loss that is not finite does.
+    /// Reaction to a gradient or loss that is not finite.
     pub enum Nonfinite {
-        /// Nothing is updated, and training goes on.
+        /// Skip the update and continue training.
         Skip = "skip",
-        /// The run ends.
+        /// Stop the run.
         Stop = "stop",
     }
 }
 
 choice! {
-    /// What is done about a gradient norm far above those before it.
+    /// Reaction to a gradient norm far above the preceding ones.
     pub enum OnSpike {
-        /// It is said.
+        /// Log a warning.
         Warn = "warn",
-        /// Nothing is updated, and training goes on.
+        /// Skip the update and continue training.
         Skip = "skip",
-        /// The run ends.
+        /// Stop the run.
         Stop = "stop",
     }
 }
 
 choice! {
-    /// Which parameters are decayed.
+    /// Parameters that weight decay applies to.
     pub enum WeightDecayOn {
-        /// Those with two dimensions or more: not biases, not norms.
+        /// Parameters with two or more dimensions, which excludes biases and norms.
         Matrices = "matrices",
-        /// Every parameter, as PyTorch and DeepSpeed do by themselves.
+        /// All parameters, the default of PyTorch and DeepSpeed.
         All = "all",
     }
 }
 
-/// Steps of a run that says neither `max_steps` nor `epochs`.
+/// Steps of a run with neither `max_steps` nor `epochs`.
 const DEFAULT_STEPS: usize = 100;
 
 impl Training {
@@ -212,7 +213,8 @@ impl Training {
     }
 }
 
-/// The name of a configuration without folder and ending; `stdin` and the like without their marks.
+/// Returns the name of a configuration without folder and extension. The angle brackets of names like `<stdin>` are
+/// removed.
 fn stem(name: &str) -> String {
     let stem = std::path::Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
     let stem = stem.trim_matches(['<', '>']);

@@ -1,4 +1,4 @@
-//! `zero_optimization`: what is sharded over the ranks, and the sizes that govern fetching and reducing.
+//! `zero_optimization`: what is sharded over the ranks, and the sizes of gathers and reductions.
 
 use serde::Serialize;
 
@@ -30,11 +30,11 @@ impl From<ZeroStage> for u8 {
 pub struct Zero {
     /// What is sharded.
     pub stage: ZeroStage,
-    /// Communicate while computing. Not given: on for stage 3, off below, as in DeepSpeed; but `None`, `auto`, where there is a cost table,
-    /// which decides.
+    /// Overlap communication with compute. If not given, it is on for stage 3 and off for lower stages, as in
+    /// DeepSpeed. `None` is `auto` with a cost table, which then decides.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub overlap_comm: Option<bool>,
-    /// Reduce gradients by reduce-scatter; `false`: all-reduce, then keep one's own part.
+    /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, of which each rank keeps its own part.
     pub reduce_scatter: bool,
     /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
     #[serde(serialize_with = "crate::yaml_out::auto")]
@@ -42,30 +42,30 @@ pub struct Zero {
     /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub allgather_bucket_size: Option<usize>,
-    /// Elements fetched ahead of use (stage 3).
+    /// Elements prefetched ahead of their use (stage 3).
     pub stage3_prefetch_bucket_size: usize,
-    /// Parameters with fewer elements stay gathered (stage 3).
+    /// Parameters with fewer elements than this stay gathered (stage 3).
     pub stage3_param_persistence_threshold: usize,
-    /// Most elements that stay gathered because they are small.
+    /// Maximum number of elements of small parameters that stay gathered.
     pub stage3_model_persistence_threshold: usize,
-    /// Most elements gathered at a time before the next gather waits for a release.
+    /// Maximum number of gathered elements; further gathers wait for a release.
     pub stage3_max_live_parameters: usize,
-    /// Do not release what is used again within so many elements.
+    /// Keep parameters gathered that are used again within this number of elements.
     pub stage3_max_reuse_distance: usize,
-    /// Accept a parameter that gets no gradient. DeepSpeed's default is `true`; here it is `false`: such a parameter is an
-    /// error that names it.
+    /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
+    /// gradient is an error that names it.
     pub ignore_unused_parameters: bool,
-    /// Elements of a tile: what the optimizer updates, and offload reads and writes, at a time. `None` is `auto`.
+    /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
     #[serde(serialize_with = "crate::yaml_out::auto")]
     pub sub_group_size: Option<usize>,
-    /// Where a rank keeps its shards of the parameters.
+    /// Where a rank keeps its parameter shards.
     pub offload_param: OffloadParam,
     /// Where a rank keeps its optimizer state and master weights.
     pub offload_optimizer: OffloadOptimizer,
 }
 
 impl Zero {
-    /// Reads the section for a model of that width, where it is known.
+    /// Reads the section for a model of that width, if the width is known.
     pub(crate) fn read(resolver: &mut Resolver<'_>, width: Option<usize>) -> Self {
         let is_measured = resolver.section("training").optional_path("cost_table").is_some();
         let mut keys = resolver.section("zero_optimization");
@@ -100,7 +100,8 @@ impl Zero {
     }
 }
 
-/// What Hugging Face's Trainer makes of an `auto` that depends on the model's width; DeepSpeed's default without one.
+/// Returns the value that Hugging Face's Trainer computes for an `auto` that depends on the model's width, or
+/// DeepSpeed's default if the width is unknown.
 fn trainer(width: Option<usize>, otherwise: usize, of: impl Fn(usize) -> usize) -> usize {
     width.map_or(otherwise, of)
 }

@@ -1,4 +1,4 @@
-//! Every key of DeepSpeed 0.19.8, and those that it has removed of late, with its default there and a value that asks for something.
+//! Every key of DeepSpeed 0.19.8 and those it removed recently, with DeepSpeed's default and an example value.
 
 mod absent;
 mod optimizer;
@@ -7,7 +7,7 @@ mod zero;
 
 use super::{Group, Key};
 
-/// In the order of DeepSpeed's own reference.
+/// In the order of DeepSpeed's reference.
 #[rustfmt::skip]
 pub(super) static GROUPS: &[&Group] = &[
     &run::TOP, &optimizer::OPTIMIZER, &optimizer::ADAM, &optimizer::LION, &optimizer::ADAGRAD, &optimizer::SGD,

@@ -1,4 +1,4 @@
-//! The registry of DeepSpeed's keys against the schema and against what a configuration with the key resolves to.
+//! Compares the registry of DeepSpeed's keys with the schema and with resolved configurations.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::errors::ErrorKind;
 use crate::schema::{Switch, walk};
 
-/// Keys that this project has beside DeepSpeed's, in DeepSpeed's sections.
+/// Keys that this project adds to DeepSpeed's sections.
 const OWN: [&str; 15] = [
     "activation_checkpointing.device",
     "activation_checkpointing.enabled",
@@ -29,8 +29,8 @@ fn each(mut visit: impl FnMut(&Group, &Key)) {
     keys::GROUPS.iter().for_each(|group| group.keys.iter().for_each(|key| visit(group, key)));
 }
 
-/// Asks of every key whether something is wrong with it, and tells it of all at once.
-fn nothing_is_wrong(mut wrong: impl FnMut(&str, &Group, &Key) -> Option<String>) {
+/// Runs a check on every key and reports all failures together.
+fn check_every_key(mut wrong: impl FnMut(&str, &Group, &Key) -> Option<String>) {
     let mut all = Vec::new();
     each(|group, key| {
         let path = path(group, key);
@@ -44,23 +44,24 @@ fn leaves(group: &Group, key: &Key, value: Option<&str>) -> Vec<(String, String)
 }
 
 #[test]
-fn no_key_of_deepspeed_is_unknown_and_every_refusal_says_what_to_do() {
-    nothing_is_wrong(|_, group, key| {
+fn every_deepspeed_key_is_known_and_every_rejection_has_help() {
+    check_every_key(|_, group, key| {
         let errors = tried(group, key, Some(key.example)).err()?;
         let known = |kind| matches!(kind, ErrorKind::NotImplemented | ErrorKind::Rejected | ErrorKind::Contradiction);
-        let is_told = |error: &crate::Error| known(error.kind) && error.help.is_some();
-        // PyTorch's optimizers have no end.
-        let is_right = errors.iter().all(is_told) || key.name == "type: RMSprop";
+        let has_help = |error: &crate::Error| known(error.kind) && error.help.is_some();
+        // DeepSpeed accepts any PyTorch optimizer by name, and the schema cannot list them all.
+        let is_right = errors.iter().all(has_help) || key.name == "type: RMSprop";
         (!is_right).then(|| errors.to_string())
     });
 }
 
 #[test]
-fn what_the_schema_says_of_a_key_is_what_becomes_of_it() {
-    nothing_is_wrong(|path, group, key| {
+fn the_result_for_each_key_matches_its_status_in_the_schema() {
+    check_every_key(|path, group, key| {
         let fate = fate(group, key);
         let is_refused = matches!(fate, Fate::Refused(_));
-        // One whose section, or type, is not there is refused as a whole.
+        // If the section or the type is not implemented, the program rejects the configuration without the key as
+        // well.
         let is_refused_without = tried(group, key, None).is_err();
         let is_right = match in_schema(path, group).map(|key| key.status) {
             _ if is_refused_without || key.name.starts_with("type: ") => return None,
@@ -75,12 +76,12 @@ fn what_the_schema_says_of_a_key_is_what_becomes_of_it() {
 }
 
 #[test]
-fn what_works_or_differs_changes_what_is_resolved() {
+fn implemented_keys_change_the_resolved_configuration() {
     let mut live = 0;
-    nothing_is_wrong(|_, group, key| {
+    check_every_key(|_, group, key| {
         matches!(fate(group, key), Fate::Works | Fate::Differs(_)).then_some(())?;
         live += 1;
-        // Types without their section are the defaults.
+        // An optimizer type without parameters equals the default.
         let is_default = ["type: AdamW", "type: Adam"].contains(&key.name);
         let changes = leaves(group, key, Some(key.example)) != leaves(group, key, None);
         (!is_default && !changes).then(|| "without effect".to_string())
@@ -89,9 +90,9 @@ fn what_works_or_differs_changes_what_is_resolved() {
 }
 
 #[test]
-fn what_is_ignored_is_accepted_and_resolves_to_the_same() {
+fn ignored_keys_do_not_change_the_resolved_configuration() {
     let mut ignored = 0;
-    nothing_is_wrong(|_, group, key| {
+    check_every_key(|_, group, key| {
         let Fate::Ignored(warning) = fate(group, key) else { return None };
         ignored += 1;
         (leaves(group, key, Some(key.example)) != leaves(group, key, None)).then_some(warning)
@@ -100,10 +101,10 @@ fn what_is_ignored_is_accepted_and_resolves_to_the_same() {
 }
 
 #[test]
-fn deepspeeds_default_is_accepted_where_its_key_is() {
-    nothing_is_wrong(|path, group, key| {
+fn deepspeeds_defaults_of_accepted_keys_are_accepted() {
+    check_every_key(|path, group, key| {
         let is_value = !key.default.is_empty() && key.default != "null";
-        // What a group switches on to be tried is off by default.
+        // Keys that the group enables for the trial are off by default.
         let is_switch = group.with.iter().any(|with| with.starts_with(&format!("{path}=")));
         let is_live = !matches!(fate(group, key), Fate::Refused(_));
         let removed = in_schema(path, group).is_none_or(|key| key.status == Status::Removed);
@@ -113,20 +114,20 @@ fn deepspeeds_default_is_accepted_where_its_key_is() {
 }
 
 #[test]
-fn what_is_off_is_accepted_although_what_is_on_is_refused() {
+fn unimplemented_features_are_accepted_if_they_are_off() {
     let mut off = 0;
-    nothing_is_wrong(|path, group, key| {
+    check_every_key(|path, group, key| {
         let status = in_schema(path, group)?.status;
         let is_value = !key.default.is_empty() && !key.name.starts_with("type: ");
         (is_value && matches!(status, Status::Later { .. } | Status::Rejected { .. })).then_some(())?;
-        // The section as a whole is off then, too.
+        // Without the group's overrides, the section as a whole is off, too.
         let bare = Group { with: &[], ..*group };
         let has_type = ["optimizer.", "scheduler."].iter().any(|section| path.starts_with(section));
         let kept: &[&str] = if has_type { group.with } else { &[] };
         let key = Key { with: if has_type { key.with } else { &[] }, ..*key };
         off += 1;
         let group = Group { with: kept, ..bare };
-        // A type that is not there, or a section whose presence switches it on.
+        // Skip types that are not implemented, and sections that are on as soon as they are present.
         let inside = path.rsplit_once('.').and_then(|(section, _)| in_schema(section, &group));
         let by_presence = inside.is_some_and(|section| match section.kind {
             Kind::Section(section) => matches!(section.switch, Switch::Presence),
@@ -156,7 +157,7 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
         let is_section = matches!(key.kind, Kind::Section(_) | Kind::Variants(_));
         let own = ["model", "data", "training", "launcher", "mlflow", "prometheus", "machine_monitor"].contains(&top)
             || OWN.contains(&path);
-        // Another name of one that is listed.
+        // Aliases of listed keys need no entry.
         if key.status != Status::Alias
             && !is_section
             && !own

@@ -1,22 +1,22 @@
-//! Where in a text its keys and values stand, as bytes.
+//! Byte offsets of keys and values in a text.
 
 use granit_parser::{Event, Parser, ScalarStyle, StructureStyle};
 
-/// A value's place.
+/// The extent of a value.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) shape: Shape,
-    /// Without anchor and tag; of a block scalar, where its first line begins.
+    /// Start without anchor and tag; for a block scalar, the start of its first line.
     pub(super) start: usize,
-    /// Behind its last character that means something.
+    /// Offset after the last significant character.
     pub(super) end: usize,
 }
 
 #[derive(Debug)]
 pub(super) enum Shape {
-    /// A scalar that ends where its last character does, and a list in brackets.
+    /// A scalar that ends at its last character, or a list in brackets.
     Inline,
-    /// `|`, `>`, and a list with dashes.
+    /// A block scalar (`|`, `>`), or a list with dashes.
     Block,
     Alias,
     Map {
@@ -25,19 +25,19 @@ pub(super) enum Shape {
     },
 }
 
-/// The place of a key with its value.
+/// The extent of a key and its value.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) key: String,
     pub(super) key_start: usize,
     pub(super) key_end: usize,
-    /// Of the `:`; `{a}` has none.
+    /// Offset of the `:`. `{a}` has none.
     pub(super) colon: Option<usize>,
     pub(super) value: Piece,
 }
 
 impl Slot {
-    /// Behind all of it.
+    /// Returns the offset after the entry.
     pub(super) fn end(&self) -> usize {
         self.value.end.max(self.colon.map_or(self.key_end, |colon| colon + 1))
     }
@@ -53,7 +53,8 @@ struct Open {
     last: usize,
 }
 
-/// The places in a text that is known to be one YAML document. `None` when there is nothing in it, or something that has no place.
+/// Returns the layout of a text that is known to be a single YAML document. Returns `None` if it is empty or
+/// contains something without a location.
 pub(super) fn read(text: &str) -> Option<Piece> {
     let mut open: Vec<Open> = Vec::new();
     let mut root = None;
@@ -112,7 +113,7 @@ pub(super) fn read(text: &str) -> Option<Piece> {
     root
 }
 
-/// The `:` behind a key.
+/// Returns the offset of the `:` after a key.
 fn colon(text: &str, key_end: usize) -> Option<usize> {
     let rest = text.get(key_end..)?;
     let at = rest.len() - rest.trim_start().len();

@@ -1,14 +1,14 @@
-//! One key of a text replaced, added or removed.
+//! Replaces, adds or removes one key of a text.
 
 use std::ops::Range;
 
 use super::layout::{Piece, Shape, Slot};
 use super::written::Style;
 
-/// A text under change.
+/// A text with pending changes.
 pub(super) struct Splice<'t> {
     text: &'t str,
-    /// What is put in the place of what, from front to back.
+    /// Ranges to replace and their replacements, in ascending order.
     changes: Vec<(Range<usize>, String)>,
     style: Style,
 }
@@ -18,7 +18,7 @@ impl<'t> Splice<'t> {
         Self { text, changes: Vec::new(), style }
     }
 
-    /// The text with all changes.
+    /// Returns the text with all changes applied.
     pub(super) fn finish(mut self) -> Option<String> {
         self.changes.sort_by_key(|(range, _)| (range.start, range.end));
         let (mut out, mut at) = (String::new(), 0);
@@ -31,14 +31,15 @@ impl<'t> Splice<'t> {
         Some(out)
     }
 
-    /// Puts `value` in the place of the entry's value. What stands behind it on its line stays.
+    /// Replaces the entry's value. Preserves the rest of its line.
     pub(super) fn replace(&mut self, slot: &Slot, value: &str) {
         let Some(colon) = slot.colon else { return self.put(slot.key_end..slot.key_end, format!(": {value}")) };
         let (after, end_of_line) = (colon + 1, self.line_end(colon));
         let piece = &slot.value;
         let is_block = matches!(piece.shape, Shape::Block | Shape::Map { flow: false, .. });
         if is_block {
-            // Anchor, tag or the mark of a block scalar stand between; none of them has a `#` in it.
+            // Only an anchor, a tag or the indicator of a block scalar can be in between, and none of them contains
+            // a `#`.
             let head = &self.text[after..end_of_line];
             let comment = [" #", "\t#"].iter().filter_map(|mark| head.find(mark)).min();
             let head_end = after + comment.map_or(head.len(), |at| head[..at].trim_end().len());
@@ -57,7 +58,8 @@ impl<'t> Splice<'t> {
         }
     }
 
-    /// Adds an entry to a section: a `{}` gets a flow entry, others the `lines` of a block, without indentation.
+    /// Adds an entry to a section. A flow mapping gets `key: value`, a block mapping the `lines`, which are not
+    /// indented.
     pub(super) fn insert(&mut self, section: &Piece, key: &str, value: &str, lines: &[String]) -> Option<()> {
         let Shape::Map { flow, entries } = &section.shape else { return None };
         let line_break = self.line_break();
@@ -69,7 +71,7 @@ impl<'t> Splice<'t> {
         if !*flow {
             let indent = indent?;
             let mut at = self.line_end(section.end);
-            // Comments that stand deeper belong to what is inside of the last entry.
+            // Comments with deeper indentation belong to the content of the last entry.
             while let Some((next, width)) = self.comment_line(at)
                 && width > indent.len()
             {
@@ -96,7 +98,7 @@ impl<'t> Splice<'t> {
         Some(())
     }
 
-    /// Takes the entry of that index out of a section that has others.
+    /// Removes the entry with that index from a section with several entries.
     pub(super) fn remove(&mut self, section: &Piece, index: usize) -> Option<()> {
         let Shape::Map { flow, entries } = &section.shape else { return None };
         let slot = entries.get(index)?;
@@ -139,7 +141,7 @@ impl<'t> Splice<'t> {
         Some(())
     }
 
-    /// Adds lines behind all that is there.
+    /// Appends lines to the text.
     pub(super) fn append(&mut self, lines: &[String]) {
         let line_break = self.line_break();
         let end = self.text.len();
@@ -154,7 +156,7 @@ impl<'t> Splice<'t> {
         self.put(end..end, new);
     }
 
-    /// How the text writes values.
+    /// Returns the style in which the text writes values.
     pub(super) fn style(&self) -> Style {
         self.style
     }
@@ -167,38 +169,38 @@ impl<'t> Splice<'t> {
         if self.text.contains("\r\n") { "\r\n" } else { "\n" }
     }
 
-    /// Where the line of `at` ends, without its break.
+    /// Returns the end of the line that contains `at`, without the line break.
     fn line_end(&self, at: usize) -> usize {
         self.text[at..].find(['\n', '\r']).map_or(self.text.len(), |end| at + end)
     }
 
-    /// Where the line behind the one that ends at `end` begins.
+    /// Returns the start of the line after the one that ends at `end`.
     fn next_line(&self, end: usize) -> usize {
         let rest = &self.text[end..];
         end + if rest.starts_with("\r\n") { 2 } else { usize::from(!rest.is_empty()) }
     }
 
-    /// The whitespace before `at` on its line, when there is nothing else.
+    /// Returns the whitespace before `at` if nothing else precedes it on its line.
     fn indent(&self, at: usize) -> Option<&'t str> {
         let start = self.text[..at].rfind(['\n', '\r']).map_or(0, |end| end + 1);
         let before = &self.text[start..at];
         before.trim_start_matches([' ', '\t']).is_empty().then_some(before)
     }
 
-    /// The lines from that of `from` to that of `to`, with their breaks.
+    /// Returns the lines from the one of `from` to the one of `to`, including their line breaks.
     fn lines(&self, from: usize, to: usize) -> Range<usize> {
         let start = self.text[..from].rfind(['\n', '\r']).map_or(0, |end| end + 1);
         start..self.next_line(self.line_end(to))
     }
 
-    /// A `,` behind `from` with nothing but whitespace before it.
+    /// Returns the offset of a `,` after `from` that only whitespace precedes.
     fn comma(&self, from: usize, to: usize) -> Option<usize> {
         let between = self.text.get(from..to)?;
         let at = between.len() - between.trim_start().len();
         between[at..].starts_with(',').then_some(from + at)
     }
 
-    /// When the line behind the one that ends at `end` is a comment: where it ends, and its indentation.
+    /// If the line after the one that ends at `end` is a comment, returns its end and its indentation.
     fn comment_line(&self, end: usize) -> Option<(usize, usize)> {
         let start = self.next_line(end);
         let line = self.text.get(start..self.line_end(start))?;

@@ -1,9 +1,9 @@
-//! Values as text: on one line, or as the lines of a block.
+//! Writes values as text: on one line, or as the lines of a block.
 
 use crate::node::{Node, Value};
 use crate::yaml_out;
 
-/// How a text writes its values.
+/// The style in which a text writes its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
     Yaml,
@@ -11,7 +11,7 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// JSON where all of the text is, else YAML.
+    /// Returns JSON if the whole text is JSON, else YAML.
     pub(super) fn of(text: &str) -> Self {
         let is_json = text.trim_start().starts_with('{') && serde_json::from_str::<serde_json::Value>(text).is_ok();
         if is_json { Self::Json } else { Self::Yaml }
@@ -28,7 +28,7 @@ impl Style {
         self.value(&Value::Text(key.to_string()))
     }
 
-    /// A key with its value, sections in blocks.
+    /// Returns the lines of a key with its value. Sections are written as blocks.
     pub(super) fn lines(self, key: &str, node: &Node) -> Vec<String> {
         match &node.value {
             Value::Map(entries) if !entries.is_empty() => {
@@ -39,7 +39,7 @@ impl Style {
         }
     }
 
-    /// The whole file anew.
+    /// Returns the text of the whole file.
     pub(super) fn whole(self, node: &Node) -> String {
         match (self, &node.value) {
             (Self::Json, value) => format!("{:#}\n", yaml_out::json_of(value)),

@@ -1,10 +1,10 @@
-//! Values of JSON as those of YAML, and in messages.
+//! Converts JSON values to YAML nodes and to text for messages.
 
 use serde_json::Value as Json;
 
 use crate::node::{At, Entry, Node, Value};
 
-/// What transformers takes where a key is not there.
+/// transformers' default for a missing key.
 pub(super) struct Otherwise(pub(super) Value);
 
 impl From<usize> for Otherwise {
@@ -25,7 +25,7 @@ impl From<bool> for Otherwise {
     }
 }
 
-/// A value of JSON as one of YAML, all of it at the place of `config.json`.
+/// Converts a JSON value to a YAML value, all of it located in `config.json`.
 pub(super) fn node(value: &Json) -> Value {
     match value {
         Json::Null => Value::Null,
@@ -49,7 +49,7 @@ pub(super) fn map(entries: Vec<(&str, Value)>) -> Value {
     Value::Map(entries.into_iter().map(entry).collect())
 }
 
-/// A value in a message.
+/// Formats a value for a message.
 pub(super) fn short(value: &Json) -> String {
     let text = match value {
         Json::String(text) => text.escape_debug().to_string(),

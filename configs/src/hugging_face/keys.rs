@@ -1,6 +1,7 @@
-//! Keys of `config.json` that are not translated: which are refused unless they are off, and which change nothing.
+//! Keys of `config.json` that are not translated: those that are rejected unless they are off, and those without
+//! effect.
 
-/// `model_type`s that are read, each with the class of its language model.
+/// Supported `model_type`s, each with the class of its language model.
 pub(super) const TYPES: [(&str, &str); 4] = [
     ("gpt2", "GPT2LMHeadModel"),
     ("llama", "LlamaForCausalLM"),
@@ -8,7 +9,8 @@ pub(super) const TYPES: [(&str, &str); 4] = [
     ("qwen2", "Qwen2ForCausalLM"),
 ];
 
-/// Keys under which the weights are those of another computation, unless they have one of these values, are null, or are empty.
+/// Keys that change how the model computes with its weights. They are rejected unless they are null, empty, or have one
+/// of these values.
 pub(super) const OFF: &[(&str, &[&str])] = &[
     ("quantization_config", &[]),
     ("auto_map", &[]),
@@ -43,7 +45,7 @@ pub(super) const OFF: &[(&str, &[&str])] = &[
     ("kv_lora_rank", &[]),
 ];
 
-/// Keys without effect on the values of a model that is trained on whole sequences of tokens.
+/// Keys without effect on a model that is trained on whole sequences of tokens.
 pub(super) const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",

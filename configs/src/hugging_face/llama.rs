@@ -1,4 +1,4 @@
-//! Llama, Mistral and Qwen2: one architecture with other defaults, biases and windows.
+//! Translates Llama, Mistral and Qwen2: one architecture with different defaults, biases and windows.
 
 use serde_json::{Map, Value as Json};
 
@@ -20,7 +20,7 @@ impl Reader<'_> {
             _ => Defaults { vocabulary: 32_000, inner: 11_008, kv_heads: None, positions: 2048 },
         };
         let (width, heads) = (self.whole("hidden_size", 4096), self.whole("num_attention_heads", 32));
-        // Null is a head a query; transformers' default holds where the key is not there.
+        // Null means as many key-value heads as query heads. transformers' default applies only to a missing key.
         let is_there = self.config.contains_key("num_key_value_heads");
         let kv_heads = defaults.kv_heads.filter(|_| !is_there).unwrap_or(heads);
         let (rope_theta, rope_scaling) = self.rope(self.config.get("max_position_embeddings").cloned());
@@ -42,7 +42,8 @@ impl Reader<'_> {
             ("qkv_bias", Value::Bool(kind == "qwen2")),
             ("hidden_act", self.activation("hidden_act", "silu", &["silu", "swish"])),
         ];
-        // Where it is not there, the schema's default holds, and with it its check of the two sizes.
+        // If the width is not a multiple of the heads, leave the key out. The schema's default and its check of the
+        // two sizes then apply.
         let size = if heads > 0 && width.is_multiple_of(heads) { Some(width / heads) } else { None };
         if let Some(size) = self.get("head_dim").map(node).or(size.map(|size| Otherwise::from(size).0)) {
             keys.push(("head_dim", size));
@@ -63,7 +64,7 @@ impl Reader<'_> {
         keys
     }
 
-    /// How far attention reaches: null is all the way.
+    /// Returns the sliding window; null is full attention.
     fn window(&mut self, kind: &str) -> Value {
         let window = match self.config.get("sliding_window") {
             None if kind != "llama" => Some(4096.into()),
@@ -79,7 +80,8 @@ impl Reader<'_> {
             _ => self.bool("use_sliding_window", true),
         };
         let window = window.filter(|_| is_used);
-        // Which layers look through it: all of Mistral's, of Qwen2's those behind the first, unless each is listed.
+        // Number of layers with the window: all for Mistral, those after the first `max_window_layers` for Qwen2,
+        // unless `layer_types` lists them.
         let windowed = match self.get("layer_types").and_then(Json::as_array) {
             Some(types) if kind != "mistral" => {
                 if let Some(other) = types.iter().find(|t| *t != "full_attention" && *t != "sliding_attention") {
@@ -109,7 +111,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Base and scaling of the rotary embedding: `rope_parameters` since transformers 5, `rope_theta` and `rope_scaling` before.
+    /// Returns base and scaling of the rotary embedding: `rope_parameters` since transformers 5, `rope_theta` and
+    /// `rope_scaling` before.
     fn rope(&mut self, positions: Option<Json>) -> (Value, Value) {
         let (before, theta) = (self.get("original_max_position_embeddings"), self.get("rope_theta"));
         let scaling = self.get("rope_scaling").or(self.get("rope_parameters"));

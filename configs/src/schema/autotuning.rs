@@ -1,4 +1,5 @@
-//! Keys of `autotuning`: what `zero-train autotune` searches. DeepSpeed's with its meaning, and our own beside them.
+//! Keys of `autotuning`, which configures `zero-train autotune`: DeepSpeed's keys with their meaning there, and our
+//! own.
 
 use super::*;
 use crate::choice::Choice as _;

@@ -1,4 +1,4 @@
-//! The top of the file, and DeepSpeed's sections that are implemented.
+//! Keys at the top of the file, and DeepSpeed's implemented sections.
 
 use super::autotuning::AUTOTUNING;
 use super::inactive::*;

@@ -1,5 +1,5 @@
-//! DeepSpeed's sections that do nothing here yet, or never will: known, so that a configuration that switches them off is
-//! accepted as it is and any other gets an error that names the key.
+//! DeepSpeed's sections that are not implemented. They are known, so that a configuration that switches them off is
+//! accepted unchanged and any other gets an error that names the key.
 
 use super::*;
 

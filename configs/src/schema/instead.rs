@@ -1,6 +1,6 @@
-//! What to use in place of keys of DeepSpeed's that are not implemented: the other half of their help.
+//! Replacements for DeepSpeed keys that are not implemented, as the second part of the errors' help.
 
-/// By path of the key that the error is about.
+/// Replacements by the path of the unsupported key.
 static INSTEAD: &[(&str, &str)] = &[
     ("managed_gradient_accumulation", "`gradient_accumulation_steps` says when the optimizer steps"),
     ("prescale_gradients", OVERFLOW),
@@ -39,7 +39,7 @@ const STATE: &str = "`zero_optimization.offload_optimizer` puts this state on a 
 const TRAFFIC: &str = "`pipeline.stages` sends less over a slow network";
 const SPLIT: &str = "`pipeline.stages` cuts the model, ZeRO stage 3 its layers";
 
-/// What to use in place of the key at `path`, if something comes near it.
+/// Returns a replacement for the key at `path`, if something similar exists.
 pub(crate) fn instead(path: &str) -> Option<&'static str> {
     INSTEAD.iter().find(|(of, _)| *of == path).map(|(_, text)| *text)
 }
@@ -50,7 +50,7 @@ mod tests {
     use crate::schema::{Status, TOP, walk};
 
     #[test]
-    fn everything_in_the_list_is_a_key_that_is_not_there() {
+    fn every_entry_is_a_key_that_is_not_implemented() {
         let mut refused = vec![];
         walk("", TOP.keys, &mut |path, key| {
             let plain = match (path.find('['), path.find(']')) {

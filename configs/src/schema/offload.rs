@@ -1,14 +1,14 @@
-//! Keys of what keeps state out of memory or does without it: `offload_param` and `offload_optimizer` in `zero_optimization`,
-//! `aio`, `activation_checkpointing`.
+//! Keys about state that is offloaded or recomputed: `offload_param` and `offload_optimizer` in
+//! `zero_optimization`, `aio`, `activation_checkpointing`.
 
 use super::*;
 use crate::choice::Choice as _;
 use crate::config::OffloadDevice;
 
 const DEVICE: Kind = Kind::Choice { names: OffloadDevice::NAMES, later: &[] };
-/// Buffers of a tile each: more than this would not be staging.
+/// Number of staging buffers, each the size of a tile. A larger number would no longer be staging.
 const BUFFERS: Kind = Kind::Int { min: 0, max: 64 };
-/// Unit and alignment of reads and writes that bypass the page cache, on every disk that is sold.
+/// Unit and alignment of direct I/O, large enough for every current disk.
 const BLOCK: Kind = Kind::Multiple { of: 4096, max: 1 << 30 };
 
 pub(super) const PINNED: &str = "memory of the host is pinned where a GPU copies from it or to it, and nowhere else";

@@ -1,4 +1,5 @@
-//! Keys of the sections that say what DeepSpeed's users write in Python: `model`, `data`, `training`, `launcher`.
+//! Keys of `model`, `data`, `training` and `launcher`. DeepSpeed has no such sections; its users write these
+//! settings in Python.
 
 use super::*;
 use crate::choice::Choice as _;
@@ -7,12 +8,12 @@ use crate::config::{
     WeightDecayOn,
 };
 
-/// Bounds that keep every product of a model's sizes far from overflow.
+/// Upper bound that keeps every product of a model's sizes far from overflow.
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
 const DEPTH: Kind = Kind::Int { min: 1, max: 1 << 14 };
 const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
 const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
-/// `zero_model::ops::TILE_UNIT`: tiles of so many rows keep the bits of sums over rows.
+/// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical with tiles of a multiple of this many rows.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
 const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
 const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral or Qwen2, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";

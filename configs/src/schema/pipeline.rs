@@ -1,4 +1,4 @@
-//! Keys of `pipeline`. DeepSpeed's users write most of this in Python, as arguments of `PipelineModule`.
+//! Keys of `pipeline`. DeepSpeed's users pass most of these in Python, as arguments of `PipelineModule`.
 
 use super::*;
 use crate::choice::Choice as _;

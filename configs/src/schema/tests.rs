@@ -1,4 +1,4 @@
-//! The table against itself and against what is resolved.
+//! Checks the schema for consistency, and compares it with resolved configurations.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ fn all() -> Vec<(String, &'static Key)> {
     all
 }
 
-/// Whether a key's own section is implemented: a `Now` key in a section that is not has no reader.
+/// Returns whether a key's section is implemented. A `Now` key in any other section is never read.
 fn is_live(path: &str, all: &[(String, &'static Key)]) -> bool {
     let dead = |(section, key): &&(String, &Key)| {
         key.status != Status::Now && path.len() > section.len() && path.starts_with(&format!("{section}."))
@@ -22,16 +22,16 @@ fn is_live(path: &str, all: &[(String, &'static Key)]) -> bool {
 }
 
 #[test]
-fn every_key_stands_once_and_has_a_meaning() {
+fn every_key_is_unique_and_has_a_description() {
     let mut seen = BTreeSet::new();
     for (path, key) in all() {
-        assert!(seen.insert(path.clone()), "{path} stands twice");
+        assert!(seen.insert(path.clone()), "{path} appears twice");
         assert!(!key.meaning.is_empty() && !key.meaning.ends_with('.'), "{path}");
     }
 }
 
 #[test]
-fn every_default_is_a_value_of_its_key() {
+fn every_default_is_a_valid_value() {
     for (path, key) in all() {
         let computed = key.default.starts_with('=') || key.default == REQUIRED || key.default == "null";
         if key.status == Status::Now && !matches!(key.kind, Kind::Section(_) | Kind::Variants(_)) {
@@ -44,7 +44,7 @@ fn every_default_is_a_value_of_its_key() {
 }
 
 #[test]
-fn every_alias_leads_to_a_key_beside_it() {
+fn every_alias_refers_to_a_key_of_the_same_section() {
     let all = all();
     for (path, alias) in all.iter().filter(|(_, key)| key.status == Status::Alias) {
         let beside = join(path.rsplit_once('.').map_or("", |(section, _)| section), alias.meaning);
@@ -52,7 +52,7 @@ fn every_alias_leads_to_a_key_beside_it() {
     }
 }
 
-/// One configuration for each variant of each section.
+/// Returns one configuration for each variant of each section.
 fn one_of_each() -> Vec<Config> {
     let optimizers = ["AdamW", "Adam", "SGD", "Lion", "Adagrad"];
     let schedulers = [
@@ -83,10 +83,10 @@ fn one_of_each() -> Vec<Config> {
 }
 
 #[test]
-fn what_is_resolved_is_exactly_what_the_table_says_is_there() {
+fn resolved_keys_are_exactly_the_implemented_keys() {
     let mut resolved = BTreeSet::new();
     for config in one_of_each() {
-        // What is tried stands at keys of the whole file.
+        // Keys of a search space are paths of the whole file.
         let without_dimension =
             |path: String| path.split_inclusive(".space").next().map(String::from).unwrap_or_default();
         resolved.extend(config.leaves().into_iter().map(|(path, _)| without_dimension(path)));
@@ -104,18 +104,18 @@ fn what_is_resolved_is_exactly_what_the_table_says_is_there() {
     for section in ["optimizer", "scheduler", "model"] {
         table.insert(format!("{section}.type"));
     }
-    // Written out as what they must be.
+    // Here the defaults are written with their required values.
     for dropout in ["embd_pdrop", "resid_pdrop", "attn_pdrop"] {
         table.insert(format!("model.{dropout}"));
     }
-    // A section that is not there is one null.
+    // A section that is absent resolves to a single null.
     let absent = |path: &String| !all.iter().any(|(other, key)| other == path && matches!(key.kind, Kind::Section(_)));
     let resolved: BTreeSet<String> = resolved.into_iter().filter(absent).collect();
     assert_eq!(resolved, table);
 }
 
 #[test]
-fn every_default_of_what_does_nothing_is_accepted_in_silence() {
+fn defaults_of_keys_without_effect_are_accepted_without_warning() {
     for key in TOP.keys.iter().filter(|key| !matches!(key.status, Status::Removed | Status::Alias)) {
         let sections: Vec<(&str, &'static [Key])> = match key.kind {
             Kind::Section(section) => vec![(key.name, section.keys)],

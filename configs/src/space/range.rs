@@ -1,12 +1,13 @@
-//! `{from: 1, to: 16, times: 2}`, `{from: 0, to: 64, step: 16}` and `{low: 1e-5, high: 1e-2, log: true}`.
+//! Parses ranges: `{from: 1, to: 16, times: 2}`, `{from: 0, to: 64, step: 16}` and
+//! `{low: 1e-5, high: 1e-2, log: true}`.
 
 use crate::config::Interval;
 use crate::node::{At, Entry, Node, Value};
 
-/// What is wrong, and where.
+/// Location and message of an error.
 type Problem = (At, String);
 
-/// A number as it is written: whole numbers stay whole.
+/// A number as written; integers stay integers.
 #[derive(Clone, Copy)]
 enum Number {
     Int(i128),
@@ -22,7 +23,7 @@ impl Number {
     }
 }
 
-/// The values of a range, each at `at`.
+/// Returns the values of a range, each located at `at`.
 pub(super) fn steps(entries: &[Entry], at: At, most: usize) -> Result<Vec<Node>, Problem> {
     const FORM: &str = "expected a list, one value, or `{from: 1, to: 16, times: 2}` or `{from: 0, to: 64, step: 16}`";
     if let Some(entry) = entries.iter().find(|entry| !["from", "to", "times", "step"].contains(&entry.key.as_str())) {
@@ -57,7 +58,7 @@ pub(super) fn steps(entries: &[Entry], at: At, most: usize) -> Result<Vec<Node>,
     Ok(values.into_iter().map(|value| Node { value, at }).collect())
 }
 
-/// `None` when there are more than `most`.
+/// Returns the integers of a range, or `None` if there are more than `most`.
 fn whole(first: i128, last: i128, by: i128, times: bool, most: usize) -> Option<Vec<Value>> {
     let mut values = Vec::new();
     let mut next = Some(first);
@@ -71,14 +72,15 @@ fn whole(first: i128, last: i128, by: i128, times: bool, most: usize) -> Option<
     Some(values)
 }
 
-/// Without the last digits, which are rounding: 0.1 + 2 · 0.1 is 0.3, and the end is hit.
+/// Returns the floats of a range, without the last digits, which are rounding errors: 0.1 + 2 · 0.1 becomes 0.3.
+/// The range thus includes its end.
 fn fractions(first: f64, last: f64, by: f64, times: bool, most: usize) -> Option<Vec<Value>> {
     let mut values: Vec<Value> = Vec::new();
     let mut before = f64::NEG_INFINITY;
     for index in 0.. {
         let exact = if times { first * by.powi(index) } else { first + f64::from(index) * by };
         let value = format!("{exact:.13e}").parse().unwrap_or(exact);
-        // A step that is nothing against the value would never end.
+        // A step too small to change the value would loop forever.
         if value > last || value <= before {
             break;
         }
@@ -91,7 +93,7 @@ fn fractions(first: f64, last: f64, by: f64, times: bool, most: usize) -> Option
     Some(values)
 }
 
-/// All between two numbers, with the nodes of both.
+/// Reads a range between two numbers, with the nodes of both.
 pub(super) fn interval(entries: &[Entry], at: At, is_integer: bool) -> Result<(Interval, [&Node; 2]), Problem> {
     const FORM: &str = "all between two numbers is `{low: 1e-5, high: 1e-2}`, with `log: true` where it counts how often one is in the other";
     if let Some(entry) = entries.iter().find(|entry| !["low", "high", "log"].contains(&entry.key.as_str())) {

@@ -1,5 +1,5 @@
-//! The key of the schema that a path means, with the file at hand: what stands in `optimizer.params` depends on
-//! `optimizer.type`.
+//! Resolves a path to the key of the schema. The result depends on the file: the keys of `optimizer.params` depend
+//! on `optimizer.type`.
 
 use crate::check::Check;
 use crate::errors::ErrorKind;
@@ -10,11 +10,11 @@ use crate::value::expected;
 
 use super::Written;
 
-/// What a path means.
+/// The keys of the schema that a path refers to.
 pub(super) struct Target {
-    /// Under the keys' first names.
+    /// Path with the primary names of the keys.
     pub(super) path: String,
-    /// One for each type that its section may have.
+    /// One for each possible type of the section.
     meanings: Vec<Meaning>,
 }
 
@@ -29,14 +29,14 @@ enum Meaning {
     Params(&'static Variant),
 }
 
-/// What is wrong with a path.
+/// The error of an invalid path.
 pub(super) struct Problem {
     pub(super) kind: ErrorKind,
     pub(super) message: String,
     pub(super) help: Option<String>,
 }
 
-/// Whether a section of keys stands at the path, whatever types sections have.
+/// Returns whether the path refers to a section, for any types of the sections around it.
 pub(super) fn is_section(path: &str) -> bool {
     let mut meanings = vec![Meaning::Top];
     for name in path.split('.') {
@@ -49,8 +49,8 @@ pub(super) fn is_section(path: &str) -> bool {
     })
 }
 
-/// What `path` means in the file that has the entries of `root` at its top, where the keys in `space` are tried. `Ok(None)` when
-/// the type of a section is wrong, of which something is said where it stands.
+/// Resolves `path` in the file whose top-level entries are `root`, together with the other keys of `space`. Returns
+/// `Ok(None)` if the type of a section is invalid, which is reported where the type is written.
 pub(super) fn find(path: &str, root: &[Entry], space: &[Written<'_>]) -> Result<Option<Target>, Problem> {
     let parts: Vec<&str> = path.split('.').collect();
     let mut meanings = vec![Meaning::Top];
@@ -89,7 +89,7 @@ pub(super) fn find(path: &str, root: &[Entry], space: &[Written<'_>]) -> Result<
     Ok(Some(Target { path: whole, meanings }))
 }
 
-/// The types that the section at `path` may have: those that are tried, else the one that is written.
+/// Returns the possible types of the section at `path`: those in the search space, or else the written one.
 fn types_of<'n>(path: &str, root: &'n [Entry], space: &[Written<'n>]) -> Vec<&'n str> {
     let text = |node: &'n Node| match &node.value {
         Value::Text(text) => Some(text.as_str()),
@@ -163,7 +163,7 @@ fn unknown(
 }
 
 impl Meaning {
-    /// What `name` means inside, with its first name; one for each type that counts.
+    /// Returns the key `name` inside and its primary name, once for each possible type.
     fn down<'a>(self, name: &'a str, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<(&'a str, Self)> {
         match self {
             Self::Key(Key { kind: Kind::Variants(variants), .. }) if name == "type" => {
@@ -173,7 +173,7 @@ impl Meaning {
                 let list = usable(variants).filter(|variant| is_of_type(variant));
                 return list.map(|variant| (name, Self::Params(variant))).collect();
             }
-            // It is not looked into: the key itself says what is the matter with it.
+            // Keys inside such a key are not checked. The key itself reports the error.
             Self::Key(Key { kind: Kind::Any, .. }) => return vec![(name, self)],
             _ => {}
         }
@@ -184,7 +184,7 @@ impl Meaning {
         self.keys(is_of_type).into_iter().filter_map(lookup).map(|key| (key.name, Self::Key(key))).collect()
     }
 
-    /// The keys inside.
+    /// Returns the keys inside.
     fn keys(self, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<&'static [Key]> {
         match self {
             Self::Top => vec![schema::TOP.keys],
@@ -200,12 +200,12 @@ impl Meaning {
 }
 
 impl Target {
-    /// How many types its section may have.
+    /// Returns the number of possible types of its section.
     pub(super) fn len(&self) -> usize {
         self.meanings.len()
     }
 
-    /// What its values must be, where it is no section.
+    /// Returns the expected kind of a value; `None` for a section.
     pub(super) fn kind(&self) -> Option<Kind> {
         match self.meanings.first() {
             Some(Meaning::Key(Key { kind: Kind::Section(_) | Kind::Variants(_), .. })) => None,
@@ -214,7 +214,7 @@ impl Target {
         }
     }
 
-    /// Checks a value as if it stood at the key, of the type of that index; `place` is what messages call it.
+    /// Checks a value of the key, for the type with that index. Messages call the key `place`.
     pub(super) fn check(&self, index: usize, check: &mut Check<'_>, place: &str, item: &Node) {
         let name = |name: &str| Entry { key: name.to_string(), key_at: item.at, value: item.clone() };
         match self.meanings.get(index) {

@@ -1,4 +1,4 @@
-//! `activation_checkpointing`: the section alone switches it on; what is kept, of which layers, and where.
+//! `activation_checkpointing`: its presence switches it on; spacing, layer patterns and devices.
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn with(text: &str) -> Config {
     let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config, "{text}");
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config, "{text}");
     config
 }
 
-/// What becomes of a section with these keys.
+/// Returns the resolved section with these keys.
 fn section(inside: &str) -> Option<ActivationCheckpointing> {
     with(&format!("activation_checkpointing: {{{inside}}}")).activation_checkpointing
 }
@@ -31,7 +31,7 @@ fn only(inside: &str) -> Error {
     errors.iter().next().expect("one error").clone()
 }
 
-/// The keys of an error, without their section.
+/// Returns the keys of an error, without their section.
 fn names(error: &Error) -> Vec<&str> {
     error.places.iter().filter_map(|place| place.path.strip_prefix("activation_checkpointing.")).collect()
 }
@@ -50,7 +50,7 @@ fn the_section_alone_switches_it_on() {
         "enabled: auto",
         "interval: 1",
         "number_checkpoints: null, device: none, layers: auto",
-        // A section of DeepSpeed's as it is often found.
+        // A section that is common in DeepSpeed configurations.
         "partition_activations: false, cpu_checkpointing: false, contiguous_memory_optimization: false, \
          number_checkpoints: null, synchronize_checkpoint_boundary: false, profile: false",
     ] {
@@ -60,11 +60,12 @@ fn the_section_alone_switches_it_on() {
 }
 
 #[test]
-fn it_is_off_when_it_is_not_there_or_says_so() {
+fn it_is_off_if_absent_or_disabled() {
     for text in ["", "activation_checkpointing: null", "activation_checkpointing: false"] {
         assert_eq!(with(text).activation_checkpointing, None, "{text}");
     }
-    // What does not go together, or is not there, does no harm where it is off; what is no value is still wrong.
+    // In a section that is off, contradictions and unimplemented features are accepted. Invalid values and keys are
+    // not.
     for inside in ["interval: 2, number_checkpoints: 3", "partition_activations: true", "device: nvme"] {
         assert_eq!(section(&format!("enabled: false, {inside}")), None);
     }
@@ -74,7 +75,7 @@ fn it_is_off_when_it_is_not_there_or_says_so() {
 }
 
 #[test]
-fn inputs_are_kept_at_an_interval_or_so_many_of_them() {
+fn inputs_are_kept_at_an_interval_or_by_number() {
     let spacing = |inside: &str| section(inside).map(|section| section.spacing);
     assert_eq!(spacing("interval: 3"), Some(CheckpointSpacing::Interval(3)));
     assert_eq!(spacing("number_checkpoints: 4"), Some(CheckpointSpacing::Number(4)));
@@ -89,7 +90,7 @@ fn inputs_are_kept_at_an_interval_or_so_many_of_them() {
 #[test]
 fn layers_are_chosen_by_name() {
     let layers =
-        section("layers: ['^h[.]\\d+$', mlp, \"é \\\"#\"]").and_then(|section| section.layers).expect("layers");
+        section("layers: ['^h[.]\\d+$', mlp, \"é \\\"#\"]").and_then(|section| section.layers).expect("layers are set");
     assert_eq!(layers.iter().map(LayerPattern::as_str).collect::<Vec<_>>(), ["^h[.]\\d+$", "mlp", "é \"#"]);
     let chosen = |name: &str| layers.iter().any(|layer| layer.matches(name));
     assert_eq!(["h.0", "H.11", "wte", "h.x", "block.MLP"].map(chosen), [true, true, false, false, true]);
@@ -120,7 +121,7 @@ fn each_wrong_expression_is_shown_at_its_place() {
 }
 
 #[test]
-fn inputs_wait_in_memory_on_the_host_or_in_files() {
+fn inputs_are_kept_on_the_host_or_in_files() {
     let device = |inside: &str| section(inside).map(|section| section.device);
     for inside in ["cpu_checkpointing: true", "device: cpu", "cpu_checkpointing: true, device: cpu"] {
         assert_eq!(device(inside), Some(OffloadDevice::Cpu), "{inside}");
@@ -128,7 +129,7 @@ fn inputs_wait_in_memory_on_the_host_or_in_files() {
     for inside in ["cpu_checkpointing: false", "cpu_checkpointing: false, device: none", "device: auto"] {
         assert_eq!(device(inside), Some(OffloadDevice::None), "{inside}");
     }
-    let files = section("device: nvme, nvme_path: /mnt/nvme, cpu_checkpointing: false").expect("it is on");
+    let files = section("device: nvme, nvme_path: /mnt/nvme, cpu_checkpointing: false").expect("the section is on");
     assert_eq!((files.device, files.nvme_path.as_deref()), (OffloadDevice::Nvme, Some(Path::new("/mnt/nvme"))));
     for inside in [
         "cpu_checkpointing: true, device: none",
@@ -145,7 +146,7 @@ fn inputs_wait_in_memory_on_the_host_or_in_files() {
 }
 
 #[test]
-fn what_has_no_meaning_here_says_why() {
+fn unsupported_keys_give_a_reason() {
     let config = with(
         "activation_checkpointing: {partition_activations: true, contiguous_memory_optimization: true, \
          synchronize_checkpoint_boundary: true, profile: true}",

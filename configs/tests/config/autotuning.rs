@@ -1,4 +1,4 @@
-//! `autotuning`: defaults, spaces and ranges, what is refused and where, and that it is written as it was read.
+//! `autotuning`: defaults, search spaces and ranges, errors with their locations, and round trips through YAML.
 
 use std::path::PathBuf;
 
@@ -30,21 +30,21 @@ fn values(text: &str) -> Vec<String> {
 }
 
 fn errors(text: &str) -> Errors {
-    Config::parse("ds.yaml", format!("{HEAD}{text}")).expect_err("it is refused")
+    Config::parse("ds.yaml", format!("{HEAD}{text}")).expect_err("the text must be rejected")
 }
 
-/// The one error: kind, path, line after the head, column, message, help.
+/// Returns the only error: kind, path, line after the head, column, message, help.
 fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
     let errors = errors(text);
     assert_eq!(errors.count(), 1, "{errors}");
-    let error = errors.iter().next().expect("one");
-    let place = error.places.first().expect("a place");
+    let error = errors.iter().next().expect("at least one error");
+    let place = error.places.first().expect("the error has a location");
     let Spot::File { line, column, .. } = place.spot else { panic!("{errors}") };
     (error.kind, place.path.clone(), line - 2, column, error.message.clone(), error.help.clone().unwrap_or_default())
 }
 
 #[test]
-fn without_the_section_all_has_its_default() {
+fn without_the_section_every_key_has_its_default() {
     let expected = Autotuning {
         enabled: false,
         fast: false,
@@ -74,7 +74,7 @@ fn without_the_section_all_has_its_default() {
 }
 
 #[test]
-fn what_is_written_is_what_is_resolved() {
+fn every_key_is_resolved_as_written() {
     let text = "\
 autotuning:
   fast: true
@@ -135,7 +135,7 @@ autotuning:
 }
 
 #[test]
-fn a_training_run_says_that_it_does_not_tune() {
+fn a_training_run_warns_that_it_does_not_tune() {
     let config = parse("autotuning: {enabled: true}");
     let paths: Vec<_> = config.warnings.iter().map(|warning| warning.place.path.as_str()).collect();
     assert_eq!(paths, ["autotuning.enabled"]);
@@ -192,7 +192,7 @@ fn every_value_can_be_set() {
 }
 
 #[test]
-fn ranges_are_written_out() {
+fn ranges_are_expanded() {
     let cases = [
         ("training.seed: {from: 1, to: 16, times: 2}", "1 2 4 8 16"),
         ("training.seed: {from: 0, to: 64, step: 16}", "0 16 32 48 64"),
@@ -214,7 +214,7 @@ fn ranges_are_written_out() {
 }
 
 #[test]
-fn a_range_that_is_none_is_refused_at_its_place() {
+fn invalid_ranges_are_rejected_at_their_location() {
     let cases = [
         ("{from: 4, to: 1, step: 1}", 7, "`from` is more than `to`"),
         ("{from: 0, to: 8, times: 2}", 7, "`from` more than 0"),
@@ -239,7 +239,7 @@ fn a_range_that_is_none_is_refused_at_its_place() {
 }
 
 #[test]
-fn a_path_that_is_no_key_is_refused_with_the_nearest_one() {
+fn unknown_paths_suggest_the_nearest_key() {
     let cases = [
         ("zero_optimization.stagee", "did you mean `zero_optimization.stage`?"),
         ("zero_optimisation.stage", "did you mean `zero_optimization.stage`?"),
@@ -260,7 +260,7 @@ fn a_path_that_is_no_key_is_refused_with_the_nearest_one() {
 }
 
 #[test]
-fn a_value_that_its_key_refuses_is_refused_where_it_stands() {
+fn invalid_values_are_rejected_at_their_location() {
     let cases = [
         ("zero_optimization.stage: [1, 7]", 26 + 3, ErrorKind::Value, "from 0 to 3, found `7`"),
         ("zero_optimization.stage: {from: 1, to: 4, step: 1}", 25, ErrorKind::Value, "found `4`"),
@@ -280,14 +280,14 @@ fn a_value_that_its_key_refuses_is_refused_where_it_stands() {
 }
 
 #[test]
-fn what_a_sections_type_takes_is_tried() {
+fn keys_depend_on_the_type_of_their_section() {
     let sgd = "autotuning: {space: {optimizer.type: [SGD, AdamW], optimizer.params.momentum: [0.5]}}";
     assert_eq!(parse(sgd).autotuning.space.len(), 2);
     assert_eq!(only("autotuning: {space: {optimizer.params.momentum: [0.5]}}").0, ErrorKind::UnknownKey);
     let found = only("autotuning: {space: {scheduler.params.warmup_num_steps: [5]}}");
     assert_eq!(found.0, ErrorKind::Missing);
     assert!(found.4.contains("`scheduler.type`"), "{}", found.4);
-    // The type that is written is wrong, and that is said once.
+    // The invalid type is reported once, where it is written.
     assert_eq!(only("model: {type: gpt3}\nautotuning: {space: {model.n_layer: [5]}}").1, "model.type");
 }
 
@@ -304,7 +304,7 @@ fn no_key_is_given_twice() {
         assert_eq!(only(&format!("autotuning: {{space: {{{text}}}}}")).0, ErrorKind::DuplicateKey, "{text}");
     }
     assert_eq!(values("fp16.enabled: [false, true]"), ["false", "true"]);
-    // One is no part of the other's name.
+    // None of these paths is a section of another, although their names share prefixes.
     let apart = "train_batch_size: [1, 2], training.save_every: [1], training.save_last: [true]";
     assert_eq!(space(apart).len(), 3);
 }
@@ -316,7 +316,7 @@ fn the_command_line_narrows_a_space() {
     let source = Source { name: "ds.yaml".to_string(), text };
     let sets =
         ["autotuning.space.training.seed=[3]", "autotuning.space.training.save_last=[false]", "bf16.enabled=true"];
-    let typed = load(source, &sets.map(String::from)).expect("it is read");
+    let typed = load(source, &sets.map(String::from)).expect("the text must be parsed");
     let config = typed.resolve(None).unwrap_or_else(|errors| panic!("{errors}"));
     assert!(config.bf16.enabled);
     let found: Vec<_> = config.autotuning.space.iter().map(|d| (d.path.as_str(), d.values.join(" "))).collect();
@@ -360,7 +360,7 @@ fn a_sweep_may_be_continuous() {
 }
 
 #[test]
-fn what_contradicts_each_other_is_one_error_that_names_both() {
+fn contradictions_are_one_error_that_names_both_keys() {
     let cases = [
         ("autotuning: {start_profile_step: 6}", ["start_profile_step", "end_profile_step"]),
         (
@@ -379,7 +379,7 @@ fn what_contradicts_each_other_is_one_error_that_names_both() {
     for (text, paths) in cases {
         let errors = errors(text);
         assert_eq!(errors.count(), 1, "{errors}");
-        let error = errors.iter().next().expect("one");
+        let error = errors.iter().next().expect("at least one error");
         let found: Vec<_> = error.places.iter().map(|place| place.path.clone()).collect();
         assert_eq!((error.kind, found), (ErrorKind::Contradiction, paths.map(|p| format!("autotuning.{p}")).to_vec()));
     }

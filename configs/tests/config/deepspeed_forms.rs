@@ -1,4 +1,4 @@
-//! Keys and values that DeepSpeed reads in more than one form: names without a prefix, 0, older forms, what it ignores.
+//! Keys and values that DeepSpeed accepts in several forms: names without a prefix, 0, older forms, ignored keys.
 
 use zero_config::{Config, Error, ErrorKind, OffloadDevice, Source, load};
 
@@ -12,7 +12,7 @@ fn with(text: &str) -> Config {
     parse(text).unwrap_or_else(|errors| panic!("{text}\n{errors}"))
 }
 
-/// What is wrong with the text, one error each.
+/// Returns all errors of the text.
 fn errors(text: &str) -> Vec<Error> {
     parse(text).expect_err(text).iter().cloned().collect()
 }
@@ -40,7 +40,7 @@ fn unknown_keys_at_the_top_can_be_ignored_with_a_warning_that_lists_them() {
     assert!(errors.iter().all(flag), "{errors}");
     assert_eq!(typed(text, &[]).unknown_keys(), ["comms_config", "monitor_config", "_comment"]);
     let config = typed(text, &[]).ignore_unknown_keys().resolve(None).unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!(config, Config::parse("ds.json", "train_batch_size: 8").expect("the same"));
+    assert_eq!(config, Config::parse("ds.json", "train_batch_size: 8").expect("the same configuration"));
     let told: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(told.len(), 1);
     assert!(
@@ -48,8 +48,9 @@ fn unknown_keys_at_the_top_can_be_ignored_with_a_warning_that_lists_them() {
         "{told:?}"
     );
     assert!(told[0].contains("ds.json:1:1"), "{told:?}");
-    assert_eq!(config.for_world_size(2).expect("again").warnings, config.warnings);
-    // Only at the top of a file, and nothing that is missing is hidden by what was meant to be it.
+    assert_eq!(config.for_world_size(2).expect("resolved for 2 ranks").warnings, config.warnings);
+    // Unknown keys are ignored only at the top of a file. A required key that was mistyped is still reported as
+    // missing.
     for (text, set) in [
         ("train_batch_size: 8\nzero_optimization: {stagee: 3}", None),
         ("train_batch_size: 8", Some("comms_config=1")),
@@ -76,7 +77,7 @@ const STAGE3: [(&str, &str); 9] = [
 ];
 
 #[test]
-fn keys_of_stage_3_may_go_without_their_prefix() {
+fn keys_of_stage_3_do_not_need_their_prefix() {
     for (name, value) in STAGE3 {
         let [short, long] =
             ["", "stage3_"].map(|prefix| format!("zero_optimization: {{stage: 3, {prefix}{name}: {value}}}"));
@@ -88,16 +89,16 @@ fn keys_of_stage_3_may_go_without_their_prefix() {
         assert_eq!(error.message, format!("`{}` and `{}` are two forms of one key", both[0], both[1]));
         assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), [&both[1], &both[0]]);
     }
-    // On the command line and in a further file, either name stands over the other.
+    // An override or a later file wins under either name of the key.
     let source =
         Source { name: "ds.yaml".into(), text: format!("{HEAD}zero_optimization: {{max_live_parameters: 7}}") };
     let set = ["zero_optimization.stage3_max_live_parameters=8".to_string()];
-    let config = load(source, &set).and_then(|typed| typed.resolve(None)).expect("one key");
+    let config = load(source, &set).and_then(|typed| typed.resolve(None)).expect("both names are the same key");
     assert_eq!(config.zero.stage3_max_live_parameters, 8);
 }
 
 #[test]
-fn zero_is_a_size() {
+fn sizes_may_be_zero() {
     let config = with(
         "zero_optimization: {stage: 3, reduce_bucket_size: 0, allgather_bucket_size: 0, sub_group_size: 0, \
          prefetch_bucket_size: 0, param_persistence_threshold: 0, model_persistence_threshold: 0, \
@@ -115,7 +116,7 @@ fn zero_is_a_size() {
         zero.offload_param.buffer_count,
     ];
     assert_eq!(sizes, [0; 6]);
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config);
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config);
     for section in ["offload_param", "offload_optimizer"] {
         let error = only(&format!(
             "zero_optimization: {{stage: 3, {section}: {{device: nvme, nvme_path: x, buffer_count: 0}}}}"
@@ -126,7 +127,7 @@ fn zero_is_a_size() {
 }
 
 #[test]
-fn older_forms_are_read_as_what_replaced_them_with_a_warning_that_shows_it() {
+fn older_forms_are_converted_with_a_warning() {
     let cases = [
         ("cpu_offload: true", "offload_optimizer: {device: cpu}"),
         ("cpu_offload_param: true", "offload_param: {device: cpu}"),
@@ -142,7 +143,7 @@ fn older_forms_are_read_as_what_replaced_them_with_a_warning_that_shows_it() {
         let (name, section) = (old.split(':').next().expect("a name"), today.split(':').next().expect("a name"));
         let off = format!("zero_optimization: {{stage: 3, {name}: false, {section}: {{device: none}}}}");
         assert_eq!(warnings(&off), [format!("`zero_optimization.{name}: false` is an old form; leave it out")]);
-        // As DeepSpeed, which refuses both together.
+        // DeepSpeed rejects this combination, too.
         let error = only(&format!("zero_optimization: {{stage: 3, {today}, {old}}}"));
         assert_eq!(error.kind, ErrorKind::DuplicateKey);
         assert!(
@@ -152,7 +153,7 @@ fn older_forms_are_read_as_what_replaced_them_with_a_warning_that_shows_it() {
         let error = only(&format!("zero_optimization: {{stage: 3, {name}: cpu}}"));
         assert!(error.message.ends_with("expected true or false, found the text \"cpu\""), "{error}");
     }
-    // What the new form would refuse, the old one does.
+    // Errors about the current form apply to the old form as well.
     let error = only("zero_optimization: {stage: 0, cpu_offload: true}");
     assert_eq!(
         (error.kind, error.places[0].path.as_str()),
@@ -172,7 +173,7 @@ fn older_forms_are_read_as_what_replaced_them_with_a_warning_that_shows_it() {
 }
 
 #[test]
-fn what_has_nothing_to_act_on_here_is_a_warning() {
+fn keys_without_a_counterpart_are_warnings() {
     let cases = [
         "disable_allgather: true",
         "activation_checkpointing: {partition_activations: true}",
@@ -189,7 +190,7 @@ fn what_has_nothing_to_act_on_here_is_a_warning() {
 }
 
 #[test]
-fn what_deepspeed_removed_is_accepted_where_it_is_off() {
+fn removed_keys_are_accepted_if_they_are_off() {
     for text in [
         "amp: {enabled: false, opt_level: O1}",
         "amp: {enabled: auto, opt_level: auto}",
@@ -220,7 +221,7 @@ fn a_missing_type_does_not_hide_the_keys_that_no_type_has() {
         ["`optimizer.type` is missing", "unknown key `optimizer.params.beta`"]
     );
     assert_eq!(found("model: {n_layer: 2, n_layers: 3}"), ["`model.type` is missing", "unknown key `model.n_layers`"]);
-    // The type itself, mistyped, is one mistake.
+    // A mistyped `type` is a single error.
     let error = only("model: {typ: gpt2, n_layer: 2}");
     assert_eq!(
         (error.message.as_str(), error.help.as_deref()),

@@ -1,4 +1,4 @@
-//! A configuration's text with some values changed: what it then means, and that all else is as it was.
+//! Edits of a configuration's text: the result has the expected meaning, and everything else is preserved.
 
 use proptest::prelude::*;
 use zero_config::{Config, ErrorKind, Source, edit, load};
@@ -17,7 +17,7 @@ fn source(text: &str) -> Source {
 }
 
 fn changes(list: &[(&str, &str)]) -> Vec<(String, Option<String>)> {
-    // `-` takes the key out.
+    // `-` removes the key.
     list.iter().map(|(path, value)| (path.to_string(), (*value != "-").then(|| value.to_string()))).collect()
 }
 
@@ -25,7 +25,7 @@ fn edited(text: &str, list: &[(&str, &str)]) -> String {
     edit(&source(text), &changes(list)).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// What a text with overrides resolves to, or its errors without their places.
+/// Resolves a text with overrides. Returns its errors without their locations.
 fn meaning(text: &str, sets: &[String]) -> Result<Config, Vec<String>> {
     let resolved = load(source(text), sets).and_then(|typed| typed.resolve(Some(2)));
     resolved.map_err(|errors| {
@@ -125,7 +125,7 @@ fn a_missing_key_is_added_where_it_belongs() {
 }
 
 #[test]
-fn a_key_is_taken_out() {
+fn a_key_is_removed() {
     let cases = [
         ("a: 1 # c\n# d\nb: 2\n", "a", "# d\nb: 2\n"),
         ("a: 1\nb: 2", "b", "a: 1\n"),
@@ -155,7 +155,7 @@ fn a_key_is_taken_out() {
 }
 
 #[test]
-fn changes_follow_each_other() {
+fn changes_are_applied_in_order() {
     let text = "a: 1 # c\ns:\n  b: 2\n";
     let list = [("s.b", "-"), ("s.d", "5"), ("t.u", "6"), ("t.v", "7"), ("a", "8"), ("a", "9")];
     assert_eq!(edited(text, &list), "a: 9 # c\ns: {d: 5}\nt:\n  u: 6\n  v: 7\n");
@@ -163,20 +163,20 @@ fn changes_follow_each_other() {
 }
 
 #[test]
-fn what_an_alias_repeats_is_never_changed_elsewhere() {
-    // The value under the alias gets its own; others keep theirs.
+fn an_edit_never_changes_other_uses_of_an_anchor() {
+    // The value behind the alias gets a copy; the anchor keeps its own value.
     assert_eq!(
         edited("a: &x {b: 1, c: 2} # k\nd: *x # l\n", &[("d.b", "5")]),
         "a: &x {b: 1, c: 2} # k\nd: {b: 5, c: 2} # l\n"
     );
-    // The anchor's own value cannot be changed in place without changing what the alias stands for.
+    // An edit of the anchored value in place would change the alias as well.
     for (text, path, expected) in [
         ("a: &x {b: 1} # k\nc: *x\n", "a.b", "a:\n  b: 5\nc:\n  b: 1\n"),
         ("a: &x 1\nc: *x\n", "a", "a: 5\nc: 1\n"),
         ("a: {b: &x 1}\nc: *x\n", "a.b", "a:\n  b: 5\nc: 1\n"),
     ] {
         let result = edited(text, &[(path, "5")]);
-        let (head, rest) = result.split_once('\n').expect("lines");
+        let (head, rest) = result.split_once('\n').expect("several lines");
         assert!(head.starts_with(ANEW), "{result}");
         assert_eq!(rest, expected);
     }
@@ -185,10 +185,10 @@ fn what_an_alias_repeats_is_never_changed_elsewhere() {
 }
 
 #[test]
-fn what_cannot_be_edited_is_an_error() {
+fn invalid_edits_are_errors() {
     let error = |text: &str, path: &str, value: &str| {
-        let errors = edit(&source(text), &changes(&[(path, value)])).expect_err("it is refused");
-        errors.iter().next().expect("one").kind
+        let errors = edit(&source(text), &changes(&[(path, value)])).expect_err("the text must be rejected");
+        errors.iter().next().expect("at least one error").kind
     };
     assert_eq!(error("a: [", "a", "1"), ErrorKind::Syntax);
     assert_eq!(error("a: 1\n---\nb: 1", "a", "1"), ErrorKind::Syntax);
@@ -199,7 +199,7 @@ fn what_cannot_be_edited_is_an_error() {
     assert_eq!(error(&" ".repeat((1 << 20) + 1), "a", "1"), ErrorKind::Unreadable);
 }
 
-/// Keys with values that are right for them.
+/// Keys with valid values.
 const KEYS: [(&str, &str); 12] = [
     ("zero_optimization.stage", "2"),
     ("zero_optimization.reduce_bucket_size", "1024"),
@@ -216,7 +216,7 @@ const KEYS: [(&str, &str); 12] = [
 ];
 
 fn lines(text: &str) -> Vec<&str> {
-    // A JSON entry gets its comma with the one behind it.
+    // A JSON entry gains a comma when another entry is added after it.
     text.lines().map(|line| line.trim_end_matches(',')).collect()
 }
 
@@ -225,8 +225,9 @@ fn is_subsequence(few: &[&str], many: &[&str]) -> bool {
     few.iter().all(|line| rest.any(|other| other == line))
 }
 
-/// Whether the line's key is in one of the paths, or in what replaces a section, or the line ends one.
-fn is_named(line: &str, list: &[(&str, &str)]) -> bool {
+/// Returns whether a change may affect the line: its key is part of a changed path or of a replaced section, or the
+/// line closes a section.
+fn is_affected(line: &str, list: &[(&str, &str)]) -> bool {
     let name = line.trim().trim_start_matches('"').split([':', '"']).next().unwrap_or_default();
     let inside = ["device", "pin_memory"].contains(&name);
     let parts = |path: &str| path.split('.').any(|part| part == name) || inside && path.ends_with("offload_param");
@@ -247,8 +248,8 @@ proptest! {
         let result = edited(&text, &list);
         prop_assert!(!result.starts_with(ANEW), "{}", result);
         prop_assert_eq!(result.matches('\r').count(), if unix { 0 } else { result.matches('\n').count() });
-        // Comments are all there, and the keys that no change names.
-        let kept: Vec<&str> = lines(&text).into_iter().filter(|line| !is_named(line, &list)).collect();
+        // All comments are preserved, and all keys that no change names.
+        let kept: Vec<&str> = lines(&text).into_iter().filter(|line| !is_affected(line, &list)).collect();
         prop_assert!(is_subsequence(&kept, &lines(&result)), "{}\n=>\n{}", text, result);
         if preset == 3 {
             prop_assert!(serde_json::from_str::<serde_json::Value>(&result).is_ok(), "{}", result);
@@ -256,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn a_result_means_what_the_overrides_mean(
+    fn an_edit_is_equivalent_to_overrides(
         preset in prop::sample::select(&PRESETS[..]),
         picks in prop::collection::vec(prop::sample::select(&KEYS[..]), 1..5),
     ) {
@@ -265,7 +266,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_edited_or_refused(
+    fn any_text_is_edited_or_rejected(
         pieces in prop::collection::vec(prop::sample::select(&PIECES[..]), 0..24),
         path in prop::sample::select(&["a", "a.b", "s", "s.a.b", "c", "bf16.x"][..]),
         value in prop::sample::select(&["5", "-", "{b: [1]}", "''", "", "x # y", "1e-7", "[a,"][..]),
@@ -278,13 +279,13 @@ proptest! {
             if value != "-" {
                 prop_assert_eq!(meaning(&result, &[]), meaning(&text, &sets), "{:?} => {:?}", text, result);
             }
-            // What is edited is edited again without a change.
+            // Repeating an edit changes nothing.
             prop_assert_eq!(edited(&result, &[("s.z", "1")]), result);
         }
     }
 }
 
-/// What layouts are made of.
+/// Building blocks of random layouts.
 const PIECES: [&str; 34] = [
     "a: ",
     "b: ",

@@ -1,4 +1,4 @@
-//! What a user reads when a configuration is wrong: every error at once, each with its place.
+//! Messages for an invalid configuration: all errors together, each with its location.
 
 use zero_config::{Config, ErrorKind, Errors, Source, Spot, load};
 
@@ -11,12 +11,12 @@ fn errors(text: &str) -> Errors {
     }
 }
 
-/// The one error of a text, as its kind, the path, line and column of its first place, its message and help.
+/// Returns the only error of a text: kind; path, line and column of its first location; message and help.
 fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
     let errors = errors(text);
     assert_eq!(errors.count(), 1, "{errors}");
     let error = errors.iter().next().expect("one error");
-    let place = error.places.first().expect("a place");
+    let place = error.places.first().expect("the error has a location");
     let (line, column) = match place.spot {
         Spot::File { line, column, .. } => (line, column),
         _ => (0, 0),
@@ -24,7 +24,7 @@ fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
     (error.kind, place.path.clone(), line, column, error.message.clone(), error.help.clone().unwrap_or_default())
 }
 
-/// The same after a valid first line, only kind, path and line, counted from that line.
+/// Returns the only error of a text after a valid first line: kind, path, and line counted from there.
 fn after_head(text: &str) -> (ErrorKind, String, usize) {
     let (kind, path, line, ..) = only(&format!("{HEAD}{text}"));
     (kind, path, line - 1)
@@ -53,12 +53,12 @@ fn json_keeps_lines_and_columns() {
     let shown = errors(&minified).to_string();
     assert!(shown.lines().all(|line| line.chars().count() < 200), "{shown}");
     let lines: Vec<&str> = shown.lines().collect();
-    let start = lines[3].find('^').expect("marks");
+    let start = lines[3].find('^').expect("the location is marked");
     assert_eq!(&lines[2][start..start + 7], "\"formt\"", "{shown}");
 }
 
 #[test]
-fn everything_is_told_in_one_go_in_the_order_of_the_file() {
+fn all_errors_are_reported_together_in_the_order_of_the_file() {
     let text = "\
 train_batch_size: 7
 train_micro_batch_size_per_gpu: 2
@@ -96,7 +96,7 @@ fn batch_sizes_that_contradict_each_other_are_one_error_with_the_equation() {
     let text = "train_batch_size: 7\ntrain_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 3\n";
     let errors = errors(text);
     assert_eq!(errors.count(), 1);
-    let error = errors.iter().next().expect("one");
+    let error = errors.iter().next().expect("at least one error");
     assert_eq!(
         error.message,
         "train_batch_size 7 is not train_micro_batch_size_per_gpu × gradient_accumulation_steps × ranks = 2 × 3 × 1 = 6"
@@ -112,7 +112,7 @@ fn batch_sizes_that_contradict_each_other_are_one_error_with_the_equation() {
 fn a_world_size_that_does_not_divide_is_an_error() {
     let error = |text: &str, ranks| {
         let errors = Config::with_world_size("ds.yaml", text, ranks).expect_err("it does not divide");
-        errors.iter().next().expect("one").to_string()
+        errors.iter().next().expect("at least one error").to_string()
     };
     let text = error("train_batch_size: 16", 3);
     assert!(text.contains("train_batch_size 16 is not a multiple of the number of ranks 3"), "{text}");
@@ -135,7 +135,7 @@ fn no_batch_size_at_all_is_an_error() {
         assert_eq!((kind, path.as_str()), (ErrorKind::Missing, "train_micro_batch_size_per_gpu"));
         assert!(message.contains("`train_batch_size`"), "{message}");
     }
-    // A mistyped one is not also missing.
+    // A mistyped key is not reported as missing, too.
     assert_eq!(only("train_micro_batch_size_per_gpuu: 2").0, ErrorKind::UnknownKey);
     assert_eq!(only("train_micro_batch_size_per_gpu: two").0, ErrorKind::Value);
 }
@@ -238,7 +238,7 @@ fn keys_that_deepspeed_dropped_are_rejected_by_name() {
 }
 
 #[test]
-fn what_is_not_implemented_says_so_unless_it_is_off() {
+fn unimplemented_features_are_errors_unless_they_are_off() {
     let on = [
         "fp16: {enabled: true, auto_cast: true}",
         "wandb: {enabled: true}",
@@ -306,13 +306,13 @@ optimizer: {type: AdamW, params: {amsgrad: false}}
 ";
     let config = Config::parse("ds.yaml", off).unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(config.warnings, []);
-    // A typo where all is off is still a typo.
+    // A mistyped key is an error even if the section is off.
     assert_eq!(after_head("autotuning: {enabeld: true}").0, ErrorKind::UnknownKey);
     assert_eq!(after_head("autotuning: {model_info: {num_layer: 1}}").0, ErrorKind::UnknownKey);
 }
 
 #[test]
-fn what_has_no_effect_is_one_warning() {
+fn each_key_without_effect_is_one_warning() {
     let text = "\
 train_micro_batch_size_per_gpu: 1
 zero_allow_untested_optimizer: true
@@ -345,7 +345,7 @@ autotuning: {exps_dir: here, model_info: {profile: true, num_params: null}}
 }
 
 #[test]
-fn a_key_in_the_wrong_place_is_sent_to_the_right_one() {
+fn a_misplaced_key_suggests_the_right_section() {
     for (text, place) in [
         ("stage: 3", "`zero_optimization.stage`"),
         ("max_steps: 4", "`training.max_steps` or `autotuning.sweep.max_steps`"),
@@ -360,11 +360,12 @@ fn a_key_in_the_wrong_place_is_sent_to_the_right_one() {
 }
 
 #[test]
-fn overrides_are_named_where_they_are_wrong() {
+fn errors_in_overrides_name_the_override() {
     let source = || Source { name: "ds.yaml".to_string(), text: HEAD.to_string() };
     let sets = ["zero_optimization.stage=9", "nonsense", "=1", "a..b=1", "training.trace=[", "optimizer.tipe=AdamW"];
-    let errors =
-        load(source(), &sets.map(String::from)).and_then(|typed| typed.resolve(None)).expect_err("all are wrong");
+    let errors = load(source(), &sets.map(String::from))
+        .and_then(|typed| typed.resolve(None))
+        .expect_err("every override is invalid");
     let text = errors.to_string();
     assert!(text.contains("  in: zero_optimization.stage (--set zero_optimization.stage=9)"), "{text}");
     for set in &sets[1..] {
@@ -436,14 +437,14 @@ fn contradictions_between_keys_name_all_of_them() {
     for (text, paths) in cases {
         let errors = errors(&format!("{HEAD}{text}"));
         assert_eq!(errors.count(), 1, "{errors}");
-        let error = errors.iter().next().expect("one");
+        let error = errors.iter().next().expect("at least one error");
         assert_eq!(error.kind, ErrorKind::Contradiction);
         assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), paths, "{text}");
     }
 }
 
 #[test]
-fn what_a_run_needs_beyond_a_valid_configuration_is_asked_for_by_name() {
+fn missing_model_and_data_are_errors_that_name_them() {
     let config = Config::parse("ds.yaml", HEAD).expect("valid");
     let errors = config.model_and_data().expect_err("neither is there");
     let found: Vec<_> = errors.iter().map(|error| (error.kind, error.places[0].path.as_str())).collect();
@@ -459,5 +460,5 @@ fn an_alias_of_a_section_is_the_section() {
         Config::parse("ds.yaml", format!("{HEAD}bfloat16: {{enabled: true}}")).expect("DeepSpeed's other name");
     assert!(config.bf16.enabled);
     let errors = errors(&format!("{HEAD}bfloat16: {{enabled: true}}\nbf16: {{enabled: false}}"));
-    assert_eq!(errors.iter().next().expect("one").kind, ErrorKind::DuplicateKey);
+    assert_eq!(errors.iter().next().expect("at least one error").kind, ErrorKind::DuplicateKey);
 }

@@ -1,4 +1,4 @@
-//! A configuration in several files: a further one stands over those before it, and each error names its own.
+//! A configuration in several files: later files override earlier ones, and each error names its file.
 
 use zero_config::{Config, Errors, Origin, Source, load_files};
 
@@ -17,7 +17,7 @@ const FIRST: &str = "{\"train_micro_batch_size_per_gpu\": 4, \"optimizer\": {\"t
                      \"eps\": 1e-6}},\n\"bfloat16\": {\"enabled\": true}}";
 
 #[test]
-fn sections_of_two_files_are_one_and_the_further_file_has_the_last_word_but_for_the_command_line() {
+fn sections_are_merged_and_later_files_and_overrides_win() {
     let further = "optimizer:\n  params:\n    lr: 0.01\nmodel: {type: gpt2}\nbf16:\n  enabled: false\n";
     let config = merged(&[FIRST, further], &[]).unwrap();
     let whole = "train_micro_batch_size_per_gpu: 4\noptimizer: {type: AdamW, params: {lr: 0.01, eps: 1.0e-6}}\n\
@@ -35,13 +35,13 @@ fn sections_of_two_files_are_one_and_the_further_file_has_the_last_word_but_for_
 }
 
 #[test]
-fn null_in_a_further_file_takes_a_key_away() {
+fn null_in_a_later_file_removes_a_key() {
     let config = merged(&[FIRST, "optimizer: null\nbf16: null"], &[]).unwrap();
     assert_eq!((config.optimizer.lr(), config.bf16.enabled), (1e-3, false));
 }
 
 #[test]
-fn every_error_names_the_file_that_it_is_in() {
+fn every_error_names_its_file() {
     let errors = merged(&["steps_per_print: no\n", "\nmodel: {type: gpt2, n_heads: 4}\ntrain_batch_size: 4"], &[])
         .expect_err("two mistakes")
         .to_string();
@@ -54,11 +54,15 @@ fn every_error_names_the_file_that_it_is_in() {
     assert!(errors.contains("(run.yaml:2:") || errors.contains("in: run.yaml:2:"), "{errors}");
     assert!(errors.contains("indent with spaces"), "{errors}");
 
-    let errors = merged(&["train_batch_size: 4", "- a list"], &[]).expect_err("a list").to_string();
+    let errors =
+        merged(&["train_batch_size: 4", "- a list"], &[]).expect_err("a list at the top is an error").to_string();
     assert!(errors.contains("found a list") && errors.contains("run.yaml:1:1"), "{errors}");
 }
 
 #[test]
 fn no_file_is_an_error() {
-    assert_eq!(load_files(vec![], &[]).expect_err("nothing").to_string(), "error: there is no configuration");
+    assert_eq!(
+        load_files(vec![], &[]).expect_err("an empty list is an error").to_string(),
+        "error: there is no configuration"
+    );
 }

@@ -1,4 +1,4 @@
-//! Whatever the bytes, there is an answer: a configuration that runs again as it is, or errors that can be shown.
+//! Any input gives a result: a configuration whose output can be used again, or errors that can be printed.
 
 use proptest::prelude::*;
 use zero_config::{Config, Source, load};
@@ -10,7 +10,7 @@ const PRESETS: [&str; 4] = [
     include_str!("../../ds_config.json"),
 ];
 
-/// Pieces that mean something to YAML or to the schema.
+/// Fragments with a meaning in YAML or in the schema.
 const PIECES: [&str; 53] = [
     "{",
     "}",
@@ -67,7 +67,7 @@ const PIECES: [&str; 53] = [
     "{low: 1, high: 1e9, log: true}",
 ];
 
-/// Values and parts of values in a space.
+/// Values and fragments of values in a search space.
 const SPACE_PIECES: [&str; 16] = [
     "{from: 1, to: 8, times: 2}",
     "{from: 0, to: 1e300, step: 1}",

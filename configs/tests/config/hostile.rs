@@ -1,16 +1,16 @@
-//! Input that is not a configuration, by accident or by intent: one clear error, nothing allocated that grows with its malice.
+//! Input that is not a configuration, by accident or by intent: one clear error, with bounded memory use.
 
 use std::fs;
 
 use zero_config::{Config, ErrorKind, Errors, Source};
 
 fn error_of(text: impl Into<String>) -> (ErrorKind, String) {
-    first(Config::parse("ds.yaml", text).expect_err("it is refused"))
+    first(Config::parse("ds.yaml", text).expect_err("the text must be rejected"))
 }
 
 fn first(errors: Errors) -> (ErrorKind, String) {
     assert_eq!(errors.count(), 1, "{errors}");
-    let error = errors.iter().next().expect("one");
+    let error = errors.iter().next().expect("at least one error");
     (error.kind, error.message.clone())
 }
 
@@ -36,7 +36,7 @@ fn an_alias_inside_its_own_value_is_refused() {
 }
 
 #[test]
-fn levels_without_end_are_refused() {
+fn deep_nesting_is_rejected() {
     let levels = 200_000;
     for text in ["[", "{a: ", "- ", "? ", ": ", "[{"] {
         let (kind, message) = error_of(text.repeat(levels));
@@ -49,7 +49,7 @@ fn levels_without_end_are_refused() {
 }
 
 #[test]
-fn more_values_than_a_configuration_has_are_refused() {
+fn too_many_values_are_rejected() {
     let list = format!("train_batch_size: 1\ndata: {{train: [{}]}}", "a, ".repeat(30_000));
     assert_eq!(error_of(list), (ErrorKind::Syntax, TOO_MANY.to_string()));
     let keys: String = (0..30_000).map(|index| format!("k{index}: 1\n")).collect();
@@ -62,7 +62,7 @@ fn thousands_of_errors_are_counted_and_fifty_are_shown() {
     let errors = Config::parse("ds.yaml", format!("train_batch_size: 1\n{keys}")).expect_err("unknown keys");
     assert_eq!((errors.count(), errors.iter().count()), (5000, 50));
     assert!(errors.to_string().ends_with("error: 4950 more errors are not shown"));
-    let same = Config::parse("ds.yaml", "a: 1\n".repeat(9000)).expect_err("the same key");
+    let same = Config::parse("ds.yaml", "a: 1\n".repeat(9000)).expect_err("a duplicate key is an error");
     assert_eq!(same.iter().filter(|error| error.kind == ErrorKind::DuplicateKey).count(), 50);
 }
 
@@ -70,7 +70,7 @@ fn thousands_of_errors_are_counted_and_fifty_are_shown() {
 fn a_large_file_is_refused_without_being_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("large.yaml");
-    // Sparse: 50 MB of zeros.
+    // A sparse file of 50 MB.
     fs::File::create(&path).and_then(|file| file.set_len(50 << 20)).expect("the file is made");
     let (kind, message) = first(Config::from_path(&path).expect_err("too large"));
     assert_eq!((kind, message.as_str()), (ErrorKind::Unreadable, "larger than 1024 KiB: this is not a configuration"));
@@ -78,9 +78,10 @@ fn a_large_file_is_refused_without_being_read() {
 }
 
 #[test]
-fn what_cannot_be_read_says_why() {
+fn unreadable_files_give_a_reason() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (kind, message) = first(Config::from_path(folder.path().join("absent.yaml")).expect_err("absent"));
+    let (kind, message) =
+        first(Config::from_path(folder.path().join("absent.yaml")).expect_err("a missing file is an error"));
     assert_eq!(kind, ErrorKind::Unreadable);
     assert!(message.starts_with("cannot read the configuration: "), "{message}");
     assert_eq!(first(Config::from_path(folder.path()).expect_err("a folder")).0, ErrorKind::Unreadable);
@@ -89,7 +90,7 @@ fn what_cannot_be_read_says_why() {
 }
 
 #[test]
-fn what_holds_no_keys_is_refused() {
+fn documents_without_keys_are_rejected() {
     for text in ["", "\n\n", "# only a comment\n", "~", "null", "---\n", "\u{feff}", "\t\t"] {
         assert_eq!(error_of(text), (ErrorKind::Missing, "the configuration is empty".to_string()), "{text:?}");
     }
@@ -100,7 +101,7 @@ fn what_holds_no_keys_is_refused() {
 }
 
 #[test]
-fn one_document_is_enough() {
+fn only_one_document_is_accepted() {
     let (kind, message) = error_of("train_batch_size: 1\n---\ntrain_batch_size: 2\n");
     assert_eq!(kind, ErrorKind::Syntax);
     assert!(message.starts_with("a second document starts here"), "{message}");
@@ -116,7 +117,7 @@ fn a_key_written_twice_is_refused() {
 }
 
 #[test]
-fn numbers_that_are_none_are_refused_everywhere() {
+fn nan_infinite_and_huge_numbers_are_rejected() {
     for number in [".nan", ".inf", "-.inf", "1e999", "-1e999", "99999999999999999999999999999999999999999999999"] {
         for key in [
             "train_batch_size: X",

@@ -1,4 +1,5 @@
-//! What `ds.yaml` means and what is refused. A file is a subject; `cargo test --test config errors` runs one.
+//! Tests of parsing, resolving and rejecting `ds.yaml`. Each file covers one subject;
+//! `cargo test --test config errors` runs one.
 
 mod activations;
 mod autotuning;

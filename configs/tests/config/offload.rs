@@ -1,5 +1,5 @@
-//! `offload_param`, `offload_optimizer`, `aio` and `training.memory_limit`: defaults, what goes together, what is said when it does
-//! not.
+//! `offload_param`, `offload_optimizer`, `aio` and `training.memory_limit`: defaults, valid combinations, and
+//! messages for invalid ones.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn with(text: &str) -> Config {
     let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config, "{text}");
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config, "{text}");
     config
 }
 
@@ -29,7 +29,7 @@ fn paths(error: &Error) -> Vec<&str> {
     error.places.iter().map(|place| place.path.as_str()).collect()
 }
 
-/// Line and column of the first place of an error.
+/// Returns line and column of the first location of an error.
 fn spot(error: &Error) -> (usize, usize) {
     match error.places[0].spot {
         Spot::File { line, column, .. } => (line, column),
@@ -42,7 +42,7 @@ fn warned(config: &Config) -> Vec<&str> {
 }
 
 #[test]
-fn nothing_is_offloaded_unless_it_is_asked_for() {
+fn nothing_is_offloaded_by_default() {
     let optimizer = OffloadOptimizer {
         device: OffloadDevice::None,
         nvme_path: None,
@@ -69,7 +69,7 @@ fn nothing_is_offloaded_unless_it_is_asked_for() {
 }
 
 #[test]
-fn everything_that_is_written_is_resolved() {
+fn every_key_is_resolved() {
     let config = with(
         "\
 zero_optimization:
@@ -109,7 +109,7 @@ training: {memory_limit: 1.5 GiB}
 }
 
 #[test]
-fn the_memory_of_the_host_is_accepted_where_there_is_something_to_offload() {
+fn offload_to_host_memory_is_accepted_with_sharded_state() {
     for (stage, section) in
         [(1, "offload_optimizer"), (2, "offload_optimizer"), (3, "offload_optimizer"), (3, "offload_param")]
     {
@@ -138,7 +138,7 @@ fn a_stage_that_shards_too_little_is_an_error_that_names_both_keys() {
         assert_eq!(paths(&error), [format!("zero_optimization.{section}.device").as_str(), "zero_optimization.stage"]);
         assert_eq!(spot(&error).0, 4, "{error}");
     }
-    // A stage that is wrong is told alone.
+    // An invalid stage is the only error.
     let error = only("zero_optimization: {stage: 4, offload_param: {device: cpu}}");
     assert_eq!((error.kind, paths(&error)), (ErrorKind::Value, vec!["zero_optimization.stage"]));
 }
@@ -152,7 +152,7 @@ fn files_need_a_folder_in_each_section() {
         assert_eq!((error.kind, spot(&error)), (ErrorKind::Missing, (5, 13)), "{error}");
         assert_eq!(paths(&error), [format!("zero_optimization.{section}.nvme_path")]);
         assert!(error.help.is_some_and(|help| help.contains("each section has its own")));
-        // A wrong one is not also missing.
+        // An invalid `device` is not reported as missing, too.
         for (written, kind) in [
             ("nvme_pat: /x", ErrorKind::UnknownKey),
             ("nvme_path: \"\"", ErrorKind::Value),
@@ -166,7 +166,7 @@ fn files_need_a_folder_in_each_section() {
 }
 
 #[test]
-fn what_is_wrong_with_offload_is_told_in_one_go() {
+fn all_errors_about_offload_are_reported_together() {
     let errors = errors(
         "\
 zero_optimization:
@@ -209,7 +209,7 @@ training: {memory_limit: 6G}
 }
 
 #[test]
-fn blocks_are_multiples_of_what_disks_read_and_write() {
+fn block_sizes_are_multiples_of_4096() {
     for size in ["0", "1", "4095", "4097", "-4096", "1048577", "1e6", "1.5", "2147483648", "big"] {
         let error = only(&format!("aio: {{block_size: {size}}}"));
         assert_eq!((error.kind, paths(&error)), (ErrorKind::Value, vec!["aio.block_size"]), "{error}");
@@ -238,12 +238,12 @@ fn a_pipeline_needs_a_second_buffer() {
     }
     let config = with(&text(", pipeline_read: false, pipeline_write: false"));
     assert_eq!(config.zero.offload_optimizer.buffer_count, 1);
-    // In memory there are no tiles under way.
+    // Offload to memory has no tiles in flight.
     with("zero_optimization: {stage: 1, offload_optimizer: {device: cpu, buffer_count: 1}}");
 }
 
 #[test]
-fn what_has_no_effect_here_is_said_when_it_is_written() {
+fn keys_without_effect_are_warnings() {
     let config = with(
         "\
 zero_optimization:
@@ -260,14 +260,14 @@ zero_optimization:
         "offload_optimizer.fast_init",
     ];
     assert_eq!(warned(&config), zero.map(|key| format!("zero_optimization.{key}")));
-    // A section that would do something with a device does nothing without.
+    // A section without a `device` has no effect.
     let config = with("zero_optimization: {stage: 3, offload_param: {nvme_path: /x}}");
     assert_eq!(warned(&config), ["zero_optimization.offload_param"]);
     assert!(config.warnings[0].message.contains("does nothing without `device`"));
 }
 
 #[test]
-fn a_section_that_is_off_may_say_anything_that_is_a_value() {
+fn a_section_that_is_off_accepts_any_valid_value() {
     let config = with(
         "zero_optimization: {offload_optimizer: {device: none, ratio: 0.3, super_offload: true, buffer_count: 9}}",
     );
@@ -284,7 +284,7 @@ fn a_section_that_is_off_may_say_anything_that_is_a_value() {
 }
 
 #[test]
-fn a_memory_limit_is_bytes_or_a_text_with_a_unit() {
+fn a_memory_limit_is_a_number_or_a_string_with_a_unit() {
     let limit = |text: &str| with(&format!("training: {{memory_limit: {text}}}")).training.memory_limit;
     let cases = [
         ("6442450944", 6 << 30),
@@ -339,7 +339,8 @@ fn overrides_reach_into_the_sections() {
     assert_eq!(offload.nvme_path.as_deref(), Some(Path::new("/mnt/a=b")));
     assert_eq!((config.training.memory_limit, config.aio.queue_depth), (Some(800_000_000), 32));
     assert_eq!(config.origins.get("zero_optimization.offload_optimizer.device"), Origin::Set);
-    let errors = resolve(&["zero_optimization.offload_optimizer={device: nvme}"]).expect_err("no folder and no shards");
+    let errors = resolve(&["zero_optimization.offload_optimizer={device: nvme}"])
+        .expect_err("nvme without a folder and without sharding is an error");
     assert_eq!(errors.count(), 2, "{errors}");
     assert!(errors.to_string().contains("--set zero_optimization.offload_optimizer={device: nvme}"), "{errors}");
 }

@@ -1,4 +1,4 @@
-//! `pipeline`: its defaults, what it makes of ranks and batch sizes, and what is said when they do not go together.
+//! `pipeline`: defaults, its effect on ranks and batch sizes, and messages for invalid combinations.
 
 use zero_config::{Config, Error, ErrorKind, Origin, PartitionMethod, Pipeline, PipelineSchedule, Source, Spot, load};
 
@@ -12,7 +12,7 @@ fn pipeline(inside: &str) -> Pipeline {
     with(&format!("pipeline: {{{inside}}}")).pipeline
 }
 
-/// The one error of a text, for a number of ranks.
+/// Returns the only error of a text, for a number of ranks.
 fn only(text: &str, ranks: Option<usize>) -> Error {
     let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
     let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(ranks)) else { panic!("accepted: {text}") };
@@ -24,7 +24,7 @@ fn paths(error: &Error) -> Vec<&str> {
     error.places.iter().map(|place| place.path.as_str()).collect()
 }
 
-/// Line and column of each place of an error that is in the file.
+/// Returns line and column of each location in the file.
 fn spots(error: &Error) -> Vec<(usize, usize)> {
     let spot = |spot: &Spot| match spot {
         Spot::File { line, column, .. } => Some((*line, *column)),
@@ -50,7 +50,7 @@ fn without_the_section_there_is_one_stage() {
 }
 
 #[test]
-fn the_number_of_stages_is_all_that_must_be_written() {
+fn the_number_of_stages_is_the_only_required_key() {
     let config = with("pipeline: {stages: 4}");
     assert_eq!((config.world_size, config.launcher.num_processes, config.data_parallel_size()), (4, 4, 1));
     assert_eq!(config.train_batch_size, 2);
@@ -61,7 +61,7 @@ fn the_number_of_stages_is_all_that_must_be_written() {
         "{yaml}"
     );
     assert!(yaml.contains("\n  virtual_stages: 1\n  keep_gathered: auto\n"), "{yaml}");
-    assert_eq!(Config::parse("resolved.yaml", yaml).expect("it runs again"), config);
+    assert_eq!(Config::parse("resolved.yaml", yaml).expect("the output is valid"), config);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn batch_sizes_count_data_parallel_ranks() {
         let text = format!("{stages}{text}");
         let started = Config::with_world_size("ds.yaml", text.as_str(), 6).unwrap_or_else(|errors| panic!("{errors}"));
         let written = Config::parse("ds.yaml", format!("{text}\nlauncher: {{num_processes: 6}}")).expect("valid");
-        // Without a number of ranks there is one pipeline, for a third of the batch.
+        // Without a number of ranks, the configuration resolves for a single pipeline and a third of the batch.
         let alone = Config::parse("ds.yaml", text.replace("24", "8")).expect("one rank a stage");
         assert_eq!((alone.world_size, alone.data_parallel_size()), (2, 1));
         for config in [&started, &written] {
@@ -87,7 +87,7 @@ fn batch_sizes_count_data_parallel_ranks() {
             let sizes =
                 (config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps);
             assert_eq!(sizes, expected, "{text}");
-            assert_eq!(&Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config);
+            assert_eq!(&Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config);
         }
         assert_eq!(started.origins.get("launcher.num_processes"), Origin::Launch);
     }
@@ -98,12 +98,12 @@ fn another_number_of_ranks_changes_the_data_parallel_ranks_only() {
     let config = with("pipeline: {stages: 2}\ngradient_accumulation_steps: 4");
     let more = config.for_world_size(6).expect("three pipelines");
     assert_eq!((more.pipeline.stages, more.data_parallel_size(), more.train_batch_size), (2, 3, 24));
-    let errors = config.for_world_size(5).expect_err("two and a half pipelines");
+    let errors = config.for_world_size(5).expect_err("5 ranks do not divide into pipelines of 2");
     assert!(errors.to_string().contains("5 ranks are not a multiple of pipeline.stages 2"), "{errors}");
 }
 
 #[test]
-fn ranks_that_are_no_multiple_of_the_stages_are_one_error() {
+fn ranks_not_divisible_by_the_stages_are_one_error() {
     let text = "train_batch_size: 16\npipeline:\n  stages: 4\nlauncher:\n  num_processes: 6\n";
     let error = only(text, None);
     assert_eq!(error.kind, ErrorKind::Contradiction);
@@ -118,7 +118,8 @@ fn ranks_that_are_no_multiple_of_the_stages_are_one_error() {
                  |                  ^\n  \
          help: each pipeline takes 4 ranks; the next multiple is 8"
     );
-    // Started with another number; fewer than there are stages; and batch sizes that do not divide by it are not told too.
+    // Another number of ranks, and fewer ranks than stages. The batch sizes, which are not divisible either, cause
+    // no further errors.
     let text = "train_batch_size: 15\npipeline: {stages: 4}\n";
     for (ranks, next) in [(1, 4), (3, 4), (7, 8)] {
         let error = only(text, Some(ranks));
@@ -129,7 +130,7 @@ fn ranks_that_are_no_multiple_of_the_stages_are_one_error() {
 }
 
 #[test]
-fn a_number_of_stages_that_is_wrong_says_nothing_of_ranks() {
+fn an_invalid_number_of_stages_causes_no_errors_about_ranks() {
     for stages in ["0", "two", "-1", "1.5", "65537", "[2]"] {
         let error = only(&format!("train_batch_size: 15\npipeline: {{stages: {stages}}}"), Some(8));
         assert_eq!((error.kind, paths(&error)), (ErrorKind::Value, vec!["pipeline.stages"]), "{error}");
@@ -165,7 +166,7 @@ fn reproducible_gradients_need_a_power_of_two_of_data_parallel_ranks() {
 }
 
 #[test]
-fn every_way_to_deal_out_layers_is_read_and_written() {
+fn every_partition_method_round_trips() {
     for (written, resolved) in
         [("parameters", "parameters"), ("best", "parameters"), ("uniform", "uniform"), ("time", "time")]
     {
@@ -173,7 +174,7 @@ fn every_way_to_deal_out_layers_is_read_and_written() {
             let config = with(&format!("pipeline: {{stages: 2, {key}: {written}}}"));
             assert_eq!(config.pipeline.partition_method.to_string(), resolved);
             assert_eq!(config.origins.get("pipeline.partition_method"), Origin::Line(2));
-            assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config);
+            assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config);
         }
     }
     let error = only(&format!("{HEAD}pipeline: {{partition: time,\n  partition_method: time}}"), None);
@@ -181,12 +182,12 @@ fn every_way_to_deal_out_layers_is_read_and_written() {
 }
 
 #[test]
-fn a_pattern_is_found_anywhere_in_a_name_in_upper_or_lower_case() {
+fn a_pattern_matches_anywhere_and_ignores_case() {
     let patterns = ["type:block", "type:^h[.]\\d+$", "type:a:b|\"c\" #d", "type:é\\p{L}", "type: "];
     for pattern in patterns {
         let config = with(&format!("pipeline: {{partition_method: {}}}", serde_json::json!(pattern)));
         assert_eq!(config.pipeline.partition_method.to_string(), pattern);
-        assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config);
+        assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config);
     }
     // Without quotes, as DeepSpeed's users would write it.
     let PartitionMethod::Type(pattern) =
@@ -199,7 +200,7 @@ fn a_pattern_is_found_anywhere_in_a_name_in_upper_or_lower_case() {
 }
 
 #[test]
-fn a_wrong_way_to_deal_out_layers_says_what_is_wrong() {
+fn an_invalid_partition_method_gives_a_reason() {
     let long = format!("type:{}", "a".repeat(1001));
     let cases = [
         ("parameter", "did you mean `parameters`?"),
@@ -223,7 +224,7 @@ fn a_wrong_way_to_deal_out_layers_says_what_is_wrong() {
 }
 
 #[test]
-fn every_schedule_is_read_and_written() {
+fn every_schedule_round_trips() {
     let cases = [
         ("1f1b", PipelineSchedule::OneF1B, 1),
         ("gpipe", PipelineSchedule::GPipe, 1),
@@ -233,7 +234,7 @@ fn every_schedule_is_read_and_written() {
     for (name, schedule, virtual_stages) in cases {
         let config = with(&format!("pipeline: {{stages: 2, schedule: {name}}}"));
         assert_eq!((config.pipeline.schedule, config.pipeline.virtual_stages), (schedule, virtual_stages));
-        assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config);
+        assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config);
     }
     assert_eq!(pipeline("schedule: interleaved_1f1b, virtual_stages: 3").virtual_stages, 3);
     for (written, near) in [("1f1", "1f1b"), ("GPipe", "gpipe"), ("interleaved", "interleaved_1f1b"), ("zbh1", "zb_h1")]
@@ -245,7 +246,7 @@ fn every_schedule_is_read_and_written() {
 }
 
 #[test]
-fn virtual_stages_and_interleaving_come_together() {
+fn virtual_stages_and_interleaving_require_each_other() {
     for (schedule, chunks) in [("interleaved_1f1b", 1), ("1f1b", 2), ("gpipe", 3), ("zb_h1", 2)] {
         let error = only(&format!("{HEAD}pipeline:\n  virtual_stages: {chunks}\n  schedule: {schedule}"), None);
         assert_eq!(error.kind, ErrorKind::Contradiction);
@@ -253,11 +254,11 @@ fn virtual_stages_and_interleaving_come_together() {
         assert_eq!(spots(&error), [(3, 19), (4, 13)]);
         assert!(error.message.contains(schedule) && error.message.contains(&chunks.to_string()), "{error}");
     }
-    // Without the other key, the place says that it is not written.
+    // For a key that is not written, the location says "not in ds.yaml".
     let error = only(&format!("{HEAD}pipeline: {{virtual_stages: 2}}"), None);
     assert!(error.to_string().contains("in: pipeline.schedule (not in ds.yaml)"), "{error}");
     assert_eq!(only(&format!("{HEAD}pipeline: {{virtual_stages: 0}}"), None).kind, ErrorKind::Value);
-    // What is wrong with one of the two is told alone.
+    // An invalid value of one key is the only error.
     let error = only(&format!("{HEAD}pipeline: {{virtual_stages: 2, schedule: interleave}}"), None);
     assert_eq!((error.kind, paths(&error)), (ErrorKind::Value, vec!["pipeline.schedule"]));
 }
@@ -268,7 +269,7 @@ fn keeping_parameters_gathered_is_a_choice_or_left_to_the_engine() {
         let config = with(&format!("zero_optimization: {{stage: 3}}\npipeline: {{keep_gathered: {written}}}"));
         assert_eq!(config.pipeline.keep_gathered, expected);
         assert!(config.to_yaml().contains(&format!("keep_gathered: {written}")));
-        assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again"), config);
+        assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config);
     }
     let error = only(&format!("{HEAD}pipeline: {{keep_gathered: yes}}"), None);
     assert!(error.message.contains("expected true or false, or `auto`"), "{error}");
@@ -276,7 +277,7 @@ fn keeping_parameters_gathered_is_a_choice_or_left_to_the_engine() {
 }
 
 #[test]
-fn deepspeeds_other_keys_are_accepted_when_they_ask_for_nothing() {
+fn deepspeeds_other_keys_are_accepted_if_they_are_off() {
     let config = with("pipeline: {seed_layers: false, pipe_partitioned: true, activation_checkpoint_interval: 0}");
     assert_eq!(config.warnings, []);
     let config = with("pipeline: {seed_layers: true, pipe_partitioned: false, grad_partitioned: false}");

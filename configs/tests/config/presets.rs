@@ -1,5 +1,5 @@
-//! The presets in this folder, resolved, against golden files: a changed default shows in review.
-//! `UPDATE_GOLDEN=1 cargo test -p zero-config` writes them anew.
+//! Resolves the presets in this folder and compares them with golden files, so that a changed default shows in
+//! review. `UPDATE_GOLDEN=1 cargo test -p zero-config` rewrites the golden files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn folder() -> PathBuf {
 
 fn preset(name: &str) -> Config {
     let text = fs::read_to_string(folder().join(name)).expect("the preset is there");
-    // The name as a user gives it, so that the golden file is the same in every checkout.
+    // A path relative to the repository, so that the golden file is the same in every checkout.
     match Config::parse(format!("configs/{name}"), text) {
         Ok(config) => config,
         Err(errors) => panic!("{errors}"),
@@ -51,7 +51,7 @@ fn every_preset_of_the_folder_is_tested() {
 }
 
 #[test]
-fn a_resolved_configuration_runs_again_as_it_is() {
+fn a_resolved_configuration_can_be_used_again() {
     for name in PRESETS {
         let config = preset(name);
         for text in [config.to_yaml(), config.to_yaml_with_origins()] {
@@ -70,17 +70,17 @@ fn a_resolved_configuration_keeps_the_number_of_ranks_that_were_started() {
     let config = load(source, &[]).and_then(|typed| typed.resolve(Some(4))).expect("four ranks");
     assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (4, 4, 16));
     assert_eq!(config.origins.get("launcher.num_processes"), Origin::Launch);
-    let again = Config::parse("resolved.yaml", config.to_yaml()).expect("it runs again");
+    let again = Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid");
     assert_eq!(again, config);
 }
 
 #[test]
-fn a_configuration_of_hugging_face_is_read_as_it_is() {
+fn a_configuration_of_hugging_face_is_accepted_unchanged() {
     let config = preset("ds_config.json");
     assert_eq!(config.train_batch_size, 2 * 4 * 2);
     assert_eq!(config.optimizer.lr(), 1e-3);
     assert_eq!(config.origins.get("optimizer.params.betas"), Origin::Auto);
-    // As Hugging Face's Trainer, whose learning rate is the optimizer's.
+    // As in Hugging Face's Trainer, the maximum learning rate is the optimizer's.
     assert!(matches!(config.scheduler, Scheduler::WarmupDecayLR { warmup_max_lr: 1e-3, .. }), "{:?}", config.scheduler);
     assert_eq!(config.origins.get("train_batch_size"), Origin::Auto);
     assert_eq!(config.origins.get("zero_optimization.stage"), Origin::Line(38));
@@ -93,7 +93,7 @@ fn a_configuration_of_hugging_face_is_read_as_it_is() {
 }
 
 #[test]
-fn the_quickstart_is_what_its_comments_say() {
+fn the_quickstart_matches_its_comments() {
     let config = preset("quickstart.yaml");
     assert_eq!(config.train_batch_size, 8);
     assert_eq!(config.zero.stage3_param_persistence_threshold, 0);

@@ -1,5 +1,5 @@
-//! `model.pretrained`: what a Hugging Face folder says becomes the model, contradictions name both, and what cannot be followed is
-//! refused by name.
+//! `model.pretrained`: the keys of a Hugging Face folder become the model, contradictions name both values, and
+//! unsupported keys are rejected by name.
 
 use std::fs;
 
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use zero_config::{Config, Gpt2, Llama, Model, Origin, RopeScaling, Tokenizer};
 
-/// A folder with this `config.json`.
+/// Creates a folder with this `config.json`.
 fn folder(config: &Value) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("config.json"), config.to_string()).expect("written");
     folder
 }
 
-/// A configuration with the folder and more keys of its model.
+/// Resolves a configuration with the folder, more keys of its model, and more sections.
 fn with(folder: &TempDir, model: &str, more: &str) -> Result<Config, String> {
     let text = format!("train_batch_size: 1\nmodel: {{pretrained: {:?}, {model}}}\n{more}", folder.path());
     Config::parse("ds.yaml", text).map_err(|errors| errors.to_string())
@@ -38,7 +38,7 @@ fn llama(config: &Value) -> Llama {
     }
 }
 
-/// What is said of a `config.json` that cannot be followed: one error.
+/// Returns the message about an unsupported `config.json`, which must be a single error.
 fn refused(config: &Value) -> String {
     match with(&folder(config), "", "") {
         Ok(config) => panic!("accepted: {}", config.to_yaml()),
@@ -50,7 +50,7 @@ fn refused(config: &Value) -> String {
 }
 
 #[test]
-fn sizes_come_from_the_folder_and_the_rest_stands_beside_them() {
+fn sizes_come_from_the_folder_and_other_keys_from_the_file() {
     let config = json!({
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 61, "n_positions": 32, "n_ctx": 32, "n_embd": 24,
         "n_layer": 3, "n_head": 4, "n_inner": null, "embd_pdrop": 0.0, "resid_pdrop": 0, "attn_pdrop": 0.0,
@@ -68,7 +68,7 @@ fn sizes_come_from_the_folder_and_the_rest_stands_beside_them() {
     assert_eq!((model.n_head, model.n_inner, model.layer_norm_epsilon), (4, 96, 1e-6));
     assert_eq!((model.tie_word_embeddings, model.tiled_mlp_rows), (true, Some(64)));
 
-    // What is resolved runs again as it is, without the folder too, and then says so.
+    // The resolved configuration can be used again, even without the folder, and then warns about it.
     assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).unwrap(), config);
     drop(folder);
     let without = Config::parse("resolved.yaml", config.to_yaml()).unwrap();
@@ -78,7 +78,7 @@ fn sizes_come_from_the_folder_and_the_rest_stands_beside_them() {
 }
 
 #[test]
-fn what_is_not_in_the_folder_is_what_transformers_takes() {
+fn missing_keys_have_the_defaults_of_transformers() {
     let model = gpt2(resolved(&json!({"model_type": "gpt2"})));
     assert_eq!((model.vocab_size, model.n_positions, model.n_embd, model.n_inner), (Some(50_257), 1024, 768, 3072));
     let of = |kind: &str| llama(&json!({"model_type": kind}));
@@ -96,7 +96,7 @@ fn what_is_not_in_the_folder_is_what_transformers_takes() {
 }
 
 #[test]
-fn what_is_written_must_be_the_same() {
+fn written_keys_must_agree_with_the_folder() {
     let config = json!({
         "model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": null, "rms_norm_eps": 1e-5,
         "rope_theta": 500_000, "rope_scaling": {"type": "linear", "factor": 2},
@@ -160,7 +160,8 @@ fn rotary_scaling_is_read_in_both_of_its_forms() {
     assert_eq!(of(json!({"rope_theta": 5e5, "rope_scaling": before})), (5e5, llama3(64)));
     let inside = with(json!({"original_max_position_embeddings": 64, "rope_theta": 7e5}));
     assert_eq!(of(json!({"rope_theta": 5e5, "rope_parameters": inside})), (7e5, llama3(64)));
-    // Where the earlier length is not told with the rest, it is the one beside it, or the length of the model.
+    // Without an original length among these keys, it is taken from the key next to them or from the model's
+    // maximum length.
     assert_eq!(of(json!({"rope_scaling": keys})), (1e4, llama3(4096)));
     assert_eq!(of(json!({"rope_scaling": before, "original_max_position_embeddings": 128})), (1e4, llama3(128)));
     assert_eq!(of(json!({"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}})), (3.0, None));
@@ -199,7 +200,7 @@ fn a_window_is_in_all_layers_or_in_none() {
 }
 
 #[test]
-fn what_changes_the_arithmetic_is_refused_by_name() {
+fn keys_that_change_the_arithmetic_are_rejected_by_name() {
     for (kind, key, value, said) in [
         ("gpt2", "activation_function", json!("gelu"), "`activation_function: gelu` is not implemented yet"),
         ("gpt2", "scale_attn_weights", json!(false), "`scale_attn_weights: false` is not implemented yet"),
@@ -238,7 +239,7 @@ fn what_changes_the_arithmetic_is_refused_by_name() {
         ("llama", "rope_scaling", json!("linear"), "it should be a section of keys"),
         ("mistral", "attention_bias", json!(true), "`attention_bias` is none of mistral's"),
         ("qwen2", "mlp_bias", json!(true), "`mlp_bias` is none of qwen2's"),
-        // The schema's own words, at the place of the file.
+        // The schema's message, located in `config.json`.
         ("llama", "hidden_size", json!("wide"), "`model.hidden_size`: expected a whole number"),
         ("llama", "head_dim", json!(7), "rotary embedding turns pairs, so it must be even"),
         ("llama", "num_key_value_heads", json!(5), "num_key_value_heads 5 does not divide num_attention_heads 32"),
@@ -259,13 +260,13 @@ fn what_changes_the_arithmetic_is_refused_by_name() {
         let errors = refused(&config);
         assert!(errors.contains(said) && errors.contains("implemented are gpt2, llama, mistral, qwen2"), "{errors}");
     }
-    // All in one go.
+    // All unsupported keys are reported together.
     let two = json!({"model_type": "gpt2", "quantization_config": {"bits": 4}, "activation_function": "relu"});
     assert_eq!(with(&folder(&two), "", "").unwrap_err().matches("error:").count(), 2);
 }
 
 #[test]
-fn what_is_ignored_is_told_in_one_line() {
+fn ignored_keys_are_one_warning() {
     let mut config = json!({
         "model_type": "llama", "attention_dropout": 0.1, "new_key": [1], "off": false, "nothing": null, "use_cache": false,
         "bos_token_id": 1, "transformers_version": "5.0", "pretraining_tp": 1, "quantization_config": null, "num_experts": 0,
@@ -279,7 +280,7 @@ fn what_is_ignored_is_told_in_one_line() {
     }
     let warnings = resolved(&config).warnings;
     assert!(warnings[0].message.ends_with("`k08`, 6 more"), "{}", warnings[0].message);
-    // Transformers drops out by default, and we do not yet.
+    // transformers enables dropout by default; here it is ignored with a warning.
     let gpt2 = resolved(&json!({"model_type": "gpt2", "resid_pdrop": 0.0})).warnings;
     assert!(gpt2[0].message.contains("`embd_pdrop: 0.1`") && !gpt2[0].message.contains("resid"), "{gpt2:?}");
 }
@@ -307,7 +308,7 @@ fn a_folder_that_cannot_be_read_is_one_error() {
 }
 
 #[test]
-fn the_folders_tokenizer_is_taken_where_none_is_named() {
+fn the_folders_tokenizer_is_the_default() {
     let folder = folder(&json!({"model_type": "gpt2"}));
     let of = |data: &str| with(&folder, "", data).unwrap().data.map(|data| data.tokenizer);
     assert_eq!(of("data: {train: a}"), Some(Tokenizer::Byte));

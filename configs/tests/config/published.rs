@@ -1,5 +1,6 @@
-//! Configurations of DeepSpeed that others publish, by their keys and values, each beside a second file for model and data as its users
-//! would write it; and the page of what becomes of them, `docs/published-configurations.md`, which the answers of the parser make.
+//! Published DeepSpeed configurations, by their keys and values. Each is combined with a second file for model and
+//! data, as its users would write it. Also generates the page `docs/published-configurations.md` from the parser's
+//! results.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,10 +16,10 @@ DeepSpeed configurations that other projects ship, as they were in August 2026, 
 `data`: [Coming from DeepSpeed](from-deepspeed.md). A file runs unless the table says that it is refused; warnings are listed.
 ";
 
-/// What the second file says.
+/// Content of the second file.
 const RUN: &str = "model: {type: gpt2, vocab_size: auto, n_positions: 64, n_embd: 64, n_layer: 2, n_head: 4}\ndata: {train: a.txt}\ntraining: {max_steps: 2000}";
 
-/// Files of a project: the path, and what the file says, in parts where several files say the same.
+/// Files of a project: the path, and the content in parts, because several files share parts.
 struct Project {
     title: &'static str,
     folder: &'static str,
@@ -245,14 +246,14 @@ const DEEPSPEED: Project = Project {
     ],
 };
 
-/// What the parser makes of a file and the second one.
+/// Resolves a file together with the second file.
 fn resolved(name: &str, parts: &[&str], ignores_unknown_keys: bool) -> Result<Config, Errors> {
     let source = |text: &&str| Source { name: name.to_string(), text: (*text).to_string() };
     let typed = load_files(parts.iter().chain(&[RUN]).map(source).collect(), &[])?;
     if ignores_unknown_keys { typed.ignore_unknown_keys() } else { typed }.resolve(None)
 }
 
-/// The answer in words.
+/// Formats the parser's result.
 fn answer(outcome: Result<Config, Errors>) -> String {
     match outcome {
         Ok(config) if config.warnings.is_empty() => "runs".to_string(),
@@ -297,7 +298,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_of_published_configurations_is_what_the_parser_answers() {
+fn the_page_of_published_configurations_is_current() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/published-configurations.md");
     let page = page();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -310,9 +311,10 @@ fn the_page_of_published_configurations_is_what_the_parser_answers() {
     );
 }
 
-/// What DeepSpeed 0.19.8 refuses too, or ignores although its user asked for it, or what is not implemented.
+/// The remaining files use features that are not implemented, that DeepSpeed 0.19.8 rejects as well, or that it
+/// ignores although the user requested them.
 #[test]
-fn few_published_configurations_are_refused() {
+fn few_published_configurations_are_rejected() {
     let all = [TRANSFORMERS, LLAMA_FACTORY, AXOLOTL, DEEPSPEED];
     let files = all.iter().flat_map(|project| project.files);
     let refused: Vec<&str> =

@@ -1,4 +1,4 @@
-//! Defaults, `auto`, the batch equation, overrides: what becomes of what is written.
+//! Resolution of defaults, `auto`, the batch equation and overrides.
 
 use zero_config::{
     Config, DataFormat, Dtype, LogLevel, Model, Optimizer, Origin, ReduceOp, Scheduler, Source, Transport, WarmupType,
@@ -74,13 +74,13 @@ fn any_two_batch_sizes_determine_the_third() {
 }
 
 #[test]
-fn the_world_size_is_that_of_the_launch_then_of_the_file_then_one() {
+fn the_world_size_comes_from_the_launch_or_the_file_or_is_one() {
     let text = "train_micro_batch_size_per_gpu: 2\nlauncher: {num_processes: 3}";
     assert_eq!(parse(text).train_batch_size, 6);
-    let config = Config::with_world_size("ds.yaml", text, 5).expect("five");
+    let config = Config::with_world_size("ds.yaml", text, 5).expect("resolved for 5 ranks");
     assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (5, 5, 10));
     let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
-    assert_eq!(load(source, &[]).expect("it is read").num_processes(), Some(3));
+    assert_eq!(load(source, &[]).expect("the text must be parsed").num_processes(), Some(3));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
         with("optimizer: {type: adagrad}").optimizer,
         Optimizer::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 }
     );
-    // Adam is AdamW unless told otherwise, and both ways survive being written and read.
+    // `Adam` is AdamW by default. Both variants survive a round trip through YAML.
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
         let config = with(&format!("optimizer: {{{text}}}"));
         assert!(matches!(config.optimizer, Optimizer::AdamW { adam_w_mode, .. } if adam_w_mode == decoupled), "{text}");
@@ -147,7 +147,7 @@ fn schedulers_have_deepspeeds_names_and_defaults() {
             warmup_type: WarmupType::Linear
         }
     );
-    // Counted in epochs, the number of steps is known once the data is.
+    // In a run counted in epochs, the number of steps depends on the data.
     let config = with("training: {epochs: 2}\nscheduler: {type: WarmupCosineLR, params: {total_num_steps: auto}}");
     assert!(matches!(config.scheduler, Scheduler::WarmupCosineLR { total_num_steps: None, .. }));
     assert_eq!((config.training.max_steps, config.training.epochs), (None, Some(2.0)));
@@ -180,7 +180,7 @@ fn data_takes_one_path_or_many_and_the_models_longest_sequence() {
 }
 
 #[test]
-fn other_spellings_of_types_are_read_and_never_written() {
+fn alternative_spellings_of_types_are_read_and_never_written() {
     let config = with("communication_data_type: bfp16\ndata_types: {grad_accum_dtype: float32}\nlog_level: warn");
     assert_eq!(config.communication_data_type, Some(Dtype::Bf16));
     assert_eq!(config.data_types.grad_accum_dtype, Some(Dtype::F32));
@@ -190,12 +190,12 @@ fn other_spellings_of_types_are_read_and_never_written() {
 }
 
 #[test]
-fn the_dtype_is_that_of_the_section_that_is_enabled() {
+fn the_enabled_section_determines_the_dtype() {
     for (text, dtype) in [
         ("", Dtype::F32),
         ("bf16: {enabled: true}", Dtype::Bf16),
         ("fp16: {enabled: true}\nbf16: {enabled: false}", Dtype::F16),
-        // What Hugging Face's integration writes.
+        // As written by Hugging Face's integration.
         ("fp16: {enabled: auto, loss_scale: 0, initial_scale_power: 16, hysteresis: 2, min_loss_scale: 1}", Dtype::F32),
     ] {
         assert_eq!(with(text).working_dtype(), dtype, "{text}");
@@ -206,12 +206,12 @@ fn the_dtype_is_that_of_the_section_that_is_enabled() {
         (fp16.initial_scale_power, fp16.loss_scale_window, fp16.hysteresis, fp16.min_loss_scale),
         (16, 1000, 2, 1)
     );
-    // A static scale does without the others.
+    // A static scale does not use the keys of dynamic loss scaling.
     assert!(with("fp16: {enabled: true, loss_scale: 8, initial_scale_power: 1, min_loss_scale: 9}").fp16.enabled);
 }
 
 #[test]
-fn null_is_as_if_it_were_not_written() {
+fn null_counts_as_missing() {
     let text =
         "gradient_clipping: null\noptimizer: null\nzero_optimization:\n  overlap_comm: null\n  stage: ~\nmodel:\n";
     assert_eq!(with(text), with(""));
@@ -279,14 +279,14 @@ fn each_value_knows_where_it_comes_from() {
 }
 
 #[test]
-fn anchors_stand_for_what_they_name() {
+fn aliases_repeat_the_value_of_their_anchor() {
     let config = with("csv_monitor: &monitor {enabled: true, job_name: a}\ntensorboard: *monitor");
     assert_eq!(config.csv_monitor, config.tensorboard);
     assert!(config.tensorboard.enabled);
 }
 
 #[test]
-fn hostile_texts_survive_being_written_and_read() {
+fn hostile_strings_survive_a_round_trip() {
     let mut config = with("model: {type: gpt2}\ntraining: {sample: {prompt: x}}");
     for prompt in [
         "",
@@ -314,7 +314,7 @@ fn the_run_folder_is_named_after_the_file() {
 }
 
 #[test]
-fn operations_to_log_are_known_ones() {
+fn operations_to_log_must_be_known() {
     let config = with("comms_logger: {enabled: true, prof_all: false, prof_ops: [all_reduce, reduce_scatter_tensor]}");
     assert_eq!(config.comms_logger.prof_ops, ["all_reduce", "reduce_scatter"]);
     let text = "train_micro_batch_size_per_gpu: 1\ncomms_logger: {enabled: true, prof_ops: [all_reduse]}";
@@ -323,7 +323,7 @@ fn operations_to_log_are_known_ones() {
 }
 
 #[test]
-fn the_depth_of_a_profile_is_whole_or_all() {
+fn the_depth_of_a_profile_is_an_integer() {
     let depth = |depth: &str| {
         let text =
             format!("train_micro_batch_size_per_gpu: 1\nflops_profiler: {{enabled: true, module_depth: {depth}}}");

@@ -1,4 +1,4 @@
-//! `model.rope_scaling` and biases: what goes together, and what is said of what does not.
+//! `model.rope_scaling` and biases: valid combinations, and messages for invalid ones.
 
 use zero_config::{Config, Model, RopeScaling};
 
@@ -32,7 +32,7 @@ fn each_type_is_read_with_its_keys() {
 }
 
 #[test]
-fn what_does_not_go_together_is_said() {
+fn invalid_combinations_are_reported() {
     for (keys, said) in [
         ("rope_scaling: {factor: 2}", "`model.rope_scaling.rope_type` is missing"),
         ("rope_scaling: {rope_type: yarn, factor: 2}", "`model.rope_scaling.rope_type: yarn` is not implemented yet"),

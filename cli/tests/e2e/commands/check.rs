@@ -1,4 +1,5 @@
-//! `check` refuses what a run refuses, in the same words, before a run looks at data or devices; and what of DeepSpeed it lets pass, runs.
+//! `check` reports the same errors as a run, before the run opens data or devices. DeepSpeed configurations that
+//! `check` accepts can be trained.
 
 use crate::case;
 
@@ -7,7 +8,7 @@ use std::fs;
 use case::{Case, text};
 
 #[test]
-fn check_refuses_what_a_run_refuses_in_the_same_words() {
+fn check_reports_the_same_errors_as_a_run() {
     let case = Case::new();
     let refused = [
         ("data.train=s3://bucket/a.txt", "s3://bucket/a.txt is an address", "data.train"),
@@ -46,7 +47,7 @@ fn check_refuses_what_a_run_refuses_in_the_same_words() {
         assert_eq!(output.status.code(), Some(2));
     }
     assert!(!case.path("run").exists() && !case.path("s3:").exists(), "nothing is written");
-    // A configuration for a program with a model of its own is looked at as far as it goes.
+    // A configuration without model and data, for use with a program, is checked as far as possible.
     fs::write(case.path("own.json"), "{\"train_batch_size\": 8}").unwrap();
     let check = |set: &str| case.command(&["check", "--config", "own.json", "--set", set]).output().unwrap();
     assert!(check("steps_per_print=1").status.success());
@@ -72,7 +73,7 @@ fn binary_files_are_trained_on_only_as_format_bytes() {
     assert!(told.contains("`data.format: bytes` is for the byte tokenizer"), "{told}");
 }
 
-/// As Axolotl writes stage 3, with keys of the top that DeepSpeed ignores.
+/// Axolotl's configuration for stage 3, with top-level keys that DeepSpeed ignores.
 const PUBLISHED: &str = "{\"comms_config\": {\"verbose\": false}, \"monitor_config\": {\"enabled\": true},
   \"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"sub_group_size\": 0, \"reduce_bucket_size\": 0,
     \"stage3_prefetch_bucket_size\": 0, \"max_live_parameters\": 0, \"max_reuse_distance\": 0, \"cpu_offload\": true,
@@ -80,7 +81,7 @@ const PUBLISHED: &str = "{\"comms_config\": {\"verbose\": false}, \"monitor_conf
   \"bf16\": {\"enabled\": \"auto\"}, \"train_micro_batch_size_per_gpu\": 2}";
 
 #[test]
-fn a_file_with_keys_that_deepspeed_ignores_runs_when_they_are_to_be_ignored() {
+fn a_file_with_unknown_keys_runs_with_ignore_unknown_keys() {
     let case = Case::new();
     fs::write(case.path("published.json"), PUBLISHED).unwrap();
     let run = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}\n\
@@ -101,7 +102,8 @@ fn a_file_with_keys_that_deepspeed_ignores_runs_when_they_are_to_be_ignored() {
         1,
         "{told}"
     );
-    // Keys without their prefix, sizes of 0 and the old form change no bit of what the plain ones give.
+    // Keys without their prefix, sizes of 0 and the old form give results that are bit-identical to the standard
+    // form.
     let plain = "train_micro_batch_size_per_gpu: 2\nzero_optimization: {stage: 3}\n";
     fs::write(case.path("plain.yaml"), format!("{plain}{run}")).unwrap();
     let output = case.command(&["--config", "plain.yaml", "-n", "2", "--quiet", "--out", "b"]).output().unwrap();

@@ -1,4 +1,4 @@
-//! `zero-train checkpoint`: what it prints, what it finds, and its exit status.
+//! `zero-train checkpoint`: output, lookup of checkpoints, and exit status.
 
 use crate::case;
 
@@ -8,17 +8,18 @@ use serde_json::Value;
 
 use case::{Case, text};
 
-/// Exit status and standard output.
+/// Returns exit status and standard output.
 fn checkpoint(case: &Case, args: &[&str]) -> (i32, String) {
     let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
     (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
 }
 
 #[test]
-fn inspect_tells_what_is_there() {
+fn inspect_describes_a_checkpoint() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--set", "training.save_every=2"]);
-    // A run's folder, its checkpoints and one of them: the newest, where there are several.
+    // The path may be a run folder, its checkpoints or a single checkpoint. Of several checkpoints, the newest is
+    // used.
     for (path, step) in [("run", 4), ("run/checkpoints", 4), ("run/checkpoints/step-00000002", 2)] {
         let (status, out) = checkpoint(&case, &["inspect", path]);
         assert_eq!(status, 0, "{out}");
@@ -44,7 +45,7 @@ fn inspect_tells_what_is_there() {
 }
 
 #[test]
-fn verify_names_what_is_damaged_and_what_is_not() {
+fn verify_names_damaged_and_intact_checkpoints() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--set", "training.save_every=2"]);
     let (status, out) = checkpoint(&case, &["verify", "run"]);
@@ -66,23 +67,23 @@ fn verify_names_what_is_damaged_and_what_is_not() {
         out.contains("help: go on from the newest that is intact: --resume run/checkpoints/step-00000002"),
         "{out}"
     );
-    // That one does go on, and the other does not.
+    // The run resumes from the intact checkpoint and not from the damaged one.
     let (status, out) = checkpoint(&case, &["verify", "run/checkpoints/step-00000004"]);
     assert!(status == 1 && out.contains("zero-train checkpoint verify run/checkpoints"), "{out}");
     let resumed = case.run(&["--quiet", "-n", "2", "--out", "other", "--resume", "run/checkpoints/step-00000004"]);
     assert_eq!(resumed.status.code(), Some(3), "{}", text(&resumed.stderr));
     assert!(text(&resumed.stderr).contains("/exp_avg_sq`"), "{}", text(&resumed.stderr));
     case.train(&["--quiet", "-n", "2", "--out", "other", "--resume", "run/checkpoints/step-00000002"]);
-    // A folder that has lost its manifest is damaged as well, and not the newest.
+    // A checkpoint without a manifest is damaged as well, and does not count as the newest.
     fs::remove_file(case.path("run/checkpoints/step-00000004/manifest.json")).unwrap();
     let (status, out) = checkpoint(&case, &["verify", "run"]);
     assert!(status == 1 && out.contains("step-00000004/manifest.json: No such file"), "{out}");
     assert!(checkpoint(&case, &["inspect", "run"]).1.contains("step 2, 2 updates"));
 }
 
-/// Steps of one run do not get into the folder of another.
+/// A run does not write its steps into the folder of another run.
 #[test]
-fn a_run_that_begins_from_another_ones_checkpoint_has_a_folder_of_its_own() {
+fn a_run_from_the_checkpoint_of_another_run_has_its_own_folder() {
     let case = Case::new();
     let steps =
         |out: &str| -> Vec<u64> { case.metrics(out).iter().map(|line| line["step"].as_u64().unwrap()).collect() };
@@ -92,7 +93,7 @@ fn a_run_that_begins_from_another_ones_checkpoint_has_a_folder_of_its_own() {
     assert!(said.contains("an earlier run was moved to b.1"), "{said}");
     assert_eq!((steps("b"), steps("b.1")), (vec![4, 5], vec![1, 2, 3, 4]));
     assert!(!case.path("b/checkpoints/step-00000004").exists() && case.path("b.1/checkpoints/step-00000004").exists());
-    // Within its own folder it goes on, however that is named.
+    // A run resumes in its own folder, however the path is written.
     let own = case.path("b/checkpoints/step-00000005");
     case.train(&["--quiet", "--max-steps", "6", "--out", "./b", "--resume", own.to_str().unwrap()]);
     assert_eq!(steps("b"), [4, 5, 6]);

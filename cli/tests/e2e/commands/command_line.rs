@@ -1,4 +1,4 @@
-//! The binary, as a user runs it: real processes, real files.
+//! Runs the binary as a user would: real processes, real files.
 
 use crate::case;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use case::{CONFIG, Case, rank_process, signal, text, wait_for};
 
 #[test]
-fn every_transport_and_stage_gives_the_same_bits() {
+fn every_transport_and_stage_is_bit_identical() {
     let case = Case::new();
     for ranks in ["1", "2", "3", "4"] {
         let mut expected: Option<(Vec<String>, Value)> = None;
@@ -42,10 +42,10 @@ fn every_transport_and_stage_gives_the_same_bits() {
 }
 
 #[test]
-fn a_stopped_run_goes_on_bit_for_bit() {
+fn a_stopped_run_resumes_bit_for_bit() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--out", "whole"]);
-    // Slow enough to be stopped in the middle, whatever the machine.
+    // Slow enough to be stopped during training on any machine.
     let mut child = case
         .command(&["--config", "ds.yaml", "--plain", "-n", "2", "--out", "parts", "--set", "training.save_every=5"])
         .stdout(Stdio::piped())
@@ -55,7 +55,7 @@ fn a_stopped_run_goes_on_bit_for_bit() {
     wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
     signal(child.id(), "TERM");
     let status = child.wait().unwrap();
-    // A machine so fast that training was over before the signal came shows nothing; it is still a clean end.
+    // On a very fast machine, training may end before the signal arrives; a clean exit is correct then, too.
     assert!(matches!(status.code(), Some(143 | 0)), "{status:?}");
     case.train(&["--quiet", "-n", "2", "--out", "parts", "--resume", "auto"]);
     assert_eq!(case.losses("whole"), case.losses("parts"));
@@ -65,7 +65,7 @@ fn a_stopped_run_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn a_checkpoint_at_the_end_is_left_out_on_request_but_not_when_a_signal_ends_the_run() {
+fn save_last_off_skips_the_last_checkpoint_unless_a_signal_ends_the_run() {
     let case = Case::new();
     let checkpoints = |out: &str| -> Vec<String> {
         let entries = fs::read_dir(case.path(out).join("checkpoints")).into_iter().flatten();
@@ -92,7 +92,7 @@ fn a_checkpoint_at_the_end_is_left_out_on_request_but_not_when_a_signal_ends_the
 }
 
 #[test]
-fn resume_goes_on_under_another_layout() {
+fn resume_works_with_another_layout() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--out", "a", "--max-steps", "10"]);
     let out = case.train(&[
@@ -110,7 +110,7 @@ fn resume_goes_on_under_another_layout() {
     ]);
     assert!(out.contains("resumed from a/checkpoints/step-00000010 after step 10"), "{out}");
     assert_eq!(case.metrics("b").len(), 10);
-    // A run's folder means the newest checkpoint in it.
+    // A run folder stands for its newest checkpoint.
     fs::create_dir(case.path("a/checkpoints/step-00000011")).unwrap();
     for (from, out) in [("a", "c"), ("a/checkpoints", "d")] {
         let out = case.train(&["--plain", "-n", "2", "--max-steps", "11", "--out", out, "--resume", from]);
@@ -147,7 +147,8 @@ fn a_killed_rank_ends_the_others_within_a_second_and_is_named() {
         signal(victim, "KILL");
         let killed = Instant::now();
         wait_for(|| child.try_wait().unwrap().is_some());
-        // The promise is a second; a loaded machine may need longer to schedule us, so the limit here only catches hangs.
+        // The documented limit is one second. A loaded machine may schedule the test later, so this limit only
+        // catches hangs.
         assert!(killed.elapsed() < Duration::from_secs(10));
         let output = child.wait_with_output().unwrap();
         let errors = text(&output.stderr);
@@ -226,7 +227,7 @@ fn a_run_writes_its_folder() {
         for kind in ["parameters", "gradients", "optimizer_state"] {
             assert_eq!(rank["measured_peak_bytes"][kind], rank["expected_state_bytes"][kind], "{kind}");
         }
-        // The gradient norm and the loss travel too: a few hundred bytes a step.
+        // The gradient norm and the loss are communicated as well: a few hundred bytes per step.
         let expected = rank["expected_sent_bytes_per_step"].as_u64().unwrap();
         assert!(expected > 0);
     }
@@ -244,7 +245,7 @@ fn a_run_writes_its_folder() {
     assert!(fs::metadata(events).unwrap().len() > 20 * 3 * 40);
     let trace: Value = serde_json::from_str(&fs::read_to_string(case.path("run/trace.json")).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
-    // What was resolved runs again as it is, and gives the same.
+    // The resolved configuration can be used again and gives the same result.
     let again = case.command(&["--config", "run/resolved.yaml", "--quiet", "--out", "again"]).output().unwrap();
     assert!(again.status.success(), "{}", text(&again.stderr));
     assert_eq!(case.losses("run"), case.losses("again"));
@@ -347,7 +348,7 @@ fn every_kind_of_data_model_and_optimizer_trains() {
     let cases: [(&str, &[&str]); 9] = [
         ("jsonl", &["data={train: docs.jsonl, text_key: body}"]),
         ("tokens", &["data={train: tokens.bin}", "optimizer={type: Lion, params: {lr: 0.001}}"]),
-        // The byte tokenizer, which is the default, says nothing of numbers in a file.
+        // The default byte tokenizer does not apply to a token file, so a vocabulary below 256 tokens is valid.
         ("few tokens", &["data={train: tokens.bin}", "model.vocab_size=97"]),
         ("mlp", &["data={train: table.csv}", "model={type: mlp, input_size: 2, hidden_sizes: [8], output_size: 2}"]),
         ("llama", &[llama, "optimizer={type: SGD, params: {lr: 0.5, momentum: 0.9}}"]),
@@ -369,10 +370,10 @@ fn every_kind_of_data_model_and_optimizer_trains() {
 }
 
 #[test]
-fn a_sample_that_cannot_be_is_said_before_and_ends_no_run() {
+fn an_impossible_sample_is_a_warning_and_does_not_end_the_run() {
     let case = Case::new();
     let sample = "training.sample={prompt: line, tokens: 30}";
-    // Most of what a model of 4,096 tokens knows is no byte.
+    // Most of the model's 4,096 tokens do not correspond to a byte.
     let told =
         case.train(&["--plain", "-n", "2", "--max-steps", "1", "--set", sample, "--set", "model.vocab_size=4096"]);
     let text_of = |told: &str| told.split("--- sample ---\n").nth(1).map(|text| text.starts_with("line"));
@@ -386,7 +387,7 @@ fn a_sample_that_cannot_be_is_said_before_and_ends_no_run() {
     assert!(output.status.success() && text_of(&text(&output.stdout)).is_none(), "{errors}");
     let warning = "warning: `training.sample` will write nothing: nothing makes text of the tokens";
     assert_eq!(errors.matches(warning).count(), 1, "{errors}");
-    // A tokenizer with no token for what it does not know.
+    // A tokenizer without an unknown token.
     let words = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
         "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "?"}}"#;
@@ -416,7 +417,7 @@ fn the_communication_log() {
     assert!(!out.contains("reduce_scatter"), "{out}");
 }
 
-/// (arguments, exit status, what standard error must say)
+/// (arguments, exit status, expected text on standard error)
 #[test]
 fn bad_input_is_one_clear_error_and_nothing_is_written() {
     let case = Case::new();
@@ -494,7 +495,7 @@ fn a_damaged_checkpoint_is_refused_and_the_run_stays_as_it_is() {
 }
 
 #[test]
-fn cores_of_a_list_that_are_not_there_are_named_by_it() {
+fn missing_cores_are_named_with_their_list() {
     let case = Case::new();
     let first = |list: &str| {
         let told = case.train(&["--plain", "--max-steps", "1", "--set", &format!("launcher.bind_core_list={list}")]);

@@ -1,5 +1,6 @@
-//! The `ds_config.json` files of `examples/deepspeed`, as their users have them: each trains on two ranks with a second file for
-//! model and data, its loss falls, and it is the run of the same configuration as one YAML file, bit for bit.
+//! The `ds_config.json` files of `examples/deepspeed`, unchanged. Each of them trains on two ranks with a second file for
+//! model and data. Its loss falls, and the run is bit-identical to one with the same configuration as a single YAML
+//! file.
 
 use crate::case;
 
@@ -8,7 +9,7 @@ use std::path::Path;
 
 use case::{Case, text};
 
-/// What `examples/deepspeed/run.yaml` says, on the corpus of the test.
+/// The content of `examples/deepspeed/run.yaml`, with the corpus of the test.
 const RUN: &str = "
 model: {type: gpt2, vocab_size: auto, n_positions: 64, n_embd: 64, n_layer: 2, n_head: 4}
 data: {train: corpus.txt}
@@ -33,7 +34,7 @@ zero_optimization: {stage: 3, reduce_bucket_size: 500000000, sub_group_size: 100
 activation_checkpointing: {enabled: true}
 ";
 
-/// What Hugging Face's Trainer makes of `auto` when its own arguments say nothing.
+/// The values that Hugging Face's Trainer substitutes for `auto` with its default arguments.
 const AUTO: &str = "
 train_micro_batch_size_per_gpu: 8
 optimizer: {type: AdamW, params: {lr: 0.00005}}
@@ -47,9 +48,9 @@ fn example(name: &str) -> String {
 }
 
 #[test]
-fn three_configurations_of_deepspeed_users_train_as_they_are() {
+fn three_deepspeed_configurations_train_unchanged() {
     let case = Case::new();
-    // Its globs are those of the repository.
+    // The globs in the example refer to files of the repository.
     let run = example("run.yaml").replace("docs/*.md", "corpus.txt").replace("max_steps: 60", "max_steps: 12");
     fs::write(case.path("run.yaml"), run).unwrap();
     for (name, yaml) in [("zero2", ZERO2), ("zero3_offload", ZERO3_OFFLOAD), ("auto", AUTO)] {
@@ -74,7 +75,7 @@ fn three_configurations_of_deepspeed_users_train_as_they_are() {
 }
 
 #[test]
-fn the_shape_of_the_examples_is_what_their_users_write() {
+fn the_examples_have_only_deepspeed_sections() {
     for name in ["zero2.json", "zero3_offload.json", "auto.json"] {
         let keys = serde_json::from_str::<serde_json::Value>(&example(name)).unwrap();
         for own in ["model", "data", "training", "launcher"] {

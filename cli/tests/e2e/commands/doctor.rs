@@ -1,9 +1,9 @@
-//! `zero-train doctor`: what it says of this machine.
+//! `zero-train doctor`: its output about this machine.
 
 use std::process::Command;
 
 #[test]
-fn it_says_what_is_here_and_why_there_is_no_gpu() {
+fn it_describes_the_machine_and_why_there_is_no_gpu() {
     let output = Command::new(env!("CARGO_BIN_EXE_zero-train")).arg("doctor").output().expect("the binary");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let text = String::from_utf8(output.stdout).expect("text");

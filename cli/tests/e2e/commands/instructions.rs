@@ -1,4 +1,5 @@
-//! `ZERO_TRAIN_ISA` and `launcher.instruction_set`: narrower vectors train with the same bits, and what the processor lacks is refused.
+//! `ZERO_TRAIN_ISA` and `launcher.instruction_set`: training with narrower vectors is bit-identical, and
+//! instruction sets that the processor lacks are rejected.
 
 use zero_isa::Isa;
 
@@ -14,7 +15,7 @@ const MODELS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Losses and gradient norms of a run of two ranks on this instruction set, chosen by the variable.
+/// Returns losses and gradient norms of a run with two ranks on this instruction set, selected by the variable.
 fn steps(model: &str, isa: Isa, precision: &str) -> Vec<[String; 2]> {
     let case = Case::new();
     let args = ["--config", "ds.yaml", "-n", "2", "--quiet", "--max-steps", "6", "--set", model, "--set", precision];
@@ -25,10 +26,10 @@ fn steps(model: &str, isa: Isa, precision: &str) -> Vec<[String; 2]> {
 }
 
 #[test]
-fn training_has_the_same_bits_on_every_instruction_set() {
+fn training_is_bit_identical_on_every_instruction_set() {
     for (name, model) in MODELS {
         for precision in ["bf16={enabled: false}", "bf16={enabled: true}"] {
-            // bf16 on AMX rounds otherwise: ops/src/product/amx.rs.
+            // AMX rounds bf16 products differently: ops/src/product/amx.rs.
             let exact = |isa: &Isa| !precision.contains("true") || !isa.has_amx();
             let expected = steps(model, Isa::BASELINE, precision);
             assert!(expected.len() == 6 && expected[0] != expected[5], "{name}: {expected:?}");
@@ -52,7 +53,7 @@ fn the_configured_set_is_used_and_the_variable_wins_over_it() {
 }
 
 #[test]
-fn a_set_that_the_processor_lacks_is_refused_before_anything_starts() {
+fn an_unavailable_instruction_set_is_rejected_before_anything_starts() {
     let case = Case::new();
     let foreign = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
     let output = case.command(&["doctor"]).env("ZERO_TRAIN_ISA", foreign).output().unwrap();

@@ -1,4 +1,4 @@
-//! What the commands print and refuse, and files that others wrote.
+//! Output and errors of the commands, and files from other programs.
 
 mod check;
 mod checkpoint;

@@ -1,5 +1,6 @@
-//! Every key and option that names a file or a folder, with one that is missing, of the wrong kind, or cannot be read: one error that
-//! has the path, the key, and what to do (`nvme_path` is with the tests of offload). And variables that say half of where a rank stands.
+//! Every key and option that names a file or a folder, given a path that is missing, of the wrong kind, or
+//! unreadable: one error with the path, the key and advice. The offload tests cover `nvme_path`. Also tests
+//! incomplete launcher environments.
 
 use crate::case;
 
@@ -8,7 +9,7 @@ use std::os::unix::fs::symlink;
 
 use case::{Case, text};
 
-/// A case with a folder `dir`, a link to itself `loop`, which nobody can read, and a file `file`.
+/// Creates a case with a folder `dir`, a link to itself `loop`, which cannot be read, and a file `file`.
 fn case() -> Case {
     let case = Case::new();
     fs::write(case.path("ds.yaml"), case::CONFIG.replace(", eval_fraction: 0.1", "")).unwrap();
@@ -18,7 +19,7 @@ fn case() -> Case {
     case
 }
 
-/// Runs it, and holds what it says against what an error should say.
+/// Runs the command and checks that its error is complete.
 fn refused(case: &Case, args: &[&str], statuses: &[i32], path: &str, key: &str) {
     let output = case.command(args).output().unwrap();
     let errors = text(&output.stderr);
@@ -39,14 +40,14 @@ fn refused(case: &Case, args: &[&str], statuses: &[i32], path: &str, key: &str) 
 }
 
 #[test]
-fn what_is_read() {
+fn paths_to_read() {
     let case = case();
     for path in ["missing", "dir", "loop", "file/below"] {
         for key in ["data.tokenizer", "data.train", "data.eval", "training.initial_weights", "model.pretrained"] {
             let set = format!("{key}={path}");
             for ranks in ["1", "2"] {
                 let args = ["--config", "ds.yaml", "--quiet", "-n", ranks, "--set", &set];
-                // Its config.json is a part of the configuration.
+                // Its `config.json` is part of the configuration.
                 let statuses: &[i32] = if key == "model.pretrained" { &[2, 3] } else { &[3] };
                 refused(&case, &args, statuses, path, key);
             }
@@ -64,14 +65,14 @@ fn what_is_read() {
         refused(&case, &["checkpoint", "export", path, "--out", "out"], &[3], path, "<DIR>");
         refused(&case, &["checkpoint", "import", path, "--out", "out"], &[2], path, "<DIR>");
     }
-    // A glob that nothing matches; a file that is no tokenizer.
+    // A glob without a match, and a file that is not a tokenizer.
     refused(&case, &["--config", "ds.yaml", "--set", "data.train=none/*.txt"], &[3], "none/*.txt", "data.train");
     refused(&case, &["--config", "ds.yaml", "--set", "data.tokenizer=file"], &[3], "file", "data.tokenizer");
     assert!(!case.path("run").exists() && !case.path("out").exists(), "nothing is written");
 }
 
 #[test]
-fn what_is_written() {
+fn paths_to_write() {
     let case = case();
     for path in ["file", "file/below", "loop"] {
         for ranks in ["1", "2"] {
@@ -99,7 +100,7 @@ fn programs_that_cannot_be_started() {
 }
 
 #[test]
-fn half_of_a_place_is_refused() {
+fn an_incomplete_launcher_environment_is_rejected() {
     let case = Case::new();
     for (variables, said) in [
         (&[("WORLD_SIZE", "2")][..], Some("WORLD_SIZE is set but RANK is not: set both, or neither")),

@@ -1,4 +1,5 @@
-//! The binary with pretrained weights: trained from, gone on from without their folder, and made a checkpoint of.
+//! The binary with pretrained weights: training from them, resuming without their folder, and converting them to a
+//! checkpoint.
 
 use crate::case;
 
@@ -7,7 +8,7 @@ use std::fs;
 use case::{Case, text};
 use serde_json::Value;
 
-/// A case with a Hugging Face folder `hf` of a model of bytes, and a configuration that starts from it.
+/// Creates a case with a Hugging Face folder `hf` of a byte-level model, and a configuration that starts from it.
 fn case() -> Case {
     let case = Case::new();
     case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "first"]);
@@ -19,18 +20,18 @@ fn case() -> Case {
     case
 }
 
-/// Exit status and output.
+/// Returns exit status and output.
 fn checkpoint(case: &Case, args: &[&str]) -> (i32, String) {
     let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
     (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
 }
 
 #[test]
-fn a_run_starts_from_the_folder_and_goes_on_without_it() {
+fn a_run_starts_from_the_folder_and_resumes_without_it() {
     let case = case();
     let said = case.train(&["-n", "2", "--max-steps", "6", "--out", "whole"]);
     assert!(said.contains("pretrained: weights of hf\n"), "{said}");
-    // It starts where the run ended that the folder comes from.
+    // The folder's weights come from the run `first`, so training starts with a lower loss than that run did.
     let loss = |out: &str, step: usize| case.losses(out)[step].parse::<f32>().unwrap();
     assert!(loss("whole", 0) < loss("first", 0), "{} {}", loss("whole", 0), loss("first", 0));
 
@@ -44,7 +45,7 @@ fn a_run_starts_from_the_folder_and_goes_on_without_it() {
     assert_eq!(case.losses("run"), case.losses("whole"));
     assert_eq!(case.shards("run", 6), case.shards("whole", 6));
 
-    // Anew it needs the folder, and no rank is started without it.
+    // A new run needs the folder. Without it, no rank is started.
     let output = case.command(&["--config", &resolved]).output().unwrap();
     let said = text(&output.stderr);
     assert!(output.status.code() == Some(3) && said.contains("error: hf: No such file"), "{said}");
@@ -81,7 +82,7 @@ fn an_import_is_a_checkpoint() {
     }
     assert_eq!(fs::read_to_string(case.path("imported/latest")).unwrap(), "step-00000000\n");
 
-    // The same run, begun from either; the second one without the folder.
+    // The same run, once from the folder and once from the import; the second run has no access to the folder.
     case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--out", "a"]);
     let first = fs::read_to_string(case.path("a/resolved.yaml")).unwrap();
     fs::write(case.path("ds.yaml"), first.replace("pretrained: hf", "pretrained: null")).unwrap();
@@ -89,7 +90,7 @@ fn an_import_is_a_checkpoint() {
     case.train(&["--quiet", "-n", "2", "--out", "b", "--max-steps", "4", "--resume", "imported/step-00000000"]);
     assert_eq!(case.losses("a"), case.losses("b"));
     assert_eq!(case.shards("a", 4), case.shards("b", 4));
-    // Under another optimizer, whose states are others.
+    // The import can also be trained with another optimizer, which has different states.
     case.train(&[
         "--quiet",
         "--out",
@@ -105,7 +106,7 @@ fn an_import_is_a_checkpoint() {
 }
 
 #[test]
-fn what_cannot_be_imported_leaves_nothing() {
+fn a_failed_import_leaves_no_files() {
     let case = case();
     let refused = |folder: &str, out: &str, status: i32, said: &str| {
         let (got, told) = checkpoint(&case, &["import", folder, "--out", out]);
@@ -119,7 +120,7 @@ fn what_cannot_be_imported_leaves_nothing() {
     assert!(!case.path("new").exists());
     checkpoint(&case, &["export", "first", "--out", "second"]);
     refused("second", "first/checkpoints", 3, "there are checkpoints in it already");
-    // A file that ends too early is found while it is read.
+    // A truncated file is detected when it is read.
     let path = case.path("second/model.safetensors");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 50]).unwrap();
@@ -128,7 +129,7 @@ fn what_cannot_be_imported_leaves_nothing() {
 }
 
 #[test]
-fn tokens_are_those_of_the_model() {
+fn the_tokenizer_must_match_the_model() {
     let case = Case::new();
     case.train(&["--quiet", "--max-steps", "1", "--out", "first", "--set", "model.vocab_size=300"]);
     checkpoint(&case, &["export", "first", "--out", "hf"]);
@@ -156,7 +157,7 @@ fn tokens_are_those_of_the_model() {
     tokenizer(&words[..300]);
     let said = case.train(&["--max-steps", "1"]);
     assert!(said.contains("pretrained: weights and tokenizer of hf\n"), "{said}");
-    // An import keeps where it is, so that an export has it.
+    // An import records the location of the tokenizer, so that an export can copy it.
     checkpoint(&case, &["import", "hf", "--out", "imported"]);
     let (status, out) = checkpoint(&case, &["export", "imported", "--out", "out"]);
     assert!(status == 0 && out.contains("tokenizer.json"), "{out}");

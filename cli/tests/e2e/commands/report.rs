@@ -177,7 +177,7 @@ fn check_in_browser(pages: &[(&str, String)]) {
 }
 
 #[test]
-fn what_cannot_be_shown_is_an_error_with_path_and_help() {
+fn unreadable_runs_are_errors_with_path_and_help() {
     let case = Case::new();
     let missing = refused(&case, &["none"]);
     assert!(missing.contains("none/metrics.jsonl") && missing.contains("help: name the folder of a run"), "{missing}");

@@ -1,4 +1,5 @@
-//! DeepSpeed's keys of sections that were not there, or not wholly, when this was written; the page says what is true.
+//! Keys of DeepSpeed sections that were not, or only partly, implemented when this list was written. The generated
+//! page shows the current support.
 
 use super::*;
 

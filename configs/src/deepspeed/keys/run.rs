@@ -1,4 +1,4 @@
-//! DeepSpeed's keys at the top of the file, and of the sections that there is something for here.
+//! DeepSpeed's keys at the top of the file and in sections that have a counterpart here.
 
 use super::*;
 
