@@ -74,7 +74,9 @@ impl PerHost {
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cores),
-            "gpu" => Err("ranks train on the CPU: write a number, cpu or auto".into()),
+            "gpu" => {
+                Err("write `auto`, which starts one rank per GPU with `training.device: cuda`, or a number".into())
+            }
             number => match number.parse() {
                 Ok(ranks) if ranks > 0 => Ok(Self::Ranks(ranks)),
                 _ => Err("write a number from 1 on, cpu or auto".into()),
