@@ -5,7 +5,7 @@ use crate::device::{Gpu, Operand};
 use candle_core::{CudaStorage, DType, Result};
 use zero_kernels::dropout::{Mask, dropout};
 
-/// Returns x with the elements that the mask drops set to zero. The first dimension has `samples` samples.
+/// Applies a dropout's mask to x, whose first dimension has `samples` samples.
 pub(crate) fn apply(
     op: &'static str,
     gpu: &Gpu,

@@ -1,4 +1,4 @@
-//! The head with its loss: against the logits in one piece, and where its gradients go.
+//! The head with its loss, compared with the complete logits, and the destination of its gradients.
 
 use crate::check::{bits, check, close, floats, ids, normal, run, same_bits};
 use candle_core::{D, DType, Result, Tensor, Var};
@@ -6,12 +6,12 @@ use candle_nn::Module;
 use zero_ops as ops;
 use zero_ops::sink::Gradients;
 
-/// The way over the logits of all rows.
+/// Computes the loss from the logits of all rows.
 fn in_one_piece(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
     ops::cross_entropy(&ops::Linear::from_tensors(weight.clone(), None).forward(x)?, targets)
 }
 
-/// Rows of one chunk, and of more: a chunk has 1024 rows where there are few classes, and fewer where there are many.
+/// Rows of one chunk and of more. A chunk has 1024 rows for few classes, and fewer for many.
 const SIZES: [(&[usize], usize, usize); 5] =
     [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[2, 520], 9, 5), (&[520], 2100, 3)];
 
@@ -37,7 +37,7 @@ fn chunks_change_no_bit() {
         let targets = ids("targets", lead, classes as u32);
         let tensors = [normal("x", &[lead, &[inputs]].concat()), normal("w", &[classes, inputs])];
         let (want, grads_want) = run(&tensors, |t| in_one_piece(&t[0], &t[1], &targets));
-        // What the loss is multiplied by in `run`, and another number.
+        // The factor of the loss in `run`, and another number.
         let gradient = floats(&normal("weights of the result", &[]))[0];
         for (foreseen, tolerance) in [(gradient, 0.0), (0.7, 3e-6)] {
             let (loss, grads) = run(&tensors, |t| ops::linear_cross_entropy(&t[0], &t[1], &targets, foreseen));
@@ -71,7 +71,7 @@ fn rows_do_not_depend_on_the_rest_of_the_batch() {
     }
 }
 
-/// A sink of two parameters with a gap between, and the ranges of both.
+/// Creates a sink of two parameters with a gap between them.
 fn sink(w: &Tensor, other: &Tensor, written: bool) -> Gradients {
     let n = w.elem_count();
     let mut sink = Gradients::default();
@@ -102,7 +102,7 @@ fn gradients_are_in_the_sink_before_the_backward() {
         assert_eq!(got, want, "a gradient of {gradient}, there before: {written}");
         assert!(buffer[want.len()..].iter().all(|v| v.is_nan() || written));
     }
-    // What is in its place already cannot be multiplied any more.
+    // A gradient that was written to its place cannot be rescaled any more.
     let (_, error) = sink(w, x, false)
         .capture(|| ops::linear_cross_entropy(x, w, &targets, 1.0).unwrap().affine(2.0, 0.0).unwrap().backward());
     let error = error.expect_err("an error was expected").to_string();

@@ -1,4 +1,4 @@
-//! The feed-forward network in tiles: the bits of its operations over all rows, and where its gradients go.
+//! The tiled feed-forward network is bit-identical to its operations over all rows; the destination of its gradients.
 
 use crate::check::{bits, candle_rounds, check, normal, same_bits};
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -10,7 +10,7 @@ use zero_ops::{Activation, Conv1D, Linear, TILE_UNIT, TiledMlp};
 const INPUTS: usize = 20;
 const INNER: usize = 50;
 
-/// Whether candle's gradients, which it adds up where an input is used twice, are an oracle; if not, says so.
+/// Returns whether candle's gradients, which it adds if an input is used twice, are an oracle. Prints a note if not.
 fn is_oracle(kind: Kind, dtype: DType) -> bool {
     let is = !matches!(kind, Kind::Gated) || candle_rounds(dtype);
     if !is {
@@ -19,7 +19,7 @@ fn is_oracle(kind: Kind, dtype: DType) -> bool {
     is
 }
 
-/// A network in either layout, and with a gate.
+/// A network with either weight layout, and one with a gate.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Conv(Activation),
@@ -36,7 +36,7 @@ const KINDS: [Kind; 5] = [
 ];
 
 impl Kind {
-    /// Of the input and the parameters.
+    /// Returns the shapes of the input and the parameters.
     fn shapes(self, lead: &[usize]) -> Vec<Vec<usize>> {
         let x = [lead, &[INPUTS]].concat();
         match self {
@@ -51,7 +51,7 @@ impl Kind {
         self.shapes(lead).iter().enumerate().map(named).collect()
     }
 
-    /// The operations after each other, or in tiles.
+    /// Runs the operations in sequence, or in tiles.
     fn run(self, t: &[Tensor], tile_rows: Option<usize>) -> Result<Tensor> {
         let conv = |w: usize| Conv1D::from_tensors(t[w].clone(), t[w + 1].clone());
         let linear = |w: usize| Linear::from_tensors(t[w].clone(), Some(t[w + 1].clone()));
@@ -69,14 +69,14 @@ impl Kind {
     }
 }
 
-/// Which of input and parameters are trained; leaves of these tensors.
+/// Returns leaves of these tensors. `trained` selects the trained ones.
 fn leaves(tensors: &[Tensor], trained: impl Fn(usize) -> bool) -> Vec<Tensor> {
     let leaf =
         |(i, t): (usize, &Tensor)| if trained(i) { Var::from_tensor(t).unwrap().into_inner() } else { t.clone() };
     tensors.iter().enumerate().map(leaf).collect()
 }
 
-/// The output, and the gradients that candle has of the leaves.
+/// Returns the output and candle's gradients of the leaves.
 fn backward(kind: Kind, leaves: &[Tensor], tile_rows: Option<usize>) -> (Tensor, Vec<Option<Tensor>>) {
     let y = kind.run(leaves, tile_rows).unwrap();
     let weights = normal("weights of the result", y.dims()).to_dtype(y.dtype()).unwrap();
@@ -119,7 +119,7 @@ fn against_differences_and_views() {
     for kind in [Kind::Conv(Activation::GeluNew), Kind::Gated] {
         let shapes = kind.shapes(&[2, 70]);
         let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
-        // Smaller weights, so that differences are exact enough.
+        // Smaller weights, so that finite differences are accurate enough.
         let small = |t: &[Tensor]| -> Result<Vec<Tensor>> {
             t.iter().enumerate().map(|(i, t)| if i == 0 { Ok(t.clone()) } else { t * 0.2 }).collect()
         };
@@ -157,7 +157,7 @@ fn nothing_is_computed_for_what_is_frozen() {
     }
 }
 
-/// A sink of the parameters; of those that are `written`, something is there.
+/// Creates a sink of the parameters. Those that `written` selects already have a contribution.
 fn sink(parameters: &[Tensor], written: impl Fn(usize) -> bool) -> Gradients {
     let mut sink = Gradients::default();
     let (mut ranges, mut end, mut buffer) = (vec![], 3, vec![f32::NAN; 3]);
