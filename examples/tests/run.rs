@@ -101,7 +101,7 @@ fn trainer() {
 /// A restarting launcher passes only the fact that it restarts and the job's name. The run must find its own
 /// checkpoints.
 #[test]
-fn a_restarted_trainer_goes_on_with_its_own_run() {
+fn a_restarted_trainer_resumes_its_own_run() {
     let (program, folder) = (env!("CARGO_BIN_EXE_trainer"), tempfile::tempdir().expect("a temporary folder"));
     let restarted = "{\"restarts\":[{\"reason\":\"rank 1 was killed by signal 9\",\"ranks\":2,\"step\":0}],\"from\":[],\"keeps_folder\":false}";
     let attempt = |job: &str, steps: &str, restarted: &[(&str, &str)]| {

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_not_read_backward() {
+    fn tables_are_not_read_in_the_backward() {
         let gpt2 = zoo::gpt2(&zoo::Gpt2Config { n_layer: 1, n_embd: 8, n_head: 2, ..zoo::Gpt2Config::default() });
         let model = gpt2.build(DType::F32).unwrap();
         let read = read_backward(&model);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_without_saying_so_may_read() {
+    fn an_ordinary_request_allows_reads_in_the_backward() {
         let scaled = |vb: VarBuilder| {
             Ok(Scaled(ops::Embedding::new(5, 4, 1.0, vb.clone())?, forward_only(|| vb.get(4, "scale"))?))
         };

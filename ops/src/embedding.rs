@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adding_is_scattering_and_adding() {
+    fn add_equals_scatter_then_add() {
         let (entries, size) = (300, 7);
         let ids: Vec<usize> = (0..500).map(|i| (i * i * 7 + i) % 211).collect();
         let dy: Vec<f32> = (0..ids.len() * size).map(|i| 1.0 / (i as f32 + 3.0)).collect();

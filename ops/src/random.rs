@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_cut_gives_the_same_numbers() {
+    fn numbers_do_not_depend_on_the_range_requested() {
         let stream = Stream::new(7, "init", 3);
         let mut whole = vec![0.0; 1000];
         stream.fill_normal(0, &mut whole);

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn has_the_bits_of_the_two_after_each_other() -> Result<()> {
+    fn is_bit_identical_to_sum_and_norm() -> Result<()> {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             for (count, size) in [(1, 1), (7, 33), (130, 100), (3, 9000)] {
                 let [x, branch] = ["x", "branch"].map(|name| normal(name, &[count, size], dtype));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_do_not_fit_are_errors() -> Result<()> {
+    fn mismatched_shapes_are_errors() -> Result<()> {
         let (x, branch) = (normal("x", &[2, 8], DType::F32)?, normal("b", &[3, 8], DType::F32)?);
         let rms = RmsNorm::from_tensor(normal("w", &[8], DType::F32)?, 1e-6);
         let error = untracked(|| rms.forward_residual(&x, &branch)).err().map(|e| e.to_string()).unwrap_or_default();

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_that_cannot_grow_in_their_places_have_room_of_their_own() -> Result<()> {
+    fn written_or_deferred_gradients_take_buffers_of_their_own() -> Result<()> {
         let weights = 2 * 8 * 512 * 4;
         let [peak, after] = traced(false, false)?;
         assert_eq!(traced(true, false)?, [peak + weights, after], "it is gone after the backward");

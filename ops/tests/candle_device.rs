@@ -85,7 +85,7 @@ fn close(what: &str, units: f64, (got, want): (Tensor, Tensor)) {
 }
 
 #[test]
-fn tensors_come_and_go() -> Result<()> {
+fn tensors_are_copied_and_freed() -> Result<()> {
     let Some(device) = device(0) else { return Ok(()) };
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32, DType::I64, DType::U8] {
         for (fill, value) in [("zeros", 0.0), ("ones", 1.0)] {
@@ -254,7 +254,7 @@ fn matrices_are_multiplied() {
 }
 
 #[test]
-fn elements_are_picked_and_put() {
+fn elements_are_gathered_and_scattered() {
     let Some(device) = device(0) else { return };
     for dtype in FLOATS {
         for of_places in [DType::U32, DType::I64] {
@@ -275,7 +275,7 @@ fn elements_are_picked_and_put() {
 }
 
 #[test]
-fn gradients_go_back() -> Result<()> {
+fn gradients_are_computed() -> Result<()> {
     let Some(device) = device(0) else { return Ok(()) };
     let gradients = |on: &Device| -> Result<Vec<Tensor>> {
         let var = |dims: &[usize]| Var::from_tensor(&numbers(dims, DType::F32).affine(0.2, 0.0)?.to_device(on)?);

@@ -74,7 +74,7 @@ impl Array {
     /// Returns the array for readers that do not round. Only the sum, the norm and the update accept values marked by
     /// [`Array::travelled`].
     fn as_they_are(&self) -> &Self {
-        assert_eq!(self.travelled, Dtype::F32, "values that are rounded when they are read");
+        assert_eq!(self.travelled, Dtype::F32, "only the sum, the norm and the update read rounded values");
         self
     }
 

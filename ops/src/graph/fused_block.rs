@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn has_the_bits_of_its_operations_one_by_one() -> Result<()> {
+    fn is_bit_identical_to_separate_operations() -> Result<()> {
         let parameters = [
             normal("norm weight", &[12])?,
             normal("norm bias", &[12])?,
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_on_to_what_made_its_input_and_is_forgotten_with_its_graph() -> Result<()> {
+    fn backward_continues_behind_the_block_and_dropping_the_graph_frees_it() -> Result<()> {
         let (x, dy) = (normal("x", &[4, 3])?, normal("dy", &[4, 3])?);
         let run = |x: &Tensor| fused_block(&fused_block(&(x * 3.0)?, gelu)?, |x| sum(x, x));
         let gradient = |y: &Tensor| -> Result<Vec<u32>> {
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_an_error() -> Result<()> {
+    fn invalid_uses_are_errors() -> Result<()> {
         let (x, w, b) = (normal("x", &[2, 4])?, normal("w", &[4, 4])?, normal("b", &[4])?);
         let layer = Conv1D::from_tensors(w.as_tensor().clone(), b.as_tensor().clone());
         let make = || crate::sink::promise(|| fused_block(&x, |x| layer.forward(x)));

@@ -10,7 +10,7 @@ use candle_core::{Result, Tensor};
 /// order. For a frozen parameter `fill` is not called.
 pub(crate) fn deliver(op: &'static str, parameter: &Tensor, fill: impl FnOnce(&mut [f32])) -> Result<Option<Tensor>> {
     deliver_tile(op, parameter, |out, tile| {
-        assert!(matches!(tile, Tile::First), "{op}: the gradient of a parameter that is not made in tiles");
+        assert!(matches!(tile, Tile::First), "{op}: this gradient cannot be computed in tiles");
         fill(out);
     })
 }

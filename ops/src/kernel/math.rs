@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_has_the_bits_of_each() {
+    fn a_batch_is_bit_identical_to_single_elements() {
         let specials =
             [f32::NEG_INFINITY, -1e30, -88.5, -88.0, -87.5, -87.000_01, -87.0, -86.99, -0.0, 0.0, 1e-40, 88.0];
         let numbers: Vec<f32> = specials.into_iter().chain((0..117).map(|i| i as f32 * 1.496 - 87.3)).collect();

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_below_the_limit_where_its_number_is_below_the_probability() {
+    fn limit_matches_the_probability() {
         let below_one = 1.0 - f32::EPSILON / 2.0;
         for probability in [0.0, f32::MIN_POSITIVE, 1e-8, 0.1, 0.3, 0.5, 0.9, below_one] {
             let limit = limit(probability);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn logarithm_and_sine_are_those_of_libm_for_every_argument_there_is() {
+    fn logarithm_and_sine_match_libm_for_all_arguments() {
         for number in 0..1u32 << 24 {
             let u = (number as f32 + 1.0) * (1.0 / 16_777_216.0);
             assert_eq!(ln(u).to_bits(), libm::logf(u).to_bits(), "ln {u:e}");

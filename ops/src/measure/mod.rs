@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_the_outermost_scope_and_only_while_it_is_asked_to() {
+    fn counts_only_outermost_scopes_while_measuring() {
         drop(forward("before"));
         start();
         for _ in 0..3 {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn multiply_accumulates_count_inside_of_operations_too() {
+    fn multiply_accumulates_inside_operations_count() {
         let before = macs();
         drop(product([false, true], 4, 5, 6));
         let outer = forward("outer");

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_is_done_once_whoever_calls() {
+    fn every_part_is_done_once_with_concurrent_callers() {
         let callers = (0..4).map(|_| {
             std::thread::spawn(|| {
                 for round in 0..500 {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_team_goes_on() {
+    fn a_panic_reaches_the_caller_and_the_team_stays_usable() {
         for bad in 0..3 {
             let caught = catch_unwind(|| run(3, &|part| assert_ne!(part, bad)));
             assert!(caught.is_err());

@@ -204,7 +204,7 @@ pub(crate) fn add_product(out: &mut [f32], left: Matrix<'_>, right: Matrix<'_>, 
 
 /// Returns `start + left · right` in a new buffer, without a pass to zero the memory first.
 pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) -> Vec<f32> {
-    assert!(!matches!(start, Start::Output), "a new output has no content");
+    assert!(!matches!(start, Start::Output), "sums in a new buffer cannot start from its content");
     let len = left.rows * right.columns;
     let mut out = Vec::with_capacity(len);
     // SAFETY: there is room for `len` elements, each of which is written, and none is read before.
@@ -228,7 +228,7 @@ pub(crate) fn new_product_rounded<H: Rounded>(
     right: Matrix<'_>,
     threads: usize,
 ) -> Vec<H> {
-    assert!(!matches!(start, Start::Output), "a new output has no content");
+    assert!(!matches!(start, Start::Output), "sums in a new buffer cannot start from its content");
     let len = left.rows * right.columns;
     let mut out = Vec::with_capacity(len);
     if left.columns <= LONGEST {

@@ -53,7 +53,7 @@ fn same(got: &[f32], want: &[f32]) -> bool {
 }
 
 #[test]
-fn every_element_is_its_sum_in_every_layout() {
+fn every_layout_gives_the_defined_sums() {
     let sizes =
         [(1, 1, 1), (1, 50, 3), (2, 3, 600), (3, 100, 17), (8, 48, 16), (9, 49, 33), (23, 97, 40), (65, 64, 513)];
     for (rows, columns, depth) in sizes {
@@ -171,7 +171,7 @@ fn all_units_of_the_processor_keep_their_promises() {
 }
 
 #[test]
-fn sums_in_squares_go_on_from_whole_steps() {
+fn sums_in_squares_continue_from_whole_steps() {
     if !Bf16Units::available().contains(&Bf16Units::Squares) {
         return eprintln!("skipped: this processor has no AMX");
     }
@@ -188,7 +188,7 @@ fn sums_in_squares_go_on_from_whole_steps() {
 }
 
 #[test]
-fn parts_of_what_is_packed_once_are_chains_too() {
+fn products_with_parts_of_packed_panels_are_chains() {
     let (depth, columns, stride) = (70, 130, 140);
     let (a, b) = (normal("a", 8 * 100), normal("b", depth * columns));
     let mut panels = Panels::default();
@@ -239,7 +239,7 @@ fn every_instruction_set_gives_the_same_bits() {
 }
 
 #[test]
-fn threads_and_blocks_do_not_reach_into_the_bits() {
+fn threads_and_blocks_do_not_change_results() {
     // More than one block of the inner dimension, of the columns and of the packed rows.
     let (rows, columns, depth) = (300, 800, 1030);
     let (a, b) = (normal("a", rows * depth), normal("b", depth * columns));

@@ -168,7 +168,7 @@ fn attention_within_a_window_and_documents() {
 
 /// A document has the same bits alone and packed with others, also in the backward.
 #[test]
-fn a_packed_document_is_what_it_is_alone() {
+fn a_packed_document_is_bit_identical_to_the_document_alone() {
     let (time, heads, size) = (200, 2, 5);
     let numbers = documents(1, time);
     let packed = normal("qkv", &[1, time, 3 * heads * size]);
@@ -238,7 +238,7 @@ fn rotary() {
 
 /// Compares with the steps of Hugging Face's `_compute_llama3_parameters`.
 #[test]
-fn rotary_as_llama_3_scales_it() {
+fn rotary_with_llama3_scaling() {
     let (size, theta, factor, low, high, before) = (16, 50.0f64, 8.0, 1.0, 4.0, 64);
     let scaling = ops::RopeScaling::Llama3 {
         factor,

@@ -14,7 +14,7 @@ fn refuses(result: candle_core::Result<Tensor>, words: &str) {
 }
 
 #[test]
-fn errors_name_the_trouble() {
+fn errors_name_the_cause() {
     let n = |shape: &[usize]| normal("x", shape);
     let linear = ops::Linear::from_tensors(n(&[3, 4]), Some(n(&[3])));
     refuses(linear.forward(&n(&[2, 5])), "4 inputs");
@@ -124,7 +124,7 @@ fn extreme_values_stay_finite() {
 }
 
 #[test]
-fn nan_shows() {
+fn nan_propagates() {
     let mut values = floats(&normal("x", &[2, 8]));
     values[3] = f32::NAN;
     let x = Tensor::from_vec(values, (2, 8), &Device::Cpu).unwrap();

@@ -32,7 +32,7 @@ fn against_candle() {
 }
 
 #[test]
-fn chunks_change_no_bit() {
+fn chunks_do_not_change_results() {
     for (lead, classes, inputs) in SIZES {
         let targets = ids("targets", lead, classes as u32);
         let tensors = [normal("x", &[lead, &[inputs]].concat()), normal("w", &[classes, inputs])];
@@ -110,7 +110,7 @@ fn gradients_are_in_the_sink_before_the_backward() {
 }
 
 #[test]
-fn nothing_is_computed_for_what_is_frozen() {
+fn frozen_inputs_get_no_gradient() {
     let targets = ids("targets", &[6], 9);
     let (x, w) = (normal("x", &[6, 4]), normal("w", &[9, 4]));
     let [x_var, w_var] = [&x, &w].map(|t| Var::from_tensor(t).unwrap().into_inner());
@@ -126,7 +126,7 @@ fn nothing_is_computed_for_what_is_frozen() {
 }
 
 #[test]
-fn of_16_bits_the_gradients_of_logits_are_rounded_and_the_logits_are_not() {
+fn in_16_bits_only_gradients_of_logits_are_rounded() {
     [DType::BF16, DType::F16].into_iter().for_each(the_gradients_of_logits_are_rounded);
 }
 

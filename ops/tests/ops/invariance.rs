@@ -110,7 +110,7 @@ fn gradients_of_rows_do_not_depend_on_the_rest_of_the_batch() {
 }
 
 #[test]
-fn a_linear_map_with_gelu_is_the_two_after_each_other() {
+fn linear_gelu_is_bit_identical_to_linear_then_gelu() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let inputs = [normal("x", &[5, 3, 40]), normal("w", &[40, 70]), normal("b", &[70])];
         let inputs = inputs.map(|x| x.to_dtype(dtype).unwrap());
@@ -151,7 +151,7 @@ fn bf16_and_f16_are_f32_rounded_once() {
 }
 
 #[test]
-fn logits_and_tables_of_16_bits() {
+fn logits_and_tables_in_16_bits() {
     [DType::BF16, DType::F16].into_iter().for_each(logits_and_tables);
 }
 

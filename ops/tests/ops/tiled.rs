@@ -94,7 +94,7 @@ fn same_gradients(what: &str, got: &[Option<Tensor>], want: &[Option<Tensor>]) {
 }
 
 #[test]
-fn tiles_change_no_bit() {
+fn tiles_do_not_change_results() {
     for kind in KINDS {
         for dtype in [DType::F32, DType::BF16, DType::F16].into_iter().filter(|&dtype| is_oracle(kind, dtype)) {
             for lead in [&[1][..], &[64], &[65], &[200], &[3, 90], &[2, 2, 160]] {
@@ -140,7 +140,7 @@ fn against_differences_and_views() {
 }
 
 #[test]
-fn nothing_is_computed_for_what_is_frozen() {
+fn frozen_inputs_get_no_gradient() {
     for kind in KINDS {
         let tensors = kind.tensors(&[150], DType::F32);
         for mask in 0..1 << tensors.len() {
@@ -195,7 +195,7 @@ fn gradients_land_in_the_sink() {
 }
 
 #[test]
-fn a_parameter_that_is_used_twice_gets_both() {
+fn both_uses_of_a_parameter_are_added() {
     let tensors = Kind::Gated.tensors(&[200], DType::F32);
     let mut tied = leaves(&tensors, |_| true);
     tied[2] = tied[1].clone();
@@ -242,7 +242,7 @@ fn a_backward_runs_again() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error() -> Result<()> {
+fn invalid_arguments_are_errors() -> Result<()> {
     let message = |result: Result<TiledMlp>| result.err().map(|e| e.to_string()).unwrap_or_default();
     let linear = |outputs, inputs| Linear::from_tensors(normal("w", &[outputs, inputs]), None);
     for rows in [0, 1, 63, 65, 100] {

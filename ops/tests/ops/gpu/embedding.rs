@@ -45,7 +45,7 @@ fn rows_and_gradients_have_the_same_bits() {
 }
 
 #[test]
-fn an_index_that_is_no_row_is_nan_and_an_error_later() -> Result<()> {
+fn an_index_out_of_range_is_nan_and_an_error_later() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let table = normal("table", &[5, 3]);
     let of_gpu = table.to_device(&gpu)?;

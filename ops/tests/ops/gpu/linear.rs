@@ -130,7 +130,7 @@ const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
 /// in a process of its own. Returns the number of launches of each kernel that may occur, and of products by cuBLAS
 /// and by cuBLASLt.
 fn counted(inner: usize) -> Option<[u32; 7]> {
-    let name = "gpu::linear::what_is_put_on_the_stream_for_a_feed_forward_network";
+    let name = "gpu::linear::launches_of_a_feed_forward_network";
     if let Ok(inner) = std::env::var(CHILD) {
         let (gpu, inner) = (gpu().expect("a device"), inner.parse().unwrap());
         let shapes: [&[usize]; 5] = [&[128, 16], &[16, inner], &[inner], &[inner, 16], &[16]];
@@ -158,7 +158,7 @@ fn counted(inner: usize) -> Option<[u32; 7]> {
 }
 
 #[test]
-fn what_is_put_on_the_stream_for_a_feed_forward_network() {
+fn launches_of_a_feed_forward_network() {
     if mock::is_real() || gpu().is_none() {
         return;
     }
@@ -171,12 +171,12 @@ fn what_is_put_on_the_stream_for_a_feed_forward_network() {
 
 /// In an evaluation, GELU's input is freed before the second product, as on the CPU.
 #[test]
-fn an_evaluation_frees_what_gelu_was_taken_of() {
+fn an_evaluation_frees_the_input_of_gelu() {
     if mock::is_real() || gpu().is_none() {
         return;
     }
     if std::env::var_os(CHILD).is_none() {
-        let name = "gpu::linear::an_evaluation_frees_what_gelu_was_taken_of";
+        let name = "gpu::linear::an_evaluation_frees_the_input_of_gelu";
         let mut command = Command::new(std::env::current_exe().unwrap());
         let output = command.args(["--exact", name]).env(CHILD, "1").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

@@ -66,7 +66,7 @@ fn losses_of_a_head() {
 }
 
 #[test]
-fn nothing_is_computed_for_what_is_frozen() -> Result<()> {
+fn frozen_inputs_get_no_gradient() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let targets = ids("targets", &[6], 9).to_device(&gpu)?;
     let (x, w) = (normal("x", &[6, 4]).to_device(&gpu)?, normal("w", &[9, 4]).to_device(&gpu)?);
@@ -90,7 +90,7 @@ fn nothing_is_computed_for_what_is_frozen() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_later() -> Result<()> {
+fn invalid_input_is_an_error_later() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let (x, w) = (normal("x", &[3, 4]).to_device(&gpu)?, normal("w", &[9, 4]).to_device(&gpu)?);
     let w = Var::from_tensor(&w)?.into_inner();
