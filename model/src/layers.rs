@@ -80,6 +80,7 @@ type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
 pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// A model that is not built yet.
+///
 /// ```
 /// use candle_nn::{Module, VarBuilder, linear};
 /// use zero_model::Layers;

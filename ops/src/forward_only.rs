@@ -10,6 +10,7 @@ thread_local! {
 
 /// Runs `ask`, which requests parameters from a `VarBuilder` that only the layer's forward reads, such as a table
 /// whose rows are looked up. The engine does not gather them for the backward, and reading one there is an error.
+///
 /// ```
 /// # use candle_core::{Result, Tensor};
 /// # use candle_nn::VarBuilder;

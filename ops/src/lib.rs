@@ -74,8 +74,8 @@ pub use pass::Pass;
 pub use rotary::{RopeScaling, Rotary};
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 
-/// Returns the peak number of bytes that one thread keeps for packing after its first product. The calling thread and
-/// each worker keep this much. The memory grows on demand, so a thread that needed less keeps less.
+/// Returns the size in bytes of the buffers that each multiplying thread keeps from its first product on: the calling
+/// thread and each worker. Only the part that was used is resident.
 #[must_use]
 pub fn room_of_a_thread() -> u64 {
     product::ROOM as u64

@@ -42,6 +42,7 @@ const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_o
 /// The forward maps `x` of `[.., inputs]` in f32, bf16 or f16 to `[.., outputs]` and keeps only `x`. The backward
 /// recomputes the hidden activations. If no sink takes a parameter's gradient, it is returned as a tensor of the
 /// parameter's shape and dtype.
+///
 /// ```
 /// # use candle_core::{DType, Device, Result, Tensor};
 /// use candle_nn::{Module, VarBuilder};

@@ -37,7 +37,7 @@ pub(crate) struct Geometry {
     pub(crate) size: usize,
 }
 
-/// Number of products of the size queries × keys in the forward: queries with keys, and probabilities with values.
+/// Number of products of size queries × keys in the forward: queries with keys, and probabilities with values.
 pub(crate) const FORWARD_PRODUCTS: u64 = 2;
 /// Number of such products in the backward. A GPU computes two of them twice, which is not counted.
 pub(crate) const BACKWARD_PRODUCTS: u64 = 5;

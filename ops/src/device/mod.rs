@@ -156,7 +156,7 @@ impl Gpu {
     /// The launch's requirements on its addresses, which the functions that create it document, must hold when the
     /// stream reaches it.
     pub(crate) unsafe fn launch<A>(&self, launch: &Launch<A>) -> Result<()> {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         on_stream(&self.device, self.kernels.device(), |stream| unsafe { self.kernels.launch(launch, stream) })
     }
 
@@ -165,7 +165,7 @@ impl Gpu {
     /// # Safety
     /// As for [`Gpu::launch`].
     pub(crate) unsafe fn launch_some<A>(&self, launch: Option<Launch<A>>) -> Result<()> {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         launch.map_or(Ok(()), |launch| unsafe { self.launch(&launch) })
     }
 

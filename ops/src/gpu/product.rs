@@ -76,7 +76,7 @@ pub(super) struct To {
 /// # Errors
 /// If the sizes do not match or exceed the range of cuBLAS.
 pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: Matrix, to: To) -> Result<()> {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { product_strided(op, gpu, left, right, to, right.columns) }
 }
 
@@ -114,7 +114,7 @@ pub(super) unsafe fn product_with(
     };
     let (left, right) = (left.factor(), right.factor());
     let product = Product { element, rows, columns, inner, left, right, to, epilogue };
-    // SAFETY: forwarded to the caller.
+    // SAFETY: guaranteed by the caller.
     let is_done = unsafe { gpu.multiply(&product) }?;
     if is_done {
         count_macs((rows * columns) as u64 * inner as u64);

@@ -163,7 +163,7 @@ impl Shared<'_> {
     /// No other code may read or write these elements at the same time.
     pub(crate) unsafe fn store(&self, isa: Isa, at: usize, values: &[f32]) {
         match self.start {
-            // SAFETY: forwarded to the caller.
+            // SAFETY: guaranteed by the caller.
             Start::F32(start) => unsafe { self.part(start, at, values.len()) }.copy_from_slice(values),
             // SAFETY: as above.
             Start::Bf16(start) => bf16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
@@ -186,12 +186,12 @@ impl Shared<'_> {
         work: impl FnOnce(&mut [f32]),
     ) {
         match self.start {
-            // SAFETY: forwarded to the caller.
+            // SAFETY: guaranteed by the caller.
             Start::F32(start) => work(unsafe { self.part(start, at, len) }),
             Start::Bf16(_) | Start::F16(_) => {
                 room.resize(len, 0.0);
                 work(room);
-                // SAFETY: forwarded to the caller.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.store(isa, at, room) };
             }
         }

@@ -9,7 +9,7 @@ pub(crate) fn wide(value: f16) -> f32 {
     const REBIAS: u32 = (127 - 15) << 23;
     let bits = u32::from(value.to_bits());
     let (sign, rest) = ((bits & 0x8000) << 16, (bits & 0x7FFF) << 13);
-    // Subnormal numbers: insert the fraction behind a one whose unit is the subnormal one, and subtract that one.
+    // Subnormal f16: put the fraction into the mantissa of a power of two with the same unit, and subtract that power.
     let one = REBIAS + (1 << 23);
     let subnormal = (f32::from_bits(rest + one) - f32::from_bits(one)).to_bits();
     let quiet = if rest & 0x007F_FFFF == 0 { 0 } else { 0x0040_0000 };

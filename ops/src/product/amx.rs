@@ -86,7 +86,7 @@ mod x86 {
     pub(in super::super) unsafe fn compute(t: Tile) {
         debug_assert!(t.rows <= ROWS && t.columns <= COLUMNS && t.depth.is_multiple_of(STEP));
         if t.rows.is_multiple_of(SIDE) && t.columns == COLUMNS {
-            // SAFETY: forwarded to the caller; the tile is whole.
+            // SAFETY: guaranteed by the caller; the tile is whole.
             return unsafe { whole(t) };
         }
         // Tiles at the edges are computed as whole tiles in a buffer.
@@ -101,7 +101,7 @@ mod x86 {
             out_rows: COLUMNS,
             ..t
         };
-        // SAFETY: forwarded to the caller; the inner tile is in `sums`.
+        // SAFETY: guaranteed by the caller; the inner tile is in `sums`.
         unsafe {
             for r in (0..t.rows).take_while(|_| !t.start.is_null()) {
                 inner.out.add(r * COLUMNS).copy_from_nonoverlapping(t.start.add(r * t.start_rows), t.columns);
@@ -116,7 +116,7 @@ mod x86 {
     /// # Safety
     /// As for [`compute`], and the tile has the rows of one or two squares and all columns.
     unsafe fn whole(t: Tile) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             start(t);
             if t.rows == SIDE {
@@ -131,7 +131,7 @@ mod x86 {
     /// # Safety
     /// As for [`whole`].
     unsafe fn start(t: Tile) {
-        // SAFETY: forwarded to the caller. A stride of zero reads the same row sixteen times.
+        // SAFETY: guaranteed by the caller. A stride of zero reads the same row sixteen times.
         unsafe {
             if t.start.is_null() {
                 asm!(
@@ -168,7 +168,7 @@ mod x86 {
     /// # Safety
     /// As for [`whole`].
     unsafe fn store(t: Tile) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let stride = t.out_rows * size_of::<f32>();
             asm!(
@@ -193,7 +193,7 @@ mod x86 {
     /// # Safety
     /// As for [`whole`], with the rows of one square.
     unsafe fn one_row(t: Tile) {
-        // SAFETY: forwarded to the caller: both operands are read to the end of the last step and no further.
+        // SAFETY: guaranteed by the caller: both operands are read to the end of the last step and no further.
         unsafe {
             asm!(
                 "test {steps}, {steps}",

@@ -153,7 +153,7 @@ pub(super) unsafe fn block<T: Terms>(
         PACKED.with_borrow_mut(|room| {
             for columns in pieces(columns, work.sizes.width) {
                 match out.to {
-                    // SAFETY: forwarded to the caller.
+                    // SAFETY: guaranteed by the caller.
                     To::F32(to) => unsafe { work.sums::<T>(to, columns, room) },
                     // SAFETY: as above.
                     To::Bf16(to) => unsafe { work.rounded::<T, _>(to, columns, room) },
@@ -202,7 +202,7 @@ impl Block<'_> {
                     _ => SumsAt { at, stride },
                 };
                 let tiles = Tiles { left, right: packed, words, rows: rows.len(), columns: columns.len() };
-                // SAFETY: forwarded to the caller.
+                // SAFETY: guaranteed by the caller.
                 unsafe { tiles.compute::<T>(isa, self.sizes.order, start, SumsAt { at, stride }) };
             }
         }
@@ -273,7 +273,7 @@ impl SumsAt {
     /// # Safety
     /// The element must be inside the block.
     unsafe fn element(self, row: usize, column: usize) -> *mut f32 {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         if self.at.is_null() { self.at } else { unsafe { self.at.add(row * self.stride + column) } }
     }
 }
@@ -294,7 +294,7 @@ impl Tiles<'_> {
     unsafe fn compute<T: Terms>(&self, isa: Isa, order: Order, start: SumsAt, out: SumsAt) {
         let downs = || (0..self.rows).step_by(T::rows(isa));
         let acrosses = || (0..self.columns).step_by(T::tile_columns(isa));
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         let tile = |row, column| unsafe { self.tile::<T>(isa, row, column, start, out) };
         match order {
             Order::RowsFirst => downs().for_each(|row| {
@@ -335,7 +335,7 @@ impl Tiles<'_> {
     /// As for [`Tiles::compute`].
     unsafe fn tile<T: Terms>(&self, isa: Isa, row: usize, column: usize, start: SumsAt, out: SumsAt) {
         let rows = T::rows(isa);
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         let (from, to) = unsafe { (start.element(row, column), out.element(row, column)) };
         let tile = Tile {
             rows: (self.rows - row).min(rows),

@@ -286,7 +286,7 @@ unsafe fn block_on(
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match units {
             Bf16Units::Widened => block::<Wide>(Isa::current(), out, left, right, rows, columns),

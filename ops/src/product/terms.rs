@@ -101,7 +101,7 @@ impl Terms for Wide {
     }
 
     unsafe fn tile(isa: Isa, tile: Tile) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { tile.compute(isa) };
     }
 }
@@ -136,7 +136,7 @@ impl Terms for Pairs {
     }
 
     unsafe fn tile(_: Isa, tile: Tile) {
-        // SAFETY: forwarded to the caller; pairs are used only if the processor supports them.
+        // SAFETY: guaranteed by the caller; pairs are used only if the processor supports them.
         unsafe { tile.compute_pairs() };
     }
 }
@@ -181,7 +181,7 @@ impl Terms for Squares {
     }
 
     unsafe fn tile(_: Isa, tile: Tile) {
-        // SAFETY: forwarded to the caller; squares are used only if the processor supports them, and this call is
+        // SAFETY: guaranteed by the caller; squares are used only if the processor supports them, and this call is
         // inside `running`.
         unsafe { amx::compute(tile) };
     }

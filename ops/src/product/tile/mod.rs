@@ -78,7 +78,7 @@ impl Tile {
     pub(crate) unsafe fn compute(self, isa: Isa) {
         debug_assert!(self.columns <= COLUMNS);
         match isa.vectors() {
-            // SAFETY: forwarded to the caller, and an `Isa` with these vectors exists only after their features were
+            // SAFETY: guaranteed by the caller, and an `Isa` with these vectors exists only after their features were
             // detected.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx2 => unsafe { self.compute_avx2() },
@@ -88,7 +88,7 @@ impl Tile {
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             Vectors::Neon => unsafe { self.compute_neon() },
-            // SAFETY: forwarded to the caller.
+            // SAFETY: guaranteed by the caller.
             Vectors::Baseline => unsafe { self.compute_scalar() },
         }
     }
@@ -100,7 +100,7 @@ impl Tile {
     pub(crate) unsafe fn compute_pairs(self) {
         debug_assert!(self.columns <= COLUMNS && super::pairs::available());
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.compute_avx512_bf16();
         }
@@ -112,7 +112,7 @@ impl Tile {
     /// The part must be inside the tile.
     unsafe fn part(self, row: usize, columns: Range<usize>) -> Self {
         let column = columns.start;
-        // SAFETY: forwarded to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let start = if self.start.is_null() { self.start } else { self.start.add(row * self.start_rows + column) };
             Self {
@@ -131,7 +131,7 @@ impl Tile {
     unsafe fn compute_scalar(self) {
         for r in 0..self.rows {
             let mut sums = [0f32; COLUMNS];
-            // SAFETY: forwarded to the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 if !self.start.is_null() {
                     for (c, sum) in sums.iter_mut().enumerate().take(self.columns) {

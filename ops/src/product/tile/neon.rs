@@ -9,7 +9,7 @@ impl Tile {
     pub(super) unsafe fn compute_neon(self) {
         for column in (0..self.columns).step_by(12) {
             let columns = column..self.columns.min(column + 12);
-            // SAFETY: forwarded to the caller; the parts cover the tile.
+            // SAFETY: guaranteed by the caller; the parts cover the tile.
             unsafe {
                 match columns.len().div_ceil(4) {
                     1 => rows_by_rows!(self, neon::<1>, columns.clone(), [8, 4, 2, 1]),
@@ -27,7 +27,7 @@ impl Tile {
 /// As for [`Tile::compute`].
 unsafe fn neon<const R: usize, const V: usize>(t: Tile) {
     let last = t.columns - 4 * (V - 1);
-    // SAFETY: NEON is in the baseline of aarch64; the rest is forwarded to the caller.
+    // SAFETY: NEON is in the baseline of aarch64; the caller guarantees the rest.
     unsafe {
         let mut sums = [[vdupq_n_f32(0.0); V]; R];
         if !t.start.is_null() {
@@ -66,7 +66,7 @@ unsafe fn neon<const R: usize, const V: usize>(t: Tile) {
 /// `count` elements, at most four, must be readable.
 unsafe fn load_part(start: *const f32, count: usize) -> float32x4_t {
     let mut four = [0.0; 4];
-    // SAFETY: forwarded to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         four.as_mut_ptr().copy_from_nonoverlapping(start, count);
         vld1q_f32(four.as_ptr())
@@ -77,7 +77,7 @@ unsafe fn load_part(start: *const f32, count: usize) -> float32x4_t {
 /// `count` elements, at most four, must be writable.
 unsafe fn store_part(out: *mut f32, count: usize, sums: float32x4_t) {
     let mut four = [0.0; 4];
-    // SAFETY: forwarded to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         vst1q_f32(four.as_mut_ptr(), sums);
         out.copy_from_nonoverlapping(four.as_ptr(), count);

@@ -11,7 +11,7 @@ impl Tile {
     /// As for [`Tile::compute`].
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn compute_avx512(self) {
-        // SAFETY: forwarded to the caller; the parts cover the tile.
+        // SAFETY: guaranteed by the caller; the parts cover the tile.
         unsafe {
             match self.columns.div_ceil(16) {
                 1 => rows_by_rows!(self, avx512::<1>, 0..self.columns, [8, 4, 2, 1]),
@@ -62,7 +62,7 @@ macro_rules! tile {
             let last: __mmask16 = 0xffff >> (V * 16 - t.columns);
             let mask = |v: usize| if v + 1 == V { last } else { 0xffff };
             let mut sums = [[_mm512_setzero_ps(); V]; R];
-            // SAFETY: forwarded to the caller; elements outside the tile are masked.
+            // SAFETY: guaranteed by the caller; elements outside the tile are masked.
             unsafe {
                 // The rows of a wide output are on separate pages, which the hardware prefetcher does not predict.
                 for r in 0..R {
@@ -136,7 +136,7 @@ unsafe fn avx2<const R: usize, const V: usize>(t: Tile) {
     // On some processors (AMD's Zen 2 and 3) a masked store takes as long as ten others.
     let whole = |v: usize| v + 1 < V || t.columns == 8 * V;
     let mut sums = [[_mm256_setzero_ps(); V]; R];
-    // SAFETY: forwarded to the caller; elements outside the tile are masked.
+    // SAFETY: guaranteed by the caller; elements outside the tile are masked.
     unsafe {
         // The rows of a wide output are on separate pages, which the hardware prefetcher does not predict.
         for r in 0..R {

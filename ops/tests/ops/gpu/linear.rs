@@ -123,7 +123,7 @@ fn a_feed_forward_network_and_its_gradients() {
     }
 }
 
-/// Set in a child process, whose counts belong to a single test.
+/// Environment variable that is set in a child process, whose counts belong to a single test.
 const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
 
 /// Runs one forward and backward of a feed-forward network with `inner` inner columns and its parameters in a sink,

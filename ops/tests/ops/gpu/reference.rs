@@ -11,9 +11,9 @@ use candle_core::{DType, Result, Tensor};
 use zero_ops::random::Stream;
 use zero_ops::{AttentionSpan, causal_attention_within, linear_cross_entropy};
 
-/// Names the folder of the files.
+/// Environment variable with the folder of the files.
 const FOLDER: &str = "ZERO_TRAIN_REFERENCE";
-/// If set to any value, uses sizes for the emulated GPU.
+/// Environment variable: any value selects sizes for the emulated GPU.
 const SMALL: &str = "ZERO_TRAIN_REFERENCE_SMALL";
 
 /// One case of attention.
