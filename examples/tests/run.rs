@@ -105,8 +105,8 @@ fn a_restarted_trainer_resumes_its_own_run() {
     let (program, folder) = (env!("CARGO_BIN_EXE_trainer"), tempfile::tempdir().expect("a temporary folder"));
     let restarted = "{\"restarts\":[{\"reason\":\"rank 1 was killed by signal 9\",\"ranks\":2,\"step\":0}],\"from\":[],\"keeps_folder\":false}";
     let attempt = |job: &str, steps: &str, restarted: &[(&str, &str)]| {
-        let told = [&[("ZERO_TRAIN_LAUNCHED", "1"), ("ZERO_TRAIN_JOB", job)], restarted].concat();
-        run_with(folder.path(), program, &["--max-steps", steps], 2, &told)
+        let variables = [&[("ZERO_TRAIN_LAUNCHED", "1"), ("ZERO_TRAIN_JOB", job)], restarted].concat();
+        run_with(folder.path(), program, &["--max-steps", steps], 2, &variables)
     };
     attempt("a", "30", &[]);
     let restarted = [("ZERO_TRAIN_RESTARTED", restarted)];

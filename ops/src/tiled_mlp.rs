@@ -334,13 +334,13 @@ mod tests {
     fn traced(written: bool, deferred: bool) -> Result<[u64; 2]> {
         let [up, down] = [(512, 8), (8, 512)].map(|shape| meta::leaf(&shape.into(), DType::F32, true));
         let (up, down) = (up?, down?);
-        let there: HashSet<_> = if written { [up.id(), down.id()].into() } else { HashSet::new() };
-        meta::trace(there, || {
+        let with_contribution: HashSet<_> = if written { [up.id(), down.id()].into() } else { HashSet::new() };
+        meta::trace(with_contribution, || {
             let [up, down] = [up, down].map(|weight| Linear::from_tensors(weight, None));
             let mlp = TiledMlp::new(up, Activation::Relu, down, 64)?;
             let x = meta::leaf(&(640, 8).into(), DType::F32, true)?;
             let y = sink::promise(|| fused_block(&x, |x| mlp.forward(x)))?;
-            assert_eq!(meta::now(), 640 * 8 * 4, "the output alone is kept");
+            assert_eq!(meta::now(), 640 * 8 * 4, "only the output is kept");
             if deferred {
                 meta::defer();
             }
@@ -358,9 +358,13 @@ mod tests {
     fn written_or_deferred_gradients_take_buffers_of_their_own() -> Result<()> {
         let weights = 2 * 8 * 512 * 4;
         let [peak, after] = traced(false, false)?;
-        assert_eq!(traced(true, false)?, [peak + weights, after], "it is gone after the backward");
+        assert_eq!(traced(true, false)?, [peak + weights, after], "the buffers are freed after the backward");
         for written in [false, true] {
-            assert_eq!(traced(written, true)?, [peak + weights, after + weights], "it stays where it is deferred");
+            assert_eq!(
+                traced(written, true)?,
+                [peak + weights, after + weights],
+                "deferred gradients keep their buffers"
+            );
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ impl Array {
 
     /// Returns the array for readers that do not round. Only the sum, the norm and the update accept values marked by
     /// [`Array::travelled`].
-    fn as_they_are(&self) -> &Self {
+    fn unrounded(&self) -> &Self {
         assert_eq!(self.travelled, Dtype::F32, "only the sum, the norm and the update read rounded values");
         self
     }
@@ -89,7 +89,7 @@ impl Array {
         if range.is_empty() {
             return Ok(());
         }
-        let slice = self.as_they_are().storage.as_cuda_slice::<f32>()?;
+        let slice = self.unrounded().storage.as_cuda_slice::<f32>()?;
         self.storage.device.cuda_stream().memcpy_dtoh(&slice.slice(range), to).map_err(candle_core::Error::wrap)
     }
 
@@ -120,7 +120,7 @@ impl Array {
     /// If a range is out of bounds.
     pub fn copy(&mut self, at: usize, from: &Array, range: Range<usize>) -> Result<()> {
         let to = at..at + range.len();
-        super::copy(&from.as_they_are().storage, range, &mut self.storage, to)
+        super::copy(&from.unrounded().storage, range, &mut self.storage, to)
     }
 
     /// Adds another array, element by element.
@@ -151,7 +151,7 @@ impl Array {
     pub fn rounded(&self, dtype: DType) -> Result<CudaStorage> {
         let gpu = Gpu::new(&self.storage.device)?;
         let rounded = gpu.room(OP, dtype, self.len)?;
-        let (from, to) = (address(OP, &self.as_they_are().storage)?, address(OP, &rounded)?);
+        let (from, to) = (address(OP, &self.unrounded().storage)?, address(OP, &rounded)?);
         // SAFETY: both storages hold the same number of values.
         unsafe { gpu.launch_some(narrow(kernel_dtype(OP, dtype)?, self.len as u64, from, to)) }?;
         Ok(rounded)
@@ -176,7 +176,7 @@ impl Array {
     /// Returns the f32 storage.
     #[must_use]
     pub fn into_storage(self) -> CudaStorage {
-        self.as_they_are();
+        self.unrounded();
         self.storage
     }
 

@@ -45,7 +45,7 @@ pub fn open(ordinal: usize) -> Result<Device> {
     // SAFETY: all work is on the device's single stream, so memory is never used before it is written, or freed
     // before its last use.
     unsafe { device.disable_event_tracking() };
-    pool::keep_what_is_freed(&device)?;
+    pool::keep_freed_memory(&device)?;
     pool::share_with_peers(&device)?;
     Ok(Device::Cuda(device))
 }
@@ -103,7 +103,7 @@ static KERNELS: Mutex<Vec<(usize, Arc<Kernels>)>> = Mutex::new(vec![]);
 static FAULTS: Mutex<Vec<(DeviceId, Arc<Faults>)>> = Mutex::new(vec![]);
 
 /// Returns the value of `key`, which `make` creates at the first use.
-fn known<K: PartialEq, V>(all: &Mutex<Vec<(K, Arc<V>)>>, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
+fn cached<K: PartialEq, V>(all: &Mutex<Vec<(K, Arc<V>)>>, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, value)) = all.iter().find(|(of, _)| *of == key) {
         return Ok(Arc::clone(value));
@@ -133,8 +133,8 @@ impl Gpu {
     pub(crate) fn new(device: &CudaDevice) -> Result<Self> {
         let ordinal = device.cuda_stream().context().ordinal();
         let kernels =
-            known(&KERNELS, ordinal, || Ok(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?)))?;
-        let faults = known(&FAULTS, device.id(), || Faults::new(kernels.device()))?;
+            cached(&KERNELS, ordinal, || Ok(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?)))?;
+        let faults = cached(&FAULTS, device.id(), || Faults::new(kernels.device()))?;
         Ok(Self { device: device.clone(), kernels, faults })
     }
 

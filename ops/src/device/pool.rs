@@ -9,7 +9,7 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
 };
 use candle_core::{CudaDevice, Device, Result, bail};
 
-fn said(call: &str, code: CUresult) -> Result<()> {
+fn check(call: &str, code: CUresult) -> Result<()> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(()),
         code => bail!("{call}: {code:?}"),
@@ -25,18 +25,18 @@ fn pool(device: &CudaDevice) -> Result<Option<CUmemoryPool>> {
     // SAFETY: the call writes one handle.
     match unsafe { sys::cuDeviceGetMemPool(&raw mut pool, of) } {
         CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(None),
-        code => said("cuDeviceGetMemPool", code).map(|()| Some(pool)),
+        code => check("cuDeviceGetMemPool", code).map(|()| Some(pool)),
     }
 }
 
 /// Keeps freed memory in the pool for reuse. By default the driver returns it to the system whenever the host waits
 /// for the stream, so each step would have to allocate it again.
-pub(super) fn keep_what_is_freed(device: &CudaDevice) -> Result<()> {
+pub(super) fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
     let (Some(pool), mut all) = (pool(device)?, u64::MAX) else { return Ok(()) };
     let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: the attribute is a 64-bit number, which the call reads.
     let code = unsafe { sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut all).cast::<c_void>()) };
-    said("cuMemPoolSetAttribute", code)
+    check("cuMemPoolSetAttribute", code)
 }
 
 /// The devices whose pools this process uses.
@@ -71,7 +71,7 @@ pub(super) fn share_with_peers(device: &CudaDevice) -> Result<()> {
 fn admit(reader: CUdevice, owner: CUdevice, pool: CUmemoryPool) -> Result<()> {
     let mut reaches = 0;
     // SAFETY: the call writes one number.
-    said("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&raw mut reaches, reader, owner) })?;
+    check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&raw mut reaches, reader, owner) })?;
     if reaches == 0 {
         // NCCL uses another path.
         return Ok(());
@@ -79,7 +79,7 @@ fn admit(reader: CUdevice, owner: CUdevice, pool: CUmemoryPool) -> Result<()> {
     let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: reader };
     let access = CUmemAccessDesc { location, flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
     // SAFETY: the call reads one description.
-    said("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) })
+    check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) })
 }
 
 /// Returns the peak number of bytes in use by this process on the GPU, or `None` on the CPU.
@@ -104,6 +104,6 @@ fn most(device: &Device, attribute: CUmemPool_attribute) -> Result<Option<u64>> 
     let (Some(pool), mut bytes) = (pool(device)?, 0u64) else { return Ok(None) };
     // SAFETY: these attributes are 64-bit numbers, which the call writes.
     let code = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast::<c_void>()) };
-    said("cuMemPoolGetAttribute", code)?;
+    check("cuMemPoolGetAttribute", code)?;
     Ok(Some(bytes))
 }

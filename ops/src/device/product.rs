@@ -6,7 +6,7 @@ use candle_core::{Error, Result};
 use zero_cuda::Stream;
 use zero_cuda::product::{CublasLt, Product};
 
-use super::{Gpu, known};
+use super::{Gpu, cached};
 
 /// cuBLASLt for each GPU that is in use.
 static CUBLASLT: Mutex<Vec<(usize, Arc<CublasLt>)>> = Mutex::new(vec![]);
@@ -19,7 +19,7 @@ impl Gpu {
     /// All matrices must be at the product's addresses and have its sizes when the stream reaches it.
     pub(crate) unsafe fn multiply(&self, product: &Product) -> Result<bool> {
         let of = self.kernels.device();
-        let blas = known(&CUBLASLT, of.ordinal(), || CublasLt::new(of).map_err(Error::wrap))?;
+        let blas = cached(&CUBLASLT, of.ordinal(), || CublasLt::new(of).map_err(Error::wrap))?;
         let stream = self.device.cuda_stream();
         // SAFETY: candle's stream belongs to its device and outlives the call; the caller guarantees that the
         // matrices are valid.

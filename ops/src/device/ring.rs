@@ -32,34 +32,34 @@ impl Ring {
     /// Returns memory for a copy to the device. Waits for the oldest copies if all together would exceed the limit.
     pub(super) fn take_to_leave(&mut self, bytes: usize) -> Result<Pinned, CudaError> {
         let mut held: usize = self.leaving.iter().map(|(_, pinned)| pinned.len()).sum();
-        while let Some((there, pinned)) = self.leaving.pop_front() {
-            if held + bytes <= self.most && !there.is_done()? {
-                self.leaving.push_front((there, pinned));
+        while let Some((event, pinned)) = self.leaving.pop_front() {
+            if held + bytes <= self.most && !event.is_done()? {
+                self.leaving.push_front((event, pinned));
                 break;
             }
-            there.wait()?;
+            event.wait()?;
             held -= pinned.len();
             self.idle.push(pinned);
         }
         self.take(bytes)
     }
 
-    /// Returns memory that is no longer in use.
+    /// Takes back memory that is no longer in use.
     pub(super) fn give(&mut self, pinned: Pinned) {
         self.idle.push(pinned);
     }
 
-    /// Returns memory that a copy reads until `there` completes.
-    pub(super) fn leave(&mut self, there: Event, pinned: Pinned) {
-        self.leaving.push_back((there, pinned));
+    /// Takes back memory that a copy reads until `event` completes.
+    pub(super) fn leave(&mut self, event: Event, pinned: Pinned) {
+        self.leaving.push_back((event, pinned));
     }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        for (there, _) in &self.leaving {
+        for (event, _) in &self.leaving {
             // The device may still be reading the memory.
-            let _ = there.wait();
+            let _ = event.wait();
         }
     }
 }

@@ -40,7 +40,7 @@ const LEAVING: usize = 512 << 20;
 
 /// Values that are being copied to the host.
 pub struct Arriving {
-    there: Event,
+    event: Event,
     len: usize,
     /// The destination and the source, until the values are taken.
     ends: Option<(Pinned, CudaStorage)>,
@@ -64,7 +64,7 @@ impl Staging {
         &self,
         stream: &Stream,
         track: Track,
-        there: &Event,
+        event: &Event,
         copy: impl FnOnce() -> std::result::Result<(), CudaError>,
     ) -> Result<()> {
         let recorded = || match &self.recorder {
@@ -75,7 +75,7 @@ impl Staging {
             }
             None => copy(),
         };
-        let done = recorded().and_then(|()| stream.record(there));
+        let done = recorded().and_then(|()| stream.record(event));
         if done.is_err() {
             // Without the event nothing would wait for the copy.
             let _ = stream.synchronize();
@@ -93,14 +93,14 @@ impl Staging {
         let source = if dtype == DType::F32 { source.into_storage() } else { source.rounded(dtype)? };
         let bytes = len * dtype.size_in_bytes();
         let mut pinned = self.ring.take(bytes).map_err(driver)?;
-        let there = Event::new(&self.of).map_err(driver)?;
+        let event = Event::new(&self.of).map_err(driver)?;
         let made = Mark::new(&self.device)?;
         self.down.wait_for(made.event()).map_err(driver)?;
         let address = super::address_of(&source)?;
         // SAFETY: the returned value owns both the storage and the host memory, and its drop waits for the event.
         let copy = || unsafe { self.down.download(address, &mut pinned, bytes) };
-        self.put(&self.down, Track::ToHost, &there, copy)?;
-        Ok(Arriving { there, len, ends: Some((pinned, source)) })
+        self.put(&self.down, Track::ToHost, &event, copy)?;
+        Ok(Arriving { event, len, ends: Some((pinned, source)) })
     }
 
     /// Waits for values and copies them to `to`, in f32.
@@ -112,7 +112,7 @@ impl Staging {
     /// If `to` has another length.
     pub fn take(&mut self, mut arriving: Arriving, to: &mut [f32]) -> Result<()> {
         assert_eq!(arriving.len, to.len());
-        arriving.there.wait().map_err(driver)?;
+        arriving.event.wait().map_err(driver)?;
         if let Some((pinned, source)) = arriving.ends.take() {
             let dtype = source.dtype();
             let from = &pinned[..to.len() * dtype.size_in_bytes()];
@@ -157,7 +157,7 @@ impl Staging {
     fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod>(&mut self, values: &[T]) -> Result<CudaStorage> {
         let mut pinned = self.ring.take_to_leave(size_of_val(values)).map_err(driver)?;
         pinned[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
-        let there = Event::new(&self.of).map_err(driver)?;
+        let event = Event::new(&self.of).map_err(driver)?;
         if std::mem::take(&mut self.released)
             && let Some(before) = self.begun.replace(Mark::new(&self.device)?)
         {
@@ -172,12 +172,12 @@ impl Staging {
         let slice = unsafe { stream.upgrade_device_ptr::<T>(address, values.len().max(1)) };
         // SAFETY: the slice has room, and the host memory is kept until the event.
         let copy = || unsafe { self.up.upload(&pinned, address, size_of_val(values)) };
-        self.put(&self.up, Track::FromHost, &there, copy)?;
-        if let Err(error) = on_stream(&self.device, &self.of, |candles| candles.wait_for(&there)) {
+        self.put(&self.up, Track::FromHost, &event, copy)?;
+        if let Err(error) = on_stream(&self.device, &self.of, |candles| candles.wait_for(&event)) {
             let _ = self.up.synchronize();
             return Err(error);
         }
-        self.ring.leave(there, pinned);
+        self.ring.leave(event, pinned);
         Ok(CudaStorage::wrap_cuda_slice(slice, self.device.clone()))
     }
 }
@@ -200,7 +200,7 @@ impl Drop for Arriving {
     fn drop(&mut self) {
         if self.ends.is_some() {
             // The copy may still be writing.
-            let _ = self.there.wait();
+            let _ = self.event.wait();
         }
     }
 }

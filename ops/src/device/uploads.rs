@@ -15,7 +15,7 @@ use zero_cuda::Event;
 use zero_kernels::Address;
 
 use super::ring::Ring;
-use super::{Gpu, begin, known, on_stream};
+use super::{Gpu, begin, cached, on_stream};
 
 /// Limit in bytes up to which the driver copies pageable memory during the call.
 const SMALL: usize = 64 << 10;
@@ -45,22 +45,22 @@ impl Gpu {
     /// The address must have room for the values when the stream reaches the copy.
     pub(crate) unsafe fn overwrite<T: bytemuck::Pod>(&self, values: &[T], to: Address) -> Result<()> {
         let of = self.kernels.device();
-        let pieces = known(&PIECES, self.device.id(), || Ok(Mutex::new(Ring::new(of, LEAVING))))?;
+        let pieces = cached(&PIECES, self.device.id(), || Ok(Mutex::new(Ring::new(of, LEAVING))))?;
         let mut pieces = pieces.lock().unwrap_or_else(PoisonError::into_inner);
         on_stream(&self.device, of, |stream| {
             for (index, part) in bytemuck::cast_slice::<T, u8>(values).chunks(PIECE).enumerate() {
-                let there = Event::new(of)?;
+                let event = Event::new(of)?;
                 // Powers of two give few distinct sizes, so that pieces are reused.
                 let mut pinned = pieces.take_to_leave(part.len().next_power_of_two())?;
                 pinned[..part.len()].copy_from_slice(part);
                 let to = to + (index * PIECE) as u64;
                 // SAFETY: the caller guarantees the room; the piece is kept until the event.
-                let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&there));
+                let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&event));
                 if done.is_err() {
                     // Without the event nothing would wait for the copy.
                     let _ = stream.synchronize();
                 }
-                pieces.leave(there, pinned);
+                pieces.leave(event, pinned);
                 done?;
             }
             Ok(())

@@ -171,8 +171,8 @@ pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Ten
 /// Takes the values of a fused block's output, which its backward does not need. Returns `None` if `output` does not
 /// come from a fused block.
 pub fn take_values(output: &Tensor) -> Result<Option<Storage>> {
-    let is_region = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&output.id());
-    is_region.then(|| take(output)).transpose()
+    let is_block = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&output.id());
+    is_block.then(|| take(output)).transpose()
 }
 
 pub(crate) fn recording() -> bool {

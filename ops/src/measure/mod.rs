@@ -267,7 +267,7 @@ mod tests {
             drop(product([false, true], 1, 2, 3));
         }
         drop(product([false, true], 4, 5, 6));
-        std::thread::spawn(|| drop(forward("another thread"))).join().expect("no panic");
+        std::thread::spawn(|| drop(forward("another thread"))).join().expect("the thread does not panic");
         let mut all = finish();
         drop(forward("after"));
         all.sort_by_key(|one| one.calls);

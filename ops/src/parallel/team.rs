@@ -204,7 +204,7 @@ mod tests {
             })
         });
         for caller in callers.collect::<Vec<_>>() {
-            caller.join().expect("no panic");
+            caller.join().expect("the caller does not panic");
         }
     }
 
@@ -215,7 +215,7 @@ mod tests {
         team.lock().expect("new").gather(0).claims.store(u64::from(u32::MAX - 1) << 32, Ordering::Relaxed);
         for parts in 2..5 {
             let done: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
-            together(team.lock().expect("nobody panicked"), parts, &|part| {
+            together(team.lock().expect("the lock is not poisoned"), parts, &|part| {
                 done[part].fetch_add(1, Ordering::Relaxed);
             });
             assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));

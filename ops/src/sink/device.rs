@@ -72,8 +72,8 @@ impl Gradients {
     pub(super) fn take_on_device(&mut self, leaf: TensorId, values: &Tensor) -> Result<bool> {
         let Some(place) = self.places.get_mut(&leaf) else { return Ok(false) };
         let FlatBuffer::Device(array) = &mut self.buffers[place.buffer] else { return Ok(false) };
-        let there = std::mem::replace(&mut place.written, true);
-        array.take(place.range.clone(), values, there)?;
+        let is_written = std::mem::replace(&mut place.written, true);
+        array.take(place.range.clone(), values, is_written)?;
         Ok(true)
     }
 }

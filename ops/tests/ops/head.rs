@@ -99,7 +99,7 @@ fn gradients_are_in_the_sink_before_the_backward() {
         let before = if written { 0.5 } else { 0.0 };
         let want: Vec<u32> = floats(&scaled(w)).iter().map(|g| (before + g).to_bits()).collect();
         let got: Vec<u32> = buffer[..want.len()].iter().map(|v| v.to_bits()).collect();
-        assert_eq!(got, want, "a gradient of {gradient}, there before: {written}");
+        assert_eq!(got, want, "a gradient of {gradient}, existing contribution: {written}");
         assert!(buffer[want.len()..].iter().all(|v| v.is_nan() || written));
     }
     // A gradient that was written to its place cannot be rescaled any more.

@@ -187,7 +187,7 @@ fn gradients_land_in_the_sink() {
                 let all = leaves(&kind.tensors(&[3, 70], dtype), |i| i > 0 || input);
                 for written in 0..1 << (all.len() - 1) {
                     let of = |tile_rows| sunk(kind, &all, tile_rows, |i| written >> i & 1 == 1);
-                    assert_eq!(of(Some(64)), of(None), "{kind:?} of {dtype:?}, there before: {written:b}");
+                    assert_eq!(of(Some(64)), of(None), "{kind:?} of {dtype:?}, existing contribution: {written:b}");
                 }
             }
         }
@@ -208,7 +208,7 @@ fn both_uses_of_a_parameter_are_added() {
                 .capture(|| backward(Kind::Gated, &tied, tile_rows));
             sink.into_buffers().remove(0).into_iter().map(f32::to_bits).collect::<Vec<_>>()
         };
-        assert_eq!(of(Some(64)), of(None), "there before: {written}");
+        assert_eq!(of(Some(64)), of(None), "existing contribution: {written}");
     }
 }
 
@@ -226,7 +226,7 @@ fn deferred_gradients_are_kept() {
             (made, bits(grads[0].as_ref().unwrap()))
         };
         for written in [false, true] {
-            assert_eq!(of(Some(64), written), of(None, written), "{kind:?}, there before: {written}");
+            assert_eq!(of(Some(64), written), of(None, written), "{kind:?}, existing contribution: {written}");
         }
     }
 }
