@@ -1,4 +1,4 @@
-//! The head with its loss, compared with the complete logits, and the destination of its gradients.
+//! The head with its loss: compares it with the complete logits, and checks where its gradients are written.
 
 use crate::check::{bits, check, close, floats, ids, normal, run, same_bits};
 use candle_core::{D, DType, Result, Tensor, Var};

@@ -1,4 +1,5 @@
-//! The tiled feed-forward network is bit-identical to its operations over all rows; the destination of its gradients.
+//! The tiled feed-forward network: compares it bit by bit with its operations over all rows, and checks where its
+//! gradients are written.
 
 use crate::check::{bits, candle_rounds, check, normal, same_bits};
 use candle_core::{DType, Device, Result, Tensor, Var};
