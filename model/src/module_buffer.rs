@@ -9,7 +9,6 @@ use candle_nn::Init;
 ///
 /// Every rank holds all of its elements. Ranks see different batches, so a module that changes the values, as
 /// [`candle_nn::BatchNorm`] does in training mode, would make them differ. [`ModuleBuffer::is_changed`] detects this.
-/// [`ModuleBuffer::is_changed`]: ranks see different batches, so their values would differ.
 #[derive(Debug)]
 pub struct ModuleBuffer {
     name: String,

@@ -8,8 +8,8 @@
 //!   bit-identical to those of the whole batch.
 //! - **Results are bit-identical for any number of threads and any instruction set.** Threads split rows, sums over
 //!   rows go through blocks of a fixed size in a fixed order, and one generic kernel is compiled for each instruction
-//!   set. One exception: products of two bf16 operands treat numbers below 2⁻¹²⁶ as zero on processors that multiply
-//!   bf16 in pairs, but not on others.
+//!   set. Products of two bf16 operands are the exception: processors that multiply bf16 in pairs treat numbers below
+//!   2⁻¹²⁶ as zero, and so do processors with AMX, which also add 32 terms at a time.
 //! - **A parameter's gradient goes straight to the [`sink`]**, if one is installed, in f32. A frozen parameter costs
 //!   nothing.
 //!
