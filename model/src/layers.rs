@@ -79,7 +79,7 @@ pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
 type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
 pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// A model that is not built yet.
+/// The layers of a model, from which [`Layers::build`] builds it.
 ///
 /// ```
 /// use candle_nn::{Module, VarBuilder, linear};

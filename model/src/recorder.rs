@@ -26,7 +26,7 @@ pub(crate) struct Record {
     /// Parameters that each layer requested, its own and tied ones.
     pub(crate) uses: Vec<Vec<Use>>,
     by_name: HashMap<String, ParameterId>,
-    /// User name to owner name.
+    /// Maps the name of a tied user to the name of its owner.
     owners: HashMap<String, String>,
     used_ties: Vec<String>,
 }

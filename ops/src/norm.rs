@@ -23,7 +23,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
-/// y = (x − mean)/√(variance + ε)·weight + bias over the last dimension.
+/// Layer norm over the last dimension: y = (x − mean)/√(variance + ε)·weight + bias.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -85,7 +85,7 @@ impl Module for LayerNorm {
     }
 }
 
-/// y = x/√(mean(x²) + ε)·weight over the last dimension.
+/// RMS norm over the last dimension: y = x/√(mean(x²) + ε)·weight.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: Tensor,

@@ -71,7 +71,7 @@ impl RopeScaling {
 /// The angles of all positions. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    /// cos of `[positions, half]`, then sin of the same.
+    /// The cosines, `[positions, half]`, followed by the sines in the same shape.
     table: Arc<[f32]>,
     positions: usize,
     half: usize,

@@ -1,4 +1,4 @@
-//! Causal attention in tiles.
+//! Causal attention on a GPU, tile by tile.
 
 use super::{count32, room_like};
 use crate::attention::heads::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};

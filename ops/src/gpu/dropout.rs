@@ -1,4 +1,4 @@
-//! Dropout.
+//! Dropout on a GPU.
 
 use super::room_like;
 use crate::device::{Gpu, Operand};

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm.
+//! Layer norm and RMS norm on a GPU.
 
 use super::{count32, deliver, room_like, tensor};
 use crate::device::{Gpu, Operand, address};

@@ -20,7 +20,7 @@ use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tenso
 use candle_nn::{Init, Module, VarBuilder};
 use std::sync::Arc;
 
-/// y = x·Wᵀ + b with a weight of `[outputs, inputs]`, as `candle_nn::Linear` and `torch.nn.Linear`.
+/// A linear layer y = x·Wᵀ + b with a weight of `[outputs, inputs]`, like `candle_nn::Linear` and `torch.nn.Linear`.
 #[derive(Clone, Debug)]
 pub struct Linear(Projection);
 
@@ -57,7 +57,7 @@ impl Module for Linear {
     }
 }
 
-/// y = x·W + b with a weight of `[inputs, outputs]`: GPT-2's `Conv1D`.
+/// A linear layer y = x·W + b with a weight of `[inputs, outputs]`, like GPT-2's `Conv1D`.
 #[derive(Clone, Debug)]
 pub struct Conv1D(Projection);
 

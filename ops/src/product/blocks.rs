@@ -52,7 +52,7 @@ unsafe impl Sync for Out<'_> {}
 
 /// Words of the inner dimension in the largest block of the right operand.
 pub(super) const DEPTH: usize = 512;
-/// Columns of such a block: 1.5 MB.
+/// Columns of such a block, which takes 1.5 MiB.
 const WIDTH: usize = 768;
 /// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
 pub(super) const HEIGHT: usize = 256;

@@ -151,7 +151,7 @@ fn all_units_of_the_processor_keep_their_promises() {
                 if right_t { Matrix::new(&b[..], columns, depth).t() } else { Matrix::new(&b[..], depth, columns) };
             let mut out = before.clone();
             let view = Out { start: Start::Output, to: To::F32(out.as_mut_ptr()), stride: columns };
-            // SAFETY: the whole of a buffer of this size; the processor has these units.
+            // SAFETY: the block covers exactly the output buffer, and the processor has these units.
             unsafe { block_on(units, view, left, right, 0..rows, 0..columns) };
             for (at, got) in out.iter().enumerate() {
                 let (i, j) = (at / columns, at % columns);
@@ -230,7 +230,7 @@ fn every_instruction_set_gives_the_same_bits() {
             let mut out = normal("noise", rows * columns);
             let view = Out { start: Start::Zero, to: To::F32(out.as_mut_ptr()), stride: columns };
             let (left, right) = (Matrix::new(&a, rows, depth), Matrix::new(&b, columns, depth).t());
-            // SAFETY: the whole of a buffer of this size.
+            // SAFETY: the block covers exactly the output buffer.
             unsafe { block::<Wide>(isa, view, left, right, 0..rows, 0..columns) };
             let want = want.get_or_insert_with(|| out.clone());
             assert!(same(&out, want), "{isa:?} {rows}x{columns}x{depth}");

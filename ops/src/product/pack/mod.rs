@@ -78,7 +78,7 @@ pub(crate) fn widen_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: 
     }
 }
 
-/// The same part of some contiguous lines of a matrix.
+/// One range of positions, `part`, in several contiguous lines of a matrix.
 pub(crate) struct Lines {
     pub(super) numbers: Range<usize>,
     pub(super) stride: usize,
