@@ -26,7 +26,7 @@ pub(crate) fn left_panel(isa: Isa, depth: usize) -> usize {
     depth * tile::rows(isa) + PAD
 }
 
-/// Returns the peak number of elements of a packed left operand.
+/// Returns an upper bound on the elements of a packed left operand.
 pub(crate) const fn left_room(rows: usize, depth: usize) -> usize {
     (rows + tile::MOST_ROWS) * depth + rows.div_ceil(tile::LEAST_ROWS) * PAD
 }
