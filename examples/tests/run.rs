@@ -11,12 +11,12 @@ fn run(program: &str, ranks: usize) -> String {
     run_in(tempfile::tempdir().expect("a temporary folder").path(), program, &[], ranks)
 }
 
-/// Starts the program with arguments as `ranks` ranks, in the variables that torchrun would set, in a folder. What rank 0 printed.
+/// Runs the program with arguments as `ranks` ranks in `folder`. Returns the standard output of rank 0.
 fn run_in(folder: &Path, program: &str, arguments: &[&str], ranks: usize) -> String {
     run_with(folder, program, arguments, ranks, &[])
 }
 
-/// The same with further variables.
+/// Runs as [`run_in`] does, with additional environment variables.
 fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more: &[(&str, &str)]) -> String {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let start = |rank: usize| {
@@ -65,7 +65,7 @@ fn resume() {
     assert!(outputs.iter().all(|output| output.contains("every bit the same")), "{outputs:?}");
 }
 
-/// On one rank and on two the same losses and the same metric, with and without a stop in between.
+/// Checks that losses and metric are the same with and without a stop in between, on one rank and on two.
 #[test]
 fn trainer() {
     let program = env!("CARGO_BIN_EXE_trainer");
@@ -85,7 +85,7 @@ fn trainer() {
             text.lines().map(value).collect::<Vec<_>>()
         };
         for key in ["loss", "eval_loss", "eval_accuracy"] {
-            // Step 60 was the last of the first run, which evaluated there anyway.
+            // Step 60 was the last step of the first run, which evaluated there in any case.
             assert_eq!(values(whole.path(), key), values(stopped.path(), key), "{key} on {ranks} ranks");
         }
         let csv = "runs/trainer/csv_monitor/DeepSpeedJobName/Train_Samples_eval_accuracy.csv";
@@ -98,14 +98,15 @@ fn trainer() {
     assert_eq!(runs[0], runs[1]);
 }
 
-/// A launcher that starts the ranks again tells only that it does, and what it calls its job: the run finds its own checkpoints.
+/// A restarting launcher passes only the fact that it restarts and the job's name. The run must find its own
+/// checkpoints.
 #[test]
-fn a_restarted_trainer_goes_on_with_its_own_run() {
+fn a_restarted_trainer_resumes_its_own_run() {
     let (program, folder) = (env!("CARGO_BIN_EXE_trainer"), tempfile::tempdir().expect("a temporary folder"));
     let restarted = "{\"restarts\":[{\"reason\":\"rank 1 was killed by signal 9\",\"ranks\":2,\"step\":0}],\"from\":[],\"keeps_folder\":false}";
     let attempt = |job: &str, steps: &str, restarted: &[(&str, &str)]| {
-        let told = [&[("ZERO_TRAIN_LAUNCHED", "1"), ("ZERO_TRAIN_JOB", job)], restarted].concat();
-        run_with(folder.path(), program, &["--max-steps", steps], 2, &told)
+        let variables = [&[("ZERO_TRAIN_LAUNCHED", "1"), ("ZERO_TRAIN_JOB", job)], restarted].concat();
+        run_with(folder.path(), program, &["--max-steps", steps], 2, &variables)
     };
     attempt("a", "30", &[]);
     let restarted = [("ZERO_TRAIN_RESTARTED", restarted)];
@@ -113,13 +114,13 @@ fn a_restarted_trainer_goes_on_with_its_own_run() {
     assert!(printed.contains("resumed from runs/trainer/checkpoints/step-00000030"), "{printed}");
     let report = fs::read_to_string(folder.path().join("runs/trainer/report.json")).expect("the run's report");
     assert!(report.contains("rank 1 was killed by signal 9") && report.contains("\"step\": 30"), "{report}");
-    // The launcher does not know after which step its first restart went on; the folder does.
+    // The launcher does not know from which step its first restart resumed; the run's folder does.
     let restart = "{\"reason\":\"rank 1 was killed by signal 9\",\"ranks\":2,\"step\":0}";
     let twice = format!("{{\"restarts\":[{restart},{restart}],\"from\":[],\"keeps_folder\":false}}");
     attempt("a", "50", &[("ZERO_TRAIN_RESTARTED", &twice)]);
     let report = fs::read_to_string(folder.path().join("runs/trainer/report.json")).expect("the run's report");
     assert!(report.contains("\"step\": 30") && report.contains("\"step\": 40"), "{report}");
-    // The folder is another job's, whose attempt has died before it came to its own.
+    // The folder belongs to another job, whose attempt died before it reached its own.
     let printed = attempt("b", "10", &restarted);
     assert!(printed.contains("an earlier run was moved to") && !printed.contains("resumed"), "{printed}");
 }

@@ -1,4 +1,4 @@
-//! A model as a list of named layers: the unit that is gathered, released and run backward on its own.
+//! A model as a list of named layers. A layer is the unit that is gathered, released and run backward on its own.
 
 use std::sync::Arc;
 use zero_ops::Pass;
@@ -6,18 +6,18 @@ use zero_ops::Pass;
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
-/// What flows between layers: one or more tensors.
+/// The values passed between layers: one or more tensors.
 #[derive(Debug, Clone)]
 pub struct Activations(Vec<Tensor>);
 
 impl Activations {
-    /// Several tensors.
+    /// Creates activations from several tensors.
     #[must_use]
     pub fn new(tensors: Vec<Tensor>) -> Self {
         Self(tensors)
     }
 
-    /// The only tensor.
+    /// Returns the only tensor.
     ///
     /// # Errors
     /// If there is not exactly one.
@@ -28,7 +28,7 @@ impl Activations {
         }
     }
 
-    /// All tensors.
+    /// Returns all tensors.
     #[must_use]
     pub fn tensors(&self) -> &[Tensor] {
         &self.0
@@ -43,14 +43,15 @@ impl From<Tensor> for Activations {
 
 /// Maps activations to activations. Every `candle_nn::Module` is one.
 pub trait Layer: Send + Sync {
-    /// Runs the layer. Not called `forward`, so that both traits can be in scope.
+    /// Runs the layer. The name differs from `forward` so that both traits can be in scope.
     ///
     /// # Errors
-    /// Shapes or dtypes that do not fit.
+    /// If shapes or dtypes do not match.
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
 
-    /// Whether most of the work for the gradients of its weights can be deferred, as the operations of this crate can: then a
-    /// zero-bubble pipeline splits its backward. A plain candle module's runs as a whole.
+    /// Returns whether most of the work for the gradients of its weights can be deferred, as for the operations of
+    /// `zero-ops`. A zero-bubble pipeline then splits the layer's backward. The backward of a plain candle module
+    /// runs as a whole.
     fn splits(&self) -> bool {
         false
     }
@@ -62,23 +63,23 @@ impl<M: Module + Send + Sync> Layer for M {
     }
 }
 
-/// A last layer that finds the loss of its outputs without making them all, such as a language model's head
-/// ([`linear_cross_entropy`](zero_ops::linear_cross_entropy)). As a layer it gives the outputs.
+/// A last layer that computes the loss without holding all of its outputs, such as a language model's head
+/// ([`linear_cross_entropy`](zero_ops::linear_cross_entropy)). Run as a layer, it returns the outputs.
 pub trait Head: Layer {
-    /// The loss, the mean over the micro-batch. `gradient` is what the loss's gradient will be in the backward; where
-    /// `pass` is not training, none is wanted.
+    /// Computes the loss, the mean over the micro-batch. `gradient` is the gradient that the loss will receive in the
+    /// backward. Unless `pass` is training, no gradient is wanted.
     ///
     /// # Errors
-    /// Shapes or dtypes that do not fit.
+    /// If shapes or dtypes do not match.
     fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor>;
 }
 
-/// A layer's module, and the same once more if it is a head.
+/// A layer's module, and the same module again as a head if it is one.
 pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
 type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
 pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// A model that is not built yet.
+/// The layers of a model, from which [`Layers::build`] builds it.
 ///
 /// ```
 /// use candle_nn::{Module, VarBuilder, linear};
@@ -101,14 +102,15 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// No layers yet.
+    /// Creates an empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Appends a layer. Its parameters are named `name.…`: `name` is the prefix of the builder that `build` gets. The builder
-    /// borrows nothing, so `build` may return a module that keeps it, such as candle-transformers' `Func<'static>`.
+    /// Appends a layer. Its parameters are named `name.…`, since `name` is the prefix of the builder that `build`
+    /// receives. The builder borrows nothing, so `build` may return a module that keeps it, such as
+    /// candle-transformers' `Func<'static>`.
     #[must_use]
     pub fn layer<L: Layer + 'static>(
         mut self,
@@ -119,8 +121,8 @@ impl Layers {
         self
     }
 
-    /// Appends the last layer of a model that takes its loss from there. A [`Layers::loss`] that is given all the same
-    /// replaces it.
+    /// Appends a last layer that computes the model's loss itself. A [`Layers::loss`] set in addition takes
+    /// precedence.
     #[must_use]
     pub fn head<H: Head + 'static>(
         mut self,
@@ -157,13 +159,14 @@ impl Layers {
         self
     }
 
-    /// The loss: the last layer's only output and the targets to a scalar, the mean over the micro-batch.
+    /// Sets the loss, which maps the last layer's only output and the targets to a scalar, the mean over the
+    /// micro-batch.
     #[must_use]
     pub fn loss(self, loss: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
         self.loss_of_all(move |outputs, targets| loss(outputs.single()?, targets))
     }
 
-    /// The loss of a last layer with several outputs.
+    /// Sets the loss of a last layer with several outputs.
     #[must_use]
     pub fn loss_of_all(
         mut self,

@@ -5,20 +5,20 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::Init;
 
-/// A tensor that a module reads but that has no gradient and no optimizer state, PyTorch's *buffer*.
+/// A tensor that a module reads but that has no gradient and no optimizer state: a *buffer* in PyTorch.
 ///
-/// Every rank holds all of its elements. A module that changes it, as [`candle_nn::BatchNorm`] does in training mode, is found by
-/// [`ModuleBuffer::is_changed`]: ranks see different batches, so their values would differ.
+/// Every rank holds all of its elements. Ranks see different batches, so a module that changes the values, as
+/// [`candle_nn::BatchNorm`] does in training mode, would make them differ. [`ModuleBuffer::is_changed`] detects this.
 #[derive(Debug)]
 pub struct ModuleBuffer {
     name: String,
     variable: Var,
-    /// The values that the buffer should have, in f32.
+    /// The values that were set last, in f32.
     values: Mutex<Vec<f32>>,
 }
 
 impl ModuleBuffer {
-    /// Whether a parameter of this name is a buffer: candle's and PyTorch's names of running statistics.
+    /// Returns whether a parameter of this name is a buffer: candle's and PyTorch's names of running statistics.
     pub(crate) fn is_one(name: &str) -> bool {
         matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
     }
@@ -32,24 +32,25 @@ impl ModuleBuffer {
         Ok(Self { name, variable, values })
     }
 
-    /// Full name: the layer's name, a dot, the name inside the layer.
+    /// Returns the full name: the layer's name, a dot, and the name inside the layer.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Shape.
+    /// Returns the shape.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         self.variable.shape()
     }
 
-    /// The tensor that the module holds: a candle variable, so that a module that makes a `Var` of it shares its storage.
+    /// Returns the tensor that the module holds. It belongs to a candle variable, so a module that makes a `Var` of
+    /// it shares its storage.
     pub(crate) fn tensor(&self) -> &Tensor {
         self.variable.as_tensor()
     }
 
-    /// The values that were set last, row-major; at first those of the module's constructor.
+    /// Returns the values that were set last, row-major; initially those of the module's constructor.
     #[must_use]
     pub fn values(&self) -> Vec<f32> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -66,7 +67,7 @@ impl ModuleBuffer {
         Ok(())
     }
 
-    /// Whether the module has changed the values since they were set. Waits for the device.
+    /// Returns whether the module has changed the values since they were set. Waits for the device.
     ///
     /// # Errors
     /// If the values cannot be read.

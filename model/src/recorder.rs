@@ -1,4 +1,4 @@
-//! The `VarBuilder` backend that builds any candle module in no memory and writes down its parameters.
+//! The `VarBuilder` backend that builds any candle module without allocating memory and records its parameters.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use candle_nn::var_builder::SimpleBackend;
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 
-/// A parameter that a layer asked for.
+/// A parameter that a layer requested.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Use {
     pub(crate) parameter: ParameterId,
@@ -18,15 +18,15 @@ pub(crate) struct Use {
     pub(crate) in_backward: bool,
 }
 
-/// What building has written down so far. Order is the order of construction.
+/// The record of a build so far, in the order of construction.
 #[derive(Default)]
 pub(crate) struct Record {
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) buffers: Vec<ModuleBuffer>,
-    /// Parameters that each layer asked for, its own and tied ones.
+    /// Parameters that each layer requested, its own and tied ones.
     pub(crate) uses: Vec<Vec<Use>>,
     by_name: HashMap<String, ParameterId>,
-    /// User name to owner name.
+    /// Maps the name of a tied user to the name of its owner.
     owners: HashMap<String, String>,
     used_ties: Vec<String>,
 }
@@ -41,7 +41,7 @@ impl Record {
         self.uses.push(vec![]);
     }
 
-    /// Ties whose user no layer asked for.
+    /// Returns a tie whose user no layer requested.
     pub(crate) fn unused_ties<'a>(&self, ties: &'a [(String, String)]) -> Option<&'a (String, String)> {
         ties.iter().find(|(_, user)| !self.used_ties.contains(user))
     }
@@ -81,7 +81,7 @@ impl Record {
         let in_backward = !zero_ops::asks_forward_only();
         if let Some(uses) = self.uses.last_mut() {
             match uses.iter_mut().find(|other| other.parameter == id) {
-                // Whoever asks last may read it, too.
+                // One request outside `forward_only` is enough for the backward to read the parameter.
                 Some(other) => other.in_backward |= in_backward,
                 None => uses.push(Use { parameter: id, in_backward }),
             }
@@ -105,7 +105,7 @@ impl Record {
     }
 }
 
-/// Shares the record between the builder of each layer and the one who builds.
+/// Shares the record between the builders of the layers and the code that builds the model.
 #[derive(Clone)]
 pub(crate) struct Recorder(pub(crate) Arc<Mutex<Record>>);
 
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_not_read_backward() {
+    fn tables_are_not_read_in_the_backward() {
         let gpt2 = zoo::gpt2(&zoo::Gpt2Config { n_layer: 1, n_embd: 8, n_head: 2, ..zoo::Gpt2Config::default() });
         let model = gpt2.build(DType::F32).unwrap();
         let read = read_backward(&model);
@@ -146,7 +146,7 @@ mod tests {
         for (layer, read) in model.layers().iter().zip(&read).skip(1) {
             assert_eq!(layer.uses().len(), read.len(), "{}", layer.name());
         }
-        // Tied to the embedding.
+        // The last layer's weight is tied to the embedding.
         assert_eq!(read.last().unwrap().last().copied(), Some(model.parameters()[0].name()));
     }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_without_saying_so_may_read() {
+    fn an_ordinary_request_allows_reads_in_the_backward() {
         let scaled = |vb: VarBuilder| {
             Ok(Scaled(ops::Embedding::new(5, 4, 1.0, vb.clone())?, forward_only(|| vb.get(4, "scale"))?))
         };
@@ -172,7 +172,7 @@ mod tests {
         let model = layers.loss(|_, _| unreachable!()).build(DType::F32).unwrap();
         let expected: [&[&str]; 3] = [&[], &["twice.weight"], &["last.weight"]];
         assert_eq!(read_backward(&model), expected, "the last layer's forward is a part of its backward");
-        // A layer that said so and reads it all the same finds nothing there.
+        // A layer that requested the parameter in `forward_only` and reads it in the backward finds it released.
         let scale = model.parameters()[1].leaf();
         let error = ops::gelu(scale).err().map(|e| e.to_string()).unwrap_or_default();
         assert!(error.contains("reads a parameter that is released"), "{error}");

@@ -16,7 +16,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tenso
 use std::str::FromStr;
 use zero_kernels::activation::Function;
 
-/// An elementwise activation, by the names that Hugging Face's configurations have for it.
+/// An elementwise activation, as named in Hugging Face configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `gelu_new`, `gelu_pytorch_tanh`: GELU's tanh form.
@@ -30,7 +30,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Applies it to each element.
+    /// Applies the activation to each element.
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::GeluNew => gelu(x),
@@ -41,7 +41,7 @@ impl Activation {
     }
 }
 
-/// No activation of this name.
+/// The error for an unknown activation name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no activation is called `{0}`: gelu_new, gelu_pytorch_tanh, gelu, silu, swish, relu")]
 pub struct UnknownActivation(pub String);
@@ -60,7 +60,8 @@ impl FromStr for Activation {
     }
 }
 
-/// GELU's tanh form, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
+/// Computes the tanh form of GELU, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x +
+/// 0.044715·x³))).
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     apply1(
         x,
@@ -73,7 +74,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
     )
 }
 
-/// GELU by the normal distribution function: x·Φ(x).
+/// Computes GELU with the normal distribution function: x·Φ(x).
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
     apply1(
         x,
@@ -86,7 +87,7 @@ pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
     )
 }
 
-/// x·σ(x), also known as swish.
+/// Computes x·σ(x), also known as swish.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
     apply1(
         x,
@@ -94,7 +95,7 @@ pub fn silu(x: &Tensor) -> Result<Tensor> {
     )
 }
 
-/// max(x, 0).
+/// Computes max(x, 0).
 pub fn relu(x: &Tensor) -> Result<Tensor> {
     apply1(
         x,
@@ -102,14 +103,14 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     )
 }
 
-/// gate·σ(gate)·up: the gated activation of Llama's MLP. Both of the same shape.
+/// Computes gate·σ(gate)·up, the gated activation of Llama's MLP. Both tensors have the same shape.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     apply2(gate, up, SwiGlu)
 }
 
 struct Elementwise {
     name: &'static str,
-    /// On a GPU.
+    /// The kernel's function on a GPU.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     function: Function,
     forward: fn(Isa, x: &[f32], y: &mut [f32]),
@@ -176,7 +177,7 @@ impl Footprint for SwiGlu {
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
-        // Forward two operands, backward three and another result.
+        // The forward has two operands; the backward has three and a second result.
         let [forward, backward] = [2, 4].map(|operands| element_rooms(dtype, shape.elem_count(), operands));
         Ok(Costs { forward, backward, ..Costs::new(shape, dtype) })
     }
@@ -224,7 +225,7 @@ impl CustomOp2 for SwiGlu {
                 let part = start..range.end.min(start + CACHED);
                 let len = part.len();
                 let [gate, up, dy] = operands.each_mut().map(|operand| operand.floats(part.clone()));
-                // SAFETY: each part is one thread's.
+                // SAFETY: each part belongs to one thread.
                 unsafe {
                     to_gate.write(isa, start, len, &mut room_of_gate, |d_gate| {
                         to_up.write(isa, start, len, &mut room_of_up, |d_up| {
@@ -235,7 +236,7 @@ impl CustomOp2 for SwiGlu {
             }
         });
         let gradient = |of: &Tensor, gradient: Fresh| {
-            // SAFETY: the ranges of `split` cover it all.
+            // SAFETY: the ranges of `split` cover all elements, so all are written.
             of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
         };
         Ok((gradient(gate, d_gate), gradient(up, d_up)))

@@ -14,16 +14,18 @@ use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
-/// The mean over rows of −ln `softmax(logits)[target]`: an f32 scalar.
+/// Computes the mean over rows of −ln `softmax(logits)[target]`, an f32 scalar.
 ///
-/// `logits` is `[.., classes]` in f32, bf16 or f16, `targets` has the leading dimensions and holds u32, i64 or u8 below
-/// `classes`, or the loss is an error, on a GPU NaN and an error later, as `gpu::check` says. The rows' losses are added in f64, in
-/// order.
+/// `logits` is `[.., classes]` in f32, bf16 or f16. `targets` has its leading dimensions and holds u32, i64 or u8
+/// below `classes`. The rows' losses are added in f64, in order.
+///
+/// # Errors
+/// If a target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error later.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     apply2(logits, targets, CrossEntropy::default())
 }
 
-/// Of each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two.
+/// For each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two.
 #[derive(Default)]
 struct CrossEntropy {
     statistics: OnceLock<Vec<f32>>,
@@ -33,7 +35,7 @@ struct CrossEntropy {
 
 const OP: &str = "cross-entropy";
 
-/// −ln softmax of one logit of a row, in f64: `largest` and `sum` as [`kernel::max_and_sum`] gives them.
+/// Returns −ln softmax of one logit of a row, in f64, from the `largest` and `sum` of [`kernel::max_and_sum`].
 pub(crate) fn row_loss(largest: f32, sum: f32, logit: f32) -> f64 {
     libm::log(f64::from(sum)) + (f64::from(largest) - f64::from(logit))
 }
@@ -85,7 +87,7 @@ impl CustomOp2 for CrossEntropy {
             }
         });
         let total: f64 = statistics.chunks_exact(3).map(|row| row_loss(row[0], row[1], row[2])).sum();
-        // A second forward of the same operation cannot happen: each call of `cross_entropy` makes its own.
+        // The forward runs once, because each call of `cross_entropy` creates its own operation.
         let _ = self.statistics.set(statistics);
         Ok((CpuStorage::F32(vec![(total / count as f64) as f32]), Shape::from(())))
     }

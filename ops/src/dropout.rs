@@ -1,4 +1,4 @@
-//! Dropout whose mask does not depend on the layout of the run.
+//! Dropout with masks that do not depend on the layout of the run.
 
 use crate::Pass;
 #[cfg(feature = "cuda")]
@@ -19,27 +19,27 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, b
 #[cfg(feature = "cuda")]
 use zero_kernels::dropout::Mask;
 
-/// One dropout of a model: its probability, and a name that no other dropout of the same layer has.
+/// One dropout of a model: its probability and a name that is unique within its layer.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     /// The probability with which an element becomes 0.
     pub probability: f32,
-    /// Tells the masks of one layer's dropouts apart.
+    /// Distinguishes the masks of the dropouts of one layer.
     pub name: &'static str,
 }
 
 impl Dropout {
-    /// [`dropout`] of `x` while training, `x` itself otherwise.
+    /// Applies [`dropout`] to `x` in training; returns `x` itself in evaluation.
     pub fn forward(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
         dropout(x, self.probability, self.name, pass)
     }
 }
 
-/// Sets elements of `x` to 0 with `probability` and multiplies the others by 1/(1 − probability), while training.
+/// In training, sets elements of `x` to 0 with `probability` and multiplies the others by 1/(1 − probability).
 ///
-/// The first dimension of `x` is the sample. Whether an element is kept is a function of the run's seed, the layer,
-/// `name`, the sample's index in the run and the element's place in the sample, and of nothing else, so the same
-/// masks come out for any number of ranks and any micro-batch size. The backward computes the mask again.
+/// The first dimension of `x` is the sample. Whether an element is kept depends only on the run's seed, the layer,
+/// `name`, the sample's index in the run and the element's position in the sample. The masks are therefore the same
+/// for any number of ranks and any micro-batch size. The backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &'static str, pass: &Pass) -> Result<Tensor> {
     if !(0.0..1.0).contains(&probability) {
         bail!("{OP}: a probability in [0, 1) expected, got {probability}");
@@ -60,13 +60,13 @@ struct Masked {
 
 const OP: &str = "dropout";
 
-/// The first dimension, at least 1.
+/// Returns the first dimension, but at least 1.
 fn samples(shape: &Shape) -> usize {
     shape.dims().first().copied().unwrap_or(1).max(1)
 }
 
 impl Masked {
-    /// What elements that are kept are multiplied by.
+    /// Returns the factor of the elements that are kept.
     fn scale(&self) -> f32 {
         1.0 / (1.0 - self.probability)
     }

@@ -1,4 +1,4 @@
-//! Rows of a table by index.
+//! Embeddings: rows of a table looked up by index.
 
 use crate::forward_only;
 #[cfg(feature = "cuda")]
@@ -27,27 +27,27 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// From a tensor of `[entries, size]`.
+    /// Creates the embedding from a tensor of `[entries, size]`.
     pub fn from_tensor(weight: Tensor) -> Self {
         Self { weight }
     }
 
-    /// A normal table of standard deviation `std`, named `weight`.
+    /// Creates a table named `weight`, drawn from a normal distribution with standard deviation `std`.
     pub fn new(entries: usize, size: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let normal = Init::Randn { mean: 0.0, stdev: std };
         let weight = forward_only(|| vb.get_with_hints((entries, size), "weight", normal))?;
         Ok(Self { weight })
     }
 
-    /// The weight.
+    /// Returns the table.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 }
 
 impl Module for Embedding {
-    /// Indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index outside of the table is an error; on a GPU its row is NaN, and the
-    /// error comes later, as `gpu::check` says.
+    /// Maps indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index out of range is an error; on a GPU its row
+    /// is NaN, and `gpu::check` reports the error later.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         fused_block(&self.weight, |weight| apply2(weight, ids, Gather))
     }
@@ -70,7 +70,8 @@ impl Footprint for Gather {
         let (copied, kept) = indices_room(ids);
         let output = bytes(count * size, dtype);
         let forward = copied.saturating_sub(output).max(kept + rooms(dtype, count, size, 0));
-        // A row of dy on each thread, where it is not f32; where something is added, their order and a row of sums, too.
+        // One row of dy per thread if it is not f32; if the result is added to an earlier contribution, also the
+        // order of the positions and a row of sums.
         let parts = parts(entries, size) as u64;
         let row = if dtype == DType::F32 { 0 } else { floats(size) };
         let summing = match meta::is_written(weight) {
@@ -78,7 +79,7 @@ impl Footprint for Gather {
             false => 0,
         };
         let backward = copied.max(kept + summing + parts * row);
-        // The layer may have made the ids, as GPT-2 its positions: then they are there as long as this is.
+        // If the layer made the ids itself, as GPT-2 makes its positions, they live as long as this operation.
         let saved = meta::bytes_of_solid(ids);
         let table = floats(entries * size);
         let deferred = DeferredCosts { input: None, bytes: table, backward: copied.max(kept + table + parts * row) };
@@ -148,8 +149,9 @@ impl CustomOp2 for Gather {
     }
 }
 
-/// Adds to row `id` of `out` the sum of the rows of `dy` at the positions of `id`, in the order of the positions: what adding all
-/// that [`scatter`] makes would come to (but for the sign of zeros that nothing is added to), without a table of mostly zeros.
+/// Adds the sum of the rows of `dy` at the positions of `id` to row `id` of `out`, in the order of the positions. The
+/// result equals adding the complete table of [`scatter`], except for the sign of zeros in rows without a
+/// contribution, but needs no table of mostly zeros.
 fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;
@@ -174,7 +176,7 @@ fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     });
 }
 
-/// Row `id` of `out` becomes the sum of the rows of `dy` at the positions of `id`, in the order of the positions.
+/// Sets row `id` of `out` to the sum of the rows of `dy` at the positions of `id`, in the order of the positions.
 fn scatter(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;
@@ -199,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adding_is_scattering_and_adding() {
+    fn add_equals_scatter_then_add() {
         let (entries, size) = (300, 7);
         let ids: Vec<usize> = (0..500).map(|i| (i * i * 7 + i) % 211).collect();
         let dy: Vec<f32> = (0..ids.len() * size).map(|i| 1.0 / (i as f32 + 3.0)).collect();

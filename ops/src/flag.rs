@@ -1,4 +1,4 @@
-//! A flag of a thread that is up while something runs, and not after it, panics included.
+//! A thread-local flag that is set while a scope runs, and reset when it ends, even by a panic.
 
 use std::cell::Cell;
 use std::thread::LocalKey;
@@ -9,7 +9,7 @@ pub(crate) struct Flag {
 }
 
 impl Flag {
-    /// Raises it until this is dropped.
+    /// Sets the flag until the returned value is dropped.
     #[must_use]
     pub(crate) fn raise(flag: &'static LocalKey<Cell<bool>>) -> Self {
         Self { flag, before: flag.replace(true) }

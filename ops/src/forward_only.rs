@@ -1,4 +1,4 @@
-//! Parameters that no backward reads.
+//! Parameters that only the forward reads.
 
 use std::cell::Cell;
 
@@ -8,8 +8,8 @@ thread_local! {
     static FORWARD_ONLY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `ask`, which asks a `VarBuilder` for parameters that the layer's backward does not read, only its forward, such as a table
-/// whose rows are looked up. They are not gathered for the backward. If it reads one all the same, that is an error.
+/// Runs `ask`, which requests parameters from a `VarBuilder` that only the layer's forward reads, such as a table
+/// whose rows are looked up. The engine does not gather them for the backward, and reading one there is an error.
 ///
 /// ```
 /// # use candle_core::{Result, Tensor};
@@ -23,7 +23,8 @@ pub fn forward_only<T>(ask: impl FnOnce() -> T) -> T {
     ask()
 }
 
-/// Whether what asks for a parameter now reads it in its forward alone: it runs inside of [`forward_only`].
+/// Returns whether the calling code runs inside [`forward_only`], so that the parameters that it requests are not
+/// read by the backward.
 #[must_use]
 pub fn asks_forward_only() -> bool {
     FORWARD_ONLY.get()

@@ -1,4 +1,5 @@
-//! Initial values, as a function of (seed, parameter name, index): any range of any parameter, alone.
+//! Initial values as a function of (seed, parameter name, index), so that any range of a parameter can be computed on
+//! its own.
 
 use candle_core::Shape;
 use candle_nn::Init;
@@ -8,7 +9,8 @@ use crate::random::{Stream, hash};
 
 /// Writes elements `start..start + out.len()` of the parameter `name` of `shape`.
 ///
-/// The distributions are candle-nn's [`Init`]; the numbers are ours, since candle's CPU generator cannot be seeded.
+/// The distributions are those of candle-nn's [`Init`]. The random numbers come from this crate, since candle's CPU
+/// generator cannot be seeded.
 pub fn fill(init: &Init, shape: &Shape, name: &str, seed: u64, start: usize, out: &mut [f32]) {
     let stream = Stream::new(seed, "init", hash(name));
     match *init {

@@ -1,28 +1,30 @@
-//! Differentiable fused operations for candle, with their kernels for processors and NVIDIA's GPUs.
+//! Differentiable fused operations for candle, with kernels for CPUs and NVIDIA GPUs.
 //!
-//! candle's own fused kernels (`softmax_last_dim`, `layer_norm`, `rms_norm`, `sdpa`, `rope`) have no backward and cut
-//! the gradient without a word, and its differentiable forms are chains of elementwise passes. The operations here are
-//! candle custom operations with a backward of their own, and keep three promises:
+//! candle's own fused kernels (`softmax_last_dim`, `layer_norm`, `rms_norm`, `sdpa`, `rope`) have no backward and
+//! silently cut the gradient, and its differentiable forms are chains of elementwise passes. The operations of this
+//! crate are candle custom operations with their own backward. They make three promises:
 //!
-//! - **A row's result depends on that row alone**, so a batch that is cut into micro-batches gives the rows of the
-//!   whole, bit for bit.
-//! - **The bits do not depend on the number of threads or on the instruction set.** Rows are split over threads, sums
-//!   over rows go through blocks of a fixed size in a fixed order, and one generic kernel is compiled for each
-//!   instruction set. One exception: products of two bf16 operands take numbers below 2⁻¹²⁶ for zero on processors that
-//!   multiply bf16 in pairs, and not on others.
-//! - **A parameter's gradient goes straight to [`sink`]** where one is installed, in f32; a frozen parameter
-//!   costs nothing.
+//! - **A row's result depends on that row alone.** A batch that is cut into micro-batches yields rows that are
+//!   bit-identical to those of the whole batch.
+//! - **Results are bit-identical for any number of threads and any instruction set.** Threads split rows, sums over
+//!   rows go through blocks of a fixed size in a fixed order, and one generic kernel is compiled for each instruction
+//!   set. Products of two bf16 operands are the exception: processors that multiply bf16 in pairs treat numbers below
+//!   2⁻¹²⁶ as zero, and so do processors with AMX, which also add 32 terms at a time.
+//! - **A parameter's gradient goes straight to the [`sink`]**, if one is installed, in f32. A frozen parameter costs
+//!   nothing.
 //!
-//! Operations inside of a [`graph::fused_block`] are one node of candle's graph: gradients are handed from one to the next
-//! and not added to zeros. Operations on tensors without values ([`meta`]) compute nothing and count memory.
+//! Operations inside a [`graph::fused_block`] form a single node of candle's graph: each passes its gradient directly
+//! to the next instead of adding it to zeros. Operations on meta tensors ([`meta`]) compute nothing and only count
+//! memory.
 //!
-//! Storage may be f32, bf16 or f16. The latter two are widened to f32 on the way in and rounded once on the way out. Inputs may be
-//! views; only the view is copied, and only when it is not contiguous.
+//! Storage may be f32, bf16 or f16. bf16 and f16 are widened to f32 on the way in and rounded once on the way out.
+//! Inputs may be views; only a view that is not contiguous is copied, and only the view itself.
 //!
-//! With the feature `cuda` the operations run on NVIDIA's GPUs as well (`gpu/`), in memory that [`device`](crate) manages. There the last two
-//! promises hold in part: elementwise operations have the processor's bits, sums have an order of their own, which is the same in every run.
+//! With the feature `cuda` the operations also run on NVIDIA GPUs (`gpu/`), in memory that [`device`](crate) manages.
+//! There the last two promises hold in part: elementwise operations are bit-identical to the CPU's, while sums have
+//! an order of their own, which is the same in every run.
 //!
-//! The crate knows neither layers nor models: `zero-model` is made of it.
+//! The crate knows neither layers nor models; `zero-model` builds on it.
 
 #![allow(unsafe_code)]
 
@@ -72,8 +74,8 @@ pub use pass::Pass;
 pub use rotary::{RopeScaling, Rotary};
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 
-/// Bytes that a thread keeps from its first product on: the calling one, and of several threads each of the others. No more of
-/// them is in memory than was needed.
+/// Returns the size in bytes of the buffers that each multiplying thread keeps from its first product on: the calling
+/// thread and each worker. Only the part that was used is resident.
 #[must_use]
 pub fn room_of_a_thread() -> u64 {
     product::ROOM as u64

@@ -23,7 +23,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
-/// y = (x − mean)/√(variance + ε)·weight + bias over the last dimension.
+/// Layer norm over the last dimension: y = (x − mean)/√(variance + ε)·weight + bias.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -32,23 +32,23 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// From tensors of `[size]` each.
+    /// Creates the norm from tensors of `[size]` each.
     pub fn from_tensors(weight: Tensor, bias: Tensor, eps: f32) -> Self {
         Self { weight, bias, eps }
     }
 
-    /// Weight of ones and bias of zeros, named `weight` and `bias`.
+    /// Creates the norm with a weight of ones and a bias of zeros, named `weight` and `bias`.
     pub fn new(size: usize, eps: f32, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints(size, "weight", Init::Const(1.0))?;
         let bias = vb.get_with_hints(size, "bias", Init::Const(0.0))?;
         Ok(Self { weight, bias, eps })
     }
 
-    /// (x + branch, the norm of that), both of the shape of x: a residual connection and the norm that follows, in one pass over
-    /// memory. The bits are those of the two after each other.
+    /// Computes (x + branch, norm(x + branch)), both of the shape of x: a residual connection and the norm that
+    /// follows it, in one pass over memory. The results are bit-identical to those of the two operations in sequence.
     ///
     /// # Errors
-    /// Shapes or dtypes that do not fit.
+    /// If shapes or dtypes do not match.
     pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
         let (_, size) = rows(LAYER_NORM, x.shape())?;
         fits(LAYER_NORM, "weight", self.weight.layout(), size)?;
@@ -79,13 +79,13 @@ impl LayerNorm {
 }
 
 impl Module for LayerNorm {
-    /// `[.., size]` to the same shape.
+    /// Normalizes `[.., size]`; the result has the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         apply3(x, &self.weight, &self.bias, LayerNormOp { eps: self.eps })
     }
 }
 
-/// y = x/√(mean(x²) + ε)·weight over the last dimension.
+/// RMS norm over the last dimension: y = x/√(mean(x²) + ε)·weight.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: Tensor,
@@ -93,20 +93,20 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// From a tensor of `[size]`.
+    /// Creates the norm from a tensor of `[size]`.
     pub fn from_tensor(weight: Tensor, eps: f32) -> Self {
         Self { weight, eps }
     }
 
-    /// Weight of ones, named `weight`.
+    /// Creates the norm with a weight of ones, named `weight`.
     pub fn new(size: usize, eps: f32, vb: VarBuilder) -> Result<Self> {
         Ok(Self { weight: vb.get_with_hints(size, "weight", Init::Const(1.0))?, eps })
     }
 
-    /// As [`LayerNorm::forward_residual`].
+    /// Computes (x + branch, norm(x + branch)), as [`LayerNorm::forward_residual`] does.
     ///
     /// # Errors
-    /// Shapes or dtypes that do not fit.
+    /// If shapes or dtypes do not match.
     pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
         let (_, size) = rows(RMS_NORM, x.shape())?;
         fits(RMS_NORM, "weight", self.weight.layout(), size)?;
@@ -134,7 +134,7 @@ impl RmsNorm {
 }
 
 /// # Errors
-/// A parameter of another size than the rows.
+/// If a parameter's size differs from the row length.
 fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()> {
     match layout.dims() == [size] {
         true => Ok(()),
@@ -143,17 +143,17 @@ fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()
 }
 
 impl Module for RmsNorm {
-    /// `[.., size]` to the same shape.
+    /// Normalizes `[.., size]`; the result has the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         apply2(x, &self.weight, RmsNormOp { eps: self.eps })
     }
 }
 
-/// Rows whose contributions to the parameters' gradients are one partial sum.
+/// Rows whose contributions to the parameters' gradients form one partial sum.
 const BLOCK: usize = 64;
 
-/// Runs `rows`, which gets some rows of `x` and `dy`, writes those of dx and adds to the block's partial sums, for all rows.
-/// Gives dx and the partial sums, `sums` for each block.
+/// Runs `rows` for all rows. It receives some rows of `x` and `dy`, writes those of dx and adds to the block's
+/// partial sums. Returns dx and the partial sums, `sums` for each block.
 fn backward(
     op: &'static str,
     operands: [Elements<'_>; 2],
@@ -176,16 +176,17 @@ fn backward(
             for start in block.clone().step_by(at_once) {
                 let part = start * size..block.end.min(start + at_once) * size;
                 let [x, dy] = operands.each_mut().map(|operand| operand.floats(part.clone()));
-                // SAFETY: each row is in one block, and each block is one thread's.
+                // SAFETY: each row is in one block, and each block belongs to one thread.
                 unsafe { dx.write(isa, part.start, part.len(), &mut room, |dx| rows(x, dy, dx, partial)) };
             }
         }
     });
-    // SAFETY: the blocks hold all rows.
+    // SAFETY: the blocks cover all rows, so all elements are written.
     Ok((unsafe { fresh.filled(len) }, partials))
 }
 
-/// A norm of `parameters`, whose gradients are put together in `sums` of their size before they go to their places.
+/// Returns the costs of a norm with `parameters` parameters, whose gradients are combined in `sums` buffers of their
+/// size before they go to their places.
 fn footprint(op: &'static str, x: &Tensor, parameters: usize, sums: usize) -> Result<Costs> {
     let (count, size) = rows(op, x.shape())?;
     let (dtype, blocks) = (x.dtype(), count.div_ceil(BLOCK));
@@ -289,7 +290,7 @@ impl CustomOp3 for LayerNormOp {
         let (xs, w, dy) =
             (View::of(LAYER_NORM, &held.0)?, f32s_of(LAYER_NORM, &held.1)?, View::of(LAYER_NORM, &held.2)?);
         let (isa, size) = (Isa::current(), w.len());
-        // Each block's Σ dy·x̂ and Σ dy, side by side.
+        // Each block's Σ dy·x̂ and Σ dy, next to each other.
         let (dx, partials) =
             backward(LAYER_NORM, [xs.elements(), dy.elements()], size, 2 * size, x.dtype(), |x, dy, dx, partial| {
                 let (d_weight, d_bias) = partial.split_at_mut(size);

@@ -1,15 +1,15 @@
-//! What an operation may know about the pass that it is part of.
+//! The context of a pass, as operations see it.
 
-/// What a layer may know about the pass that it is part of; all that dropout's masks depend on.
+/// The context of a forward or backward pass, as a layer sees it: everything that dropout's masks depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// Training, or evaluation.
+    /// Whether this is training rather than evaluation.
     pub training: bool,
     /// `training.seed`.
     pub seed: u64,
-    /// Optimizer step, from 1.
+    /// Optimizer step, counted from 1.
     pub step: u64,
-    /// Index, in the whole run, of the first sample of this micro-batch.
+    /// Index of the first sample of this micro-batch in the whole run.
     pub sample: u64,
     /// Index of the layer in the model.
     pub layer: u32,

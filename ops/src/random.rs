@@ -1,8 +1,8 @@
 //! Random numbers that do not depend on the layout: a counter-based generator.
 //!
-//! Every number is a pure function of (seed, purpose, stream, index), so initialisation, dropout and
-//! shuffling give the same values on one rank or a hundred, whatever shard a rank holds.
-//! The generator is Philox4x32-10; the numbers themselves are made in `ops/kernel/random.rs`.
+//! Every number is a pure function of (seed, purpose, stream, index), so initialization, dropout and shuffling give
+//! the same values on one rank or a hundred, whichever shard a rank holds. The generator is Philox4x32-10;
+//! `kernel/random.rs` implements it.
 
 use crate::kernel::Isa;
 use crate::kernel::random::{dropped, limit, normal, philox, uniform, unit};
@@ -17,20 +17,21 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream of `seed` for `purpose` (for example `"init"`, `"dropout"`) and one tensor or sample.
+    /// Returns the stream of `seed` for `purpose` (for example `"init"`, `"dropout"`) and one tensor or sample.
     #[must_use]
     pub fn new(seed: u64, purpose: &str, tensor_or_sample: u64) -> Self {
         let key = mix(seed ^ hash(purpose));
         Self { key: split_words(key), high: tensor_or_sample }
     }
 
-    /// The generator's key: with `tensor_or_sample` all that the numbers depend on, for kernels that make the same ones.
+    /// Returns the generator's key. The key and `tensor_or_sample` determine all numbers, so kernels can generate the
+    /// same ones.
     #[must_use]
     pub fn key(&self) -> [u32; 2] {
         self.key
     }
 
-    /// Four random words for a block of four consecutive indices.
+    /// Returns four random words for a block of four consecutive indices.
     #[must_use]
     pub fn words(&self, block: u64) -> [u32; 4] {
         let [h0, h1] = split_words(self.high);
@@ -38,13 +39,13 @@ impl Stream {
         philox([l0, l1, h0, h1], self.key)
     }
 
-    /// Uniform in [0, 1): the upper 24 bits of word `index`.
+    /// Returns a uniform number in [0, 1): the upper 24 bits of word `index`.
     #[must_use]
     pub fn f32_at(&self, index: u64) -> f32 {
         unit(self.words(index / 4)[(index % 4) as usize])
     }
 
-    /// Fills `out` with standard normal numbers of indices `start..`: Box–Muller on pairs of words.
+    /// Fills `out` with standard normal numbers of indices `start..`, by Box–Muller on pairs of words.
     pub fn fill_normal(&self, start: u64, out: &mut [f32]) {
         self.fill_scaled_normal(start, 0.0, 1.0, out);
     }
@@ -54,8 +55,8 @@ impl Stream {
         self.fill_scaled_uniform(start, 0.0, 1.0, out);
     }
 
-    /// y = `scale`·x, or 0 where the number of [`Stream::fill_uniform`] is below `probability`, for the numbers of indices `start..`, on the
-    /// calling thread.
+    /// Computes y = `scale`·x, or 0 where the number of [`Stream::fill_uniform`] is below `probability`, for the
+    /// numbers of indices `start..`. Runs on the calling thread.
     pub(crate) fn drop_out(&self, start: u64, probability: f32, scale: f32, x: &[f32], y: &mut [f32]) {
         let (high, isa, limit) = (split_words(self.high), Isa::current(), limit(probability));
         let head = (start.next_multiple_of(4) - start).min(x.len() as u64) as usize;
@@ -66,25 +67,26 @@ impl Stream {
         dropped(isa, start.div_ceil(4), high, self.key, limit, scale, x, y);
     }
 
-    /// `stdev`·x + `mean` for the numbers x of [`Stream::fill_normal`], in the same pass over memory.
+    /// Fills `out` with `stdev`·x + `mean` for the numbers x of [`Stream::fill_normal`], in the same pass over
+    /// memory.
     pub(crate) fn fill_scaled_normal(&self, start: u64, mean: f32, stdev: f32, out: &mut [f32]) {
         let (high, isa) = (split_words(self.high), Isa::current());
         fill(start, out, |block, out| normal(isa, block, high, self.key, mean, stdev, out));
     }
 
-    /// `width`·x + `low` for the numbers x of [`Stream::fill_uniform`].
+    /// Fills `out` with `width`·x + `low` for the numbers x of [`Stream::fill_uniform`].
     pub(crate) fn fill_scaled_uniform(&self, start: u64, low: f32, width: f32, out: &mut [f32]) {
         let (high, isa) = (split_words(self.high), Isa::current());
         fill(start, out, |block, out| uniform(isa, block, high, self.key, low, width, out));
     }
 }
 
-/// Fills `out` from index `start` on, over the threads. `make` is given a block of four numbers and what begins with its
-/// first.
+/// Fills `out` from index `start` on, split over the threads. `make` receives the index of a block of four numbers
+/// and the part of `out` that begins with the block's first number.
 fn fill(start: u64, out: &mut [f32], make: impl Fn(u64, &mut [f32]) + Sync) {
-    /// Numbers that a thread makes at once.
+    /// Numbers that a thread generates at a time.
     const UNIT: usize = 4096;
-    // Where the range begins inside of a block, that block is made whole.
+    // If the range begins inside a block, the whole block is generated.
     let head = (start.next_multiple_of(4) - start).min(out.len() as u64) as usize;
     let (first, rest) = out.split_at_mut(head);
     if head > 0 {
@@ -100,7 +102,7 @@ fn fill(start: u64, out: &mut [f32], make: impl Fn(u64, &mut [f32]) + Sync) {
     });
 }
 
-/// A 64-bit name for a string: FNV-1a, the same on every machine.
+/// Returns the 64-bit FNV-1a hash of a string, which is the same on every machine.
 #[must_use]
 pub fn hash(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
@@ -110,7 +112,7 @@ fn split_words(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
-/// The finaliser of SplitMix64: spreads neighbouring seeds over the whole key space.
+/// The finalizer of SplitMix64, which spreads neighbouring seeds over the whole key space.
 fn mix(mut z: u64) -> u64 {
     z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_cut_gives_the_same_numbers() {
+    fn numbers_do_not_depend_on_the_range_requested() {
         let stream = Stream::new(7, "init", 3);
         let mut whole = vec![0.0; 1000];
         stream.fill_normal(0, &mut whole);

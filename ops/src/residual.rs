@@ -1,7 +1,7 @@
 //! A residual connection and the norm that follows it, in one pass over memory.
 //!
-//! The sum is normed while its rows are in the first-level cache. In a fused block both are recorded as if they had run one after
-//! the other, so their backwards are those of the two; the bits are, too.
+//! The sum is normalized while its rows are in the first-level cache. A fused block records the two operations as if
+//! they had run in sequence, so their backwards are unchanged, and so are the bits of the results.
 
 use crate::graph::apply::{computed, sum, summed};
 use crate::graph::operand::{View, rows};
@@ -16,8 +16,9 @@ use candle_core::CudaStorage;
 use candle_core::{DType, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-/// (x + branch, the norm of it): `norm` gets some whole rows of the sum and writes theirs, `after` is the norm by itself.
-/// `record` writes the norm down, given the sum and the values of its result.
+/// Computes (x + branch, norm(x + branch)). `norm` receives some whole rows of the sum and writes their norms;
+/// `after` is the norm as a separate operation. `record` records the norm, given the sum and the values of the
+/// result.
 pub(crate) fn residual_norm(
     op: &'static str,
     x: &Tensor,
@@ -31,7 +32,7 @@ pub(crate) fn residual_norm(
         let total = sum(x, branch)?;
         let normal = after(&total)?;
         if meta::tracing() {
-            // Rows of two operands and two results; the results are there already.
+            // Rows of two operands and two results; the results themselves are counted already.
             let (count, size) = rows(op, x.shape())?;
             meta::passing(rooms(dtype, count, size, 3));
         }
@@ -53,7 +54,7 @@ pub(crate) fn residual_norm(
             for start in range.clone().step_by(at_once) {
                 let part = start * size..range.end.min(start + at_once) * size;
                 let [x, y] = operands.each_mut().map(|operand| operand.floats(part.clone()));
-                // SAFETY: each row is in one part, and each part is one thread's.
+                // SAFETY: each row is in one part, and each part belongs to one thread.
                 unsafe {
                     to_sums.write(isa, part.start, part.len(), &mut room_of_sums, |sums| {
                         add(isa, x, y, sums);
@@ -69,14 +70,14 @@ pub(crate) fn residual_norm(
             }
         });
     }
-    // SAFETY: the ranges of `split` cover all rows.
+    // SAFETY: the ranges of `split` cover all rows, so all elements are written.
     let (sums, normals) = unsafe { (sums.filled(count * size), normals.filled(count * size)) };
     let total = summed(x, branch, Storage::Cpu(sums));
     let normal = record(&total, Storage::Cpu(normals));
     Ok((total, normal))
 }
 
-/// [`residual_norm`] on a GPU, where `made` launches both.
+/// [`residual_norm`] on a GPU, where `made` launches both operations.
 #[cfg(feature = "cuda")]
 pub(crate) fn residual_norm_on_gpu(
     op: &'static str,
@@ -98,7 +99,7 @@ pub(crate) fn residual_norm_on_gpu(
 }
 
 /// # Errors
-/// Two of different shapes or dtypes.
+/// If the shapes or dtypes differ.
 fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
     let (dtype, other) = (x.dtype(), branch.dtype());
     if x.shape() != branch.shape() || dtype != other {
@@ -107,7 +108,7 @@ fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// The values that a 16-bit float keeps of these.
+/// Rounds values to a 16-bit float, as they are stored.
 fn as_stored<H: HalfFloat>(isa: Isa, values: &mut [f32]) {
     let mut rounded = [H::ZERO; 512];
     for values in values.chunks_mut(rounded.len()) {
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn has_the_bits_of_the_two_after_each_other() -> Result<()> {
+    fn is_bit_identical_to_sum_and_norm() -> Result<()> {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             for (count, size) in [(1, 1), (7, 33), (130, 100), (3, 9000)] {
                 let [x, branch] = ["x", "branch"].map(|name| normal(name, &[count, size], dtype));
@@ -146,7 +147,7 @@ mod tests {
                 let (weight, bias) = (normal("weight", &[size], dtype)?, normal("bias", &[size], dtype)?);
                 let layer = LayerNorm::from_tensors(weight.clone(), bias, 1e-5);
                 let rms = RmsNorm::from_tensor(weight, 1e-6);
-                // Not candle's sum in 16 bits, which is not rounded on every processor.
+                // candle's own 16-bit sum is not rounded on every processor.
                 let want = (x.to_dtype(DType::F32)? + branch.to_dtype(DType::F32)?)?.to_dtype(dtype)?;
                 for threads in [1, 3] {
                     crate::set_threads(threads);
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_do_not_fit_are_errors() -> Result<()> {
+    fn mismatched_shapes_are_errors() -> Result<()> {
         let (x, branch) = (normal("x", &[2, 8], DType::F32)?, normal("b", &[3, 8], DType::F32)?);
         let rms = RmsNorm::from_tensor(normal("w", &[8], DType::F32)?, 1e-6);
         let error = untracked(|| rms.forward_residual(&x, &branch)).err().map(|e| e.to_string()).unwrap_or_default();

@@ -17,30 +17,30 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use zero_kernels::rotary::Turn;
 
-/// How the frequencies of a model that was trained on shorter sequences are changed: Hugging Face's `rope_scaling`.
+/// A change of the frequencies of a model that was trained on shorter sequences: Hugging Face's `rope_scaling`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// All are divided by `factor`: positional interpolation (Chen et al., "Extending context window of large language models via
-    /// positional interpolation", 2023).
+    /// Divides all frequencies by `factor`: positional interpolation (Chen et al., "Extending context window of large
+    /// language models via positional interpolation", 2023).
     Linear {
-        /// At least 1 where sequences become longer.
+        /// At least 1 to extend sequences.
         factor: f64,
     },
-    /// Low ones are divided by `factor`, high ones are kept, those between are mixed: Llama 3.1's.
+    /// Divides low frequencies by `factor`, keeps high ones and interpolates between them: the scaling of Llama 3.1.
     Llama3 {
-        /// At least 1 where sequences become longer.
+        /// At least 1 to extend sequences.
         factor: f64,
-        /// A pair that turns less often than this over the original positions is of low frequency.
+        /// A pair that makes fewer turns than this over the original positions has a low frequency.
         low_freq_factor: f64,
-        /// A pair that turns more often than this is of high frequency. Larger than `low_freq_factor`.
+        /// A pair that makes more turns than this has a high frequency. Must exceed `low_freq_factor`.
         high_freq_factor: f64,
-        /// Positions that the model was trained on before.
+        /// Number of positions that the model was originally trained on.
         original_max_position_embeddings: usize,
     },
 }
 
 impl RopeScaling {
-    /// Factors that are no positive numbers, or cross each other, are an error.
+    /// Returns an error if a factor is not a positive number, or the factors cross each other.
     fn check(self) -> Result<()> {
         let (Self::Linear { factor } | Self::Llama3 { factor, .. }) = self;
         let is_positive = |x: f64| x.is_finite() && x > 0.0;
@@ -55,7 +55,7 @@ impl RopeScaling {
         Ok(())
     }
 
-    /// What becomes of a frequency, in radians a position.
+    /// Scales a frequency, in radians per position.
     fn apply(self, frequency: f64) -> f64 {
         match self {
             Self::Linear { factor } => frequency / factor,
@@ -68,10 +68,10 @@ impl RopeScaling {
     }
 }
 
-/// The angles of all positions. A clone shares them.
+/// The angles of all positions. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    /// cos of `[positions, half]`, then sin of the same.
+    /// The cosines, `[positions, half]`, followed by the sines in the same shape.
     table: Arc<[f32]>,
     positions: usize,
     half: usize,
@@ -80,16 +80,20 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Position p rotates the pair (`x[i], x[i + size/2]`) of a head by p·theta^(−2i/size).
+    /// Creates the table that rotates the pair (`x[i], x[i + size/2]`) of a head at position p by p·theta^(−2i/size).
     ///
-    /// The angles are computed in f64 and rounded once. An odd `size` is an error.
+    /// The angles are computed in f64 and rounded once.
+    ///
+    /// # Errors
+    /// If `size` is odd.
     pub fn new(size: usize, positions: usize, theta: f64) -> Result<Self> {
         Self::of(size, positions, theta, |frequency| frequency)
     }
 
-    /// [`new`](Self::new) with other frequencies.
+    /// Creates the table with scaled frequencies; otherwise as [`new`](Self::new).
     ///
-    /// An odd `size`, and factors that are not positive or cross each other, are errors.
+    /// # Errors
+    /// If `size` is odd, or factors are not positive or cross each other.
     pub fn scaled(size: usize, positions: usize, theta: f64, scaling: RopeScaling) -> Result<Self> {
         scaling.check()?;
         Self::of(size, positions, theta, |frequency| scaling.apply(frequency))
@@ -114,13 +118,15 @@ impl Rotary {
         })
     }
 
-    /// Rotates `[batch, time, heads, size]`; the first of `time` is position 0. More positions than the table has are
-    /// an error.
+    /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0.
+    ///
+    /// # Errors
+    /// If there are more positions than the table has.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         apply1(x, self.clone())
     }
 
-    /// Positions, heads and their size, of which the table has enough.
+    /// Returns the positions, heads and their size, after checking that the table has enough positions.
     fn fits(&self, shape: &Shape) -> Result<(usize, usize, usize)> {
         let (_, time, heads, size) = shape.dims4()?;
         if size != 2 * self.half {

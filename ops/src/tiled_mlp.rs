@@ -1,12 +1,13 @@
-//! A transformer's feed-forward network, a tile of rows at a time.
+//! A transformer's feed-forward network, computed one tile of rows at a time.
 //!
-//! Its hidden activations are the widest of a transformer, and every row's are its own. So the forward keeps nothing but the input,
-//! and the backward makes the hidden activations of a tile of rows once more, takes what it needs of them and lets them go: the
-//! TiledMLP of Bekman et al., "Arctic Long Sequence Training", 2025. What it costs is the products that lead to the hidden
-//! activations once more, one of six for GPT-2's, two of nine for Llama's.
+//! Its hidden activations are the widest of a transformer, and those of one row do not depend on other rows. The
+//! forward therefore keeps only the input. The backward recomputes the hidden activations of one tile of rows, uses
+//! them and frees them. This is the TiledMLP of Bekman et al., "Arctic Long Sequence Training", 2025. It costs a
+//! second run of the products that lead to the hidden activations: one product in addition to six for GPT-2, and two
+//! in addition to nine for Llama.
 //!
-//! The bits are those of the operations over all rows: a row's results are its own anyway, and a weight's gradient goes on from
-//! tile to tile (`sink/tiles.rs`).
+//! The results are bit-identical to those of the operations over all rows: a row's results depend on that row alone,
+//! and the gradient of a weight continues from tile to tile (`sink/tiles.rs`).
 
 use crate::activation::{Activation, swiglu};
 use crate::graph::apply::{apply2, counted2, in_graph};
@@ -26,20 +27,21 @@ use candle_nn::Module;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
 
-/// The rows of a tile are a multiple of this.
+/// The rows of a tile are a multiple of this number.
 ///
-/// Sums over rows go on from one tile to the next, and keep their bits where no group of rows that is summed as one is cut in two:
-/// the blocks of a bias's gradient are of 64 rows, and products of bf16 take rows in pairs or, on processors with tiles, 32 at a
-/// time.
+/// Sums over rows continue from one tile to the next. They stay bit-identical as long as no tile boundary cuts a
+/// group of rows that is summed as one. The blocks of a bias's gradient have 64 rows, and products of bf16 group rows
+/// in pairs or, on processors with AMX, in groups of 32.
 pub const TILE_UNIT: usize = 64;
 
 const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_of(32));
 
-/// A feed-forward network that computes so many rows at a time: the bits of its operations after each other, in memory for the
-/// hidden activations of one tile.
+/// A feed-forward network that processes `tile_rows` rows at a time. The results are bit-identical to those of its
+/// operations in sequence, and only the hidden activations of one tile are in memory.
 ///
-/// The forward, for `x` of `[.., inputs]` in f32, bf16 or f16, gives `[.., outputs]` and keeps `x` alone. The backward computes the
-/// hidden activations once more. A gradient that no sink takes is a tensor of its parameter's shape and dtype.
+/// The forward maps `x` of `[.., inputs]` in f32, bf16 or f16 to `[.., outputs]` and keeps only `x`. The backward
+/// recomputes the hidden activations. If no sink takes a parameter's gradient, it is returned as a tensor of the
+/// parameter's shape and dtype.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Result, Tensor};
@@ -64,19 +66,19 @@ pub struct TiledMlp {
 
 #[derive(Clone, Debug)]
 enum Hidden {
-    /// The activation of a projection.
+    /// A projection followed by an activation.
     Activated(Projection, Activation),
-    /// SwiGLU of a gate and what it lets through.
+    /// SwiGLU of the projections gate and up.
     Gated([Projection; 2]),
 }
 
 const OP: &str = "tiled-mlp";
 
 impl TiledMlp {
-    /// down(activation(up(x))): GPT-2's.
+    /// Creates down(activation(up(x))), the network of GPT-2.
     ///
     /// # Errors
-    /// Weights that do not fit together, or `tile_rows` that are not a multiple of [`TILE_UNIT`].
+    /// If the weights' shapes do not match, or `tile_rows` is not a multiple of [`TILE_UNIT`].
     pub fn new(
         up: impl Into<Projection>,
         activation: Activation,
@@ -88,10 +90,10 @@ impl TiledMlp {
         Ok(Self { hidden: Hidden::Activated(up, activation), down, tile_rows })
     }
 
-    /// down([`swiglu`](crate::swiglu)(gate(x), up(x))): Llama's.
+    /// Creates down([`swiglu`](crate::swiglu)(gate(x), up(x))), the network of Llama.
     ///
     /// # Errors
-    /// As [`TiledMlp::new`].
+    /// As for [`TiledMlp::new`].
     pub fn gated(
         gate: impl Into<Projection>,
         up: impl Into<Projection>,
@@ -110,7 +112,7 @@ impl TiledMlp {
         }
     }
 
-    /// In the order in which the backward of the operations after each other comes to them.
+    /// Returns the parameters in the order in which the backward of the separate operations writes their gradients.
     fn parameters(&self) -> Vec<&Tensor> {
         let hidden = match &self.hidden {
             Hidden::Activated(up, _) => std::slice::from_ref(up),
@@ -119,7 +121,7 @@ impl TiledMlp {
         std::iter::once(&self.down).chain(hidden.iter().rev()).flat_map(Projection::parameters).collect()
     }
 
-    /// dx, where it is wanted, and the gradients of the parameters that no sink takes.
+    /// Returns dx, if it is wanted, and the gradients of the parameters that no sink takes.
     fn backward(&self, x: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Vec<Option<Tensor>>)> {
         let trained: Vec<&Tensor> = self.parameters().into_iter().filter(|parameter| parameter.track_op()).collect();
         let (xs, dys) = (Tiles::new(x, self.tile_rows)?, Tiles::new(dy, self.tile_rows)?);
@@ -140,7 +142,7 @@ impl TiledMlp {
     }
 }
 
-/// Whether weights fit together and tiles keep the bits.
+/// Checks that the weights match and that tiles do not change the results.
 fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<()> {
     if tile_rows == 0 || !tile_rows.is_multiple_of(TILE_UNIT) {
         bail!("{OP}: tiles of {tile_rows} rows; a multiple of {TILE_UNIT} keeps the bits of sums over rows");
@@ -159,7 +161,7 @@ fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<
 }
 
 impl Module for TiledMlp {
-    /// `[.., inputs]` to `[.., outputs]`.
+    /// Maps `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if !x.device().is_cpu() {
             bail!("{OP}: tiles of rows are not there on a GPU");
@@ -184,11 +186,11 @@ impl Module for TiledMlp {
     }
 }
 
-/// The node of the graph: what was computed before it was made.
+/// The node of the graph. Its forward only returns values that were computed before.
 struct Tiled {
     mlp: TiledMlp,
     shape: Shape,
-    /// Until the node is made.
+    /// Present until the node is created.
     values: Mutex<Option<CpuStorage>>,
     carried: Carried,
 }
@@ -222,9 +224,9 @@ impl CustomOp2 for Tiled {
     }
 }
 
-/// A tensor's rows, cut into tiles; the last one may be shorter.
+/// The rows of a tensor, cut into tiles; the last one may be shorter.
 struct Tiles {
-    /// `[rows, width]`, or in its own shape where it is one tile.
+    /// `[rows, width]`, or the tensor's own shape if there is only one tile.
     tensor: Tensor,
     dims: Vec<usize>,
     count: usize,
@@ -239,7 +241,7 @@ impl Tiles {
         Ok(Self { tensor, dims, count, rows: rows_of_a_tile })
     }
 
-    /// The tile that begins at this row.
+    /// Returns the tile that begins at this row.
     fn tile(&self, start: usize) -> Result<Tensor> {
         if self.count <= self.rows {
             return Ok(self.tensor.clone());
@@ -247,15 +249,14 @@ impl Tiles {
         self.tensor.narrow(0, start, self.rows.min(self.count - start))
     }
 
-    /// What `run` makes of every tile, given the row that it begins at: the rows of all results, in the shape of this tensor but
-    /// for its last dimension. None where `run` makes nothing.
+    /// Calls `run` for every tile, with the tile's first row, and joins the resulting rows. The result has the shape
+    /// of this tensor except for the last dimension. Returns `None` if `run` returns nothing.
     fn each(&self, mut run: impl FnMut(usize) -> Result<Option<Tensor>>) -> Result<Option<Tensor>> {
         if self.count <= self.rows {
             return run(0);
         }
         let mut joined = None;
-        // Where there are no values, what the first tile takes, and a further one beside the rows of those before it, is all there
-        // is to know.
+        // When only memory is counted, two tiles suffice: the first one, and a further one next to the joined rows.
         let tiles = if meta::tracing() { 2 } else { usize::MAX };
         for start in (0..self.count).step_by(self.rows).take(tiles) {
             if let Some(rows) = run(start)? {
@@ -270,7 +271,7 @@ impl Tiles {
     }
 }
 
-/// The rows of tiles after each other.
+/// The joined rows of all tiles.
 enum Joined {
     F32(Vec<f32>, Shape),
     Bf16(Vec<bf16>, Shape),
@@ -279,7 +280,7 @@ enum Joined {
 }
 
 impl Joined {
-    /// Room for all rows, of the width and dtype of `first`.
+    /// Allocates all rows, with the width and dtype of `first`.
     fn new(tiles: &Tiles, first: &Tensor) -> Result<Self> {
         let (_, width) = rows(OP, first.shape())?;
         let mut dims = tiles.dims.clone();
@@ -328,17 +329,18 @@ mod tests {
     use crate::graph::fused_block;
     use std::collections::HashSet;
 
-    /// Bytes of the peak and of what stays of a backward in tiles whose parameters' gradients have nowhere to grow, or are deferred.
+    /// Returns the peak and the remaining bytes of a tiled backward, for gradients that already have a contribution
+    /// or are deferred.
     fn traced(written: bool, deferred: bool) -> Result<[u64; 2]> {
         let [up, down] = [(512, 8), (8, 512)].map(|shape| meta::leaf(&shape.into(), DType::F32, true));
         let (up, down) = (up?, down?);
-        let there: HashSet<_> = if written { [up.id(), down.id()].into() } else { HashSet::new() };
-        meta::trace(there, || {
+        let with_contribution: HashSet<_> = if written { [up.id(), down.id()].into() } else { HashSet::new() };
+        meta::trace(with_contribution, || {
             let [up, down] = [up, down].map(|weight| Linear::from_tensors(weight, None));
             let mlp = TiledMlp::new(up, Activation::Relu, down, 64)?;
             let x = meta::leaf(&(640, 8).into(), DType::F32, true)?;
             let y = sink::promise(|| fused_block(&x, |x| mlp.forward(x)))?;
-            assert_eq!(meta::now(), 640 * 8 * 4, "the output alone is kept");
+            assert_eq!(meta::now(), 640 * 8 * 4, "only the output is kept");
             if deferred {
                 meta::defer();
             }
@@ -353,12 +355,16 @@ mod tests {
     }
 
     #[test]
-    fn gradients_that_cannot_grow_in_their_places_have_room_of_their_own() -> Result<()> {
+    fn written_or_deferred_gradients_take_buffers_of_their_own() -> Result<()> {
         let weights = 2 * 8 * 512 * 4;
         let [peak, after] = traced(false, false)?;
-        assert_eq!(traced(true, false)?, [peak + weights, after], "it is gone after the backward");
+        assert_eq!(traced(true, false)?, [peak + weights, after], "the buffers are freed after the backward");
         for written in [false, true] {
-            assert_eq!(traced(written, true)?, [peak + weights, after + weights], "it stays where it is deferred");
+            assert_eq!(
+                traced(written, true)?,
+                [peak + weights, after + weights],
+                "deferred gradients keep their buffers"
+            );
         }
         Ok(())
     }

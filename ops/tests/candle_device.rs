@@ -1,5 +1,6 @@
-//! candle's own tensor operations on a GPU against those on the CPU: on the emulated GPU of docs/gpu-kernels.md, or with `ZERO_TRAIN_CUDA_TESTS=1`
-//! on the first of this machine. What is not a sum or an elementary function must have the CPU's bits.
+//! Compares candle's own tensor operations on a GPU with those on the CPU, on the emulated GPU of docs/gpu-kernels.md
+//! or, with `ZERO_TRAIN_CUDA_TESTS=1`, on the first GPU of this machine. Operations other than sums and elementary
+//! functions must be bit-identical.
 #![cfg(feature = "cuda")]
 #![allow(clippy::disallowed_methods, reason = "what layers should not use works on a GPU all the same")]
 #![allow(clippy::needless_range_loop, reason = "dimensions are numbers")]
@@ -14,7 +15,7 @@ use candle_nn::{Linear, Module};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// The device, if it has kernels; if not, why is printed.
+/// Opens the device. If it has no kernels, prints why and returns `None`.
 fn device(ordinal: usize) -> Option<Device> {
     if !mock::ready() {
         return None;
@@ -27,7 +28,7 @@ fn device(ordinal: usize) -> Option<Device> {
     }
 }
 
-/// Numbers between −2 and 2, and not zero, of which all are different in f32; on the CPU.
+/// Returns nonzero numbers between −2 and 2 on the CPU, all different in f32.
 fn numbers(dims: &[usize], dtype: DType) -> Tensor {
     let count = dims.iter().product();
     let value = |i: usize| ((i * 7919 + 13) % 10007) as f32 / 2501.0 - 2.0;
@@ -35,14 +36,14 @@ fn numbers(dims: &[usize], dtype: DType) -> Tensor {
     Tensor::from_vec(values, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// Places in 0..below, some of them more than once.
+/// Returns indices in 0..below, some of them more than once.
 fn places(dims: &[usize], below: u32, dtype: DType) -> Tensor {
     let count: usize = dims.iter().product();
     let values: Vec<u32> = (0..count as u32).map(|i| (i * 7 + 3) % below).collect();
     Tensor::from_vec(values, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// What an operation gives on the GPU, then on the CPU, for the same inputs.
+/// Returns the results of an operation on the GPU and on the CPU, for the same inputs.
 fn both<const N: usize>(
     device: &Device,
     inputs: [&Tensor; N],
@@ -56,7 +57,7 @@ fn doubles(x: &Tensor) -> Vec<f64> {
     x.to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Every type of candle's has its own f64 for each of its numbers, so equal ones are equal bits.
+/// Converting to f64 maps different numbers of any candle dtype to different values, so equal f64 mean equal bits.
 fn equal(what: &str, (got, want): (Tensor, Tensor)) {
     assert!(got.device().is_cuda(), "{what}");
     assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()), "{what}");
@@ -66,7 +67,7 @@ fn equal(what: &str, (got, want): (Tensor, Tensor)) {
     }
 }
 
-/// Within so many units of the type's rounding, of the number or of one.
+/// Compares within `units` units of the dtype's rounding, relative to the number or to one.
 fn close(what: &str, units: f64, (got, want): (Tensor, Tensor)) {
     assert!(got.device().is_cuda(), "{what}");
     assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()), "{what}");
@@ -84,7 +85,7 @@ fn close(what: &str, units: f64, (got, want): (Tensor, Tensor)) {
 }
 
 #[test]
-fn tensors_come_and_go() -> Result<()> {
+fn tensors_are_copied_and_freed() -> Result<()> {
     let Some(device) = device(0) else { return Ok(()) };
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32, DType::I64, DType::U8] {
         for (fill, value) in [("zeros", 0.0), ("ones", 1.0)] {
@@ -117,18 +118,18 @@ fn numbers_change_their_type() {
     let all = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32, DType::I64, DType::U8];
     for from in all {
         for to in all {
-            // candle has no kernel for those.
+            // candle has no kernels for these conversions.
             let narrow = [DType::BF16, DType::F16];
             if (from == DType::I64 && narrow.contains(&to)) || (to == DType::I64 && narrow.contains(&from)) {
                 continue;
             }
-            // Halves and whole numbers that all types have, more than one block of them.
+            // Multiples of one half that all dtypes represent, in more than one block.
             let x = places(&[3, 700], 200, DType::F32).affine(0.5, 0.0).unwrap().to_dtype(from).unwrap();
             equal(&format!("{from:?} to {to:?}"), both(&device, [&x], |[x]| x.to_dtype(to)));
             equal(&format!("{from:?} to {to:?}, turned"), both(&device, [&x], |[x]| x.t()?.to_dtype(to)));
         }
     }
-    // Rounded to nearest even, with ties.
+    // Rounded to nearest, ties to even.
     for to in [DType::BF16, DType::F16] {
         let ties = places(&[4096], 4096, DType::F32).affine(1.0 / 1024.0, 1.0).unwrap();
         equal("ties", both(&device, [&ties], |[x]| x.to_dtype(to)));
@@ -140,7 +141,7 @@ fn numbers_change_their_type() {
 fn elements_are_computed_one_by_one() {
     let Some(device) = device(0) else { return };
     for dtype in FLOATS {
-        // Odd sizes too: candle's kernels take four or eight at a time where they can.
+        // Odd sizes too: candle's kernels process four or eight elements at a time if they can.
         for dims in [[4, 512], [3, 77]] {
             let (x, y) = (numbers(&dims, dtype), numbers(&dims, dtype).affine(-0.7, 0.3).unwrap());
             let row = numbers(&[1, dims[1]], dtype);
@@ -201,11 +202,11 @@ fn unary(name: &str, x: &Tensor) -> Result<Tensor> {
 fn dimensions_are_reduced() {
     let Some(device) = device(0) else { return };
     for dtype in FLOATS {
-        // Rows of a few numbers, of a part of a block and of more than one.
+        // Rows of a few numbers, of a part of a block, and of more than one block.
         for dims in [[5, 6, 7], [3, 4, 100], [2, 3, 2500]] {
             let x = numbers(&dims, dtype);
             for dim in 0..3 {
-                // The CPU rounds each of its sums to sixteen bits, so the sums of f32 say what they should be.
+                // The CPU rounds each partial sum to 16 bits, so f32 sums are the reference.
                 let wide = x.to_dtype(DType::F32).unwrap();
                 let sum = x.to_device(&device).unwrap().sum(dim).unwrap();
                 let units = if dtype == DType::F16 { 4.0 * dims[dim] as f64 } else { 200.0 };
@@ -230,10 +231,10 @@ fn dimensions_are_reduced() {
 fn matrices_are_multiplied() {
     let Some(device) = device(0) else { return };
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
-        // One row, tiles in part and in whole, more than one tile.
+        // One row, partial and whole tiles, and more than one tile.
         for (m, k, n) in [(1, 5, 3), (64, 64, 64), (70, 130, 9), (3, 300, 130)] {
             let (a, b) = (numbers(&[m, k], dtype), numbers(&[k, n], dtype));
-            // Of the sum of the products' sizes, not of the result.
+            // Relative to the sum of the products' magnitudes, not to the result.
             let units = if dtype == DType::F64 { 8.0 } else { 4.0 } * k as f64;
             let plain = both(&device, [&a, &b], |[a, b]| a.matmul(b));
             close("plain", units, plain);
@@ -253,7 +254,7 @@ fn matrices_are_multiplied() {
 }
 
 #[test]
-fn elements_are_picked_and_put() {
+fn elements_are_gathered_and_scattered() {
     let Some(device) = device(0) else { return };
     for dtype in FLOATS {
         for of_places in [DType::U32, DType::I64] {
@@ -263,7 +264,7 @@ fn elements_are_picked_and_put() {
             equal("embedding", both(&device, [&table, &rows], |[x, i]| x.embedding(i)));
             let columns = places(&[50, 4], 33, of_places);
             equal("gather", both(&device, [&table, &columns], |[x, i]| x.gather(i, 1)));
-            // In the order of their places, on both.
+            // Both add in the order of the indices.
             let source = numbers(&[40, 33], dtype);
             equal("index_add", both(&device, [&table, &rows, &source], |[x, i, y]| x.index_add(i, y, 0)));
             let values = numbers(&[50, 4], dtype);
@@ -274,7 +275,7 @@ fn elements_are_picked_and_put() {
 }
 
 #[test]
-fn gradients_go_back() -> Result<()> {
+fn gradients_are_computed() -> Result<()> {
     let Some(device) = device(0) else { return Ok(()) };
     let gradients = |on: &Device| -> Result<Vec<Tensor>> {
         let var = |dims: &[usize]| Var::from_tensor(&numbers(dims, DType::F32).affine(0.2, 0.0)?.to_device(on)?);
@@ -332,7 +333,7 @@ fn memory_is_counted() -> Result<()> {
     Ok(())
 }
 
-/// What a kernel finds wrong shows at the next call that waits, and from then on, so it is another process's.
+/// A device-side assertion fails the next call that waits and all later ones, so it needs a process of its own.
 #[test]
 fn a_place_beyond_the_end_is_an_error() -> Result<()> {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";

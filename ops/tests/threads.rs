@@ -1,4 +1,5 @@
-//! The number of threads does not change a bit. Alone in its process, since the number is the process's.
+//! Results do not depend on the number of threads. This test has its own process, because the number applies to the
+//! whole process.
 
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::Module;
@@ -12,7 +13,7 @@ fn normal(name: &str, shape: &[usize]) -> Tensor {
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
 }
 
-/// The bits of the result and of all gradients.
+/// Returns the bits of the result and of all gradients.
 fn bits(shapes: &[&[usize]], op: &dyn Fn(&[Tensor]) -> Result<Tensor>) -> Vec<u32> {
     let vars: Vec<Var> = shapes.iter().map(|s| Var::from_tensor(&normal("x", s)).unwrap()).collect();
     let leaves: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();

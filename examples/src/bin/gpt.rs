@@ -1,5 +1,5 @@
-//! A GPT from scratch: layers made of the library's differentiable operations, trained with ZeRO-3 on the bytes of a text that
-//! stays as it is, a licence.
+//! A GPT from scratch. Its layers use the library's differentiable operations, and ZeRO-3 trains it on the bytes of a
+//! fixed text, a license.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin gpt
@@ -15,9 +15,9 @@ const VOCABULARY: usize = 256; // bytes
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
 const TIME: usize = 64; // the longest sequence
-const STD: f64 = 0.05; // of the initial weights
+const STD: f64 = 0.05; // standard deviation of the initial weights
 
-/// Token ids [batch, time] to vectors [batch, time, WIDTH].
+/// Maps token ids [batch, time] to vectors [batch, time, WIDTH].
 struct Embed {
     tokens: Embedding,
     positions: Embedding,
@@ -37,7 +37,7 @@ impl Module for Embed {
     }
 }
 
-/// Attention and a perceptron, each with a norm before and a residual around.
+/// Attention and a perceptron, each with a norm before it and a residual connection around it.
 struct Block {
     norms: [LayerNorm; 2],
     attention: [Linear; 2],
@@ -64,7 +64,7 @@ impl Module for Block {
     }
 }
 
-/// 16 windows of the text, and the same windows one byte later.
+/// Returns 16 windows of the text, and the same windows one byte later.
 fn batch(step: usize) -> Result<Batch> {
     let windows = |shift: usize| {
         let starts = (0..16).map(|i| (step * 16 + i) * 997 % (TEXT.len() - TIME));

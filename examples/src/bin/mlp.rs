@@ -1,16 +1,16 @@
-//! A plain candle model, trained with ZeRO-2 by adding three lines.
+//! Trains a plain candle model with ZeRO-2; three lines are new.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin mlp
 //! ```
 //!
-//! `Mlp` knows candle alone. The lines marked 1, 2 and 3 are what it takes to train it on any number of ranks.
+//! `Mlp` uses only candle. The lines marked 1, 2 and 3 are all that training on any number of ranks needs.
 
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};
 use zero_train::{Batch, Config, Engine, Layers};
 
-/// A point in the plane to scores of three classes.
+/// Maps a point in the plane to scores of three classes.
 struct Mlp {
     first: Linear,
     second: Linear,
@@ -43,7 +43,7 @@ optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0}}
 zero_optimization: {stage: 2}         # gradients and optimizer state are sharded over the ranks
 ";
 
-/// Points on three spirals around the origin, and which spiral each is on.
+/// Returns points on three spirals around the origin, and the index of each point's spiral.
 fn spirals() -> Result<(Tensor, Tensor)> {
     let point = |i: usize| {
         let (class, along) = (i % 3, (i / 3) as f32 / (SAMPLES / 3) as f32);

@@ -1,10 +1,11 @@
-//! Stops in the middle of a training and goes on from a checkpoint: the same bits as without the stop.
+//! Stops in the middle of a training run and resumes from a checkpoint. The losses are bit-identical to those without
+//! the stop.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin resume
 //! ```
 //!
-//! A checkpoint loads into any layout: it is written here under ZeRO-3 and read under ZeRO-1.
+//! A checkpoint loads into any layout: this program writes it under ZeRO-3 and reads it under ZeRO-1.
 
 use candle_core::{Device, Tensor};
 use zero_train::{Batch, Config, Engine, Layers, zoo};
@@ -24,7 +25,7 @@ zero_optimization: {{stage: {zero_stage}}}
     Ok(Config::parse("ds.yaml", text)?)
 }
 
-/// Learns to say which of four features is the largest.
+/// Learns which of four features is the largest.
 fn model() -> Layers {
     zoo::mlp(&zoo::MlpConfig {
         input_size: 4,
@@ -34,7 +35,7 @@ fn model() -> Layers {
     })
 }
 
-/// The batch of a step depends on nothing but the step, so that a resumed run sees what it would have seen.
+/// Returns the batch of a step. It depends only on the step, so a resumed run sees the same batches.
 fn batch(step: u64) -> candle_core::Result<Batch> {
     let feature = |i: u64| ((step * 37 + i * i * 11 + i * 5) % 101) as f32 / 101.0;
     let features: Vec<f32> = (0..32).map(feature).collect();
@@ -43,7 +44,7 @@ fn batch(step: u64) -> candle_core::Result<Batch> {
     Ok(Batch::new(features, largest))
 }
 
-/// Trains up to `steps`; the bits of each loss.
+/// Trains up to `steps` and returns the bits of each loss.
 fn train(engine: &mut Engine, steps: u64) -> anyhow::Result<Vec<u32>> {
     let mut losses = vec![];
     while engine.steps() < steps {
@@ -56,7 +57,8 @@ fn main() -> anyhow::Result<()> {
     let mut through = Engine::new(config(3)?, model())?;
     let expected = train(&mut through, 40)?;
 
-    // A program would call `Engine::new` here too; in one process, the ranks that have met stay together.
+    // A program would call `Engine::new` here too. Within one process, the ranks keep the group in which they have
+    // already met.
     let comm = through.communicator().clone();
     let mut stopped = Engine::with_communicator(config(3)?, model(), comm.clone())?;
     let mut losses = train(&mut stopped, 15)?;

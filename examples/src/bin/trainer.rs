@@ -1,4 +1,4 @@
-//! `Trainer`: a model and data of the program's own, with evaluation, a metric, a monitor, checkpoints and resume.
+//! `Trainer` with the program's own model and data: evaluation, a metric, a monitor, checkpoints and resume.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin trainer -- --max-steps 60
@@ -21,7 +21,7 @@ training: {max_steps: 120, eval_every: 20, save_every: 60, reproducible: true}
 csv_monitor: {enabled: true}
 ";
 
-/// A point in the plane to scores of three classes.
+/// Maps a point in the plane to scores of three classes.
 struct Mlp([Linear; 3]);
 
 impl Mlp {
@@ -37,7 +37,7 @@ impl Module for Mlp {
     }
 }
 
-/// Points on three spirals around the origin, and which spiral each is on.
+/// Returns points on three spirals around the origin, and the index of each point's spiral.
 fn spirals(samples: usize) -> anyhow::Result<InMemory> {
     let point = |i: usize| {
         let (class, along) = (i % 3, i as f32 * 0.618 % 1.0);

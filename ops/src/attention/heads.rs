@@ -1,10 +1,11 @@
 //! The arithmetic of causal attention, head by head over slices.
 //!
-//! The keys and values of a head are laid out once. A few query rows at a time then meet those that they see, from the
-//! first of their first row up to their last row: two products forward, three backward, on scores that stay in the
-//! first-level cache. The gradients of keys and values are sums over queries, and take a tile of them at a time. Heads are
-//! independent, so threads share out (sample, key and value head) pairs; within a pair the order is fixed. What a row does
-//! not see adds zeros to its sums, so its bits depend on what it sees alone.
+//! The keys and values of a head are packed once. A few query rows at a time are multiplied with the keys and values
+//! that they attend to, from the first position that the first row sees to the position of the last row. This takes
+//! two products in the forward and five in the backward, on scores that stay in the first-level cache. The gradients
+//! of keys and values are sums over queries, and are accumulated one tile of queries at a time. Heads are
+//! independent, so threads split (sample, key and value head) pairs; within a pair the order is fixed. Positions that
+//! a row does not see add zeros to its sums, so its result depends only on the positions that it sees.
 
 use crate::graph::output::Shared;
 use crate::kernel::{Isa, softmax as kernel};
@@ -14,18 +15,19 @@ use crate::parallel::{Output, parts, split};
 use crate::product::{COLUMNS, Elements, FewRows, Matrix, Panels, Target, tile_rows};
 use std::ops::Range;
 
-/// Query rows whose contributions to the gradients of keys and values are added up at a time.
+/// Query rows whose contributions to the gradients of keys and values are summed at a time.
 const TILE: usize = 64;
 
-/// Rows of scores that are computed at a time, at most: what a row sees less than the last of them is within one vector.
+/// Limit on the rows of scores that are computed at a time. The last of them sees less than one vector of positions more
+/// than the first.
 const MOST_ROWS: usize = kernel::SPARE / 2;
 
-/// Rows of scores that are computed at a time: whole tiles of products.
+/// Returns how many rows of scores are computed at a time: a multiple of the rows of a product's tile.
 fn rows_at_a_time(isa: Isa) -> usize {
     MOST_ROWS / tile_rows(isa) * tile_rows(isa)
 }
 
-/// Sizes of an attention. `heads` is a multiple of `kv_heads`, none is 0 but perhaps `batch` and `time`.
+/// Sizes of an attention. `heads` is a multiple of `kv_heads`. Only `batch` and `time` may be 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     pub(crate) batch: usize,
@@ -35,13 +37,13 @@ pub(crate) struct Geometry {
     pub(crate) size: usize,
 }
 
-/// Products of queries and keys that the forward takes, or of probabilities and values.
+/// Number of products of size queries × keys in the forward: queries with keys, and probabilities with values.
 pub(crate) const FORWARD_PRODUCTS: u64 = 2;
-/// Those of the backward. A GPU carries two of them out twice, which is not counted.
+/// Number of such products in the backward. A GPU computes two of them twice, which is not counted.
 pub(crate) const BACKWARD_PRODUCTS: u64 = 5;
 
 impl Geometry {
-    /// Multiply-accumulates of one product of queries and keys, of what queries see.
+    /// Returns the multiply-accumulates of one such product, counting only the positions that queries see.
     pub(crate) fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
         let seen = firsts.iter().enumerate().map(|(index, first)| (index % self.time + 1 - first) as u64);
         seen.sum::<u64>() * (self.heads * self.size) as u64
@@ -55,13 +57,13 @@ impl Geometry {
         self.heads / self.kv_heads
     }
 
-    /// Floats that one (sample, key and value head) pair touches.
+    /// Returns the number of floats that one (sample, key and value head) pair touches.
     fn cost(self) -> usize {
         self.group() * self.time * (self.time + 4 * self.size)
     }
 }
 
-/// Bytes of the room that threads need.
+/// The temporary memory of threads, in bytes.
 impl Geometry {
     pub(crate) fn forward_room(self) -> u64 {
         let (time, size) = (self.time, self.size);
@@ -71,7 +73,7 @@ impl Geometry {
 
     pub(crate) fn backward_room(self) -> u64 {
         let (time, size, rows) = (self.time, self.size, TILE.min(self.time));
-        // Keys; keys and values turned; a tile's queries and upstream gradient.
+        // Keys; transposed keys and values; a tile's queries and upstream gradient.
         let panels = Panels::room(time, size) + 2 * Panels::room(size, time) + 2 * Panels::room(rows, size);
         let tile = 2 * floats(rows * size) + 2 * floats(rows * Scores::room(time));
         self.parts() * (panels + tile + 2 * floats(MOST_ROWS * size) + 2 * floats(time * size))
@@ -82,13 +84,13 @@ impl Geometry {
     }
 }
 
-/// Positions, `size` of them at a time.
+/// Splits positions into ranges of `size`.
 fn pieces(positions: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     positions.clone().step_by(size).map(move |start| start..positions.end.min(start + size))
 }
 
-/// Where a head's row lies in a buffer: element 0 of (sample b, position t, head h) is at
-/// `start + (b·time + t)·row + h·size`.
+/// The location of a head's rows in a buffer: element 0 of (sample b, position t, head h) is at `start + (b·time +
+/// t)·row + h·size`.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
     start: usize,
@@ -102,13 +104,13 @@ impl Rows {
         self.start + (sample * self.time + position) * self.row + head * self.size
     }
 
-    /// Some positions of one head as a matrix of positions × size.
+    /// Views some positions of one head as a matrix of positions × size.
     fn matrix(self, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize) -> Matrix<'_> {
         let start = self.at(sample, positions.start, head);
         Matrix::strided(data.skip(start), positions.len(), self.size, self.row)
     }
 
-    /// Some positions of one head, one after the other, as f32.
+    /// Copies some positions of one head, one after the other, as f32.
     fn read(self, isa: Isa, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize, out: &mut [f32]) {
         for (position, out) in positions.zip(out.chunks_exact_mut(self.size)) {
             data.read(isa, self.at(sample, position, head), out);
@@ -116,7 +118,7 @@ impl Rows {
     }
 }
 
-/// How q, k and v lie in memory.
+/// The layout of q, k and v in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layouts {
     q: Rows,
@@ -126,7 +128,7 @@ pub(crate) struct Layouts {
 }
 
 impl Layouts {
-    /// Each in its own buffer of `[batch, time, its heads, size]`.
+    /// Each in its own buffer of `[batch, time, heads, size]`, with its own number of heads.
     pub(crate) fn separate(g: Geometry) -> Self {
         let rows = |heads| Rows { start: 0, row: heads * g.size, time: g.time, size: g.size };
         Self { q: rows(g.heads), k: rows(g.kv_heads), v: rows(g.kv_heads), out: rows(g.heads) }
@@ -140,7 +142,7 @@ impl Layouts {
     }
 }
 
-/// Scores of query rows against the positions from `origin` on, which is where a panel of keys begins.
+/// Scores of query rows against the positions from `origin` on, at which a panel of keys begins.
 #[derive(Clone, Copy)]
 struct Scores {
     origin: usize,
@@ -148,20 +150,20 @@ struct Scores {
 }
 
 impl Scores {
-    /// For rows that see positions of `seen`.
+    /// Returns the scores for rows that see the positions `seen`.
     fn new(seen: Range<usize>) -> Self {
         let origin = seen.start / COLUMNS * COLUMNS;
         Self { origin, width: Self::room(seen.end - origin) }
     }
 
-    /// Floats of a row of that many scores.
+    /// Returns the number of floats of a row of scores for `positions` positions.
     fn room(positions: usize) -> usize {
         positions.next_multiple_of(16) + kernel::SPARE
     }
 }
 
-/// Writes `out`, of `[batch, time, heads, size]`, and gives ln Σ e^score of `[batch, heads, time]`, where a position sees
-/// those from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease.
+/// Writes `out`, of `[batch, time, heads, size]`, and returns ln Σ e^score of `[batch, heads, time]`. A position sees
+/// the positions from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease.
 pub(crate) fn forward(
     g: Geometry,
     at: Layouts,
@@ -212,7 +214,7 @@ pub(crate) fn forward(
     log_sums
 }
 
-/// What [`backward`] reads.
+/// The inputs of [`backward`].
 pub(crate) struct Saved<'a> {
     pub(crate) qkv: [Elements<'a>; 3],
     pub(crate) out: Elements<'a>,
@@ -222,7 +224,7 @@ pub(crate) struct Saved<'a> {
     pub(crate) firsts: &'a [usize],
 }
 
-/// Writes the gradients of q, k and v. The three may be parts of one buffer, as `at` says.
+/// Writes the gradients of q, k and v. The three may be parts of one buffer, according to `at`.
 pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]: [Shared<'_>; 3]) {
     if g.time == 0 {
         return;
@@ -243,14 +245,14 @@ pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]
             for (position, (dk_row, dv_row)) in rows.enumerate() {
                 // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
                 unsafe { dk.store(isa, at.k.at(sample, position, kv_head), dk_row) };
-                // SAFETY: as above; k's and v's columns of a packed buffer are not q's.
+                // SAFETY: as above; in a packed buffer the columns of k and v are disjoint from those of q.
                 unsafe { dv.store(isa, at.v.at(sample, position, kv_head), dv_row) };
             }
         }
     });
 }
 
-/// One thread's room for the backward.
+/// The buffers of one thread for the backward.
 struct Backward {
     g: Geometry,
     at: Layouts,
@@ -258,7 +260,7 @@ struct Backward {
     keys: Panels,
     keys_turned: Panels,
     values_turned: Panels,
-    /// A tile's q and the gradient of its results; as rows and as the operands of products.
+    /// A tile's q and the gradient of its results, both as rows and as packed operands of products.
     q: Vec<f32>,
     d_out: Vec<f32>,
     queries: Panels,
@@ -268,7 +270,7 @@ struct Backward {
     /// A tile's probabilities and the gradients of its scores.
     probabilities: Vec<f32>,
     d_scores: Vec<f32>,
-    /// The gradients of a pair's keys and values so far.
+    /// The accumulated gradients of a pair's keys and values.
     dk: Vec<f32>,
     dv: Vec<f32>,
 }
@@ -307,7 +309,7 @@ impl Backward {
         self.dv.fill(0.0);
     }
 
-    /// Finds the probabilities of a tile again and the gradients of its scores, and writes those of its queries.
+    /// Recomputes the probabilities of a tile, computes the gradients of its scores, and writes those of its queries.
     fn queries(&mut self, saved: &Saved<'_>, sample: usize, head: usize, tile: Range<usize>, dq: Shared<'_>) {
         let (g, at, isa) = (self.g, self.at, self.isa);
         at.q.read(isa, saved.qkv[0], sample, tile.clone(), head, &mut self.q);
@@ -326,7 +328,7 @@ impl Backward {
             }
             let scores = &mut self.probabilities[first * width..][..count * width];
             let d_scores = &mut self.d_scores[first * width..][..count * width];
-            // The panel in which the first key that these rows see begins.
+            // The start of the panel that contains the first key that these rows see.
             let begin = firsts[rows.start] / COLUMNS * COLUMNS;
             let row = |data| FewRows { data, count, row: g.size, step: 1 };
             let to = Target { data: &mut scores[begin - origin..], row: width, add: false };
@@ -347,7 +349,7 @@ impl Backward {
         }
     }
 
-    /// Adds what a tile's queries give to the gradients of the keys and values that they see.
+    /// Adds the contributions of a tile's queries to the gradients of the keys and values that they see.
     fn keys_and_values(&mut self, saved: &Saved<'_>, sample: usize, tile: Range<usize>) {
         let (g, isa) = (self.g, self.isa);
         let first = saved.firsts[sample * g.time + tile.start];
@@ -368,7 +370,7 @@ impl Backward {
     }
 }
 
-/// The query heads that share a key and value head.
+/// Returns the query heads that share a key and value head.
 fn heads_of(g: Geometry, kv_head: usize) -> Range<usize> {
     kv_head * g.group()..(kv_head + 1) * g.group()
 }

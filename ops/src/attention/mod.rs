@@ -1,7 +1,8 @@
-//! Causal self-attention that keeps no matrix of time × time.
+//! Causal self-attention that stores no matrix of time × time.
 //!
-//! The forward saves one number a row, ln Σ e^score, from which the backward finds the probabilities again tile by tile
-//! (Dao et al., "FlashAttention", 2022). The arithmetic is in [`crate::attention_heads`]; here are shapes and dtypes.
+//! The forward saves one number per row, ln Σ e^score, from which the backward recomputes the probabilities tile by
+//! tile (Dao et al., "FlashAttention", 2022). This file handles shapes and dtypes; `heads.rs` contains the
+//! arithmetic.
 
 pub(crate) mod heads;
 pub(crate) mod span;
@@ -23,7 +24,8 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::{Arc, OnceLock};
 
-/// softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads, size]`.
+/// Computes softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads,
+/// size]`.
 ///
 /// `heads` must be a multiple of `kv_heads`: query head h reads key and value head h / (heads / kv_heads), which is
 /// grouped-query attention. The result has the shape of q.
@@ -31,10 +33,10 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     causal_attention_within(q, k, v, &AttentionSpan::default())
 }
 
-/// [`causal_attention`] in which positions see no further back than `span` says.
+/// Computes [`causal_attention`] in which positions see only the earlier positions that `span` allows.
 ///
-/// What is outside of the span costs no time but at the edges of tiles, and changes no bit: a document that is packed with
-/// others gives what it gives alone.
+/// Positions outside the span cost no time, except at the edges of tiles, and do not change any bit: a document
+/// packed with others gives the same results as alone.
 pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan) -> Result<Tensor> {
     let (batch, time, _, _) = q.dims4()?;
     let separate = Separate {
@@ -46,13 +48,13 @@ pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, span: &Attent
     apply3(q, k, v, separate)
 }
 
-/// The same on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
+/// Computes [`causal_attention`] on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
 /// `[batch, time, heads·size]`.
 pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
     causal_attention_packed_within(qkv, heads, &AttentionSpan::default())
 }
 
-/// [`causal_attention_packed`] in which positions see no further back than `span` says.
+/// Computes [`causal_attention_packed`] in which positions see only the earlier positions that `span` allows.
 pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, span: &AttentionSpan) -> Result<Tensor> {
     let (batch, time, _) = qkv.dims3()?;
     let packed = Packed {
@@ -67,7 +69,7 @@ pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, span: &Attenti
 
 const OP: &str = "causal-attention";
 
-/// An attention of these sizes.
+/// Adds the memory of `firsts` and the threads' buffers to the costs of an attention of these sizes.
 fn footprint(geometry: Geometry, costs: Costs) -> Costs {
     let firsts = geometry.batch * geometry.time * size_of::<usize>();
     Costs {
@@ -79,7 +81,7 @@ fn footprint(geometry: Geometry, costs: Costs) -> Costs {
 }
 
 struct Separate {
-    /// The first position that each one sees.
+    /// The first position that each position sees.
     firsts: Arc<Firsts>,
     log_sums: OnceLock<Vec<f32>>,
     #[cfg(feature = "cuda")]
@@ -131,7 +133,7 @@ impl CustomOp3 for Separate {
         let mut out = Fresh::new(OP, qs.dtype(), len)?;
         let log_sums = forward(geometry, at, &self.firsts, qkv.each_ref().map(View::elements), out.shared());
         let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes it all.
+        // SAFETY: `forward` writes all elements.
         Ok((unsafe { out.filled(len) }, ql.shape().clone()))
     }
 
@@ -187,7 +189,7 @@ impl CustomOp3 for Separate {
         let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
         backward(geometry, Layouts::separate(geometry), &saved, [dq.shared(), dk.shared(), dv.shared()]);
         let gradient = |of: &Tensor, gradient: Fresh| {
-            // SAFETY: `backward` writes them all.
+            // SAFETY: `backward` writes all elements.
             of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
         };
         Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)))
@@ -235,7 +237,7 @@ impl CustomOp1 for Packed {
         let mut out = Fresh::new(OP, xs.dtype(), shape.elem_count())?;
         let log_sums = forward(geometry, Layouts::packed(geometry), &self.firsts, [x.elements(); 3], out.shared());
         let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes it all.
+        // SAFETY: `forward` writes all elements.
         Ok((unsafe { out.filled(shape.elem_count()) }, shape))
     }
 
@@ -267,7 +269,7 @@ impl CustomOp1 for Packed {
             Saved { qkv: [xs.elements(); 3], out: os.elements(), d_out: ds.elements(), log_sums, firsts: &self.firsts };
         let mut dx = Fresh::new(OP, x.dtype(), x.elem_count())?;
         backward(geometry, Layouts::packed(geometry), &saved, [dx.shared(); 3]);
-        // SAFETY: `backward` writes it all.
+        // SAFETY: `backward` writes all elements.
         Ok(Some(tensor(unsafe { dx.filled(x.elem_count()) }, x.shape())))
     }
 }

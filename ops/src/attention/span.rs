@@ -1,4 +1,4 @@
-//! How far back a position attends.
+//! The span of earlier positions that a position attends to.
 
 #[cfg(feature = "cuda")]
 use crate::gpu::attention::OnGpus;
@@ -7,19 +7,19 @@ use candle_core::{Result, Tensor, bail};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a position of causal attention sees of the positions before it. By default all of them.
+/// The earlier positions that a position sees in causal attention. The default is all of them.
 ///
-/// Make one for all layers of a model, or of a batch that has documents of its own: its clones share what is found out for a batch, and a
-/// GPU gets that once.
+/// Create one span for all layers of a model, or of a batch if its documents differ from other batches'. Clones share
+/// the first positions that are computed for a batch, which are also copied to a GPU only once.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionSpan {
     window: Option<usize>,
     documents: Option<Tensor>,
-    /// For the batch and time that were last asked for.
+    /// The result for the batch and time of the last request.
     found: Arc<Mutex<Option<Arc<Firsts>>>>,
 }
 
-/// The first position that each position of `[batch, time]` sees. Within a row it never goes back.
+/// The first position that each position of `[batch, time]` sees. It never decreases within a row.
 #[derive(Debug)]
 pub(crate) struct Firsts {
     /// Batch and time.
@@ -38,20 +38,21 @@ impl Deref for Firsts {
 }
 
 impl AttentionSpan {
-    /// Only the last `window` positions, its own included: sliding-window attention, as Mistral's.
+    /// Limits the span to the last `window` positions, including the position itself: sliding-window attention, as in
+    /// Mistral.
     #[must_use]
     pub fn window(self, window: usize) -> Self {
         Self { window: Some(window), documents: self.documents, found: Arc::default() }
     }
 
-    /// Only positions of the same document, where several are packed into a row. `documents` is `[batch, time]` of u32, i64
-    /// or u8; a document begins wherever the number changes.
+    /// Limits the span to positions of the same document, if several are packed into a row. `documents` is `[batch,
+    /// time]` of u32, i64 or u8; a document begins wherever the number changes.
     #[must_use]
     pub fn documents(self, documents: Tensor) -> Self {
         Self { window: self.window, documents: Some(documents), found: Arc::default() }
     }
 
-    /// Of a batch of these sizes.
+    /// Returns the first positions for a batch of these sizes.
     pub(crate) fn firsts(&self, op: &'static str, batch: usize, time: usize) -> Result<Arc<Firsts>> {
         let make = || {
             let positions = self.positions(op, batch, time)?;
@@ -64,7 +65,7 @@ impl AttentionSpan {
             Ok(Arc::new(firsts))
         };
         if self.window.is_none() && self.documents.is_none() {
-            // No GPU gets them.
+            // No GPU reads them.
             return make();
         }
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! A flat vector of f32 in the memory of a GPU.
+//! A flat vector of f32 in GPU memory.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use zero_kernels::{Address, Dtype};
 
 use super::{Gpu, Operand, address, kernel_dtype};
 
-/// f32 values in the memory of a GPU.
+/// A flat vector of f32 in GPU memory.
 pub struct Array {
     storage: CudaStorage,
     len: usize,
-    /// The type to which they are rounded when they are read.
+    /// The dtype to which readers round the values.
     travelled: Dtype,
 }
 
@@ -27,104 +27,106 @@ impl std::fmt::Debug for Array {
 }
 
 impl Array {
-    /// Room for `len` values, which are arbitrary at first.
+    /// Allocates `len` values with arbitrary content.
     ///
     /// # Errors
-    /// The memory does not suffice.
+    /// If memory is exhausted.
     pub fn room(device: &CudaDevice, len: usize) -> Result<Self> {
         Ok(Self { storage: Gpu::new(device)?.floats(len)?, len, travelled: Dtype::F32 })
     }
 
-    /// A tensor's values.
+    /// Copies a tensor's values.
     ///
     /// # Errors
-    /// The memory does not suffice, or the tensor is not of floats on a GPU.
+    /// If memory is exhausted, or the tensor does not hold floats on a GPU.
     pub(crate) fn of(device: &CudaDevice, values: &Tensor) -> Result<Self> {
         let mut array = Self::room(device, values.elem_count())?;
         array.take(0..array.len, values, false)?;
         Ok(array)
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the array is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The same values, as if they had gone between ranks in a type: they are rounded to it, to nearest, ties to even, by what reads them, which is
-    /// a sum, the norm and the update.
+    /// Marks the values as sent between ranks in `dtype`. The readers (sum, norm and update) round them to that
+    /// dtype, to nearest, ties to even.
     ///
     /// # Errors
-    /// The type is none of f32, bf16 and f16.
+    /// If the dtype is not f32, bf16 or f16.
     pub fn travelled(self, dtype: DType) -> Result<Self> {
         Ok(Self { travelled: kernel_dtype(OP, dtype)?, ..self })
     }
 
-    /// How the values are to be rounded by who reads them.
+    /// Returns the dtype to which readers round the values.
     pub(super) fn travelled_as(&self) -> Dtype {
         self.travelled
     }
 
-    /// Of values that are read as they are: everywhere but in those three places.
-    fn as_they_are(&self) -> &Self {
-        assert_eq!(self.travelled, Dtype::F32, "values that are rounded when they are read");
+    /// Returns the array for readers that do not round. Only the sum, the norm and the update accept values marked by
+    /// [`Array::travelled`].
+    fn unrounded(&self) -> &Self {
+        assert_eq!(self.travelled, Dtype::F32, "only the sum, the norm and the update read rounded values");
         self
     }
 
-    /// Copies a range to the host, when all is done that came before.
+    /// Waits for all earlier work on the stream and copies a range to the host.
     ///
     /// # Errors
-    /// What the driver says, such as of an earlier kernel.
+    /// The driver's error, which may come from an earlier kernel.
     ///
     /// # Panics
-    /// If the range is not in it, or of another length than `to`.
+    /// If the range is out of bounds, or its length differs from that of `to`.
     pub fn to_host(&self, range: Range<usize>, to: &mut [f32]) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
-        let slice = self.as_they_are().storage.as_cuda_slice::<f32>()?;
+        let slice = self.unrounded().storage.as_cuda_slice::<f32>()?;
         self.storage.device.cuda_stream().memcpy_dtoh(&slice.slice(range), to).map_err(candle_core::Error::wrap)
     }
 
-    /// Copies what the host has over what begins at `at`. The host may change it when this returns.
+    /// Overwrites the values from `at` on with values of the host. The host may change `from` as soon as this
+    /// returns.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Panics
-    /// If there are not as many values.
+    /// If the values do not fit.
     pub fn upload(&mut self, at: usize, from: &[f32]) -> Result<()> {
         if from.is_empty() {
             return Ok(());
         }
         assert!(at + from.len() <= self.len);
         let to = self.address(&(at..at + from.len()))?;
-        // SAFETY: there is room for them.
+        // SAFETY: the range from `at` on, which `to` begins, has room for the values.
         unsafe { Gpu::new(&self.storage.device)?.overwrite(from, to) }
     }
 
-    /// Copies a range of another over what begins at `at`.
+    /// Overwrites the values from `at` on with a range of another array.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Panics
-    /// If one of them has not as many values.
+    /// If a range is out of bounds.
     pub fn copy(&mut self, at: usize, from: &Array, range: Range<usize>) -> Result<()> {
         let to = at..at + range.len();
-        super::copy(&from.as_they_are().storage, range, &mut self.storage, to)
+        super::copy(&from.unrounded().storage, range, &mut self.storage, to)
     }
 
-    /// Adds another, element by element.
+    /// Adds another array, element by element.
     ///
     /// # Errors
-    /// It is of another length, or what the driver says.
+    /// If the lengths differ, or the driver's error.
     pub fn add(&mut self, other: &Array) -> Result<()> {
         if self.len != other.len {
             bail!("{OP}: {} values added to {}", other.len, self.len);
@@ -133,7 +135,7 @@ impl Array {
             (Gpu::new(&self.storage.device)?, address(OP, &other.storage)?, address(OP, &self.storage)?);
         let (count, travelled) =
             (self.len as u64, [other.travelled, std::mem::replace(&mut self.travelled, Dtype::F32)]);
-        // SAFETY: both hold as many values; they are of different storages.
+        // SAFETY: both arrays hold the same number of values and have different storages.
         unsafe {
             match travelled {
                 [Dtype::F32, Dtype::F32] => gpu.launch_some(add_to(Dtype::F32, count, from, to)),
@@ -142,23 +144,23 @@ impl Array {
         }
     }
 
-    /// The values rounded to a type, to nearest, ties to even.
+    /// Returns the values rounded to a dtype, to nearest, ties to even.
     ///
     /// # Errors
-    /// The memory does not suffice, or the type is none of f32, bf16 and f16.
+    /// If memory is exhausted, or the dtype is not f32, bf16 or f16.
     pub fn rounded(&self, dtype: DType) -> Result<CudaStorage> {
         let gpu = Gpu::new(&self.storage.device)?;
         let rounded = gpu.room(OP, dtype, self.len)?;
-        let (from, to) = (address(OP, &self.as_they_are().storage)?, address(OP, &rounded)?);
-        // SAFETY: both hold as many values.
+        let (from, to) = (address(OP, &self.unrounded().storage)?, address(OP, &rounded)?);
+        // SAFETY: both storages hold the same number of values.
         unsafe { gpu.launch_some(narrow(kernel_dtype(OP, dtype)?, self.len as u64, from, to)) }?;
         Ok(rounded)
     }
 
-    /// The first `len` values of a storage, in f32, exactly.
+    /// Converts the first `len` values of a storage to f32, which is exact.
     ///
     /// # Errors
-    /// The memory does not suffice, or the storage is none of f32, bf16 and f16.
+    /// If memory is exhausted, or the storage is not f32, bf16 or f16.
     pub fn widened(values: CudaStorage, len: usize) -> Result<Self> {
         if values.dtype() == DType::F32 {
             return Ok(Self { storage: values, len, travelled: Dtype::F32 });
@@ -166,25 +168,25 @@ impl Array {
         let array = Self::room(&values.device, len)?;
         let (from, to) = (address(OP, &values)?, address(OP, &array.storage)?);
         let dtype = kernel_dtype(OP, values.dtype())?;
-        // SAFETY: both hold as many values.
+        // SAFETY: both storages hold the same number of values.
         unsafe { Gpu::new(&values.device)?.launch_some(widen(dtype, len as u64, from, to)) }?;
         Ok(array)
     }
 
-    /// The storage, of f32.
+    /// Returns the f32 storage.
     #[must_use]
     pub fn into_storage(self) -> CudaStorage {
-        self.as_they_are();
+        self.unrounded();
         self.storage
     }
 
-    /// Zeros in a range.
+    /// Sets a range to zero.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Panics
-    /// If the range is not in it.
+    /// If the range is out of bounds.
     pub fn zero(&mut self, range: Range<usize>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -194,10 +196,10 @@ impl Array {
         stream.memset_zeros(&mut slice.slice_mut(range)).map_err(candle_core::Error::wrap)
     }
 
-    /// A tensor's values, of any float type, into a range: instead of what is there, or added to it.
+    /// Writes the values of a tensor of any float dtype to a range, or adds them to it if `add` is set.
     ///
     /// # Errors
-    /// A tensor of another size, or on another device.
+    /// If the tensor has another size or is on another device.
     pub(crate) fn take(&mut self, range: Range<usize>, values: &Tensor, add: bool) -> Result<()> {
         let from = Operand::of(OP, values)?;
         if from.count != range.len() {
@@ -205,7 +207,7 @@ impl Array {
         }
         let (gpu, to, count) = (Gpu::of(OP, values)?, self.address(&range)?, from.count as u64);
         match (add, from.dtype) {
-            // SAFETY: both ranges hold as many values; they are of different storages.
+            // SAFETY: both ranges hold the same number of values and are in different storages.
             (true, dtype) => unsafe { gpu.launch_some(add_to(dtype, count, from.address, to)) },
             (false, Dtype::F32) => {
                 let (storage, layout) = values.storage_and_layout();
@@ -228,7 +230,7 @@ impl Array {
         }
     }
 
-    /// Where a range begins.
+    /// Returns the address of a range.
     pub(crate) fn address(&self, range: &Range<usize>) -> Result<Address> {
         if range.end > self.len || range.start > range.end {
             bail!("{OP}: {range:?} of {} values", self.len);
@@ -236,7 +238,7 @@ impl Array {
         Ok(address(OP, &self.storage)? + (range.start * DType::F32.size_in_bytes()) as u64)
     }
 
-    /// The values as a tensor of one dimension.
+    /// Returns the values as a one-dimensional tensor.
     pub(crate) fn into_tensor(self) -> Tensor {
         Tensor::from_storage(Storage::Cuda(self.storage), self.len, BackpropOp::none(), false)
     }

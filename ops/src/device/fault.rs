@@ -1,9 +1,10 @@
-//! What a GPU finds out after the host has gone on, such as an index that is out of range.
+//! Errors that only the GPU can detect, after the host has gone on, such as an index out of range.
 //!
-//! The host cannot look at indices without waiting for all that is on the stream in front of them, in every step. So a kernel does, and
-//! leaves what it finds in memory of the host, which costs nothing to look at. Every operation that takes indices looks first, and so can
-//! whoever has waited for the stream anyway, for a loss say ([`check`]). Until then nothing comes out right by chance: such an index makes
-//! NaN, forward and backward.
+//! The host cannot check indices itself without waiting, in every step, for all earlier work on the stream. A kernel
+//! checks them instead and records an error in host memory, which the host reads without waiting. Every operation
+//! that takes indices checks this memory first. So can code that has waited for the stream anyway, for example for a
+//! loss ([`check`]). Until then, an index out of range produces NaN in the forward and in the backward, so a wrong
+//! result cannot look correct.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,52 +15,52 @@ use zero_kernels::indices::Fault;
 
 use super::{Gpu, driver};
 
-/// Waits for all that was put on a GPU's stream, and says what went wrong there since the last time. On the processor errors come at
-/// once: there is nothing to say.
+/// Waits for all work on a GPU's stream and reports the first error since the last check. On the CPU operations
+/// report their errors at once, so this does nothing.
 ///
 /// # Errors
-/// The first of: an index out of range, a gradient of a loss that was computed for another one; or what the driver says.
+/// An index out of range, or a loss gradient other than the one that was assumed; or the driver's error.
 pub fn check(device: &Device) -> Result<()> {
     let Device::Cuda(device) = device else { return Ok(()) };
     device.cuda_stream().synchronize().map_err(Error::wrap)?;
     Gpu::new(device)?.check()
 }
 
-/// What an operation finds out on the device.
+/// A kind of error that a kernel can record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// An index that is out of range: the index, its position and the limit.
+    /// An index is out of range. The details are the index, its position and the limit.
     Index,
-    /// A loss's gradient that was not foreseen: the bits of what it is, and of what it was computed for.
+    /// The gradient of a loss differs from the one that was assumed. The details are the bits of both.
     Gradient,
 }
 
-/// The memory in which kernels of one stream leave what they find.
+/// The memory in which the kernels of one stream record errors.
 pub(crate) struct Faults {
     fault: *mut Fault,
-    /// Operations that have asked, in the order of their numbers.
+    /// Operations that have requested a code, in the order of their numbers.
     operations: Mutex<Vec<&'static str>>,
     _memory: Pinned,
 }
 
-// SAFETY: what the pointer points to is written by the device and read by the host, and is its own as long as this lives.
+// SAFETY: the pointer refers to pinned memory that this value owns; the device writes it and the host reads it.
 unsafe impl Send for Faults {}
-// SAFETY: as above; all accesses are volatile, and a value that is torn is read again behind a wait.
+// SAFETY: all accesses are volatile, and a torn value is read again after a synchronization.
 unsafe impl Sync for Faults {}
 
 impl Faults {
     pub(super) fn new(device: &Arc<zero_cuda::Device>) -> Result<Self> {
-        // Zeros: nothing is wrong. Pinned memory begins at a page.
+        // All zeros means no error. Pinned memory begins at a page.
         let mut memory = Pinned::new(device, size_of::<Fault>()).map_err(driver)?;
         Ok(Self { fault: memory.as_mut_ptr().cast(), operations: Mutex::default(), _memory: memory })
     }
 
-    /// Where kernels leave it: the device knows the host's pinned memory by the host's addresses.
+    /// Returns the device address of the memory, which for pinned memory equals the host address.
     pub(crate) fn address(&self) -> Address {
         self.fault.expose_provenance() as Address
     }
 
-    /// By which a kernel says what it has found. Not 0.
+    /// Returns the code with which a kernel of `op` records this kind of error. It is never 0.
     pub(crate) fn what(&self, op: &'static str, finding: Finding) -> u64 {
         let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
         let number = operations.iter().position(|known| *known == op).unwrap_or_else(|| {
@@ -69,13 +70,13 @@ impl Faults {
         2 * number as u64 + if finding == Finding::Index { 1 } else { 2 }
     }
 
-    /// What has been found, which is then forgotten.
+    /// Returns the recorded error, if any, and clears it.
     fn take(&self, device: &CudaDevice) -> Result<Option<String>> {
-        // SAFETY: the memory lives.
+        // SAFETY: `_memory` keeps the memory alive.
         if unsafe { (&raw const (*self.fault).what).read_volatile() } == 0 {
             return Ok(None);
         }
-        // The kernel that has begun to write is done after that.
+        // Wait for the kernel that is writing the record.
         device.cuda_stream().synchronize().map_err(Error::wrap)?;
         // SAFETY: as above, and nothing on the stream writes it now.
         let fault = unsafe {
@@ -99,7 +100,7 @@ impl Faults {
 }
 
 impl Gpu {
-    /// What was found on the stream so far, without waiting for it.
+    /// Reports an error recorded on the stream so far, without waiting.
     pub(crate) fn check(&self) -> Result<()> {
         match self.faults.take(&self.device)? {
             None => Ok(()),

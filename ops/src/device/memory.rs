@@ -1,4 +1,4 @@
-//! Values of a parameter's type in the memory of a GPU: room for them, copies, and marks on the stream that makes them.
+//! GPU memory for values of a parameter's dtype: allocation, copies, and events on the stream that writes them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use zero_kernels::Address;
 
 use super::{Gpu, address, driver, on_stream};
 
-/// Room for `len` values of f32, bf16 or f16, which are arbitrary at first.
+/// Allocates `len` values of f32, bf16 or f16 with arbitrary content.
 ///
 /// # Errors
-/// The memory does not suffice.
+/// If memory is exhausted.
 pub fn room(device: &CudaDevice, dtype: DType, len: usize) -> Result<CudaStorage> {
     Gpu::new(device)?.room("parameters", dtype, len)
 }
 
-/// A copy of what the host has.
+/// Copies host values to the GPU.
 ///
 /// # Errors
-/// The memory does not suffice.
+/// If memory is exhausted.
 pub fn upload(device: &CudaDevice, values: &CpuStorage) -> Result<CudaStorage> {
     if elements(values) == 0 {
         return room(device, values.dtype(), 0);
@@ -41,7 +41,7 @@ fn elements(values: &CpuStorage) -> usize {
     }
 }
 
-/// Values that a storage of f32, bf16 or f16 holds; none of any other.
+/// Returns the number of values in a storage of f32, bf16 or f16, and 0 for any other dtype.
 #[must_use]
 pub fn elements_of(storage: &CudaStorage) -> usize {
     match &storage.slice {
@@ -52,13 +52,13 @@ pub fn elements_of(storage: &CudaStorage) -> usize {
     }
 }
 
-/// Copies a range over one of another storage of the same type and GPU.
+/// Copies a range to a range of another storage of the same dtype on the same GPU.
 ///
 /// # Errors
-/// They are of different types, or what the driver says.
+/// If the dtypes differ, or the driver's error.
 ///
 /// # Panics
-/// If a range is not in its storage, or they differ in length.
+/// If a range is out of bounds or the lengths differ.
 pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, target: Range<usize>) -> Result<()> {
     fn of<T: DeviceRepr>(
         device: &CudaDevice,
@@ -81,13 +81,13 @@ pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, targ
     }
 }
 
-/// Copies a range to the host, when all is done that came before.
+/// Waits for all earlier work on the stream and copies a range to the host.
 ///
 /// # Errors
-/// A storage of another type, or what the driver says.
+/// If the storage has another dtype, or the driver's error.
 ///
 /// # Panics
-/// If the range is not in it.
+/// If the range is out of bounds.
 pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
     fn of<T: DeviceRepr + Clone + Default>(
         from: &CudaStorage,
@@ -108,23 +108,23 @@ pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
     }
 }
 
-/// Where a storage of f32, bf16 or f16 begins, for whoever brings its values elsewhere.
+/// Returns the address of a storage of f32, bf16 or f16, for code that copies its values.
 ///
 /// # Errors
-/// It is of another type.
+/// If the storage has another dtype.
 pub fn begin(storage: &CudaStorage) -> Result<Address> {
     address("parameters", storage)
 }
 
-/// A mark behind all that is on a GPU's stream now.
+/// An event that follows all work on a GPU's stream at the time of its creation.
 #[derive(Debug)]
 pub struct Mark(Event);
 
 impl Mark {
-    /// Behind what is on the stream.
+    /// Records an event on the stream.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let event = Event::new(&of).map_err(driver)?;
@@ -136,7 +136,7 @@ impl Mark {
         &self.0
     }
 
-    /// The event, as the driver knows it (a `CUevent`); it lives as long as this.
+    /// Returns the driver's handle of the event (a `CUevent`), which is valid as long as this value lives.
     #[must_use]
     pub fn raw(&self) -> u64 {
         self.0.raw() as u64

@@ -1,7 +1,7 @@
-//! A GPU: its kernels, its memory, and what operations read of it.
+//! A GPU: its kernels, its memory and the operands of its operations.
 //!
-//! Everything is put on the one stream that candle's device has, in the order of the program: nothing here waits. What reads results
-//! on the host ([`Array::to_host`], candle's own copies) does.
+//! All work goes to the single stream of candle's device, in program order, and nothing here waits. Only reading
+//! results on the host waits ([`Array::to_host`], candle's own copies).
 
 #![allow(unsafe_code)]
 
@@ -36,30 +36,31 @@ pub use staging::{Arriving, Staging};
 pub use timeline::Timeline;
 pub use uploads::{onto, sent};
 
-/// Opens GPU `ordinal` of those that are visible.
+/// Opens GPU `ordinal` of the visible ones.
 ///
 /// # Errors
-/// There is no driver, no such GPU, or a library that candle needs is missing.
+/// If the driver, the GPU or a library that candle needs is missing.
 pub fn open(ordinal: usize) -> Result<Device> {
     let device = CudaDevice::new_with_stream(ordinal)?;
-    // SAFETY: all work is on the device's one stream, so nothing is used before it is there, or freed before its last use.
+    // SAFETY: all work is on the device's single stream, so memory is never used before it is written, or freed
+    // before its last use.
     unsafe { device.disable_event_tracking() };
-    pool::keep_what_is_freed(&device)?;
+    pool::keep_freed_memory(&device)?;
     pool::share_with_peers(&device)?;
     Ok(Device::Cuda(device))
 }
 
-/// Loads all kernels that training launches, ours and candle's. Whoever loads one later waits for all that the GPU does: perhaps for a
-/// collective, which waits for a rank that may wait for this one. `CUDA_MODULE_LOADING=EAGER` says the same of the kernels of libraries, and
-/// of all of a file of kernels.
+/// Loads all kernels that training launches, ours and candle's. Loading a kernel later would wait for all work on the
+/// GPU, possibly for a collective, which waits for a rank that may in turn wait for this one.
+/// `CUDA_MODULE_LOADING=EAGER` does the same for the kernels of libraries and for all kernels of a module.
 ///
 /// # Errors
-/// The program was built without kernels for this GPU, or what the driver says.
+/// If the program was built without kernels for this GPU, or the driver's error.
 pub fn load_kernels(device: &Device) -> Result<()> {
     use candle_core::cuda_backend::kernels::{AFFINE, BINARY, CAST, FILL, INDEXING, REDUCE, TERNARY, UNARY};
     let Device::Cuda(device) = device else { return Ok(()) };
     Gpu::new(device)?.kernels.load_all().map_err(driver)?;
-    // A file is loaded for one of its kernels.
+    // One kernel of each module suffices: it loads the module.
     let files = [
         (&AFFINE, "affine_f32"),
         (&BINARY, "badd_f32"),
@@ -73,9 +74,10 @@ pub fn load_kernels(device: &Device) -> Result<()> {
     files.into_iter().try_for_each(|(file, kernel)| device.get_or_load_func(kernel, file).map(drop))
 }
 
-/// A storage for no elements, of a float type or of one that no operation takes. It holds one, since the driver gives no memory of no size.
+/// Returns storage without elements, of a float dtype or of one that no operation accepts. It allocates one element,
+/// since the driver rejects allocations of size zero.
 pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> {
-    // SAFETY: nobody reads it: a tensor has elements, or is refused for its type.
+    // SAFETY: no operation reads it: an empty tensor has no elements to read, and the other dtype is rejected.
     let slice = unsafe {
         match dtype {
             DType::F32 => CudaStorageSlice::F32(device.alloc(1)?),
@@ -87,7 +89,7 @@ pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> 
     Ok(CudaStorage { slice, device: device.clone() })
 }
 
-/// A GPU as operations see it: where they put what they do.
+/// The kernels and the stream of a GPU, on which operations launch their work.
 #[derive(Clone)]
 pub(crate) struct Gpu {
     device: CudaDevice,
@@ -95,13 +97,13 @@ pub(crate) struct Gpu {
     faults: Arc<Faults>,
 }
 
-/// The kernels of each GPU that has been asked for.
+/// The kernels of each GPU that is in use.
 static KERNELS: Mutex<Vec<(usize, Arc<Kernels>)>> = Mutex::new(vec![]);
-/// What was found on each device of candle's, each of which has a stream of its own.
+/// The recorded errors of each candle device, since each has its own stream.
 static FAULTS: Mutex<Vec<(DeviceId, Arc<Faults>)>> = Mutex::new(vec![]);
 
-/// What is known by `key`, or what `make` makes of it, which is then known.
-fn known<K: PartialEq, V>(all: &Mutex<Vec<(K, Arc<V>)>>, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
+/// Returns the value of `key`, which `make` creates at the first use.
+fn cached<K: PartialEq, V>(all: &Mutex<Vec<(K, Arc<V>)>>, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, value)) = all.iter().find(|(of, _)| *of == key) {
         return Ok(Arc::clone(value));
@@ -115,28 +117,28 @@ fn driver(error: CudaError) -> Error {
     Error::wrap(error)
 }
 
-/// What `then` does with the stream that candle's device has; `of` is the same GPU.
+/// Calls `then` with the stream of candle's device. `of` is the same GPU.
 fn on_stream<R>(
     device: &CudaDevice,
     of: &Arc<zero_cuda::Device>,
     then: impl FnOnce(&Stream) -> std::result::Result<R, CudaError>,
 ) -> Result<R> {
     let stream = device.cuda_stream();
-    // SAFETY: candle's stream is one of its device, and lives until the end of the call.
+    // SAFETY: candle's stream belongs to its device and outlives the call.
     then(&unsafe { Stream::borrow(of, stream.cu_stream()) }).map_err(driver)
 }
 
 impl Gpu {
-    /// That of a device of candle's.
+    /// Returns the GPU of a candle device.
     pub(crate) fn new(device: &CudaDevice) -> Result<Self> {
         let ordinal = device.cuda_stream().context().ordinal();
         let kernels =
-            known(&KERNELS, ordinal, || Ok(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?)))?;
-        let faults = known(&FAULTS, device.id(), || Faults::new(kernels.device()))?;
+            cached(&KERNELS, ordinal, || Ok(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?)))?;
+        let faults = cached(&FAULTS, device.id(), || Faults::new(kernels.device()))?;
         Ok(Self { device: device.clone(), kernels, faults })
     }
 
-    /// That of a tensor.
+    /// Returns the GPU of a tensor.
     pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Self> {
         match tensor.device() {
             Device::Cuda(device) => Self::new(device),
@@ -148,39 +150,40 @@ impl Gpu {
         &self.device
     }
 
-    /// Puts a launch on the stream.
+    /// Launches a kernel on the stream.
     ///
     /// # Safety
-    /// What the functions that made the launch say of its addresses is so when the stream gets to it.
+    /// The launch's requirements on its addresses, which the functions that create it document, must hold when the
+    /// stream reaches it.
     pub(crate) unsafe fn launch<A>(&self, launch: &Launch<A>) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         on_stream(&self.device, self.kernels.device(), |stream| unsafe { self.kernels.launch(launch, stream) })
     }
 
-    /// [`Gpu::launch`] of what there may be nothing of.
+    /// Calls [`Gpu::launch`] unless there are no elements to process.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Gpu::launch`].
     pub(crate) unsafe fn launch_some<A>(&self, launch: Option<Launch<A>>) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         launch.map_or(Ok(()), |launch| unsafe { self.launch(&launch) })
     }
 
-    /// Puts zeros on the stream.
+    /// Sets `bytes` bytes at an address to zero, in stream order.
     ///
     /// # Safety
-    /// There are as many bytes at the address when the stream gets to it.
+    /// The address must be valid for that many bytes when the stream reaches this.
     pub(crate) unsafe fn zero(&self, at: Address, bytes: usize) -> Result<()> {
         let stream = self.device.cuda_stream();
         stream.context().bind_to_thread().map_err(Error::wrap)?;
-        // SAFETY: the stream lives until the end of the call; the caller answers for the bytes.
+        // SAFETY: the stream outlives the call; the caller guarantees that the bytes are valid.
         unsafe { memset_d8_async(at, 0, bytes, stream.cu_stream()) }.map_err(Error::wrap)
     }
 
-    /// Room for `count` elements, or one, whose content is arbitrary.
+    /// Allocates `count` elements, at least one, with arbitrary content.
     pub(crate) fn room(&self, op: &'static str, dtype: DType, count: usize) -> Result<CudaStorage> {
         fn of<T: CudaDType + DeviceRepr>(device: &CudaDevice, count: usize) -> Result<CudaStorage> {
-            // SAFETY: whoever asks for room writes before anybody reads: floats of any bits are floats.
+            // SAFETY: callers write the memory before they read it, and any bits are a valid float.
             let slice: CudaSlice<T> = unsafe { device.alloc(count.max(1)) }?;
             Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
         }
@@ -192,13 +195,13 @@ impl Gpu {
         }
     }
 
-    /// Room for `count` f32.
+    /// Allocates `count` f32.
     pub(crate) fn floats(&self, count: usize) -> Result<CudaStorage> {
         self.room("floats", DType::F32, count)
     }
 }
 
-/// The type by which kernels are named.
+/// Returns the dtype in the form that kernel names use.
 pub(crate) fn kernel_dtype(op: &'static str, dtype: DType) -> Result<Dtype> {
     match dtype {
         DType::F32 => Ok(Dtype::F32),
@@ -208,12 +211,12 @@ pub(crate) fn kernel_dtype(op: &'static str, dtype: DType) -> Result<Dtype> {
     }
 }
 
-/// Where a slice begins.
+/// Returns the address of a slice.
 pub(crate) fn begin<T>(slice: &CudaSlice<T>) -> Address {
     slice.device_ptr(slice.stream()).0
 }
 
-/// Where a storage begins.
+/// Returns the address of a storage.
 pub(crate) fn address(op: &'static str, storage: &CudaStorage) -> Result<Address> {
     match &storage.slice {
         CudaStorageSlice::F32(slice) => Ok(begin(slice)),
@@ -222,25 +225,26 @@ pub(crate) fn address(op: &'static str, storage: &CudaStorage) -> Result<Address
         CudaStorageSlice::U8(slice) => Ok(begin(slice)),
         CudaStorageSlice::U32(slice) => Ok(begin(slice)),
         CudaStorageSlice::I64(slice) => Ok(begin(slice)),
-        // How a released parameter is stored.
+        // The storage of a released parameter.
         CudaStorageSlice::F4(_) => bail!("{op}: reads a parameter that is released"),
         _ => bail!("{op}: f32, bf16, f16 or indices expected, got {:?}", storage.dtype()),
     }
 }
 
-/// Elements that a kernel reads, in row-major order.
+/// The elements that a kernel reads, in row-major order.
 ///
-/// The address is good for launches that are put on the stream while this lives, or the storage that it was made of.
+/// The address is valid for launches that are put on the stream while this value, or the storage that it was made
+/// from, is alive.
 pub(crate) struct Operand {
     pub(crate) address: Address,
     pub(crate) dtype: Dtype,
     pub(crate) count: usize,
-    /// What is not contiguous is copied.
+    /// The copy of an operand that is not contiguous.
     _copy: Option<CudaStorage>,
 }
 
 impl Operand {
-    /// What lies somewhere in memory that somebody else keeps.
+    /// Describes elements in memory that the caller keeps alive.
     pub(crate) fn at(address: Address, dtype: Dtype, count: usize) -> Self {
         Self { address, dtype, count, _copy: None }
     }
@@ -257,7 +261,8 @@ impl Operand {
         Ok(Self { address: address(op, &copy)?, dtype: kernel_dtype(op, dtype)?, count, _copy: Some(copy) })
     }
 
-    /// That of a tensor. What frees the tensor's storage later is behind these launches on the stream.
+    /// Returns the elements of a tensor. If the tensor's storage is freed later, the stream frees it after these
+    /// launches.
     pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Self> {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {

@@ -1,4 +1,4 @@
-//! The optimizer's step, and the gradient norm that it is held against, on a GPU.
+//! The optimizer step on a GPU, and the gradient norm that clips it.
 
 use std::marker::PhantomData;
 use std::ops;
@@ -26,42 +26,42 @@ const OP: &str = "optimizer";
 pub struct Part<'a> {
     address: Address,
     dtype: Dtype,
-    /// The type to which values are rounded when they are read.
+    /// The dtype to which values are rounded when they are read.
     travelled: Dtype,
     count: usize,
     of: PhantomData<&'a ()>,
 }
 
 impl<'a> Part<'a> {
-    /// Gradients.
+    /// Wraps gradients.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn read(array: &'a Array) -> Result<Self> {
         let (address, count) = (array.address(&(0..array.len()))?, array.len());
         Ok(Self { address, dtype: Dtype::F32, travelled: array.travelled_as(), count, of: PhantomData })
     }
 
-    /// The optimizer's state or a master.
+    /// Wraps optimizer state or master parameters.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn write(array: &'a mut Array) -> Result<Self> {
         Self::read(array)
     }
 
-    /// A shard of parameters.
+    /// Wraps a shard of parameters.
     ///
     /// # Errors
-    /// They are none of f32, bf16 and f16.
+    /// If the dtype is not f32, bf16 or f16.
     pub fn of_shard(shard: &'a mut CudaStorage) -> Result<Self> {
         Self::of_storage(shard)
     }
 
-    /// A parameter's values.
+    /// Wraps the values of a parameter.
     ///
     /// # Errors
-    /// They are not on a GPU, or released.
+    /// If the values are not on a GPU, or the parameter is released.
     pub fn of_leaf(leaf: &'a Tensor) -> Result<Self> {
         let (storage, _) = leaf.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else { bail!("{OP}: a parameter on a GPU expected") };
@@ -73,10 +73,10 @@ impl<'a> Part<'a> {
         Ok(Self { address, dtype, travelled: Dtype::F32, count: elements_of(storage), of: PhantomData })
     }
 
-    /// A range of it.
+    /// Narrows the part to a range.
     ///
     /// # Errors
-    /// The range is not in it.
+    /// If the range is out of bounds.
     pub fn at(self, range: ops::Range<usize>) -> Result<Self> {
         if range.end > self.count || range.start > range.end {
             bail!("{OP}: {range:?} of {} values", self.count);
@@ -86,25 +86,26 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Elements that a step updates alike: parameters, states and gradients of one number.
+/// Elements that one step updates in the same way. All parts have the same number of elements.
 pub struct Updated<'a> {
-    /// f32.
+    /// Parameters, f32.
     pub parameters: Part<'a>,
-    /// The optimizer's, f32.
+    /// States of the optimizer, f32.
     pub states: Vec<Part<'a>>,
-    /// As f32.
+    /// Gradients, read as f32.
     pub gradients: Part<'a>,
-    /// Gets the new parameters, rounded to its own type.
+    /// Receives the new parameters, rounded to its own dtype.
     pub working: Option<Part<'a>>,
     /// Whether weight decay applies.
     pub decay: bool,
 }
 
-/// One pass over all ranges. The factors are those with weight decay and those without; with `norms`, gradients are scaled by what came of the last
-/// norm, and nothing is updated if that was not admitted.
+/// Runs the optimizer in one pass over all ranges. `factors` are those with weight decay and those without. With
+/// `norms`, gradients are scaled by the clip coefficient of the last norm, and nothing is updated if that norm was
+/// rejected.
 ///
 /// # Errors
-/// Numbers of elements that differ, parameters that are not f32, or what the driver says.
+/// If the numbers of elements differ, parameters are not f32, or the driver's error.
 pub fn step(device: &CudaDevice, factors: [&Factors; 2], updated: &[Updated<'_>], norms: Option<&Norms>) -> Result<()> {
     let (gpu, verdict) = (Gpu::new(device)?, norms.map_or(0, |norms| begin(&norms.verdict)));
     for some in
@@ -112,7 +113,8 @@ pub fn step(device: &CudaDevice, factors: [&Factors; 2], updated: &[Updated<'_>]
     {
         let ranges = some.iter().map(Updated::range).collect::<Result<Vec<_>>>()?;
         let launch = update(some.first().map_or(Dtype::F32, working_dtype), factors, &ranges, verdict);
-        // SAFETY: all of a range have the range's number of elements; what is written is borrowed for that, or a leaf's own.
+        // SAFETY: all parts of an update have the same number of elements, and the written ones are borrowed mutably
+        // or are a leaf's own storage.
         unsafe { gpu.launch_some(launch) }?;
     }
     Ok(())
@@ -144,7 +146,8 @@ impl Updated<'_> {
     }
 }
 
-/// Gradient norms that are made on a GPU, and what came of the last one: there, where steps read it, and in memory of the host.
+/// Gradient norms computed on a GPU. The verdict of the last norm is kept in GPU memory, where steps read it, and in
+/// host memory.
 pub struct Norms {
     device: CudaDevice,
     verdict: CudaSlice<u8>,
@@ -154,42 +157,44 @@ pub struct Norms {
 }
 
 impl Norms {
-    /// For a GPU.
+    /// Allocates the memory for norms on a GPU.
     ///
     /// # Errors
-    /// A memory does not suffice.
+    /// If GPU memory or pinned host memory is exhausted.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let bytes = size_of::<Verdict>();
-        // SAFETY: a step reads it behind a norm, which writes it.
+        // SAFETY: a step reads the verdict only after a norm has written it.
         let verdict = unsafe { device.alloc::<u8>(bytes) }?;
         let host = Pinned::new(&of, bytes.max(size_of::<[i64; LIMBS]>())).map_err(driver)?;
         Ok(Self { device: device.clone(), verdict, host, made: None })
     }
 
-    /// Finds the norm of gradients, of which each part begins where a sum begins, and judges it. The host does not wait.
+    /// Computes the norm of gradients and checks it against `limits`, without waiting. Each part must begin at the
+    /// boundary of a partial sum.
     ///
     /// # Errors
-    /// The memory does not suffice, or what the driver says.
+    /// If memory is exhausted, or the driver's error.
     pub fn judge(&mut self, gradients: &[Part<'_>], limits: &Limits) -> Result<()> {
         let to = [begin(&self.verdict), self.host_address()];
         self.launch(gradients, |count, partials| verdict(count, partials, limits, 0, to))
     }
 
-    /// What came of the last norm, when it is made.
+    /// Waits for the last norm and returns its verdict.
     ///
     /// # Errors
-    /// There was none since the last call, or what the driver says.
+    /// If no norm was computed since the last call, or the driver's error.
     pub fn verdict(&mut self) -> Result<zero_optim::norm::Verdict> {
         let [norm, clip, last] = self.words()?;
         let (scale, admitted) = (f32::from_bits(last as u32), (last >> 32) as u32);
         Ok(Verdict { norm: f64::from_bits(norm), clip: f64::from_bits(clip), scale, admitted }.into())
     }
 
-    /// The sum of squares of gradients as integers, for ranks and hosts that have more of them: when it is made.
+    /// Waits for and returns the sum of squares of gradients as integers, so that it can be combined with the sums of
+    /// other ranks or of the host.
     ///
     /// # Errors
-    /// As [`Norms::judge`].
+    /// As for [`Norms::judge`].
     pub fn sum(&mut self, gradients: &[Part<'_>]) -> Result<ExactSum> {
         let (to, limits) =
             (self.host_address(), Limits { loss_scale: 1.0, max_norm: 0.0, limit: 0.0, skips_overflow: true });
@@ -198,12 +203,12 @@ impl Norms {
         ExactSum::from_limbs(&limbs.map(u64::cast_signed)).map_err(Error::wrap)
     }
 
-    /// Where the device finds the memory of the host: at the host's own address.
+    /// Returns the device address of the pinned host memory, which equals its host address.
     fn host_address(&mut self) -> Address {
         self.host.as_mut_ptr().expose_provenance() as Address
     }
 
-    /// The first words in memory of the host, when they are made.
+    /// Waits for the result and returns its first words from host memory.
     fn words<const N: usize>(&mut self) -> Result<[u64; N]> {
         let Some(made) = self.made.take() else { bail!("{OP}: no norm was made") };
         if !made.event().is_done().map_err(driver)? {
@@ -224,7 +229,7 @@ impl Norms {
         let gpu = Gpu::new(&self.device)?;
         let sums_of = |part: &Part<'_>| part.count.div_ceil(SQUARES as usize);
         let count: usize = gradients.iter().map(sums_of).sum();
-        // SAFETY: what is read of both was written before.
+        // SAFETY: kernels write both buffers before others read them.
         let (sums, parts) = unsafe {
             (self.device.alloc::<f64>(count.max(1))?, self.device.alloc::<i64>(partials(count as u64).max(1))?)
         };
@@ -233,12 +238,12 @@ impl Norms {
             let squared =
                 |part: &Part<'_>| Squared { grads: part.address, count: part.count as u64, travelled: part.travelled };
             let launch = square_sums(&some.iter().map(squared).collect::<Vec<_>>(), to);
-            // SAFETY: there is room for the sums, and nobody else writes there.
+            // SAFETY: `sums` has room for the result, and nothing else writes there.
             unsafe { gpu.launch_some(launch) }?;
             to += (some.iter().map(sums_of).sum::<usize>() * size_of::<f64>()) as u64;
         }
         let (count, from, to) = (count as u64, begin(&sums), begin(&parts));
-        // SAFETY: as above; what is written beside them is this one's own, and lives as long as anything is on the stream.
+        // SAFETY: as above; the other destinations belong to this value and outlive all work on the stream.
         unsafe {
             gpu.launch_some(limbs(count, from, to))?;
             gpu.launch(&finish(count, to))?;
@@ -250,7 +255,7 @@ impl Norms {
 
 impl Drop for Norms {
     fn drop(&mut self) {
-        // The device writes the host's memory.
+        // The device may still be writing the host memory.
         if let Some(made) = self.made.take() {
             let _ = made.event().wait();
         }

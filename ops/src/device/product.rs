@@ -6,21 +6,23 @@ use candle_core::{Error, Result};
 use zero_cuda::Stream;
 use zero_cuda::product::{CublasLt, Product};
 
-use super::{Gpu, known};
+use super::{Gpu, cached};
 
-/// cuBLASLt of each GPU that has been asked for.
+/// cuBLASLt for each GPU that is in use.
 static CUBLASLT: Mutex<Vec<(usize, Arc<CublasLt>)>> = Mutex::new(vec![]);
 
 impl Gpu {
-    /// Puts a product on the stream. False: cuBLASLt cannot do this one, and nothing was put there.
+    /// Puts a product on the stream. Returns false, without putting anything there, if cuBLASLt does not support this
+    /// product.
     ///
     /// # Safety
-    /// All matrices are where the product says, of its sizes, when the stream gets to it.
+    /// All matrices must be at the product's addresses and have its sizes when the stream reaches it.
     pub(crate) unsafe fn multiply(&self, product: &Product) -> Result<bool> {
         let of = self.kernels.device();
-        let blas = known(&CUBLASLT, of.ordinal(), || CublasLt::new(of).map_err(Error::wrap))?;
+        let blas = cached(&CUBLASLT, of.ordinal(), || CublasLt::new(of).map_err(Error::wrap))?;
         let stream = self.device.cuda_stream();
-        // SAFETY: candle's stream is one of its device, and lives until the end of the call; the caller answers for the matrices.
+        // SAFETY: candle's stream belongs to its device and outlives the call; the caller guarantees that the
+        // matrices are valid.
         unsafe { blas.multiply(product, &Stream::borrow(of, stream.cu_stream())) }.map_err(Error::wrap)
     }
 }

@@ -1,8 +1,9 @@
-//! Copies between a GPU and the host beside what the GPU computes: on streams of their own, through memory of the host that stays where it
-//! is.
+//! Copies between a GPU and the host that overlap with compute, on streams of their own and through pinned host
+//! memory.
 //!
-//! What a layer's backward has made goes to the host while the next layer's runs, and the values of the next layer come while this one
-//! computes. The host waits only where it reads what has come.
+//! The gradients of a layer are copied to the host while the next layer's backward runs, and the values of the next
+//! layer are copied to the GPU while the current one computes. The host waits only when it reads values that were
+//! copied to it.
 
 use std::sync::Arc;
 
@@ -19,37 +20,37 @@ use super::timeline::recorder;
 use super::{Array, Gpu, Mark, driver, on_stream};
 use crate::convert;
 
-/// The streams, and memory of the host that waits for its next use.
+/// The copy streams and a ring of pinned host memory.
 pub struct Staging {
     device: CudaDevice,
     of: Arc<zero_cuda::Device>,
     down: Stream,
     up: Stream,
-    /// Where the device has a timeline.
+    /// Set if the device has a timeline.
     recorder: Option<Arc<Recorder>>,
     ring: Ring,
-    /// Where candle's stream was when the uploads of this round began: behind what was released before.
+    /// The position of candle's stream when the uploads of this round began, which follows earlier releases.
     begun: Option<Mark>,
-    /// Whether something was released since then.
+    /// Whether uploaded values were released since then.
     released: bool,
 }
 
-/// Memory of the host that uploads may hold at a time: two of the largest layers that are usual.
+/// Limit on the pinned host memory in flight for uploads: enough for two large layers.
 const LEAVING: usize = 512 << 20;
 
-/// Values on their way to the host.
+/// Values that are being copied to the host.
 pub struct Arriving {
-    there: Event,
+    event: Event,
     len: usize,
-    /// Where they come to and from, until they are taken.
+    /// The destination and the source, until the values are taken.
     ends: Option<(Pinned, CudaStorage)>,
 }
 
 impl Staging {
-    /// For a GPU.
+    /// Creates the copy streams for a GPU.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let (down, up) = (Stream::urgent(&of).map_err(driver)?, Stream::urgent(&of).map_err(driver)?);
@@ -58,12 +59,12 @@ impl Staging {
         Ok(Self { device: device.clone(), of, down, up, recorder, ring, begun: None, released: false })
     }
 
-    /// Puts a copy on one of the streams, and an event behind it.
+    /// Puts a copy on one of the streams, followed by an event.
     fn put(
         &self,
         stream: &Stream,
         track: Track,
-        there: &Event,
+        event: &Event,
         copy: impl FnOnce() -> std::result::Result<(), CudaError>,
     ) -> Result<()> {
         let recorded = || match &self.recorder {
@@ -74,43 +75,44 @@ impl Staging {
             }
             None => copy(),
         };
-        let done = recorded().and_then(|()| stream.record(there));
+        let done = recorded().and_then(|()| stream.record(event));
         if done.is_err() {
-            // Without the event nobody would wait for the copy.
+            // Without the event nothing would wait for the copy.
             let _ = stream.synchronize();
         }
         done.map_err(driver)
     }
 
-    /// Sends values to the host, behind what makes them; rounded to a type, f32, bf16 or f16, in which they travel.
+    /// Starts to copy values to the host, after the work that writes them. They are first rounded to `dtype`: f32,
+    /// bf16 or f16.
     ///
     /// # Errors
-    /// What the driver says, another type, or the memory of the host that may be pinned does not suffice.
+    /// If the dtype is another one, pinned host memory is exhausted, or the driver's error.
     pub fn download(&mut self, source: Array, dtype: DType) -> Result<Arriving> {
         let len = source.len();
         let source = if dtype == DType::F32 { source.into_storage() } else { source.rounded(dtype)? };
         let bytes = len * dtype.size_in_bytes();
         let mut pinned = self.ring.take(bytes).map_err(driver)?;
-        let there = Event::new(&self.of).map_err(driver)?;
+        let event = Event::new(&self.of).map_err(driver)?;
         let made = Mark::new(&self.device)?;
         self.down.wait_for(made.event()).map_err(driver)?;
         let address = super::address_of(&source)?;
-        // SAFETY: the storage and the memory live in what is returned, whose drop waits for the event.
+        // SAFETY: the returned value owns both the storage and the host memory, and its drop waits for the event.
         let copy = || unsafe { self.down.download(address, &mut pinned, bytes) };
-        self.put(&self.down, Track::ToHost, &there, copy)?;
-        Ok(Arriving { there, len, ends: Some((pinned, source)) })
+        self.put(&self.down, Track::ToHost, &event, copy)?;
+        Ok(Arriving { event, len, ends: Some((pinned, source)) })
     }
 
-    /// Waits for values, and copies them to where they belong, in f32.
+    /// Waits for values and copies them to `to`, in f32.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// An error of earlier work on the device.
     ///
     /// # Panics
     /// If `to` has another length.
     pub fn take(&mut self, mut arriving: Arriving, to: &mut [f32]) -> Result<()> {
         assert_eq!(arriving.len, to.len());
-        arriving.there.wait().map_err(driver)?;
+        arriving.event.wait().map_err(driver)?;
         if let Some((pinned, source)) = arriving.ends.take() {
             let dtype = source.dtype();
             let from = &pinned[..to.len() * dtype.size_in_bytes()];
@@ -128,11 +130,11 @@ impl Staging {
         Ok(())
     }
 
-    /// Values of the host in the memory of the GPU: they are there for all that is put on candle's stream from now on. The host may change
-    /// its own at once.
+    /// Copies host values to the GPU. All later work on candle's stream sees them. The host may change its values as
+    /// soon as this returns.
     ///
     /// # Errors
-    /// A memory does not suffice, or values that are none of f32, bf16 and f16.
+    /// If memory is exhausted, or the dtype is not f32, bf16 or f16.
     pub fn upload(&mut self, values: &CpuStorage) -> Result<CudaStorage> {
         match values {
             CpuStorage::F32(values) => self.upload_slice::<f32>(values),
@@ -142,11 +144,12 @@ impl Staging {
         }
     }
 
-    /// What was uploaded and is not in use any more has been given back.
+    /// Records that uploaded values which are no longer in use have been freed.
     ///
-    /// The driver knows no order between the stream that gives memory back, which is candle's, and the one that takes memory for uploads,
-    /// unless one waits for the other; without it the pool may take new memory from the GPU for each upload. So the uploads of a layer wait
-    /// until the layer before the last has given its uploads back: two layers have memory at a time, and one is copied while the other computes.
+    /// Memory is freed on candle's stream and allocated for uploads on another. The driver orders the two only if one
+    /// waits for the other; otherwise the pool may take new memory from the GPU for each upload. The uploads of a
+    /// layer therefore wait until the layer before the previous one has freed its uploads. Two layers have memory at
+    /// a time: one is copied while the other computes.
     pub fn released(&mut self) {
         self.released = true;
     }
@@ -154,37 +157,39 @@ impl Staging {
     fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod>(&mut self, values: &[T]) -> Result<CudaStorage> {
         let mut pinned = self.ring.take_to_leave(size_of_val(values)).map_err(driver)?;
         pinned[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
-        let there = Event::new(&self.of).map_err(driver)?;
+        let event = Event::new(&self.of).map_err(driver)?;
         if std::mem::take(&mut self.released)
             && let Some(before) = self.begun.replace(Mark::new(&self.device)?)
         {
             self.up.wait_for(before.event()).map_err(driver)?;
         }
-        // Out of the pool for this stream: on candle's it would be there only when all is done that was put there before.
+        // Allocated on the upload stream: on candle's stream the memory would be available only after all earlier
+        // work there.
         let address = self.up.allocate(size_of_val(values)).map_err(driver)?;
         let stream = self.device.cuda_stream();
-        // SAFETY: the address is of as many bytes, which nobody else has; candle's stream gives them back behind its last use of them.
+        // SAFETY: the address refers to an exclusive allocation of this size, which candle's stream frees after its
+        // last use.
         let slice = unsafe { stream.upgrade_device_ptr::<T>(address, values.len().max(1)) };
-        // SAFETY: the slice has room; the memory of the host is kept until the event.
+        // SAFETY: the slice has room, and the host memory is kept until the event.
         let copy = || unsafe { self.up.upload(&pinned, address, size_of_val(values)) };
-        self.put(&self.up, Track::FromHost, &there, copy)?;
-        if let Err(error) = on_stream(&self.device, &self.of, |candles| candles.wait_for(&there)) {
+        self.put(&self.up, Track::FromHost, &event, copy)?;
+        if let Err(error) = on_stream(&self.device, &self.of, |candles| candles.wait_for(&event)) {
             let _ = self.up.synchronize();
             return Err(error);
         }
-        self.ring.leave(there, pinned);
+        self.ring.leave(event, pinned);
         Ok(CudaStorage::wrap_cuda_slice(slice, self.device.clone()))
     }
 }
 
 impl Arriving {
-    /// Elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -194,8 +199,8 @@ impl Arriving {
 impl Drop for Arriving {
     fn drop(&mut self) {
         if self.ends.is_some() {
-            // The copy still writes.
-            let _ = self.there.wait();
+            // The copy may still be writing.
+            let _ = self.event.wait();
         }
     }
 }

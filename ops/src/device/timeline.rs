@@ -1,4 +1,4 @@
-//! What a GPU did when, while the host put its program on the stream.
+//! Timelines of a GPU: what it executed, and when.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,17 +8,17 @@ use zero_cuda::{Begun, Recorder, Span, Track};
 
 use super::{Gpu, driver, on_stream};
 
-/// The recorders of devices of candle's that have a timeline.
+/// The recorders of the candle devices that have a timeline.
 static RECORDERS: Mutex<Vec<(DeviceId, Arc<Recorder>)>> = Mutex::new(vec![]);
 
-/// That of a device, if it has one.
+/// Returns the recorder of a device, if it has one.
 pub(super) fn recorder(device: &CudaDevice) -> Option<Arc<Recorder>> {
     let all = RECORDERS.lock().unwrap_or_else(PoisonError::into_inner);
     all.iter().find(|(of, _)| *of == device.id()).map(|(_, recorder)| Arc::clone(recorder))
 }
 
-/// The timeline of a device: of candle's stream, of the copies of every [`Staging`](super::Staging) that is made later, and of whoever else is given
-/// the recorder.
+/// The timeline of a device. It records candle's stream, the copies of every [`Staging`](super::Staging) that is
+/// created later, and any stream that is given the recorder.
 #[derive(Debug)]
 pub struct Timeline {
     recorder: Arc<Recorder>,
@@ -28,10 +28,10 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// One for a device that has none.
+    /// Creates the timeline of a device that has none.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let recorder = Recorder::new(&of).map_err(driver)?;
@@ -39,33 +39,36 @@ impl Timeline {
         Ok(Self { recorder, device: device.clone(), of, entered: None })
     }
 
-    /// For streams that are not known here.
+    /// Returns the recorder, for other streams.
     #[must_use]
     pub fn recorder(&self) -> Arc<Recorder> {
         Arc::clone(&self.recorder)
     }
 
-    /// What is put on streams until [`leave`](Timeline::leave) belongs to this number.
+    /// Assigns work that is put on streams until [`leave`](Timeline::leave) to `number`.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn enter(&mut self, number: usize) -> Result<()> {
         self.recorder.set_number(Some(number));
         self.entered = on_stream(&self.device, &self.of, |stream| self.recorder.begin(stream, Track::Compute))?;
         Ok(())
     }
 
+    /// Ends the span that [`enter`](Timeline::enter) began.
+    ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn leave(&mut self) -> Result<()> {
         let entered = self.entered.take();
         on_stream(&self.device, &self.of, |stream| self.recorder.end(stream, entered))
     }
 
-    /// What has been recorded since the last time, when the device has done it. Until something is entered again nothing is recorded.
+    /// Waits for the device and returns the spans recorded since the last call. Nothing is recorded until the next
+    /// `enter`.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// An error of the recorded work.
     pub fn take(&mut self) -> Result<Vec<Span>> {
         self.recorder.set_number(None);
         self.recorder.take().map_err(driver)

@@ -1,7 +1,8 @@
-//! Copies of what the host has to a GPU, in the order of the stream that computes, without a wait of the host.
+//! Copies from the host to a GPU, ordered on the compute stream, without blocking the host.
 //!
-//! The driver takes a small piece of pageable memory over during the call. For a large one the call comes back when the stream has come to
-//! the copy: when everything is done that the host has put there before. So large ones go through memory of the host that is pinned.
+//! The driver copies a small piece of pageable memory during the call. For a large one the call returns only when the
+//! stream has reached the copy, that is, after all earlier work. Large copies therefore go through pinned host
+//! memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,52 +15,52 @@ use zero_cuda::Event;
 use zero_kernels::Address;
 
 use super::ring::Ring;
-use super::{Gpu, begin, known, on_stream};
+use super::{Gpu, begin, cached, on_stream};
 
-/// Bytes that the driver takes over at once.
+/// Limit in bytes up to which the driver copies pageable memory during the call.
 const SMALL: usize = 64 << 10;
-/// The most bytes of a piece, and of all that are being copied.
+/// Size limits in bytes of one piece and of all copies in flight.
 const PIECE: usize = 8 << 20;
 const LEAVING: usize = 4 * PIECE;
 
-/// Pinned pieces for each device of candle's, each of which has a stream of its own.
+/// Pinned pieces for each candle device, since each has its own stream.
 static PIECES: Mutex<Vec<(DeviceId, Arc<Mutex<Ring>>)>> = Mutex::new(vec![]);
 
 impl Gpu {
-    /// A copy of what the host has, behind what is on the stream.
+    /// Copies host values to new memory, in stream order.
     pub(crate) fn upload<T: DeviceRepr + bytemuck::Pod>(&self, values: &[T]) -> Result<CudaSlice<T>> {
         if size_of_val(values) <= SMALL {
             return self.device.clone_htod(values);
         }
-        // SAFETY: all of it is written before anybody reads.
+        // SAFETY: all of it is written before it is read.
         let slice = unsafe { self.device.alloc::<T>(values.len()) }?;
-        // SAFETY: it has room for the values.
+        // SAFETY: the slice has room for the values.
         unsafe { self.overwrite(values, begin(&slice)) }?;
         Ok(slice)
     }
 
-    /// Puts a copy of what the host has over what is at an address.
+    /// Overwrites the memory at an address with host values, in stream order.
     ///
     /// # Safety
-    /// There is room for the values when the stream gets to it.
+    /// The address must have room for the values when the stream reaches the copy.
     pub(crate) unsafe fn overwrite<T: bytemuck::Pod>(&self, values: &[T], to: Address) -> Result<()> {
         let of = self.kernels.device();
-        let pieces = known(&PIECES, self.device.id(), || Ok(Mutex::new(Ring::new(of, LEAVING))))?;
+        let pieces = cached(&PIECES, self.device.id(), || Ok(Mutex::new(Ring::new(of, LEAVING))))?;
         let mut pieces = pieces.lock().unwrap_or_else(PoisonError::into_inner);
         on_stream(&self.device, of, |stream| {
             for (index, part) in bytemuck::cast_slice::<T, u8>(values).chunks(PIECE).enumerate() {
-                let there = Event::new(of)?;
-                // Of few sizes, so that they are used again.
+                let event = Event::new(of)?;
+                // Powers of two give few distinct sizes, so that pieces are reused.
                 let mut pinned = pieces.take_to_leave(part.len().next_power_of_two())?;
                 pinned[..part.len()].copy_from_slice(part);
                 let to = to + (index * PIECE) as u64;
-                // SAFETY: there is room, as the caller says; the piece is kept until the event.
-                let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&there));
+                // SAFETY: the caller guarantees the room; the piece is kept until the event.
+                let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&event));
                 if done.is_err() {
-                    // Without the event nobody would wait for the copy.
+                    // Without the event nothing would wait for the copy.
                     let _ = stream.synchronize();
                 }
-                pieces.leave(there, pinned);
+                pieces.leave(event, pinned);
                 done?;
             }
             Ok(())
@@ -67,10 +68,10 @@ impl Gpu {
     }
 }
 
-/// A copy of a tensor on a device, without a wait; of what is there already, itself.
+/// Copies a tensor to a device without waiting. Returns the tensor itself if it is already there.
 ///
 /// # Errors
-/// The memory does not suffice, or what the driver says.
+/// If memory is exhausted, or the driver's error.
 pub fn onto(device: &Device, x: &Tensor) -> Result<Tensor> {
     let (Device::Cuda(gpu), Device::Cpu) = (device, x.device()) else { return x.to_device(device) };
     let x = x.contiguous()?;
@@ -85,10 +86,10 @@ pub fn onto(device: &Device, x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// A copy of values on a GPU, without a wait.
+/// Copies values to a GPU without waiting.
 ///
 /// # Errors
-/// The memory does not suffice, or what the driver says.
+/// If memory is exhausted, or the driver's error.
 pub fn sent(gpu: &CudaDevice, values: CpuStorage) -> Result<CudaStorage> {
     match part(gpu, &values, 0, None)? {
         Some(values) => Ok(values),
@@ -96,7 +97,8 @@ pub fn sent(gpu: &CudaDevice, values: CpuStorage) -> Result<CudaStorage> {
     }
 }
 
-/// From a place on, to another or the end; `None` of types that neither batches nor activations have.
+/// Copies the elements from `start` to `end`, or to the last one. Returns `None` for dtypes that neither batches nor
+/// activations have.
 fn part(gpu: &CudaDevice, values: &CpuStorage, start: usize, end: Option<usize>) -> Result<Option<CudaStorage>> {
     fn of<T: CudaDType + DeviceRepr + bytemuck::Pod>(
         gpu: &CudaDevice,

@@ -1,4 +1,4 @@
-//! Elementwise activations and sums, with the processor's bits.
+//! Elementwise activations and sums, bit-identical to the CPU's.
 
 use super::{room_like, tensor};
 use crate::device::{Gpu, Operand};
@@ -6,7 +6,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, Layout, Result, Tensor};
 use zero_kernels::activation::{self, Function, swiglu_backward};
 
-/// f(x).
+/// Computes f(x).
 pub(crate) fn forward(op: &'static str, f: Function, xs: &CudaStorage, xl: &Layout) -> Result<CudaStorage> {
     let (gpu, x) = (Gpu::new(&xs.device)?, Operand::new(op, xs, xl)?);
     let (y, at) = room_like(op, &gpu, xs.dtype(), x.count)?;
@@ -15,12 +15,12 @@ pub(crate) fn forward(op: &'static str, f: Function, xs: &CudaStorage, xl: &Layo
     Ok(y)
 }
 
-/// dy·f′(x), for a `dy` of the shape and dtype of x.
+/// Computes dy·f′(x), for a `dy` with the shape and dtype of x.
 pub(crate) fn backward(op: &'static str, f: Function, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
     backward_at(op, f, &Operand::of(op, x)?, dy)
 }
 
-/// [`backward`] for an x that is the whole of a storage.
+/// [`backward`] for an x that occupies a whole storage.
 pub(crate) fn backward_from(op: &'static str, f: Function, x: &CudaStorage, dy: &Tensor) -> Result<Tensor> {
     backward_at(op, f, &Operand::new(op, x, &Layout::contiguous(dy.shape()))?, dy)
 }
@@ -33,7 +33,7 @@ fn backward_at(op: &'static str, f: Function, x: &Operand, dy: &Tensor) -> Resul
     Ok(tensor(dx, dy.shape()))
 }
 
-/// gate·σ(gate)·up of one shape.
+/// Computes gate·σ(gate)·up for tensors of one shape.
 pub(crate) fn swiglu(
     op: &'static str,
     (gs, gl): (&CudaStorage, &Layout),
@@ -46,7 +46,7 @@ pub(crate) fn swiglu(
     Ok(y)
 }
 
-/// The gradients of gate and up.
+/// Returns the gradients of gate and up.
 pub(crate) fn backward_of_swiglu(op: &'static str, gate: &Tensor, up: &Tensor, dy: &Tensor) -> Result<[Tensor; 2]> {
     let (gpu, [gs, us, d]) = (Gpu::of(op, gate)?, [Operand::of(op, gate)?, Operand::of(op, up)?, Operand::of(op, dy)?]);
     let [(d_gate, at_gate), (d_up, at_up)] =
@@ -57,7 +57,7 @@ pub(crate) fn backward_of_swiglu(op: &'static str, gate: &Tensor, up: &Tensor, d
     Ok([tensor(d_gate, gate.shape()), tensor(d_up, up.shape())])
 }
 
-/// x + y of one shape and dtype.
+/// Computes x + y for tensors of one shape and dtype.
 pub(crate) fn sum(op: &'static str, x: &Tensor, y: &Tensor) -> Result<CudaStorage> {
     let (gpu, [xs, ys]) = (Gpu::of(op, x)?, [Operand::of(op, x)?, Operand::of(op, y)?]);
     let (sum, at) = room_like(op, &gpu, x.dtype(), xs.count)?;

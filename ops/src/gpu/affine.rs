@@ -1,8 +1,9 @@
-//! Linear maps: products of cuBLAS's and cuBLASLt's.
+//! Linear maps: products by cuBLAS and cuBLASLt.
 //!
-//! Where cuBLASLt can, a product adds the bias, and GELU behind it, before it writes its result, and that which makes the gradient of GELU
-//! multiplies by its slope. Elsewhere (rows that are no multiple of 16 bytes, for one) these are kernels of ours. The gradient of a bias
-//! always is: cuBLASLt's would go over what is there already, or be rounded to 16 bits.
+//! If cuBLASLt supports the sizes, a product adds the bias and applies GELU before it writes its result, and the
+//! product that computes the gradient of GELU's output multiplies it by GELU's derivative. Otherwise (for example,
+//! for rows that are not a multiple of 16 bytes) separate kernels do this. A kernel always computes the gradient of a
+//! bias, because cuBLASLt would overwrite existing contributions or round to 16 bits.
 
 use super::product::{Matrix, To, product, product_with};
 use super::{count32, deliver, room_like, tensor};
@@ -16,7 +17,7 @@ use zero_kernels::Address;
 use zero_kernels::activation::{self, Function};
 use zero_kernels::rows::{BLOCK, Onto, spread, sums, total};
 
-/// As [`Affine::forward`].
+/// Computes [`Affine::forward`] on a GPU.
 pub(crate) fn forward(
     affine: Affine,
     op: &'static str,
@@ -30,7 +31,7 @@ pub(crate) fn forward(
     Ok((y, map.sizes.shape))
 }
 
-/// [`forward`], and GELU's tanh form of it behind it: cuBLASLt's is of sums that are not rounded.
+/// Computes [`forward`] and then the tanh form of GELU. cuBLASLt applies GELU to sums that are not rounded yet.
 pub(crate) fn forward_gelu(
     affine: Affine,
     op: &'static str,
@@ -49,7 +50,7 @@ pub(crate) fn forward_gelu(
     Ok(([sum, y], map.sizes.shape))
 }
 
-/// A linear map of rows, checked.
+/// A linear map of rows, after all checks.
 struct Map {
     op: &'static str,
     gpu: Gpu,
@@ -76,7 +77,7 @@ impl Map {
         Ok(Self { op, gpu, sizes, dtype, x, weight, bias, affine })
     }
 
-    /// For a result.
+    /// Allocates the result.
     fn room(&self) -> Result<(CudaStorage, Address)> {
         room_like(self.op, &self.gpu, self.dtype, self.sizes.count * self.sizes.outputs)
     }
@@ -86,14 +87,16 @@ impl Map {
         (Matrix::new(x.address, x.dtype, *count, *inputs), matrix(self.affine, &self.weight, *inputs, *outputs))
     }
 
-    /// The result with an epilogue, given where the bias is; false if that cannot be, or if there is no bias.
+    /// Computes the result with an epilogue, which receives the address of the bias. Returns false if there is no
+    /// bias or cuBLASLt does not support the product.
     fn put_with(&self, at: Address, epilogue: impl FnOnce(Address) -> Epilogue) -> Result<bool> {
         let (Some(bias), (x, w)) = (&self.bias, self.factors()) else { return Ok(false) };
-        // SAFETY: the sizes were checked, and the room was made for them; a bias has an element for each column of the result.
+        // SAFETY: the sizes were checked, and the room was allocated for them; a bias has one element for each column
+        // of the result.
         unsafe { product_with(self.op, &self.gpu, x, w, at, epilogue(bias.address)) }
     }
 
-    /// The result.
+    /// Computes the result.
     fn put(&self, at: Address) -> Result<()> {
         if self.put_with(at, |bias| Epilogue::Bias { bias })? {
             return Ok(());
@@ -101,7 +104,7 @@ impl Map {
         let Self { op, gpu, sizes: Sizes { count, outputs, .. }, x, bias, .. } = self;
         if let Some(bias) = bias {
             let rows = [count32(op, *count)?, count32(op, *outputs)?];
-            // SAFETY: as above, of the dtype of both.
+            // SAFETY: as above; both have this dtype.
             unsafe { gpu.launch_some(spread(x.dtype, rows, bias.address, at)) }?;
         }
         let to = To { address: at, dtype: x.dtype, add: bias.is_some() };
@@ -111,7 +114,7 @@ impl Map {
     }
 }
 
-/// The weight as a matrix of inputs × outputs.
+/// Views the weight as a matrix of inputs × outputs.
 fn matrix(affine: Affine, weight: &Operand, inputs: usize, outputs: usize) -> Matrix {
     match affine {
         Affine::OutputsInputs => Matrix::new(weight.address, weight.dtype, outputs, inputs).t(),
@@ -119,8 +122,9 @@ fn matrix(affine: Affine, weight: &Operand, inputs: usize, outputs: usize) -> Ma
     }
 }
 
-/// As [`Affine::backward`], with the bias's gradient, for a `dy` of the dtype of x. Where x is GELU of a sum, and cuBLASLt can, the gradient of x is the
-/// gradient of that sum already.
+/// Computes [`Affine::backward`] and the bias's gradient, for a `dy` with the dtype of x. If x is GELU's result and
+/// cuBLASLt supports the product, the returned gradient of x already includes GELU's derivative, so that it is the
+/// gradient of GELU's input.
 pub(crate) fn backward(
     affine: Affine,
     op: &'static str,
@@ -137,7 +141,8 @@ pub(crate) fn backward(
         let (dx, at) = room_like(op, &gpu, x.dtype(), count * inputs)?;
         let w = matrix(affine, &w, inputs, outputs).t();
         let has_slope = match of {
-            // SAFETY: the sizes were checked, and dx was made for them; the operand of GELU is like x.
+            // SAFETY: the sizes were checked, and dx was allocated for them; GELU's input has the shape and dtype of
+            // x.
             Some(of) => of.take_slope(|sum| unsafe {
                 product_with(op, &gpu, d, w, at, Epilogue::GeluSlope { sum: address(op, sum)? })
             })?,
@@ -160,7 +165,7 @@ pub(crate) fn backward(
             Affine::InputsOutputs => (x.t(), d),
         };
         let to = To { address: to, dtype: zero_kernels::Dtype::F32, add: onto != Onto::Nothing };
-        // SAFETY: the sizes were checked; the place is one for as many f32 as the weight has elements.
+        // SAFETY: the sizes were checked; the place has an f32 for each element of the weight.
         unsafe { product(op, &gpu, left, right, to) }
     })?;
     let d_bias = match bias {
@@ -170,14 +175,15 @@ pub(crate) fn backward(
     Ok([dx, d_weight, d_bias])
 }
 
-/// As [`bias_gradient`](crate::linear::affine::bias_gradient), with its bits.
+/// Computes [`bias_gradient`](crate::linear::affine::bias_gradient) with bit-identical results.
 fn bias_gradient(op: &'static str, gpu: &Gpu, bias: &Tensor, dy: &Operand) -> Result<Option<Tensor>> {
     let outputs = bias.elem_count();
     let rows = [count32(op, dy.count / outputs)?, count32(op, outputs)?];
     deliver(op, gpu, bias, |to, onto| {
         let partials = gpu.floats(rows[0].div_ceil(BLOCK).max(1) as usize * outputs)?;
         let at = address(op, &partials)?;
-        // SAFETY: dy has as many rows; the partial sums have room; the place is one for as many f32 as the bias has.
+        // SAFETY: dy has this many rows; the partial sums have room; the place has an f32 for each element of the
+        // bias.
         unsafe {
             if rows[0] > 0 {
                 gpu.launch(&sums(dy.dtype, rows, dy.address, at))?;

@@ -1,4 +1,4 @@
-//! Causal attention in tiles.
+//! Causal attention on a GPU, tile by tile.
 
 use super::{count32, room_like};
 use crate::attention::heads::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};
@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use zero_kernels::Address;
 use zero_kernels::attention::{self, Saved};
 
-/// What the forward keeps for the backward.
+/// The values that the forward keeps for the backward.
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// f32 of `[batch, heads, time]`.
     log_sums: CudaStorage,
-    /// The first position that each sees, unless all see from position 0 on.
+    /// The first position that each position sees, or `None` if all see from position 0 on.
     firsts: Option<Arc<CudaSlice<u32>>>,
     /// Multiply-accumulates of one product of queries and keys.
     macs: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Kept {
 pub(crate) struct OnGpus(Mutex<Vec<(DeviceId, Arc<CudaSlice<u32>>)>>);
 
 impl Firsts {
-    /// In the memory of a GPU, unless all see from position 0 on.
+    /// Returns the first positions in GPU memory, or `None` if all positions see from position 0 on.
     fn on(&self, op: &'static str, gpu: &Gpu) -> Result<Option<Arc<CudaSlice<u32>>>> {
         if !self.iter().any(|&first| first > 0) {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Kept {
     }
 }
 
-/// Where q, k and v begin: of packed ones, each behind the heads of the one before.
+/// Returns the addresses of q, k and v. If packed, each follows the heads of the one before.
 fn places(of: Geometry, dtype: DType, operands: &[Operand]) -> [Address; 3] {
     match operands {
         [q, k, v] => [q.address, k.address, v.address],
@@ -83,7 +83,8 @@ fn places(of: Geometry, dtype: DType, operands: &[Operand]) -> [Address; 3] {
     }
 }
 
-/// The result, `[batch, time, heads, size]`, and what the backward reads; of q, k and v, or of one operand in which they are packed.
+/// Computes the result, `[batch, time, heads, size]`, and the values that the backward reads, from q, k and v or from
+/// one operand that packs them.
 pub(crate) fn forward(
     op: &'static str,
     gpu: &Gpu,
@@ -101,13 +102,13 @@ pub(crate) fn forward(
         let sizes = geometry(op, of, dtype, operands.len() == 1, kept.firsts())?;
         let log_sums = address(op, &kept.log_sums)?;
         let launch = attention::forward(&sizes, places(of, dtype, operands), at, log_sums).map_err(Error::wrap)?;
-        // SAFETY: the operands, the result and the sums are of these sizes.
+        // SAFETY: the operands, the result and the sums have these sizes.
         unsafe { gpu.launch(&launch) }?;
     }
     Ok((out, kept))
 }
 
-/// The gradients of q, k and v, or of what they are packed in.
+/// Returns the gradients of q, k and v, or of the operand that packs them.
 pub(crate) fn backward<const N: usize>(
     op: &'static str,
     gpu: &Gpu,
@@ -133,7 +134,7 @@ pub(crate) fn backward<const N: usize>(
         let deltas = (address(op, &deltas)?, deltas);
         let launches = attention::backward(&sizes, &saved, places(of, dtype, &to), deltas.0).map_err(Error::wrap)?;
         for launch in &launches {
-            // SAFETY: the operands, their gradients and what was kept are of these sizes.
+            // SAFETY: the operands, their gradients and the kept values have these sizes.
             unsafe { gpu.launch(launch) }?;
         }
     }

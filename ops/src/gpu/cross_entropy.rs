@@ -1,4 +1,4 @@
-//! Softmax and negative log-likelihood. The loss and its gradient stay on the GPU: nothing here waits for them.
+//! Softmax and negative log-likelihood. The loss and its gradient stay on the GPU, and nothing here waits for them.
 
 use super::indices::Indices;
 use super::{count32, room_like, tensor};
@@ -18,7 +18,7 @@ fn logits(op: &'static str, x: &Operand, targets: &Indices, classes: usize) -> R
     })
 }
 
-/// The loss, an f32, and the rows' statistics, for logits and targets that fit.
+/// Computes the loss, an f32, and the rows' statistics, for logits and targets whose shapes match.
 pub(crate) fn forward(
     op: &'static str,
     (ls, ll): (&CudaStorage, &Layout),
@@ -29,7 +29,7 @@ pub(crate) fn forward(
     let (statistics, loss) = (gpu.floats(3 * targets.count as usize)?, gpu.floats(1)?);
     let of = logits(op, &x, &targets, classes)?;
     let at = address(op, &statistics)?;
-    // SAFETY: the logits have a row for each target, of which there is one; the rest was made for them.
+    // SAFETY: the logits have a row for each target, and there is at least one; the rest was allocated for them.
     unsafe {
         gpu.launch(&kernels::forward(&of, at))?;
         gpu.launch(&kernels::mean_loss(of.rows, at, address(op, &loss)?))?;
@@ -37,7 +37,7 @@ pub(crate) fn forward(
     Ok([loss, statistics])
 }
 
-/// The gradient of the logits.
+/// Returns the gradient of the logits.
 pub(crate) fn backward(
     op: &'static str,
     x: &Tensor,
@@ -52,7 +52,7 @@ pub(crate) fn backward(
     let (dx, at) = room_like(op, &gpu, x.dtype(), xs.count)?;
     let of = logits(op, &xs, &targets, classes)?;
     let mean = (Upstream::At(upstream.address), of.rows);
-    // SAFETY: the statistics are those of these logits, dx is as large, and a loss is one f32.
+    // SAFETY: the statistics belong to these logits, dx has the size of the logits, and a loss is one f32.
     unsafe { gpu.launch(&kernels::backward(&of, address(op, statistics)?, mean, (xs.dtype, at))) }?;
     Ok(tensor(dx, x.shape()))
 }

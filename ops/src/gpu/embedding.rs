@@ -1,4 +1,4 @@
-//! Rows of a table by index.
+//! Embeddings: rows of a table looked up by index.
 
 use super::indices::Indices;
 use super::{count32, deliver, room_like};
@@ -14,7 +14,7 @@ fn lookup(op: &'static str, ids: &Indices, [entries, size]: [usize; 2], dtype: D
     Ok(Lookup { count: ids.count, entries: count32(op, entries)?, size: count32(op, size)?, dtype })
 }
 
-/// The rows of a table of `[entries, size]`.
+/// Returns rows of a table of `[entries, size]`.
 pub(crate) fn forward(
     op: &'static str,
     (ws, wl): (&CudaStorage, &Layout),
@@ -25,19 +25,19 @@ pub(crate) fn forward(
     let (table, ids) = (Operand::new(op, ws, wl)?, Indices::new(op, &gpu, ids, entries)?);
     let (y, at) = room_like(op, &gpu, ws.dtype(), ids.count as usize * size)?;
     let of = lookup(op, &ids, [entries, size], table.dtype)?;
-    // SAFETY: the table has as many rows, y was made for those that are looked up.
+    // SAFETY: the table has this many rows, and y was allocated for the rows that are looked up.
     unsafe { gpu.launch_some(gather(&of, table.address, ids.address(), at)) }?;
     Ok(y)
 }
 
-/// The gradient of a table, with the processor's bits.
+/// Computes the gradient of a table, bit-identical to the CPU's.
 pub(crate) fn backward(op: &'static str, weight: &Tensor, ids: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
     let ((entries, size), gpu) = (weight.dims2()?, Gpu::of(op, dy)?);
     deliver(op, &gpu, weight, |to, onto| {
         let (ids, dy) = (Indices::of(op, &gpu, ids, entries)?, Operand::of(op, dy)?);
         let of = lookup(op, &ids, [entries, size], dy.dtype)?;
         if onto == Onto::Nothing {
-            // SAFETY: the place is one for as many f32 as the table has elements.
+            // SAFETY: the place has an f32 for each element of the table.
             unsafe { gpu.zero(to, entries * size * DType::F32.size_in_bytes()) }?;
         }
         if ids.count == 0 {
@@ -46,10 +46,10 @@ pub(crate) fn backward(op: &'static str, weight: &Tensor, ids: &Tensor, dy: &Ten
         // SAFETY: the first launch writes all keys.
         let room: CudaSlice<u64> = unsafe { gpu.device().alloc(keys(ids.count) as usize) }?;
         for launch in sort(ids.count, ids.address(), begin(&room)) {
-            // SAFETY: there are as many indices, and as many keys as are asked for.
+            // SAFETY: the indices and the keys have the requested numbers of elements.
             unsafe { gpu.launch(&launch) }?;
         }
-        // SAFETY: dy has a row for each index, the keys are sorted, and the place is the table's.
+        // SAFETY: dy has a row for each index, the keys are sorted, and the place belongs to the table.
         unsafe { gpu.launch_some(scatter(&of, dy.address, begin(&room), to, onto != Onto::Nothing)) }
     })
 }

@@ -1,4 +1,4 @@
-//! Indices as kernels take them.
+//! Indices in the form that kernels read.
 
 use super::count32;
 use crate::device::{Finding, Gpu, address, begin};
@@ -8,17 +8,18 @@ use candle_core::{CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use zero_kernels::Address;
 use zero_kernels::indices::{IndexType, indices};
 
-/// u32 indices in row-major order. What is out of range is 2³² − 1, and said later: see [`crate::device::check`].
+/// u32 indices in row-major order. An index out of range becomes 2³² − 1 and is reported later: see
+/// [`crate::device::check`].
 pub(super) struct Indices {
     slice: CudaSlice<u32>,
     pub(super) count: u32,
 }
 
 impl Indices {
-    /// Those of a view, u32, i64 or u8, each of which should be below `limit`.
+    /// Converts a view of u32, i64 or u8, each of which should be below `limit`.
     ///
     /// # Errors
-    /// A view of something else; and what was found of earlier ones.
+    /// If the view has another dtype; also reports errors that kernels recorded for earlier indices.
     pub(super) fn new(
         op: &'static str,
         gpu: &Gpu,
@@ -34,7 +35,7 @@ impl Indices {
         };
         let elements = layout.shape().elem_count();
         let (count, limit) = (count32(op, elements)?, count32(op, limit)?);
-        // SAFETY: the launch below writes all of it before anybody reads.
+        // SAFETY: the launch below writes all of it before it is read.
         let slice: CudaSlice<u32> = unsafe { gpu.device().alloc(elements.max(1)) }?;
         let copy = match layout.is_contiguous() {
             true => None,
@@ -51,12 +52,13 @@ impl Indices {
         };
         let faults = gpu.faults();
         let (fault, what) = (faults.address(), faults.what(op, Finding::Index));
-        // SAFETY: both have as many elements; who frees one of them is behind this on the stream; the rest lives as long as the device.
+        // SAFETY: both have the same number of elements; either is freed after this launch, in stream order; the rest
+        // lives as long as the device.
         unsafe { gpu.launch(&indices(of, count, limit, [from, begin(&slice)], fault, what)) }?;
         Ok(Self { slice, count })
     }
 
-    /// Those of a tensor.
+    /// Converts a tensor.
     pub(super) fn of(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize) -> Result<Self> {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
@@ -65,7 +67,7 @@ impl Indices {
         }
     }
 
-    /// Where they begin.
+    /// Returns the address of the indices.
     pub(super) fn address(&self) -> Address {
         begin(&self.slice)
     }

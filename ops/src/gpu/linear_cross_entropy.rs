@@ -1,8 +1,9 @@
-//! The head of a language model and its loss, without the logits of all rows.
+//! The head of a language model and its loss, without holding the logits of all rows.
 //!
-//! As on the processor: logits are f32, a chunk of rows at a time, and become the gradients of themselves where they lie, which are rounded to
-//! 16 bits where the model is. dW is added up in f32, in its place. Nothing waits: the loss stays on the GPU, and that its gradient is the
-//! one that was foreseen is checked there ([`crate::device::check`] says if it was not).
+//! As on the CPU, logits are f32, one chunk of rows at a time. Their gradients replace them in place, rounded to 16
+//! bits if the model is. dW is accumulated in f32, in its place. Nothing waits: the loss stays on the GPU. The
+//! backward checks there that the loss's gradient is the one that was assumed; [`crate::device::check`] reports an
+//! error if it is not.
 
 use super::indices::Indices;
 use super::product::{Matrix, To, product, product_strided};
@@ -20,7 +21,7 @@ use zero_kernels::{Address, Dtype};
 
 const OP: &str = "linear-cross-entropy";
 
-/// As [`linear_cross_entropy`](crate::linear_cross_entropy), for shapes that fit.
+/// Computes [`linear_cross_entropy`](crate::linear_cross_entropy) for shapes that match.
 pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
     let (classes, inputs) = weight.dims2()?;
     let gpu = Gpu::of(OP, x)?;
@@ -58,17 +59,18 @@ pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor
     apply2(x, weight, Computed { loss: Mutex::new(Some(loss)), gradient, dx, d_weight, is_delivered })
 }
 
-/// Rows that are multiplied out at once: f32 logits of 512 MiB at most, but for 1,024 rows. Every chunk goes over dW once, which takes
-/// 167/rows of the time that its products take on an H200 (8 bytes at 4.8 TB/s for 6·rows operations at 600 TFLOP/s). All chunks are
-/// about as large, since a small one at the end would go over dW for few rows, in products too small for the whole GPU; rows are 8 at a
-/// time, so that x of every chunk begins at a multiple of 16 bytes.
+/// Returns how many rows to multiply out at a time: at most 512 MiB of f32 logits, but at least 1,024 rows. Every
+/// chunk makes one pass over dW, which takes 167/rows of the time of its products on an H200 (8 bytes at 4.8 TB/s for
+/// 6·rows operations at 600 TFLOP/s). All chunks have about the same size, since a small last chunk would pass over
+/// dW for only a few rows, in products too small for the whole GPU. Chunks are multiples of 8 rows, so that x of
+/// every chunk begins at a multiple of 16 bytes.
 fn chunk_rows(count: usize, stride: usize) -> usize {
     const FLOATS: usize = 1 << 27;
     let chunks = count.div_ceil((FLOATS / stride).clamp(1024, 4096));
     count.div_ceil(chunks).next_multiple_of(8).min(count)
 }
 
-/// The operands, checked, and where the results go.
+/// The operands, after all checks, and the destinations of the results.
 struct Head<'a> {
     gpu: &'a Gpu,
     x: &'a Operand,
@@ -85,7 +87,8 @@ impl Head<'_> {
     fn run(&self, d_weight: Option<(Address, Onto)>) -> Result<()> {
         let &Self { gpu, x, weight, inputs, classes, gradient, .. } = self;
         let (count, bytes) = (self.targets.count as usize, if x.dtype == Dtype::F32 { 4 } else { 2 });
-        // Rows begin at multiples of 32 bytes, without which the products of 16-bit floats do not reach the tensor cores' speed.
+        // Rows begin at multiples of 32 bytes; otherwise products of 16-bit floats do not reach the tensor cores'
+        // full speed.
         let stride = classes.next_multiple_of(8);
         let rows = chunk_rows(count, stride);
         let (logits, statistics) = (gpu.floats(rows * stride)?, gpu.floats(3 * count)?);
@@ -103,7 +106,8 @@ impl Head<'_> {
                 targets: self.targets.address() + 4 * first as u64,
             };
             let statistics = statistics + 12 * first as u64;
-            // SAFETY: x has the rows of its targets, of which there are `count`, and the sizes of both operands were checked; the rest was made for them.
+            // SAFETY: x has a row for each of the `count` targets, and the sizes of both operands were checked; the
+            // rest was allocated for them.
             unsafe {
                 let to = To { address: at, dtype: Dtype::F32, add: false };
                 product_strided(OP, gpu, x, weight.t(), to, stride)?;
@@ -113,34 +117,34 @@ impl Head<'_> {
                 continue;
             }
             let mean = (Upstream::Known(gradient), self.targets.count);
-            // In floats of half the size rows begin twice as many apart.
+            // Counted in floats of half the size, rows begin twice as far apart.
             let d_logits = Matrix::strided(at, self.x.dtype, [len, classes], stride * 4 / bytes);
             // SAFETY: as above, and the logits are not read any more.
             unsafe { gpu.launch(&kernels::backward(&of, statistics, mean, (self.x.dtype, at))) }?;
             if let Some(dx) = self.dx {
                 let to = To { address: dx + offset, dtype: self.x.dtype, add: false };
-                // SAFETY: dx is as large as x.
+                // SAFETY: dx has the size of x.
                 unsafe { product(OP, gpu, d_logits, weight, to) }?;
             }
             if let Some((to, onto)) = d_weight {
                 let to = To { address: to, dtype: Dtype::F32, add: first > 0 || onto != Onto::Nothing };
-                // SAFETY: the place is one for as many f32 as the weight has elements.
+                // SAFETY: the place has an f32 for each element of the weight.
                 unsafe { product(OP, gpu, d_logits.t(), x, to) }?;
             }
         }
-        // SAFETY: all statistics are on their way; a loss is one f32.
+        // SAFETY: earlier launches on the stream write all statistics; a loss is one f32.
         unsafe { gpu.launch(&kernels::mean_loss(self.targets.count, statistics, self.loss)) }
     }
 }
 
-/// The node of the graph: what was launched before it was made.
+/// The node of the graph. Its forward only returns the loss that was launched before.
 struct Computed {
-    /// Until the forward takes it.
+    /// Present until the forward takes it.
     loss: Mutex<Option<CudaStorage>>,
-    /// What the gradients were multiplied by.
+    /// The factor of the gradients.
     gradient: f32,
     dx: Option<Tensor>,
-    /// f32. None if nobody wants it, or it is in its place already.
+    /// f32. `None` if it is not wanted or already written to its place.
     d_weight: Option<CudaStorage>,
     is_delivered: bool,
 }
@@ -181,7 +185,7 @@ impl CustomOp2 for Computed {
         let upstream = Operand::of(OP, &upstream)?;
         let upstream = (self.gradient, upstream.address);
         if self.is_delivered {
-            // What is in its place cannot be multiplied any more.
+            // A gradient that was written to its place cannot be rescaled any more.
             let faults = gpu.faults();
             let (fault, what) = (faults.address(), faults.what(OP, Finding::Gradient));
             // SAFETY: a loss's gradient is one f32; the rest lives as long as the device.
@@ -192,7 +196,7 @@ impl CustomOp2 for Computed {
             Some(d_weight) => deliver(OP, &gpu, weight, |to, onto| {
                 let (count, from) = (weight.elem_count() as u64, address(OP, d_weight)?);
                 let add = onto != Onto::Nothing;
-                // SAFETY: both are as many f32 as the weight has elements.
+                // SAFETY: both have an f32 for each element of the weight.
                 unsafe { gpu.launch_some(kernels::rescale(Dtype::F32, count, [from, to], upstream, add)) }
             })?,
             None => None,
@@ -202,7 +206,7 @@ impl CustomOp2 for Computed {
                 let from = Operand::of(OP, dx)?;
                 let (to, at) = room_like(OP, &gpu, x.dtype(), from.count)?;
                 let (count, at) = (from.count as u64, [from.address, at]);
-                // SAFETY: both are as many elements of one dtype.
+                // SAFETY: both have the same number of elements of one dtype.
                 unsafe { gpu.launch_some(kernels::rescale(from.dtype, count, at, upstream, false)) }?;
                 Some(tensor(to, x.shape()))
             }
@@ -218,7 +222,7 @@ mod tests {
 
     #[test]
     fn chunks_are_about_as_large() {
-        // GPT-2's vocabulary: there is room for 2,670 rows.
+        // With GPT-2's vocabulary a chunk holds at most 2,670 rows.
         for (count, rows) in [(1, 1), (100, 100), (2670, 2670), (2671, 1336), (4096, 2048), (8192, 2048), (8200, 2056)]
         {
             assert_eq!(chunk_rows(count, 50_264), rows, "{count}");

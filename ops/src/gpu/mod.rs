@@ -1,7 +1,7 @@
-//! The operations on a GPU: what each launches, forward and backward.
+//! The operations on a GPU: the kernels and products that each launches, forward and backward.
 //!
-//! Beside every operation's arithmetic on the processor there is one here, of the same name and the same results: elementwise ones to
-//! the bit, others within rounding, since sums have another order.
+//! Each operation of the CPU has a counterpart here with the same name. The results of elementwise operations are
+//! bit-identical; others agree within rounding, since their sums have another order.
 
 pub(crate) mod activation;
 pub(crate) mod affine;
@@ -23,20 +23,20 @@ use zero_kernels::Address;
 use zero_kernels::optimizer::narrow;
 use zero_kernels::rows::Onto;
 
-/// Whether operations on this tensor run on a GPU.
+/// Returns whether operations on this tensor run on a GPU.
 pub(crate) fn holds(tensor: &Tensor) -> bool {
     tensor.device().is_cuda()
 }
 
-/// A tensor outside any graph: what a backward returns.
+/// Returns a tensor outside any graph, as a backward returns it.
 pub(crate) fn tensor(storage: CudaStorage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
-/// Hands the gradient of `parameter` to the sink, or returns it as a tensor when no sink wants it.
+/// Passes the gradient of `parameter` to the sink, or returns it as a tensor if no sink wants it.
 ///
-/// `make` gets a place for as many f32 as the parameter has elements, and what becomes of what is there already. For a parameter that is not trained it is not
-/// called.
+/// `make` receives the address of a place with an f32 for each element of the parameter, and what to do with the
+/// values that are there. For a frozen parameter `make` is not called.
 pub(super) fn deliver(
     op: &'static str,
     gpu: &Gpu,
@@ -56,7 +56,7 @@ pub(super) fn deliver(
     Ok(Some(tensor(stored(op, gpu, gradient, parameter.dtype())?, parameter.shape())))
 }
 
-/// f32 values in a dtype, f32, bf16 or f16.
+/// Converts f32 values to a dtype: f32, bf16 or f16.
 fn stored(op: &'static str, gpu: &Gpu, values: CudaStorage, dtype: DType) -> Result<CudaStorage> {
     if dtype == DType::F32 {
         return Ok(values);
@@ -70,12 +70,12 @@ fn stored(op: &'static str, gpu: &Gpu, values: CudaStorage, dtype: DType) -> Res
     Ok(to)
 }
 
-/// A count as kernels take it.
+/// Converts a count to the u32 that kernels take.
 fn count32(op: &'static str, count: usize) -> Result<u32> {
     u32::try_from(count).map_err(|_| candle_core::Error::Msg(format!("{op}: {count} are more than 2³² − 1")))
 }
 
-/// Room for a result of a tensor's shape and dtype, and where it is.
+/// Allocates a result of `count` elements and returns it with its address.
 fn room_like(op: &'static str, gpu: &Gpu, dtype: DType, count: usize) -> Result<(CudaStorage, Address)> {
     let storage = gpu.room(op, dtype, count)?;
     let at = address(op, &storage)?;

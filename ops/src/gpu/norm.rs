@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm.
+//! Layer norm and RMS norm on a GPU.
 
 use super::{count32, deliver, room_like, tensor};
 use crate::device::{Gpu, Operand, address};
@@ -8,7 +8,7 @@ use candle_core::{CudaStorage, Layout, Result, Tensor};
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
 use zero_kernels::rows::Onto;
 
-/// A norm's weight, and the bias of a layer norm.
+/// Returns the addresses of a norm's weight and of the bias of a layer norm.
 fn weights([weight, bias]: [Option<&Operand>; 2]) -> Weights {
     let at = |operand: Option<&Operand>| operand.map_or(0, |operand| operand.address);
     match bias {
@@ -22,7 +22,7 @@ fn of(op: &'static str, x: &Operand, shape: &candle_core::Shape, eps: f32) -> Re
     Ok(Rows { rows: count32(op, count)?, size: count32(op, size)?, dtype: x.dtype, eps })
 }
 
-/// The norm of rows, for a weight and a bias (of a layer norm) that fit.
+/// Computes the norm of rows, for a weight and (in a layer norm) a bias whose sizes match.
 pub(crate) fn forward(
     op: &'static str,
     eps: f32,
@@ -35,13 +35,13 @@ pub(crate) fn forward(
     let (y, at) = room_like(op, &gpu, xs.dtype(), x.count)?;
     let rows = of(op, &x, xl.shape(), eps)?;
     if rows.rows > 0 {
-        // SAFETY: x and y have the same number of rows, of one dtype, and the parameters fit them.
+        // SAFETY: x and y have the same number of rows of one dtype, and the parameters' sizes match.
         unsafe { gpu.launch(&norm::forward(&rows, weights([Some(&w), bias.as_ref()]), x.address, at)) }?;
     }
     Ok(y)
 }
 
-/// (x + branch, its norm), as the two after each other; the shapes fit.
+/// Computes (x + branch, norm(x + branch)), bit-identical to the two operations in sequence; the shapes match.
 pub(crate) fn forward_residual(
     op: &'static str,
     eps: f32,
@@ -57,13 +57,14 @@ pub(crate) fn forward_residual(
     let rows = of(op, &xs, x.shape(), eps)?;
     if rows.rows > 0 {
         let weights = weights([Some(&w), bias.as_ref()]);
-        // SAFETY: all have the same number of rows, of one dtype, and the parameters fit them.
+        // SAFETY: all have the same number of rows of one dtype, and the parameters' sizes match.
         unsafe { gpu.launch(&norm::forward_residual(&rows, weights, [xs.address, ys.address], [at_sum, at])) }?;
     }
     Ok([sum, y])
 }
 
-/// The gradients of x, of the weight and of the bias, where there is one. The gradient of x is added to `before`, a gradient that x has already.
+/// Returns the gradients of x, of the weight and of the bias, if there is one. Adds the gradient of x to `before`, an
+/// existing gradient of x.
 pub(crate) fn backward(
     op: &'static str,
     eps: f32,
@@ -75,7 +76,7 @@ pub(crate) fn backward(
     let gpu = Gpu::of(op, x)?;
     let (xs, w, d) = (Operand::of(op, x)?, Operand::of(op, weight)?, Operand::of(op, dy)?);
     let of_bias = bias.map(|bias| Operand::of(op, bias)).transpose()?;
-    // Both live until the launch is on the stream.
+    // Both must live until the launch is on the stream.
     let of_before = before.as_ref().map(|before| Operand::of(op, before)).transpose()?;
     if of_before.as_ref().is_some_and(|before| (before.dtype, before.count) != (xs.dtype, xs.count)) {
         candle_core::bail!("{op}: a gradient of x that does not fit it");
@@ -87,13 +88,14 @@ pub(crate) fn backward(
     let at_partials = address(op, &partials)?;
     if rows.rows > 0 {
         let from = [xs.address, d.address, of_before.as_ref().map_or(0, |before| before.address)];
-        // SAFETY: x, dy, the gradient before and dx have the same number of rows, of one dtype, and the rest was made for them.
+        // SAFETY: x, dy, the existing gradient and dx have the same number of rows of one dtype, and the rest was
+        // allocated for them.
         unsafe { gpu.launch(&norm::backward(&rows, weights, from, [at, at_partials])) }?;
     }
-    // One parameter's at a time: each has its own place.
+    // One parameter at a time, since each has its own place.
     let sums = |of, to, onto| {
         let launch = norm::sums(&rows, weights, of, [at_partials, to], onto != Onto::Nothing);
-        // SAFETY: the partial sums are there; the place is one for as many f32 as the parameter has.
+        // SAFETY: earlier launches write the partial sums; the place has an f32 for each element of the parameter.
         unsafe { gpu.launch(&launch) }
     };
     let d_weight = deliver(op, &gpu, weight, |to, onto| sums(Parameter::Weight, to, onto))?;

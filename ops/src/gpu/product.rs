@@ -1,4 +1,4 @@
-//! Matrix products by cuBLAS, and by cuBLASLt where something is done with them, with sums in f32 whatever the operands are.
+//! Matrix products by cuBLAS, or by cuBLASLt if they have an epilogue, with sums in f32 for all dtypes of operands.
 
 use crate::device::Gpu;
 use crate::measure::count_macs;
@@ -8,30 +8,30 @@ use std::ffi::{c_int, c_void};
 use zero_cuda::product::{Element, Epilogue, Factor, Product};
 use zero_kernels::{Address, Dtype};
 
-/// A matrix of `rows` × `columns`, row-major, or its transpose is.
+/// A matrix of `rows` × `columns` that is row-major or the transpose of a row-major one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix {
     pub(super) address: Address,
     pub(super) dtype: Dtype,
     rows: usize,
     columns: usize,
-    /// Elements from one row to the next, before it was turned.
+    /// Elements from one row to the next, before transposing.
     stride: usize,
     is_turned: bool,
 }
 
 impl Matrix {
-    /// Row-major.
+    /// Describes a row-major matrix.
     pub(super) fn new(address: Address, dtype: Dtype, rows: usize, columns: usize) -> Self {
         Self::strided(address, dtype, [rows, columns], columns)
     }
 
-    /// Row-major, with rows that begin `stride` elements apart.
+    /// Describes a row-major matrix whose rows begin `stride` elements apart.
     pub(super) fn strided(address: Address, dtype: Dtype, [rows, columns]: [usize; 2], stride: usize) -> Self {
         Self { address, dtype, rows, columns, stride, is_turned: false }
     }
 
-    /// Its transpose.
+    /// Returns the transpose.
     pub(super) fn t(self) -> Self {
         Self { rows: self.columns, columns: self.rows, is_turned: !self.is_turned, ..self }
     }
@@ -40,7 +40,8 @@ impl Matrix {
         Factor { address: self.address, stride: self.stride, is_turned: self.is_turned }
     }
 
-    /// As cuBLAS, for which matrices are column-major, has to take it so that it is the transpose of this; and its leading dimension.
+    /// Returns the transposition flag and the leading dimension with which cuBLAS, whose matrices are column-major,
+    /// reads the transpose of this matrix.
     fn operand(self) -> (sys::cublasOperation_t, usize) {
         match self.is_turned {
             false => (sys::cublasOperation_t::CUBLAS_OP_N, self.stride),
@@ -57,35 +58,37 @@ fn data_type(dtype: Dtype) -> sys::cudaDataType {
     }
 }
 
-/// Where a product goes: row-major.
+/// The destination of a product, row-major.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct To {
     pub(super) address: Address,
     pub(super) dtype: Dtype,
-    /// Onto what is there; otherwise instead of it.
+    /// Whether to add to the existing values instead of overwriting them.
     pub(super) add: bool,
 }
 
-/// to = left·right, or to += left·right, rounded once.
+/// Computes to = left·right, or to += left·right, rounded once.
 ///
 /// # Safety
-/// The matrices are where they say, and `to` has room for as many rows as `left` and columns as `right`, when the stream gets to it.
+/// When the stream reaches this, the matrices must be at their addresses, and `to` must have room for the rows of
+/// `left` times the columns of `right`.
 ///
 /// # Errors
-/// Sizes that do not fit, or that cuBLAS cannot count.
+/// If the sizes do not match or exceed the range of cuBLAS.
 pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: Matrix, to: To) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { product_strided(op, gpu, left, right, to, right.columns) }
 }
 
-/// to = left·right, with something done to the sums before they are rounded, for a `to` of the dtype of both. False if cuBLASLt cannot do
-/// that, and nothing was done: for sizes that are odd, say.
+/// Computes to = left·right with an epilogue that is applied to the sums before they are rounded, for a `to` with the
+/// dtype of both. Returns false, without doing anything, if cuBLASLt does not support the product, for example
+/// because of odd sizes.
 ///
 /// # Safety
-/// As for [`product`]; what the epilogue reads and writes is there as well.
+/// As for [`product`]; the memory that the epilogue reads and writes must be valid as well.
 ///
 /// # Errors
-/// Sizes that do not fit, or what cuBLASLt says.
+/// If the sizes do not match, or cuBLASLt's error.
 pub(super) unsafe fn product_with(
     op: &'static str,
     gpu: &Gpu,
@@ -111,7 +114,7 @@ pub(super) unsafe fn product_with(
     };
     let (left, right) = (left.factor(), right.factor());
     let product = Product { element, rows, columns, inner, left, right, to, epilogue };
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let is_done = unsafe { gpu.multiply(&product) }?;
     if is_done {
         count_macs((rows * columns) as u64 * inner as u64);
@@ -119,13 +122,13 @@ pub(super) unsafe fn product_with(
     Ok(is_done)
 }
 
-/// [`product`] to rows that begin `stride` elements apart.
+/// Computes [`product`] with result rows that begin `stride` elements apart.
 ///
 /// # Safety
-/// As there, for as many elements.
+/// As for [`product`], with room for rows of this stride.
 ///
 /// # Errors
-/// As there.
+/// As for [`product`].
 pub(super) unsafe fn product_strided(
     op: &'static str,
     gpu: &Gpu,
@@ -144,11 +147,12 @@ pub(super) unsafe fn product_strided(
     count_macs((m * n) as u64 * k as u64);
     let int = |size: usize| c_int::try_from(size).map_err(|_| Error::Msg(format!("{op}: a matrix with {size} rows")));
     let (one, beta) = (1f32, if to.add { 1f32 } else { 0f32 });
-    // The transpose of the product, which is row-major as cuBLAS sees it: rightᵀ·leftᵀ.
+    // Computes the transpose of the product, rightᵀ·leftᵀ, since cuBLAS reads a row-major matrix as its transpose.
     let ((turn_right, ld_right), (turn_left, ld_left)) = (right.operand(), left.operand());
     let blas = gpu.device().cublas_handle();
     let number = |x: &f32| std::ptr::from_ref(x).cast::<c_void>();
-    // SAFETY: the handle lives; the factors are read during the call; the caller answers for the matrices.
+    // SAFETY: the handle is alive; the factors are read during the call; the caller guarantees that the matrices are
+    // valid.
     unsafe {
         gemm_ex(
             *blas.handle(),

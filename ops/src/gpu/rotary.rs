@@ -1,4 +1,4 @@
-//! Rotary position embedding, with the processor's bits.
+//! Rotary position embedding, bit-identical to the CPU's.
 
 use super::{count32, room_like};
 use crate::device::{Gpu, Operand, address};
@@ -13,11 +13,11 @@ use zero_kernels::rotary::{Turn, rotary};
 pub(crate) struct Table(OnceLock<CudaStorage>);
 
 impl Table {
-    /// Where it is: cos, and sin behind it.
+    /// Returns the addresses of the cosines and, behind them, the sines.
     fn address(&self, op: &'static str, gpu: &Gpu, table: &[f32]) -> Result<Address> {
         if self.0.get().is_none() {
             let values = CudaStorage::wrap_cuda_slice(gpu.upload(table)?, gpu.device().clone());
-            // Whoever was faster has put the same there.
+            // If another thread was faster, it has stored the same values.
             let _ = self.0.set(values);
         }
         let storage = self.0.get().filter(|storage| same(&storage.device, gpu.device()));
@@ -30,7 +30,7 @@ fn same(a: &CudaDevice, b: &CudaDevice) -> bool {
     a.cuda_stream().context().ordinal() == b.cuda_stream().context().ordinal()
 }
 
-/// Rotates `[batch, time, heads, size]` by a table of `[positions, size / 2]`, which are enough.
+/// Rotates `[batch, time, heads, size]` by a table of `[positions, size / 2]` with enough positions.
 pub(crate) fn run(
     op: &'static str,
     (on_gpu, table): (&Table, &[f32]),
@@ -43,7 +43,7 @@ pub(crate) fn run(
     let (y, at) = room_like(op, &gpu, xs.dtype(), x.count)?;
     let cos = on_gpu.address(op, &gpu, table)?;
     let sin = cos + (table.len() / 2 * size_of::<f32>()) as u64;
-    // SAFETY: x and y are of this shape and one dtype; the table has as many positions.
+    // SAFETY: x and y have this shape and one dtype; the table has this many positions.
     unsafe { gpu.launch_some(rotary(x.dtype, sizes, [cos, sin], [x.address, at], turn)) }?;
     Ok(y)
 }

@@ -1,7 +1,8 @@
-//! The gradient that an operation's first input has already, on offer to its backward.
+//! An existing gradient of an operation's first input, offered to its backward.
 //!
-//! In a fused block the gradients of a tensor that was used twice are added: of the residual stream, the one that goes past a norm and the one
-//! that comes through it. A backward that writes the second one can add the first in passing: it takes what is on offer, and gives the sum.
+//! In a fused block, the gradients of a tensor that is used twice are added. For the residual stream, one bypasses a
+//! norm and the other comes through it. A backward that computes the second can add the first in the same pass: it
+//! takes the offered gradient and returns the sum.
 
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;
@@ -10,7 +11,8 @@ thread_local! {
     static OFFER: RefCell<Option<(TensorId, Tensor)>> = const { RefCell::new(None) };
 }
 
-/// Runs a backward while the gradient that `x` has, if it has one, is on offer; gives that back if nobody took it.
+/// Runs a backward while offering it the existing gradient of `x`, if any. Returns the gradient if the backward did
+/// not take it.
 pub(crate) fn offer<R>(x: &Tensor, gradient: Option<Tensor>, backward: impl FnOnce() -> R) -> (R, Option<Tensor>) {
     let outer = OFFER.replace(gradient.map(|gradient| (x.id(), gradient)));
     let result = backward();
@@ -18,7 +20,8 @@ pub(crate) fn offer<R>(x: &Tensor, gradient: Option<Tensor>, backward: impl FnOn
     (result, left.map(|(_, gradient)| gradient))
 }
 
-/// The gradient that `x` has already, for whoever returns the sum of it and what is x's otherwise; None where x's is not wanted.
+/// Takes the existing gradient of `x`, for a backward that returns the sum of it and its own. Returns `None` if no
+/// gradient is offered for `x`.
 #[cfg(feature = "cuda")]
 pub(crate) fn take(x: &Tensor) -> Option<Tensor> {
     if !x.track_op() {

@@ -1,4 +1,4 @@
-//! Applying an operation: as a node of candle's graph, recorded in a fused block, outside of any graph, or only counted.
+//! Applies an operation: as a node of candle's graph, recorded in a fused block, outside any graph, or only counted.
 
 use crate::flag::Flag;
 #[cfg(feature = "cuda")]
@@ -18,23 +18,24 @@ thread_local! {
     static UNTRACKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs an evaluation: nothing is kept for a backward.
+/// Runs an evaluation, in which operations keep nothing for a backward.
 pub fn untracked<T>(run: impl FnOnce() -> T) -> T {
     let _untracked = Flag::raise(&UNTRACKED);
     run()
 }
 
-/// Whether operations may have a backward: not in an evaluation.
+/// Returns whether operations may have a backward, which is false in an evaluation.
 pub(crate) fn has_backward() -> bool {
     recording() || !UNTRACKED.get()
 }
 
-/// Whether an operation is a node of candle's graph.
+/// Returns whether operations become nodes of candle's graph.
 pub(crate) fn in_graph() -> bool {
     !recording() && !UNTRACKED.get()
 }
 
-/// What an operation made. In a fused block, operations take it for a tensor whose gradient is wanted.
+/// Returns the output of an operation as a tensor. In a fused block it is tracked, so that later operations see that
+/// its gradient is wanted.
 fn made((storage, shape): (Storage, Shape)) -> Tensor {
     Tensor::from_storage(storage, shape, BackpropOp::none(), recording())
 }
@@ -51,7 +52,7 @@ const DEVICES: &str = "its tensors are not all on the processor, nor all on one 
 
 const NOT_COUNTED: &str = "what candle keeps of a graph is not counted";
 
-/// The forward of an operation of which only the costs are wanted.
+/// Counts the forward of an operation in a trace.
 fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Traced)> {
     if in_graph() {
         bail!("{NOT_COUNTED}");
@@ -59,7 +60,7 @@ fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Tra
     meta::forward(op, inputs)
 }
 
-/// `x.apply_op1(op)`.
+/// `x.apply_op1(op)`, recorded or counted if necessary.
 pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
     if meta::tracing() {
         let (output, op) = counted(&op, &[x])?;
@@ -81,7 +82,7 @@ pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tenso
     Ok(output)
 }
 
-/// `x.apply_op2(y, op)`.
+/// `x.apply_op2(y, op)`, recorded or counted if necessary.
 pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     x: &Tensor,
     y: &Tensor,
@@ -104,14 +105,14 @@ pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     Ok(applied2([x, y], op, result))
 }
 
-/// [`apply2`] of an operation of which only the costs are wanted.
+/// [`apply2`] for an operation that is only counted.
 pub(crate) fn count2<C: Footprint>(x: &Tensor, y: &Tensor, op: &C) -> Result<Tensor> {
     let (output, op) = counted(op, &[x, y])?;
     record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
     Ok(output)
 }
 
-/// [`apply2`] of an operation whose output is here already, out of operations that were counted.
+/// [`apply2`] for an operation whose output has already been computed by counted operations.
 pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
@@ -125,7 +126,7 @@ pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
     Ok(output)
 }
 
-/// [`apply2`] without the forward, for the backward alone, which may read no output: this one has no values.
+/// [`apply2`] without the forward. The backward may not read the output, which has no values.
 pub(crate) fn unmade2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
@@ -157,7 +158,7 @@ pub(crate) fn unmade3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     Ok(output)
 }
 
-/// `x.apply_op3(y, z, op)`.
+/// `x.apply_op3(y, z, op)`, recorded or counted if necessary.
 pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     x: &Tensor,
     y: &Tensor,
@@ -183,7 +184,7 @@ pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     Ok(applied3([x, y, z], op, result))
 }
 
-/// x + y of one shape: a residual connection.
+/// Returns x + y for tensors of one shape: a residual connection.
 pub fn sum(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     if !computed(x, y) {
         return x + y;
@@ -193,19 +194,19 @@ pub fn sum(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     Ok(output)
 }
 
-/// Whether operations on these are carried out here, and not as nodes of candle's graph.
+/// Returns whether operations on these tensors are computed here rather than as nodes of candle's graph.
 pub(crate) fn computed(x: &Tensor, y: &Tensor) -> bool {
     !(in_graph() && (x.track_op() || y.track_op()))
 }
 
-/// [`sum`] whose values are known already.
+/// [`sum`] whose values have already been computed.
 pub(crate) fn summed(x: &Tensor, y: &Tensor, values: Storage) -> Tensor {
     let output = made((values, x.shape().clone()));
     record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
     output
 }
 
-/// [`apply2`] whose result is known already.
+/// [`apply2`] whose result has already been computed.
 pub(crate) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
@@ -216,7 +217,7 @@ pub(crate) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     output
 }
 
-/// [`apply3`] whose result is known already.
+/// [`apply3`] whose result has already been computed.
 pub(crate) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     [x, y, z]: [&Tensor; 3],
     op: C,
@@ -227,7 +228,7 @@ pub(crate) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     output
 }
 
-/// `x.reshape(shape)`.
+/// `x.reshape(shape)`, recorded in a fused block.
 pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     let output = x.reshape(shape.into())?;
     record(Operation::View(x.clone()), Reads::NOTHING, &output);
@@ -236,7 +237,7 @@ pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
 
 const SUM: &str = "sum";
 
-/// x + y outside of any graph, and whether its gradient is wanted.
+/// Returns x + y outside any graph. `wanted` says whether its gradient is wanted.
 pub(crate) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
     let _timed = measure::forward(SUM);
     if x.shape() != y.shape() || x.dtype() != y.dtype() {

@@ -1,18 +1,18 @@
-//! Cutting the graph between two layers, and running one layer's backward from the gradient of its output.
+//! Cuts the graph between two layers and runs one layer's backward from the gradient of its output.
 //!
-//! `Tensor::backward` seeds with ones and takes no upstream gradient. An operation whose forward is one
-//! element and whose backward is the stored gradient turns it into one that does. A fused block of our own operations
-//! ([`crate::ops`]) runs backward without candle.
+//! `Tensor::backward` starts from a gradient of ones and accepts no upstream gradient. An operation whose forward is
+//! a single element and whose backward returns the stored gradient supplies one. A fused block of this crate's
+//! operations runs its backward without candle.
 
 use super::fused_block;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
-/// Backpropagates from `outputs` with the gradients `upstream`, one of the same shape for each.
+/// Backpropagates from each output with its upstream gradient of the same shape.
 ///
 /// # Errors
-/// If a graph node refuses its backward, or an output has no gradient of its shape.
+/// If a graph node returns an error, or a gradient differs from its output in shape.
 pub fn backward_from(outputs: &[(Tensor, Tensor)]) -> Result<GradStore> {
     for (output, upstream) in outputs {
         if output.shape() != upstream.shape() {

@@ -1,13 +1,13 @@
-//! Several operations as one node of candle's graph.
+//! Runs several operations as one node of candle's graph.
 //!
-//! candle's backward makes zeros for the gradient of every tensor and adds what arrives to them: three more passes over
-//! memory than the gradient is worth, and a twelfth of a training step. In a fused block our own operations are recorded
-//! here instead, and a gradient goes from one to the next as it is; it is added to another only where a tensor was used
-//! twice, on a GPU by the backward of a norm in passing. Values that no backward reads are let go at the end of the forward, and what an operation holds as soon as its own
-//! backward is done.
+//! candle's backward allocates zeros for the gradient of every tensor and adds each contribution to them. This takes
+//! three more passes over memory, a twelfth of a training step. In a fused block, the operations of this crate are
+//! recorded instead, and each passes its gradient directly to the next. Gradients are added only where a tensor was
+//! used twice; on a GPU, the backward of a norm adds them in the same pass. Values that no backward reads are freed
+//! at the end of the forward, and the memory that an operation saved is freed as soon as its own backward is done.
 //!
-//! A fused block can hand the gradients of its parameters to nobody but the [`sink`], so there is one only where a sink has
-//! been promised; elsewhere its operations are nodes of candle's graph, each for itself.
+//! A fused block can pass the gradients of its parameters only to the [`sink`], so it requires a promised sink.
+//! Without one, its operations are separate nodes of candle's graph.
 
 use crate::graph::addend::offer;
 use crate::graph::apply::{added, untracked};
@@ -23,7 +23,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
-/// What ran in a fused block, in order.
+/// The operations of a fused block, in order.
 #[derive(Default)]
 struct Tape(Vec<Record>);
 
@@ -56,7 +56,7 @@ thread_local! {
     static TAPE: RefCell<Option<Tape>> = const { RefCell::new(None) };
 }
 
-/// Runs `run`, which applies none but our own operations, on `x`: as one node of candle's graph where that can be.
+/// Runs `run` on `x`, as one node of candle's graph if possible. `run` may only apply operations of this crate.
 pub fn fused_block(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     if !x.track_op() || !sink::promised() || recording() {
         return run(x);
@@ -76,14 +76,14 @@ pub fn fused_block(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> R
     Ok(node)
 }
 
-/// Runs `run`, of which nothing is recorded and nothing kept.
+/// Runs `run` without recording its operations or keeping anything for a backward.
 pub(crate) fn unrecorded<T>(run: impl FnOnce() -> T) -> T {
     let _paused = Recording { outer: TAPE.take() };
     untracked(run)
 }
 
-/// Runs `run`, which applies none but our own operations, on `x`, and then its backward for the gradient `dy` of its output: the
-/// gradient of `x`, where it has one.
+/// Runs `run` on `x` and then its backward from the gradient `dy` of the output. Returns the gradient of `x`, if it
+/// has one. `run` may only apply operations of this crate.
 pub(crate) fn run_backward(
     x: &Tensor,
     dy: Tensor,
@@ -95,9 +95,9 @@ pub(crate) fn run_backward(
     tape.backward(x, &output?, dy)
 }
 
-/// While there is one, operations are recorded, or not, as it says. A panic ends it, too.
+/// Replaces the tape while it is alive and restores the outer one when dropped, even by a panic.
 struct Recording {
-    /// What was recorded before, and is again afterwards.
+    /// The outer tape, which is restored afterwards.
     outer: Option<Tape>,
 }
 
@@ -118,10 +118,10 @@ impl Drop for Recording {
 }
 
 impl Tape {
-    /// Lets go of the values that no backward reads, and gives those of `output` to whoever is to have them instead: None if
-    /// a backward reads them, too.
+    /// Frees the values that no backward reads. Returns the values of `output` so that they can be moved elsewhere,
+    /// or `None` if a backward reads them too.
     fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<Storage>> {
-        // A view's values are those of what it is a view of.
+        // A view shares the values of its source.
         let mut views: HashMap<TensorId, TensorId> = HashMap::new();
         let mut read: HashSet<TensorId> = HashSet::new();
         let of = |views: &HashMap<TensorId, TensorId>, tensor: &Tensor| {
@@ -159,8 +159,8 @@ impl Tape {
     }
 }
 
-/// The backward of a fused block whose node is `output`, without candle: the fused block's input and its gradient. None if it is
-/// no fused block.
+/// Runs the backward of the fused block whose node is `output`, without candle. Returns the block's input and its
+/// gradient, or `None` if `output` does not come from a fused block.
 ///
 /// candle would add the gradients of output and input to zeros, which in bf16 costs a fifth of a training step.
 pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Tensor, Option<Tensor>)>> {
@@ -168,18 +168,18 @@ pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Ten
     recorded.map(|block| Ok((block.x.clone(), block.backward(gradient)?))).transpose()
 }
 
-/// The values of a fused block's output, for whoever takes them from here: its backward needs them no more. None if `output` is
-/// something else.
+/// Takes the values of a fused block's output, which its backward does not need. Returns `None` if `output` does not
+/// come from a fused block.
 pub fn take_values(output: &Tensor) -> Result<Option<Storage>> {
-    let is_region = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&output.id());
-    is_region.then(|| take(output)).transpose()
+    let is_block = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&output.id());
+    is_block.then(|| take(output)).transpose()
 }
 
 pub(crate) fn recording() -> bool {
     TAPE.with_borrow(Option::is_some)
 }
 
-/// Writes an operation down, if in a fused block.
+/// Records an operation if a fused block is running.
 pub(crate) fn record(operation: Operation, reads: Reads, output: &Tensor) {
     TAPE.with_borrow_mut(|tape| {
         if let Some(Tape(records)) = tape {
@@ -188,9 +188,9 @@ pub(crate) fn record(operation: Operation, reads: Reads, output: &Tensor) {
     });
 }
 
-/// What a fused block's backward needs.
+/// The record of a fused block that its backward needs.
 struct Recorded {
-    /// Until the backward takes it.
+    /// Present until the backward takes it.
     tape: Mutex<Option<Tape>>,
     x: Tensor,
     output: Tensor,
@@ -198,7 +198,7 @@ struct Recorded {
     node: OnceLock<TensorId>,
 }
 
-/// The fused blocks that some graph still holds, by their nodes: a tensor does not tell what made it.
+/// The fused blocks that a graph still holds, by node, since a tensor does not expose the operation that made it.
 static ALIVE: LazyLock<Mutex<HashMap<TensorId, Weak<Recorded>>>> = LazyLock::new(Mutex::default);
 
 impl Drop for Recorded {
@@ -210,7 +210,7 @@ impl Drop for Recorded {
 }
 
 impl Recorded {
-    /// The gradient of the input, where it has one.
+    /// Runs the backward. Returns the gradient of the input, if it has one.
     fn backward(&self, dy: &Tensor) -> Result<Option<Tensor>> {
         let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(tape) = tape else { bail!("{OP}: a second backward") };
@@ -219,7 +219,7 @@ impl Recorded {
 }
 
 impl Tape {
-    /// The gradient of `x`, where it has one, given that of `output`.
+    /// Runs the backward from the gradient of `output`. Returns the gradient of `x`, if it has one.
     fn backward(self, x: &Tensor, output: &Tensor, dy: Tensor) -> Result<Option<Tensor>> {
         let Self(records) = self;
         let mut gradients = Gradients::new(x, &records);
@@ -253,10 +253,10 @@ impl Tape {
     }
 }
 
-/// A fused block as candle sees it.
+/// The node of a fused block in candle's graph.
 struct FusedBlock {
     recorded: Arc<Recorded>,
-    /// Those of its output, if nobody else needs them.
+    /// The values of the output, unless a backward reads them.
     values: Mutex<Option<Storage>>,
 }
 
@@ -299,7 +299,7 @@ impl CustomOp1 for FusedBlock {
     }
 }
 
-/// The gradients that wait for the operation that made their tensor.
+/// Gradients whose tensor's operation has not run its backward yet.
 struct Gradients {
     of: HashMap<TensorId, Tensor>,
     inside: HashSet<TensorId>,
@@ -311,7 +311,7 @@ impl Gradients {
         Self { of: HashMap::new(), inside }
     }
 
-    /// Runs a backward that may take the gradient which `x` has already and give the sum.
+    /// Runs a backward that may take the existing gradient of `x` and return the sum.
     fn offered<R>(&mut self, x: &Tensor, backward: impl FnOnce() -> Result<R>) -> Result<R> {
         let (result, left) = offer(x, self.of.remove(&x.id()), backward);
         if let Some(left) = left {
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn has_the_bits_of_its_operations_one_by_one() -> Result<()> {
+    fn is_bit_identical_to_separate_operations() -> Result<()> {
         let parameters = [
             normal("norm weight", &[12])?,
             normal("norm bias", &[12])?,
@@ -371,7 +371,7 @@ mod tests {
         let norm = LayerNorm::from_tensors(nw, nb, 1e-5);
         let (attention, last) = (Conv1D::from_tensors(aw, ab), Conv1D::from_tensors(w, b));
         let (x, dy) = (normal("x", &[2, 5, 12])?, normal("dy", &[2, 5, 12])?);
-        // A tensor used three times, a parameter used twice, and an operation whose output nobody needs.
+        // Uses a tensor three times, a parameter twice, and contains an operation whose output is unused.
         let run = |x: &Tensor| -> Result<Tensor> {
             let attended = causal_attention_packed(&attention.forward(&norm.forward(x)?)?, 3)?;
             let x = sum(&sum(x, &attended)?, &last.forward(x)?)?;
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_on_to_what_made_its_input_and_is_forgotten_with_its_graph() -> Result<()> {
+    fn backward_continues_behind_the_block_and_dropping_the_graph_frees_it() -> Result<()> {
         let (x, dy) = (normal("x", &[4, 3])?, normal("dy", &[4, 3])?);
         let run = |x: &Tensor| fused_block(&fused_block(&(x * 3.0)?, gelu)?, |x| sum(x, x));
         let gradient = |y: &Tensor| -> Result<Vec<u32>> {
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_an_error() -> Result<()> {
+    fn invalid_uses_are_errors() -> Result<()> {
         let (x, w, b) = (normal("x", &[2, 4])?, normal("w", &[4, 4])?, normal("b", &[4])?);
         let layer = Conv1D::from_tensors(w.as_tensor().clone(), b.as_tensor().clone());
         let make = || crate::sink::promise(|| fused_block(&x, |x| layer.forward(x)));

@@ -1,30 +1,31 @@
-//! Where a parameter's gradient goes.
+//! Delivers the gradients of parameters.
 
 use crate::graph::output::{stored, tensor};
 use crate::sink::{self, Slot};
 use candle_core::{Result, Tensor};
 
-/// Hands the gradient of `parameter` to the sink, or returns it as a tensor when no sink wants it.
+/// Passes the gradient of `parameter` to the sink, or returns it as a tensor if no sink wants it.
 ///
-/// `fill` gets a buffer of the parameter's size and overwrites all of it, with the elements in row-major order; what
-/// the buffer holds before is arbitrary. A parameter that is not trained gets nothing and `fill` is not called.
+/// `fill` receives a buffer of the parameter's size with arbitrary content and overwrites all of it, in row-major
+/// order. For a frozen parameter `fill` is not called.
 pub(crate) fn deliver(op: &'static str, parameter: &Tensor, fill: impl FnOnce(&mut [f32])) -> Result<Option<Tensor>> {
     deliver_tile(op, parameter, |out, tile| {
-        assert!(matches!(tile, Tile::First), "{op}: the gradient of a parameter that is not made in tiles");
+        assert!(matches!(tile, Tile::First), "{op}: this gradient cannot be computed in tiles");
         fill(out);
     })
 }
 
-/// Which of the tiles of its rows a backward is at.
+/// The position of a tile of rows in a backward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tile {
-    /// The first, or all rows.
+    /// The first tile, or all rows.
     First,
-    /// One that goes on from what the tiles before it left.
+    /// A further tile, which continues from the sum of the previous ones.
     Further,
 }
 
-/// [`deliver`] of a gradient that is a sum over rows: `fill` goes on from what the buffer holds where the tile is a further one.
+/// [`deliver`] for a gradient that is a sum over rows. For a further tile, `fill` continues from the content of the
+/// buffer.
 pub(crate) fn deliver_tile(
     op: &'static str,
     parameter: &Tensor,
@@ -43,8 +44,8 @@ pub(crate) fn deliver_tile(
         Slot::First(out) => run(out, Tile::First),
         Slot::Further(out) => run(out, Tile::Further),
         Slot::Another(out) => {
-            // The whole gradient first, then one addition: the order in which a tied parameter's uses are added
-            // does not reach into the sums.
+            // The whole gradient is computed first and then added once, so that the order in which the uses of a tied
+            // parameter are added does not affect the sums.
             let mut gradient = vec![0.0; out.len()];
             run(&mut gradient, Tile::First);
             for (total, g) in out.iter_mut().zip(&gradient) {

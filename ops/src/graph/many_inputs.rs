@@ -1,17 +1,18 @@
-//! An operation of more tensors than candle's custom operations take, as a node of its graph.
+//! Operations with more tensors than candle's custom operations accept, as a node of its graph.
 //!
-//! Its parameters go through a chain of nodes that compute nothing, at whose end is a scalar: an input that the operation has
-//! beside its activations. Its backward leaves the gradients of the parameters with the chain, whose own backward, which candle
-//! runs next, hands them over.
+//! The parameters pass through a chain of nodes that compute nothing and end in a scalar, which becomes an additional
+//! input of the operation. The operation's backward stores the gradients of the parameters in the chain. candle runs
+//! the chain's backward next, which returns them.
 
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Gradients on their way from the operation to its parameters, in their order.
+/// The gradients passed from the operation to its parameters, in their order.
 #[derive(Clone, Default)]
 pub(crate) struct Carried(Arc<Mutex<Vec<Option<Tensor>>>>);
 
-/// The scalar that stands for these parameters, and where their gradients are to be left. Tracked if one of them is.
+/// Returns the scalar that represents these parameters and the place for their gradients. The scalar is tracked if
+/// any parameter is.
 pub(crate) fn carry<'a>(parameters: impl Iterator<Item = &'a Tensor>) -> Result<(Tensor, Carried)> {
     let carried = Carried::default();
     let mut chain = Tensor::zeros((), DType::F32, &Device::Cpu)?;
@@ -22,7 +23,7 @@ pub(crate) fn carry<'a>(parameters: impl Iterator<Item = &'a Tensor>) -> Result<
 }
 
 impl Carried {
-    /// Leaves the gradients; gives that of the scalar, if it is tracked.
+    /// Stores the gradients. Returns the gradient of the scalar, if it is tracked.
     pub(crate) fn leave(&self, gradients: Vec<Option<Tensor>>, chain: &Tensor) -> Result<Option<Tensor>> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = gradients;
         chain.track_op().then(|| chain.zeros_like()).transpose()

@@ -1,4 +1,4 @@
-//! How an operation becomes a part of candle's graph, and how its backward runs.
+//! Adds operations to candle's graph and runs their backward.
 
 pub(crate) mod addend;
 pub(crate) mod apply;

@@ -1,4 +1,4 @@
-//! What operations read: candle storage as slices.
+//! Reads candle storage as slices.
 
 use crate::kernel::{HalfFloat, Isa};
 use crate::parallel::build;
@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use std::borrow::Cow;
 use std::ops::Deref;
 
-/// The elements of a view in row-major order, as f32. Borrows when the view is contiguous f32; otherwise copies the
-/// view, never the whole storage behind it.
+/// Returns the elements of a view in row-major order, as f32. Borrows if the view is contiguous f32; otherwise copies
+/// the view, never the whole storage behind it.
 pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Cow<'a, [f32]>> {
     match (storage, layout.contiguous_offsets()) {
         (CpuStorage::F32(data), Some((start, end))) => match data.get(start..end) {
@@ -49,13 +49,13 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
                 _ => bail!("{op}: the copy of a view changed its dtype"),
             }
         }
-        // How a released parameter is stored.
+        // The storage of a released parameter.
         (CpuStorage::F4(_), _) => bail!("{op}: reads a parameter that is released"),
         (other, _) => bail!("{op}: f32, bf16 or f16 expected, got {:?}", other.dtype()),
     }
 }
 
-/// [`f32s`] of a tensor whose storage is held: `let held = x.storage_and_layout(); let x = f32s_of("op", &held)?;`
+/// [`f32s`] for a tensor whose storage is held: `let held = x.storage_and_layout(); let x = f32s_of("op", &held)?;`
 pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
     op: &'static str,
     (storage, layout): &'a (S, &Layout),
@@ -66,7 +66,7 @@ pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
     }
 }
 
-/// The elements of a view in row-major order, as they are stored: for what reads any of the dtypes.
+/// The elements of a view in row-major order, in their stored dtype.
 pub(crate) enum View<'a> {
     F32(Cow<'a, [f32]>),
     Bf16(&'a [bf16]),
@@ -74,7 +74,7 @@ pub(crate) enum View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Borrows when the view is contiguous; otherwise copies it, as [`f32s`] does.
+    /// Borrows if the view is contiguous; otherwise copies it, as [`f32s`] does.
     pub(crate) fn new(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
         if let (CpuStorage::BF16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
             && let Some(view) = data.get(start..end)
@@ -89,7 +89,7 @@ impl<'a> View<'a> {
         Ok(Self::F32(f32s(op, storage, layout)?))
     }
 
-    /// [`View::new`] of a tensor whose storage is held, as for [`f32s_of`].
+    /// [`View::new`] for a tensor whose storage is held, as for [`f32s_of`].
     pub(crate) fn of<S: Deref<Target = Storage>>(
         op: &'static str,
         (storage, layout): &'a (S, &Layout),
@@ -100,7 +100,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A copy of what is viewed.
+    /// Copies the elements to a new storage.
     pub(crate) fn into_storage(self) -> CpuStorage {
         match self {
             Self::F32(data) => CpuStorage::F32(data.into_owned()),
@@ -119,7 +119,7 @@ impl<'a> View<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// All elements of a storage.
+    /// Views all elements of a storage.
     pub(crate) fn all(op: &'static str, storage: &'a CpuStorage) -> Result<Self> {
         match storage {
             CpuStorage::F32(data) => Ok(Self::F32(data)),
@@ -129,7 +129,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// A copy.
+    /// Copies the elements to a new storage.
     pub(crate) fn to_storage(self) -> CpuStorage {
         match self {
             Self::F32(data) => CpuStorage::F32(data.to_vec()),
@@ -139,8 +139,8 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// The elements of an integer view (u32, i64 or u8) as indices into `0..limit`; anything else is an error that says
-/// what and where.
+/// Returns the elements of an integer view (u32, i64 or u8) as indices into `0..limit`. The error for any other value
+/// states the value and its position.
 pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
     fn collect<T: Copy + TryInto<usize> + std::fmt::Display>(
         op: &'static str,
@@ -172,7 +172,7 @@ pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, l
     }
 }
 
-/// [`indices`] of a tensor.
+/// [`indices`] for a tensor.
 pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Result<Vec<usize>> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {

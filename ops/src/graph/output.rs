@@ -1,7 +1,7 @@
-//! From rows of f32 to what candle stores.
+//! Converts rows of f32 to candle storage.
 //!
-//! All arithmetic is f32. bf16 and f16 results are rounded, to nearest even, while the rows are still in the first-level cache, so
-//! that memory sees no more than the elements themselves.
+//! All arithmetic is f32. bf16 and f16 results are rounded, to nearest even, while the rows are still in the
+//! first-level cache, so only the 16-bit elements reach memory.
 
 use crate::kernel::norm::ROWS;
 use crate::kernel::{HalfFloat, Isa};
@@ -13,9 +13,10 @@ use half::{bf16, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Storage of `units` times `floats` elements of `dtype`, filled by `work`. `work` gets a range of units, their part of each operand
-/// as f32, and their part of the storage, as f32 of arbitrary content, of which it writes every element. Operands are as long as the
-/// storage. Small parts at a time, so that the first-level cache holds a part's f32 of all operands and of the storage.
+/// Returns storage of `units` times `floats` elements of `dtype`, filled by `work`. `work` receives a range of units,
+/// their part of each operand as f32, and their part of the storage as f32 with arbitrary content, of which it writes
+/// every element. Each operand is as long as the storage. Parts are small enough that the f32 of all operands and of
+/// the storage fit the first-level cache.
 pub(crate) fn build_as<const N: usize>(
     op: &'static str,
     dtype: DType,
@@ -33,15 +34,15 @@ pub(crate) fn build_as<const N: usize>(
             let part = start..range.end.min(start + at_once);
             let (at, len) = (start * floats, part.len() * floats);
             let operands = operands.each_mut().map(|operand| operand.floats(at..at + len));
-            // SAFETY: each unit is in one part, and each part is one thread's.
+            // SAFETY: each unit is in one part, and each part belongs to one thread.
             unsafe { out.write(isa, at, len, &mut room, |out| work(part, operands, out)) };
         }
     });
-    // SAFETY: the ranges of `split` cover all units.
+    // SAFETY: the ranges of `split` cover all units, so all elements are written.
     Ok(unsafe { fresh.filled(units * floats) })
 }
 
-/// Storage of `dtype` with these values.
+/// Converts values to storage of `dtype`.
 pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result<CpuStorage> {
     match dtype {
         DType::F32 => Ok(CpuStorage::F32(values)),
@@ -51,18 +52,18 @@ pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
     }
 }
 
-/// Elements that are read and written at a time, where they are not rows: a first-level cache of 32 KiB holds so many of five
-/// operands and results in 16 bits, and as f32.
+/// Elements to process at a time in operations without rows. A first-level cache of 32 KiB holds this many elements
+/// of five operands and results, in 16 bits and as f32.
 pub(crate) const CACHED: usize = 1024;
 
-/// Rows of `width` elements that are read and written at a time: [`CACHED`] elements, but as many rows as kernels make sums of at a time
-/// while these are no more than a second-level cache holds.
+/// Returns how many rows of `width` elements to process at a time: [`CACHED`] elements, but at least the number of
+/// rows that kernels sum together, as long as these fit the second-level cache.
 pub(crate) fn at_once(width: usize) -> usize {
     const ELEMENTS: usize = 16 * 1024;
     (CACHED / width.max(1)).max(ROWS.min(ELEMENTS / width.max(1))).max(1)
 }
 
-/// An operand of which some elements at a time are read as f32, those of 16 bits through the same memory.
+/// An operand that is read as f32, some elements at a time. 16-bit elements are widened into a buffer that is reused.
 pub(crate) struct Reader<'a> {
     elements: Elements<'a>,
     room: Vec<f32>,
@@ -78,12 +79,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A tensor outside any graph: what a backward returns.
+/// Returns a tensor outside any graph, as a backward returns it.
 pub(crate) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)
 }
 
-/// Storage that is still to be written.
+/// Storage that is not yet written.
 pub(crate) enum Fresh {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
@@ -91,7 +92,7 @@ pub(crate) enum Fresh {
 }
 
 impl Fresh {
-    /// Room for `len` elements of `dtype`.
+    /// Allocates `len` elements of `dtype`.
     pub(crate) fn new(op: &'static str, dtype: DType, len: usize) -> Result<Self> {
         match dtype {
             DType::F32 => Ok(Self::F32(Vec::with_capacity(len))),
@@ -110,14 +111,14 @@ impl Fresh {
         Shared { start, len, buffer: PhantomData }
     }
 
-    /// The storage, now that it is written.
+    /// Returns the storage once it is written.
     ///
     /// # Safety
-    /// All of the `len` elements have been.
+    /// All of the `len` elements must have been written.
     pub(crate) unsafe fn filled(self, len: usize) -> CpuStorage {
         match self {
             Self::F32(mut data) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees that `len` elements are written.
                 unsafe { data.set_len(len) };
                 CpuStorage::F32(data)
             }
@@ -150,7 +151,7 @@ enum Start {
     F16(*mut f16),
 }
 
-// SAFETY: access is by `store` and `write` alone, whose callers promise that nobody else has the elements.
+// SAFETY: access is only through `store` and `write`, whose callers guarantee exclusive access to the elements.
 unsafe impl Send for Shared<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Shared<'_> {}
@@ -159,10 +160,10 @@ impl Shared<'_> {
     /// Stores `values` from element `at` on.
     ///
     /// # Safety
-    /// Nobody else reads or writes these elements at the same time.
+    /// No other code may read or write these elements at the same time.
     pub(crate) unsafe fn store(&self, isa: Isa, at: usize, values: &[f32]) {
         match self.start {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Start::F32(start) => unsafe { self.part(start, at, values.len()) }.copy_from_slice(values),
             // SAFETY: as above.
             Start::Bf16(start) => bf16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
@@ -171,8 +172,8 @@ impl Shared<'_> {
         }
     }
 
-    /// Stores what `work` writes to a slice of `len`, from element `at` on. Its content is arbitrary before. Elements of 16 bits are
-    /// made in `room`, which keeps its memory for the next part.
+    /// Stores the slice of `len` elements that `work` writes, from element `at` on. The content of the slice is
+    /// arbitrary before. 16-bit elements are computed in `room`, whose memory is reused for the next part.
     ///
     /// # Safety
     /// As for [`Shared::store`].
@@ -185,32 +186,33 @@ impl Shared<'_> {
         work: impl FnOnce(&mut [f32]),
     ) {
         match self.start {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Start::F32(start) => work(unsafe { self.part(start, at, len) }),
             Start::Bf16(_) | Start::F16(_) => {
                 room.resize(len, 0.0);
                 work(room);
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.store(isa, at, room) };
             }
         }
     }
 
-    /// Some elements, of arbitrary content. Zeroing them would cost light operations, a sum or a rotation, a quarter of their time.
+    /// Returns some elements with arbitrary content. Zeroing them would cost light operations, such as a sum or a
+    /// rotation, a quarter of their time.
     ///
     /// # Safety
-    /// `start` is this buffer's, T a float, and nobody else has these elements.
+    /// `start` must be this buffer's, `T` a float, and no other code may access these elements.
     unsafe fn part<'a, T>(&self, start: *mut T, at: usize, len: usize) -> &'a mut [T] {
         assert!(at + len <= self.len, "elements {at}..{} of {}", at + len, self.len);
-        // SAFETY: inside of the buffer by the assertion, alone by the caller's promise.
+        // SAFETY: in bounds by the assertion, exclusive by the caller's guarantee.
         unsafe {
             let start = start.add(at);
             if cfg!(debug_assertions) {
-                // NaN, which tests find where a kernel leaves an element out.
+                // Fill with NaN, so that tests find elements that a kernel does not write.
                 start.write_bytes(0xFF, len);
             }
-            // Fresh memory has some bits, and any bits are a float. To the compiler it is initialised from here on, since this
-            // could have written it.
+            // Fresh memory holds arbitrary bits, and any bits are a valid float. The compiler must treat it as
+            // initialized from here on, since the assembly could have written it.
             std::arch::asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags));
             std::slice::from_raw_parts_mut(start, len)
         }

@@ -1,8 +1,8 @@
-//! Exchanging the storage behind a tensor, so that a leaf of candle's graph can lose its values and get others.
+//! Exchanges the storage behind a tensor, so that a leaf of candle's graph can be released and gathered again.
 
 use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor};
 
-/// A storage without elements.
+/// Returns storage without elements.
 pub fn nothing(dtype: DType, device: &Device) -> Result<Storage> {
     match device {
         Device::Cpu => Ok(Storage::Cpu(match dtype {
@@ -17,20 +17,20 @@ pub fn nothing(dtype: DType, device: &Device) -> Result<Storage> {
     }
 }
 
-/// Takes the values out from behind a tensor; to use it then is an error.
+/// Takes the values of a tensor. Reading the tensor afterwards is an error.
 pub fn take(tensor: &Tensor) -> Result<Storage> {
-    // Of a type that no operation takes; see above.
+    // No operation accepts F4, so reading the tensor is an error.
     swap(tensor, nothing(DType::F4, tensor.device())?)
 }
 
-/// Puts `values` behind a tensor on the same device, whatever their dtype and number; gives what was there.
+/// Puts `values` behind a tensor on the same device, whatever their dtype and number. Returns the previous storage.
 pub fn swap(tensor: &Tensor, values: Storage) -> Result<Storage> {
     let swap = Swap(std::sync::Mutex::new(values));
     tensor.inplace_op1(&swap)?;
     swap.0.into_inner().map_err(|_| candle_core::Error::Msg("storage swap was poisoned".into()))
 }
 
-/// Exchanges the storage behind a tensor with the one inside.
+/// Exchanges the storage behind a tensor with the one that it holds.
 struct Swap(std::sync::Mutex<Storage>);
 
 impl Swap {

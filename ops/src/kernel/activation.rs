@@ -40,7 +40,7 @@ vectorised! {
                 let (s, rest) = sigmoid_from(x, e);
                 let square = x * x;
                 let twice_slope = 2.0 * SQRT_2_OVER_PI * (3.0 * CUBIC).mul_add(square, 1.0);
-                // The clamp keeps ∞·0 out of the far tails, where s·(1 − s) has long been 0.
+                // The clamp avoids ∞·0 in the far tails, where s·(1 − s) is already 0.
                 let lever = if square < 1e4 { x * twice_slope } else { 0.0 };
                 *dx = dy * (s * rest).mul_add(lever, s);
             }
@@ -102,7 +102,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// y = max(x, 0), NaN where x is
+    /// y = max(x, 0), or NaN if x is NaN
     fn relu(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
             *y = if x < 0.0 { 0.0 } else { x };
@@ -111,7 +111,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// dx = dy where x is not negative: at 0 as candle has it
+    /// dx = dy where x is not negative; the gradient at 0 is the one that candle uses
     fn relu_backward(x: &[f32], dy: &[f32], dx: &mut [f32]) {
         for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
             *dx = if x < 0.0 { 0.0 } else { dy };

@@ -1,9 +1,9 @@
-//! Between bf16 and f32.
+//! Conversions between bf16 and f32.
 
 use super::vectorised;
 use half::bf16;
 
-/// Exactly.
+/// Converts to f32, exactly.
 #[inline(always)]
 pub(crate) fn wide(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
@@ -19,11 +19,12 @@ vectorised! {
 }
 
 vectorised! {
-    /// y = x rounded to the nearest, ties to even; NaN stays NaN. The bits of [`bf16::from_f32`], without its branches.
+    /// y = x rounded to nearest, ties to even; NaN stays NaN. Bit-identical to [`bf16::from_f32`], but without
+    /// branches.
     fn round(x: &[f32], y: &mut [bf16]) {
         for (y, x) in y.iter_mut().zip(x) {
             let bits = x.to_bits();
-            // Half a unit of what is left, less one where what is left is even. It overflows for NaN alone.
+            // Adds half a unit of the kept bits, less one if they are even. Only NaN overflows.
             let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
             let quiet = bits >> 16 | 0x40;
             *y = bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16);

@@ -1,15 +1,15 @@
-//! Between f16 and f32.
+//! Conversions between f16 and f32.
 
 use super::vectorised;
 use half::f16;
 
-/// Exactly; NaN stays NaN, and becomes a quiet one.
+/// Converts to f32, exactly. NaN stays NaN and becomes quiet.
 #[inline(always)]
 pub(crate) fn wide(value: f16) -> f32 {
     const REBIAS: u32 = (127 - 15) << 23;
     let bits = u32::from(value.to_bits());
     let (sign, rest) = ((bits & 0x8000) << 16, (bits & 0x7FFF) << 13);
-    // Below the smallest normal number: the fraction behind a one of its own unit, less that one.
+    // Subnormal f16: put the fraction into the mantissa of a power of two with the same unit, and subtract that power.
     let one = REBIAS + (1 << 23);
     let subnormal = (f32::from_bits(rest + one) - f32::from_bits(one)).to_bits();
     let quiet = if rest & 0x007F_FFFF == 0 { 0 } else { 0x0040_0000 };
@@ -22,19 +22,20 @@ pub(crate) fn wide(value: f16) -> f32 {
     )
 }
 
-/// To the nearest, ties to even: what is 65520 or more becomes an infinity; NaN stays NaN. The bits of [`f16::from_f32`].
+/// Rounds to nearest, ties to even. Numbers from 65520 on become infinite; NaN stays NaN. Bit-identical to
+/// [`f16::from_f32`].
 #[inline(always)]
 fn nearest(value: f32) -> f16 {
     let bits = value.to_bits();
     let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7FFF_FFFF);
-    // Half a unit of what is left, less one where what is left is even, and the other bias of the exponent.
+    // Adds half a unit of the kept bits, less one if they are even, and changes the exponent's bias.
     let normal = rest.wrapping_add(0xFFF + (rest >> 13 & 1)).wrapping_sub((127 - 15) << 23) >> 13;
-    // Beside a half, whose unit is that of subnormal f16, the addition rounds.
+    // Adding 0.5 rounds: its unit in the last place in f32 is the unit of subnormal f16.
     let subnormal = (f32::from_bits(rest) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let quiet = 0x7E00 | (rest >> 13 & 0x3FF);
     let magnitude = match rest {
         0x7F80_0001.. => quiet,
-        // 2¹⁶ and more.
+        // 2¹⁶ and above.
         0x4780_0000.. => 0x7C00,
         0x3880_0000.. => normal,
         _ => subnormal,
@@ -46,13 +47,13 @@ fn nearest(value: f32) -> f16 {
 pub(crate) fn widen(isa: super::Isa, x: &[f16], y: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if isa.vectors() == zero_isa::Vectors::Avx512 {
-        // SAFETY: an `Isa` of this level is only made after its features were detected.
+        // SAFETY: an `Isa` of this level exists only after its features were detected.
         return unsafe { x86::widen(x, y) };
     }
     widen_each(isa, x, y);
 }
 
-/// y = x rounded to the nearest, ties to even; NaN stays NaN.
+/// y = x rounded to nearest, ties to even; NaN stays NaN.
 pub(crate) fn round(isa: super::Isa, x: &[f32], y: &mut [f16]) {
     #[cfg(target_arch = "x86_64")]
     if isa.vectors() == zero_isa::Vectors::Avx512 {
@@ -91,7 +92,7 @@ mod x86 {
         let len = x.len().min(y.len());
         let ((x, x_rest), (y, y_rest)) = (x[..len].as_chunks::<LANES>(), y[..len].as_chunks_mut::<LANES>());
         for (x, y) in x.iter().zip(y) {
-            // SAFETY: sixteen elements each, as their types say.
+            // SAFETY: both are arrays of sixteen elements.
             unsafe { _mm512_storeu_ps(y.as_mut_ptr(), _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast()))) };
         }
         for (x, y) in x_rest.iter().zip(y_rest) {
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn all_values_on_all_instruction_sets() {
         let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
-        // Every f16, what lies around the middle to the next one, and what is beyond the range on both sides.
+        // Every f16, the neighbours of the midpoint to the next one, and numbers out of range on both sides.
         let beside = |x: &f16| {
             let bits = x.to_f32().to_bits();
             [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF].map(|low| f32::from_bits(bits.wrapping_add(low)))

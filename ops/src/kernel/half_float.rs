@@ -7,13 +7,13 @@ use half::{bf16, f16};
 pub(crate) trait HalfFloat: Copy + Send + Sync + 'static {
     const ZERO: Self;
 
-    /// Exactly.
+    /// Converts to f32, exactly.
     fn wide(self) -> f32;
 
     /// y = x, exactly.
     fn widen(isa: Isa, x: &[Self], y: &mut [f32]);
 
-    /// y = x rounded to the nearest, ties to even; NaN stays NaN.
+    /// y = x rounded to nearest, ties to even; NaN stays NaN.
     fn round(isa: Isa, x: &[f32], y: &mut [Self]);
 }
 

@@ -1,10 +1,10 @@
-//! Kernels that are compiled for each instruction set, and sums whose order does not depend on the choice.
+//! Kernels that are compiled for each instruction set, and sums whose order does not depend on it.
 
-/// Declares a kernel: the body is compiled once for each instruction set, and the caller passes an [`Isa`] first.
+/// Declares a kernel. The body is compiled once for each instruction set, and the caller passes an [`Isa`] first.
 macro_rules! vectorised {
     ($(#[$attr:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$attr])*
-        // A kernel takes its slices one by one; a struct of them would only be a second list of names.
+        // Kernels take their slices as separate arguments; a struct would only repeat their names.
         #[allow(clippy::too_many_arguments)]
         pub(crate) fn $name(isa: zero_isa::Isa, $($arg: $ty),*) $(-> $ret)? {
                         #[inline(always)]
@@ -37,13 +37,13 @@ macro_rules! vectorised {
 }
 pub(crate) use vectorised;
 
-/// One AVX-512 register, two of AVX2.
+/// Elements of one AVX-512 register, or two of AVX2.
 pub(crate) const LANES: usize = 16;
 
-/// `Σ term(row, x)` over the elements of each of `R` rows of one length: element `i` is added to lane `i mod 16` of its row, and the lanes
-/// are added in a tree.
+/// Computes `Σ term(row, x)` over the elements of each of `R` rows of equal length. Element `i` is added to lane `i
+/// mod 16` of its row, and the lanes are added in a tree.
 ///
-/// Several rows at a time, since a sum waits for each of its additions before it begins the next.
+/// Several rows are summed at a time, since within one sum each addition waits for the previous one.
 macro_rules! sums_over {
     ($name:ident, $($slice:ident),+) => {
         #[inline(always)]
@@ -83,13 +83,13 @@ sums_over!(sums1, a);
 sums_over!(sums2, a, b);
 sums_over!(sums3, a, b, c);
 
-/// The larger of two; `a` if one is NaN.
+/// Returns the larger of two numbers; `a` if one is NaN.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
-/// The largest element; NaN is passed over, and an empty slice gives -∞.
+/// Returns the largest element. NaN is skipped, and an empty slice gives −∞.
 #[inline(always)]
 pub(crate) fn max(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -107,8 +107,8 @@ pub(crate) fn max(values: &[f32]) -> f32 {
     tree(lanes, larger)
 }
 
-/// All lanes as one: the upper half onto the lower, until one is left. What is indexed by a variable the compiler keeps in
-/// memory, here as in the loops above, so each half is a loop of its own.
+/// Combines all lanes: the upper half onto the lower, until one is left. The compiler keeps an array that is indexed
+/// by a variable in memory, here as in the loops above, so each half has a loop of its own.
 #[inline(always)]
 pub(crate) fn tree(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut eight = [0f32; 8];

@@ -1,15 +1,17 @@
-//! Elementary functions without branches, so that loops over them become SIMD code with the same bits.
+//! Elementary functions without branches, so that the compiler turns loops over them into SIMD code with the same
+//! results.
 
 use super::lanes::LANES;
 
-/// Below this, `exp` is 0: the results would be subnormal.
+/// Below this, `exp` returns 0, since its results would be subnormal.
 const EXP_LOWEST: f32 = -87.0;
-/// Above this, `exp` keeps the value it has here (1.65e38), just under the largest f32.
+/// Above this, `exp` keeps its value here (1.65e38), just below the largest f32.
 const EXP_HIGHEST: f32 = 88.0;
 
-/// e^x within 8.1e-8 relative on [-87, 88], at most 2 units in the last place; 0 below, e^88 above, NaN for NaN.
+/// Computes e^x within 8.1e-8 relative on [-87, 88], at most 2 units in the last place. Returns 0 below that range,
+/// e^88 above it, and NaN for NaN.
 ///
-/// Cephes' `expf`: x = n·ln 2 + r, e^x = 2^n · (1 + r + r²·P(r)).
+/// This is Cephes' `expf`: x = n·ln 2 + r, e^x = 2^n · (1 + r + r²·P(r)).
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = if x > EXP_HIGHEST { EXP_HIGHEST } else { x };
@@ -17,16 +19,16 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < EXP_LOWEST { 0.0 } else { e }
 }
 
-/// The argument that [`exp`] takes in place of x, for [`Exps`].
+/// Returns the argument that [`exp`] uses in place of x, for [`Exps`].
 #[inline(always)]
 pub(crate) fn at_most_88(x: f32) -> f32 {
     if x > EXP_HIGHEST { EXP_HIGHEST } else { x }
 }
 
-/// r, and n in the low bits of a mantissa.
+/// Returns r, and n in the low bits of a mantissa.
 #[inline(always)]
 fn reduced(x: f32) -> (f32, f32) {
-    // Adding 1.5·2^23 rounds to an integer in the low bits of the mantissa, without an instruction for it.
+    // Adding 1.5·2^23 rounds to an integer in the low bits of the mantissa, without a rounding instruction.
     const MAGIC: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
@@ -35,7 +37,7 @@ fn reduced(x: f32) -> (f32, f32) {
     (n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x)), shifted)
 }
 
-/// 2^n · (1 + r + r²·P(r)), for what [`reduced`] gives.
+/// Computes 2^n · (1 + r + r²·P(r)) from the result of [`reduced`].
 #[inline(always)]
 fn expanded((r, shifted): (f32, f32)) -> f32 {
     let p = 1.987_569_1e-4f32;
@@ -49,11 +51,12 @@ fn expanded((r, shifted): (f32, f32)) -> f32 {
     p * power
 }
 
-/// Elements of a batch, which the loops of a kernel go over one after the other. What one loop leaves to the next stays in the first-level
-/// cache.
+/// Elements of a batch, which the loops of a kernel process one after the other. Intermediate results stay in the
+/// first-level cache.
 pub(crate) const BATCH: usize = 128;
 
-/// What one loop of a kernel leaves to the next. Aligned, because storing a vector across two cache lines takes twice as long.
+/// Intermediate results between two loops of a kernel. Aligned, because storing a vector across two cache lines takes
+/// twice as long.
 #[repr(align(64))]
 pub(crate) struct Room(pub(crate) [f32; BATCH]);
 
@@ -63,10 +66,11 @@ impl Room {
     }
 }
 
-/// [`exp`] of a batch, in two loops.
+/// Computes [`exp`] of a batch, in two loops.
 ///
-/// An exponential is a chain of some fifteen operations, each of which waits for the one before. The processor overlaps as many chains as
-/// its schedulers hold: two or three vectors of a loop over the whole chain, five or more of each of several short loops.
+/// An exponential is a chain of about fifteen operations, each of which waits for the previous one. The processor
+/// overlaps as many chains as its schedulers hold: two or three vectors if one loop contains the whole chain, but
+/// five or more in each of several short loops.
 pub(crate) struct Exps {
     remainders: Room,
     shifted: Room,
@@ -78,7 +82,7 @@ impl Exps {
         Self { remainders: Room::new(), shifted: Room::new(), results: Room::new() }
     }
 
-    /// [`exp`] of at most [`BATCH`] numbers, none of which is above 88.
+    /// Returns [`exp`] of at most [`BATCH`] numbers, none of which may be above 88.
     #[inline(always)]
     pub(crate) fn of(&mut self, numbers: impl ExactSizeIterator<Item = f32>) -> &[f32] {
         let len = self.reduce(numbers);
@@ -90,7 +94,7 @@ impl Exps {
         results
     }
 
-    /// Adds e^(x − `less`), which is at most 1, of a whole batch to lanes, element `i` to lane `i mod 16`.
+    /// Adds e^(x − `less`), which must be at most 1, of a whole batch to lanes; element `i` goes to lane `i mod 16`.
     #[inline(always)]
     pub(crate) fn add(&mut self, x: &[f32; BATCH], less: f32, lanes: [f32; LANES]) -> [f32; LANES] {
         self.reduce(x.iter().map(|x| x - less));
@@ -107,10 +111,10 @@ impl Exps {
         lanes
     }
 
-    /// Runs the first loop; returns how many numbers there are.
+    /// Runs the first loop and returns the number of elements.
     #[inline(always)]
     fn reduce(&mut self, numbers: impl ExactSizeIterator<Item = f32>) -> usize {
-        /// n is −127 here, and the bits of 2^n are 0.
+        /// At this argument n is −127, and the bits of 2^n are 0.
         const LOWER: f32 = -88.0;
         let len = numbers.len();
         let (remainders, shifted) = (&mut self.remainders.0[..len], &mut self.shifted.0[..len]);
@@ -121,7 +125,7 @@ impl Exps {
     }
 }
 
-/// (σ(x), 1 − σ(x)) for the logistic function σ, given e^−|x|, both within 4e-7 relative on [-80, 80].
+/// Returns (σ(x), 1 − σ(x)) for the logistic function σ, given e^−|x|, both within 4e-7 relative on [-80, 80].
 #[inline(always)]
 pub(crate) fn sigmoid_from(x: f32, e: f32) -> (f32, f32) {
     let large = 1.0 / (1.0 + e);
@@ -134,7 +138,7 @@ fn erfc_z(x: f32) -> f32 {
     x.abs() * std::f32::consts::FRAC_1_SQRT_2
 }
 
-/// t and the higher half of the fit's polynomial in t.
+/// Returns t and the upper half of the fit's polynomial in t.
 #[inline(always)]
 fn erfc_begun(x: f32) -> (f32, f32) {
     let t = 1.0 / erfc_z(x).mul_add(0.5, 1.0);
@@ -145,7 +149,7 @@ fn erfc_begun(x: f32) -> (f32, f32) {
     (t, p.mul_add(t, 0.278_868_07))
 }
 
-/// ln(erfc(z)/t)
+/// Returns ln(erfc(z)/t).
 #[inline(always)]
 fn erfc_exponent(x: f32, t: f32, p: f32) -> f32 {
     let z = erfc_z(x);
@@ -159,13 +163,13 @@ fn erfc_exponent(x: f32, t: f32, p: f32) -> f32 {
 
 #[inline(always)]
 fn normal_cdf_from(x: f32, t: f32, e: f32) -> f32 {
-    // erfc(z)/2: the smaller tail.
+    // erfc(z)/2 is the smaller tail.
     let tail = 0.5 * t * e;
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// The standard normal distribution function Φ(x) of a batch, in short loops like those of [`Exps`], within 2e-6 relative on [-5, 5] and
-/// 2e-7 absolute.
+/// The standard normal distribution function Φ(x) of a batch, in short loops like those of [`Exps`]. Accurate within
+/// 2e-6 relative on [-5, 5] and 2e-7 absolute.
 ///
 /// Φ(x) = erfc(−x/√2)/2 with the Chebyshev fit of erfc in Press et al., "Numerical Recipes", section 6.2.
 pub(crate) struct NormalCdfs {
@@ -179,7 +183,7 @@ impl NormalCdfs {
         Self { ts: Room::new(), polynomials: Room::new(), results: Room::new() }
     }
 
-    /// Φ(x) of at most [`BATCH`] elements.
+    /// Returns Φ(x) of at most [`BATCH`] elements.
     #[inline(always)]
     pub(crate) fn of(&mut self, x: &[f32], exps: &mut Exps) -> &[f32] {
         let len = x.len();
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_has_the_bits_of_each() {
+    fn a_batch_is_bit_identical_to_single_elements() {
         let specials =
             [f32::NEG_INFINITY, -1e30, -88.5, -88.0, -87.5, -87.000_01, -87.0, -86.99, -0.0, 0.0, 1e-40, 88.0];
         let numbers: Vec<f32> = specials.into_iter().chain((0..117).map(|i| i as f32 * 1.496 - 87.3)).collect();
@@ -245,7 +249,7 @@ mod tests {
 
     #[test]
     fn normal_cdf_matches_an_integral() {
-        // Φ by Simpson's rule in f64.
+        // Computes Φ by Simpson's rule in f64.
         let exact = |x: f64| {
             let n = 2_000;
             let h = (x + 12.0) / f64::from(n);

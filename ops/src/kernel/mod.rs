@@ -1,9 +1,9 @@
-//! Pure functions over slices: the arithmetic of the operations.
+//! The arithmetic of the operations, as pure functions over slices.
 //!
 //! Each kernel is one generic Rust function that is compiled three times: for the baseline instruction set (the
-//! scalar oracle), for AVX2 with FMA, and for AVX-512. The three give the same bits, since rustc neither reorders
-//! nor contracts floating-point operations: products with an addition are written as `mul_add`, and sums run in
-//! sixteen interleaved lanes that are added in a fixed tree.
+//! scalar oracle), for AVX2 with FMA, and for AVX-512. The results are bit-identical, since rustc neither reorders
+//! nor contracts floating-point operations. Fused multiply-adds are written as `mul_add`, and sums run in sixteen
+//! interleaved lanes that are added in a fixed tree.
 
 pub(crate) mod activation;
 pub(crate) mod bf16;
@@ -32,7 +32,8 @@ mod tests {
         values
     }
 
-    /// Runs `kernel` on each instruction set, with `outputs` buffers of the given sizes that start as the same noise.
+    /// Runs `kernel` on each instruction set and compares the results. `outputs` are the sizes of its output buffers,
+    /// which start with the same noise.
     fn same(name: &str, outputs: &[usize], kernel: impl Fn(Isa, &mut [Vec<f32>])) {
         let mut oracle: Option<Vec<Vec<f32>>> = None;
         for isa in Isa::available() {
@@ -82,7 +83,8 @@ mod tests {
                 out[0] = vec![largest, sum];
             });
             same("softmax", &[3 * n], |isa, out| softmax::scaled_softmax(isa, &mut out[0], 2.0, 5.0, 0.7));
-            // Three rows of scores that end at the last column, of which the last two do not see the first column.
+            // Three rows of scores, the last of which ends at the last column. The last two do not see the first
+            // column.
             let position = if n >= 3 { n - 3 } else { continue };
             let width = n + softmax::SPARE;
             let tile = softmax::Tile { width, origin: 0, position, firsts: &[0, 1, 1] };

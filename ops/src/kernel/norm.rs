@@ -1,15 +1,15 @@
 //! Layer norm and RMS norm over rows, forward and backward.
 //!
-//! The backward computes the row's statistics again from `x`, which is in the cache anyway, so that the forward saves
-//! nothing. The slices hold whole rows; a row is as long as `weight`.
+//! The backward recomputes the row's statistics from `x`, which is in the cache anyway, so the forward saves nothing.
+//! The slices hold whole rows; a row is as long as `weight`.
 
 use super::lanes::{sums1, sums2, sums3};
 use super::vectorised;
 
-/// Rows whose sums are made at the same time, where there are so many.
+/// Rows that are summed at the same time, if there are enough.
 pub(crate) const ROWS: usize = 4;
 
-/// Mean and 1/√(variance + ε) of each row, the variance in a second pass over the differences.
+/// Returns the mean and 1/√(variance + ε) of each row. A second pass over the differences computes the variance.
 #[inline(always)]
 fn moments<const R: usize>(rows: [&[f32]; R], eps: f32) -> ([f32; R], [f32; R]) {
     let n = rows[0].len() as f32;
@@ -24,7 +24,7 @@ fn inverse_rms<const R: usize>(rows: [&[f32]; R], eps: f32) -> [f32; R] {
     sums1(rows, |_, x| x * x).map(|sum| 1.0 / (sum / n + eps).sqrt())
 }
 
-/// `R` rows that lie one behind the other.
+/// Splits a slice into `R` consecutive rows.
 #[inline(always)]
 fn rows_of<const R: usize>(x: &[f32], n: usize) -> [&[f32]; R] {
     std::array::from_fn(|row| &x[row * n..(row + 1) * n])

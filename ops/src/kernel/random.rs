@@ -1,12 +1,14 @@
-//! Random numbers, thirty-two blocks of a counter-based generator at a time, and dropout, which compares them with a limit.
+//! Random numbers, thirty-two blocks of a counter-based generator at a time, and dropout, which compares the random
+//! words with a limit.
 //!
-//! The generator is Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-//! Normal numbers are Box–Muller's with the arithmetic of `libm`'s `logf` and `sincosf` (which is musl's) written without
-//! a branch, so that it runs in every lane of a register; the test goes through all 2²⁴ arguments of each.
+//! The generator is Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
+//! 2011. Normal numbers use Box–Muller with the arithmetic of `libm`'s `logf` and `sincosf` (which come from musl),
+//! written without branches so that it runs in every lane of a register. A test compares all 2²⁴ arguments of each
+//! function.
 
 use super::vectorised;
 
-/// One counter, one key, four words.
+/// Returns the four words for one counter and one key.
 #[inline(always)]
 pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let mut state = (counter.map(u64::from), key);
@@ -16,8 +18,9 @@ pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     state.0.map(|word| word as u32)
 }
 
-/// One round: the next counter and key. Only the lower 32 bits of each number of the counter count, the upper are arbitrary.
-/// x86's `pmuludq` multiplies the lower halves of 64-bit lanes, so every word is where the next round reads it.
+/// Computes one round: the next counter and key. Only the lower 32 bits of each number of the counter are
+/// significant; the upper ones are arbitrary. x86's `pmuludq` multiplies the lower halves of 64-bit lanes, so every
+/// word is where the next round reads it.
 #[inline(always)]
 fn round((c, key): ([u64; 4], [u32; 2])) -> ([u64; 4], [u32; 2]) {
     let p0 = 0xD251_1F53 * (c[0] & 0xFFFF_FFFF);
@@ -26,13 +29,13 @@ fn round((c, key): ([u64; 4], [u32; 2])) -> ([u64; 4], [u32; 2]) {
     (c, [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)])
 }
 
-/// Uniform in [0, 1) with 24 bits, so that 1.0 cannot come out of the rounding.
+/// Converts a word to a uniform number in [0, 1). It has 24 bits, so rounding cannot produce 1.0.
 #[inline(always)]
 pub(crate) fn unit(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
-/// Two standard normal numbers out of two words: Box–Muller.
+/// Converts two words to two standard normal numbers by Box–Muller.
 #[inline(always)]
 pub(crate) fn normal_pair(a: u32, b: u32) -> (f32, f32) {
     let u = ((a >> 8) as f32 + 1.0) * (1.0 / 16_777_216.0); // (0, 1]
@@ -41,7 +44,7 @@ pub(crate) fn normal_pair(a: u32, b: u32) -> (f32, f32) {
     (radius * cos, radius * sin)
 }
 
-/// `libm::logf` of a number in [2⁻²⁴, 1].
+/// Computes `libm::logf` of a number in [2⁻²⁴, 1].
 #[inline(always)]
 fn ln(x: f32) -> f32 {
     const SQRT_HALF: u32 = 0x3F35_04F3;
@@ -59,7 +62,7 @@ fn ln(x: f32) -> f32 {
     s * (half_square + r) + k * 9.058_001e-6 - half_square + f + k * 0.693_138_1
 }
 
-/// `libm::sincosf` of a number in [0, 9π/4): the quarter turn that is nearest is taken off in f64.
+/// Computes `libm::sincosf` of a number in [0, 9π/4). The nearest multiple of a quarter turn is subtracted in f64.
 #[inline(always)]
 fn sin_cos(x: f32) -> (f32, f32) {
     let bits = x.to_bits();
@@ -81,11 +84,11 @@ fn sin_cos(x: f32) -> (f32, f32) {
     )
 }
 
-/// Blocks that are made at once.
+/// Blocks that are generated at a time.
 const BLOCKS: usize = 32;
 
-/// Counters between the rounds, and the words that come out, in the order in which they are counted. Aligned, because storing a vector
-/// across two cache lines takes twice as long.
+/// Counters between the rounds, and the resulting words in the order of their index. Aligned, because storing a
+/// vector across two cache lines takes twice as long.
 #[repr(align(64))]
 struct Room {
     counters: [[u64; BLOCKS]; 4],
@@ -97,8 +100,9 @@ impl Room {
         Self { counters: [[0; BLOCKS]; 4], words: [[0; 4]; BLOCKS] }
     }
 
-    /// The words of consecutive blocks. Each loop runs two rounds, not ten, because a round waits for the multiplications of the one before:
-    /// the processor's schedulers hold two rounds of several vectors, but ten rounds of hardly one.
+    /// Returns the words of consecutive blocks. Each loop runs two rounds instead of ten, because a round waits for
+    /// the multiplications of the previous one: the processor's schedulers hold two rounds of several vectors, but
+    /// hardly ten rounds of one.
     #[inline(always)]
     fn words(&mut self, first: u64, high: [u32; 2], key: [u32; 2]) -> &[u32] {
         let [c0, c1, c2, c3] = &mut self.counters;
@@ -129,7 +133,7 @@ fn after_two(key: [u32; 2]) -> [u32; 2] {
 }
 
 vectorised! {
-    /// mean + stdev·x for standard normal x, from the first number of block `first` on
+    /// Writes mean + stdev·x for standard normal x, from the first number of block `first` on.
     fn normal(first: u64, high: [u32; 2], key: [u32; 2], mean: f32, stdev: f32, out: &mut [f32]) {
         let mut room = Room::new();
         let mut numbers = [[0.0; 2]; 2 * BLOCKS];
@@ -146,7 +150,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// low + width·x for x uniform in [0, 1), from the first number of block `first` on
+    /// Writes low + width·x for x uniform in [0, 1), from the first number of block `first` on.
     fn uniform(first: u64, high: [u32; 2], key: [u32; 2], low: f32, width: f32, out: &mut [f32]) {
         let mut room = Room::new();
         for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
@@ -158,21 +162,22 @@ vectorised! {
     }
 }
 
-/// The smallest word whose [`unit`] is not below `probability`, which is in [0, 1). Integers are compared, so that no number is made.
+/// Returns the smallest word whose [`unit`] is not below `probability`, which is in [0, 1). Comparing integers avoids
+/// converting each word to a float.
 pub(crate) fn limit(probability: f32) -> u32 {
-    // Exact: a power of two in f64.
+    // The multiplication is exact: the factor is a power of two, and the product is in f64.
     ((f64::from(probability) * 16_777_216.0).ceil() as u32) << 8
 }
 
 vectorised! {
-    /// y = x·scale, or 0 where the number of [`uniform`], from the first of block `first` on, is below the probability whose
-    /// [`limit`] this is.
+    /// y = x·scale, or 0 where the number of [`uniform`], from the first number of block `first` on, is below the
+    /// probability of this [`limit`].
     fn dropped(first: u64, high: [u32; 2], key: [u32; 2], limit: u32, scale: f32, x: &[f32], y: &mut [f32]) {
         let mut room = Room::new();
         for (index, (x, y)) in x.chunks(4 * BLOCKS).zip(y.chunks_mut(4 * BLOCKS)).enumerate() {
             let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
             for ((y, &x), &word) in y.iter_mut().zip(x).zip(words) {
-                // Multiplied either way: the compiler would make a load under a mask of a branch.
+                // Always multiplies: the compiler would turn a branch into a masked load.
                 let kept = x * scale;
                 *y = if word < limit { 0.0 } else { kept };
             }
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_below_the_limit_where_its_number_is_below_the_probability() {
+    fn limit_matches_the_probability() {
         let below_one = 1.0 - f32::EPSILON / 2.0;
         for probability in [0.0, f32::MIN_POSITIVE, 1e-8, 0.1, 0.3, 0.5, 0.9, below_one] {
             let limit = limit(probability);
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn logarithm_and_sine_are_those_of_libm_for_every_argument_there_is() {
+    fn logarithm_and_sine_match_libm_for_all_arguments() {
         for number in 0..1u32 << 24 {
             let u = (number as f32 + 1.0) * (1.0 / 16_777_216.0);
             assert_eq!(ln(u).to_bits(), libm::logf(u).to_bits(), "ln {u:e}");

@@ -3,9 +3,10 @@
 use super::lanes::LANES;
 use super::vectorised;
 
-/// Makes each pair of `y` of the pair of `x` and the cosine and sine of its angle.
+/// Computes each pair of `y` from the pair of `x` and the cosine and sine of its angle.
 ///
-/// Sixteen pairs at a time: heads are short, and a loop over a whole half would spend most of its time on its ends.
+/// Processes sixteen pairs at a time: heads are short, and a loop over a whole half would spend most of its time on
+/// its ends.
 #[inline(always)]
 fn turn(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32], pair: impl Fn([f32; 2], f32, f32) -> [f32; 2]) {
     let half = cos.len();
@@ -35,7 +36,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// Rotates back, by the same angles with the other sign: the backward of [`rotate`].
+    /// Rotates by the negative angles: the backward of [`rotate`].
     fn rotate_back(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
         turn(x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, x2 * sin), x2.mul_add(cos, -(x1 * sin))]);
     }

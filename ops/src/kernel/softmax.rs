@@ -1,17 +1,18 @@
-//! Rows of exponentials: cross-entropy, and the causal softmax of attention tiles.
+//! Exponentials of rows: cross-entropy, and the causal softmax of attention tiles.
 
 use super::Isa;
 use super::lanes::{LANES, larger, max, sums1, sums2, tree};
 use super::math::{BATCH, Exps, exp};
 use super::vectorised;
 
-/// (m, s) with m the row's largest element and s = Σ e^(x − m).
+/// Returns (m, s), where m is the row's largest element and s = Σ e^(x − m).
 pub(crate) fn max_and_sum(isa: Isa, row: &[f32]) -> (f32, f32) {
     if takes_batches(isa) { max_and_sum_in_batches(isa, row) } else { max_and_sum_at_once(isa, row) }
 }
 
-/// x becomes factor·e^(x − m)/s: softmax times a factor, from what [`max_and_sum`] gave, so that no x is above m. What is under 1e-30
-/// becomes 0: products with such numbers are subnormal, which processors take a hundred times as long for.
+/// Replaces x by factor·e^(x − m)/s: softmax times a factor. m and s are the result of [`max_and_sum`], so no x is
+/// above m. Results below 1e-30 become 0, because products with them would be subnormal, which takes processors a
+/// hundred times as long.
 pub(crate) fn scaled_softmax(isa: Isa, row: &mut [f32], largest: f32, sum: f32, factor: f32) {
     if takes_batches(isa) {
         scaled_softmax_in_batches(isa, row, largest, sum, factor);
@@ -20,8 +21,8 @@ pub(crate) fn scaled_softmax(isa: Isa, row: &mut [f32], largest: f32, sum: f32, 
     }
 }
 
-/// Whether short loops are faster than one. With AVX-512 one loop keeps enough vectors in flight, and a row that is not in the first-level
-/// cache takes a fifth longer in batches.
+/// Returns whether short loops are faster than a single one. With AVX-512 a single loop keeps enough vectors in
+/// flight, and a row that is not in the first-level cache takes a fifth longer in batches.
 fn takes_batches(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     if isa.vectors() == zero_isa::Vectors::Avx2 {
@@ -91,10 +92,11 @@ vectorised! {
     }
 }
 
-/// Where the scores of a few query rows lie: one row after the other, `width` floats from one to the next.
+/// The layout of the scores of a few query rows: one row after the other, `width` floats apart.
 ///
-/// Column 0 is the position `origin`. Row `i` belongs to `position + i` and sees the positions from `firsts[i]` up to its
-/// own. The rows are whole vectors: behind the columns up to the last row's own there is room for [`SPARE`] more.
+/// Column 0 is the position `origin`. Row `i` belongs to `position + i` and sees the positions from `firsts[i]` up to
+/// its own. Rows are processed as whole vectors: after the column of the last row's own position there is space for
+/// [`SPARE`] more.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a> {
     pub(crate) width: usize,
@@ -103,12 +105,12 @@ pub(crate) struct Tile<'a> {
     pub(crate) firsts: &'a [usize],
 }
 
-/// Columns beyond the last that a row of scores has room for.
+/// Extra columns of a row of scores after the last position.
 pub(crate) const SPARE: usize = 2 * LANES;
 
 impl Tile<'_> {
-    /// The columns that row `i` sees, as vectors, of which the last one's elements beyond become `fill`, and how many there
-    /// are. Those before them, and as many behind as other rows may see, become 0.
+    /// Returns the columns that row `i` sees, as vectors. Elements of the last vector beyond them become `fill`. The
+    /// columns before them, and those after them that other rows may see, become 0.
     #[inline(always)]
     fn seen<'a>(&self, i: usize, row: &'a mut [f32], fill: f32) -> &'a mut [[f32; LANES]] {
         let (begin, end) = (self.firsts[i] - self.origin, self.position + i + 1 - self.origin);
@@ -128,11 +130,12 @@ impl Tile<'_> {
 }
 
 vectorised! {
-    /// Turns scores into causal softmax numerators, in place: each that is seen becomes e^(scale·(x − m)), others 0. Row `i`'s
-    /// sum goes to `sums[i]` and scale·m + ln(sum), with which the backward finds the probabilities again, to `log_sums[i]`.
+    /// Replaces scores by the numerators of the causal softmax: e^(scale·(x − m)) where the row sees the position,
+    /// and 0 elsewhere. Stores row `i`'s sum in `sums[i]`, and scale·m + ln(sum), from which the backward recomputes
+    /// the probabilities, in `log_sums[i]`.
     fn causal_exp(tile: Tile<'_>, scores: &mut [f32], scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
         for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {
-            // e^−∞ is the 0 that is wanted behind the last column.
+            // e^−∞ yields the required 0 after the last column.
             let seen = tile.seen(i, row, f32::NEG_INFINITY);
             let mut largest = [f32::NEG_INFINITY; LANES];
             for vector in &*seen {
@@ -155,8 +158,9 @@ vectorised! {
 }
 
 vectorised! {
-    /// The backward of [`causal_exp`]: `scores` becomes the probabilities p = e^(scale·x − log_sum) and `d_probs` (dp) the
-    /// gradient of the scores, scale·p·(dp − delta), both 0 where a row does not see.
+    /// Computes the backward of [`causal_exp`]: `scores` becomes the probabilities p = e^(scale·x − log_sum), and
+    /// `d_probs` (dp) the gradient of the scores, scale·p·(dp − delta). Both are 0 where a row does not see the
+    /// position.
     fn causal_backward(
         tile: Tile<'_>,
         scores: &mut [f32],

@@ -28,15 +28,15 @@ pub(crate) struct Sizes {
     pub(crate) count: usize,
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
-    /// Of the result.
+    /// Shape of the result.
     pub(crate) shape: Shape,
 }
 
-/// Rows of dy whose sum is one partial sum of the bias gradient.
+/// Rows of dy that form one partial sum of the bias gradient.
 pub(crate) const BLOCK: usize = 64;
 
 impl Affine {
-    /// b + x·W for x of `[.., inputs]`: the values, of the dtype of x, and the shape `[.., outputs]`.
+    /// Returns b + x·W for x of `[.., inputs]`: the values, in the dtype of x, and the shape `[.., outputs]`.
     pub(crate) fn forward(
         self,
         op: &'static str,
@@ -53,10 +53,10 @@ impl Affine {
         Ok((new_storage(xs.dtype(), start, x, self.matrix(w.elements(), inputs, outputs)), shape))
     }
 
-    /// The sizes of a map of `[.., inputs]`.
+    /// Returns the sizes of a map of `[.., inputs]`.
     ///
     /// # Errors
-    /// What does not fit.
+    /// If the shapes do not match.
     pub(crate) fn check(self, op: &'static str, x: &Shape, weight: &Shape, bias: Option<&Shape>) -> Result<Sizes> {
         let (inputs, outputs) = self.sizes(op, weight)?;
         let (count, last) = rows(op, x)?;
@@ -73,7 +73,7 @@ impl Affine {
         Ok(Sizes { count, inputs, outputs, shape: dims.into() })
     }
 
-    /// (dx, dW): dx = dy·Wᵀ where the input is tracked, dW = xᵀ·dy where the weight is.
+    /// Returns (dx, dW): dx = dy·Wᵀ if the input is tracked, and dW = xᵀ·dy if the weight is.
     pub(crate) fn backward(
         self,
         op: &'static str,
@@ -123,7 +123,7 @@ impl Affine {
         }
     }
 
-    /// What [`Affine::forward`] and [`Affine::backward`], with [`bias_gradient`], take.
+    /// Returns the costs of [`Affine::forward`], [`Affine::backward`] and [`bias_gradient`].
     pub(crate) fn footprint(self, op: &'static str, inputs: &[&Tensor]) -> Result<Costs> {
         let (x, weight, has_bias) = (inputs[0], inputs[1], inputs.len() > 2);
         let (count, _) = rows(op, x.shape())?;
@@ -135,7 +135,7 @@ impl Affine {
         let (dtype, results) = (x.dtype(), count * outputs);
         let bias = if has_bias { floats(outputs) } else { 0 };
         let inputs = x.elem_count() / count.max(1);
-        // Where the dtype is not f32: the bias as f32, and sums that cannot be rounded where they are made.
+        // Dtypes other than f32 need the bias as f32, and f32 sums that cannot be rounded where they are computed.
         let (mut forward, mut dx, mut row) = (0, 0, 0);
         if dtype != DType::F32 {
             forward = bias + unrounded(inputs, results);
@@ -151,7 +151,7 @@ impl Affine {
         Ok(Costs { forward, backward, gradients, deferred, ..Costs::new(dims, dtype) })
     }
 
-    /// (inputs, outputs) of a weight of this shape.
+    /// Returns (inputs, outputs) of a weight of this shape.
     pub(crate) fn sizes(self, op: &'static str, weight: &Shape) -> Result<(usize, usize)> {
         let (first, second) = weight.dims2()?;
         if first == 0 || second == 0 {
@@ -163,7 +163,7 @@ impl Affine {
         })
     }
 
-    /// The weight as a matrix of inputs × outputs.
+    /// Views the weight as a matrix of inputs × outputs.
     fn matrix(self, weight: Elements<'_>, inputs: usize, outputs: usize) -> Matrix<'_> {
         match self {
             Self::OutputsInputs => Matrix::new(weight, outputs, inputs).t(),
@@ -172,7 +172,7 @@ impl Affine {
     }
 }
 
-/// A product in new storage of a dtype, f32, bf16 or f16.
+/// Returns a product in new storage of f32, bf16 or f16.
 fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>) -> CpuStorage {
     match dtype {
         DType::BF16 => CpuStorage::BF16(new_product_rounded(start, left, right, threads())),
@@ -181,7 +181,7 @@ fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'
     }
 }
 
-/// Σ of the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
+/// Sums the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
 pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -> Result<Option<Tensor>> {
     let _timed = measure::backward("bias");
     deliver_tile(op, bias, |out, tile| {

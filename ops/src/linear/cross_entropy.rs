@@ -1,9 +1,9 @@
-//! The head of a language model and its loss, without the logits of all rows.
+//! The head of a language model and its loss, without holding the logits of all rows.
 //!
-//! Logits are a model's largest activation: rows × vocabulary, again for their gradient, and twice more where candle adds
-//! that to zeros. Here a chunk of rows is multiplied out and turned into its losses and, in place, into the gradient of
-//! its logits, which goes at once into dx and dW. So the gradients are made along with the loss. The backward hands them
-//! over and needs nothing of x or of the weight any more.
+//! Logits are a model's largest activation: rows × vocabulary, the same size again for their gradient, and twice more
+//! if candle adds that to zeros. This operation multiplies out one chunk of rows at a time. It computes the chunk's
+//! losses, turns the logits in place into their gradients, and adds these to dx and dW at once. The gradients are
+//! thus computed together with the loss. The backward only returns them and no longer needs x or the weight.
 
 use crate::cross_entropy::row_loss;
 #[cfg(feature = "cuda")]
@@ -22,19 +22,19 @@ use crate::sink;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
 
-/// [`cross_entropy`](crate::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
+/// Computes the [`cross_entropy`](crate::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
 ///
-/// `x` is `[.., inputs]`, `weight` `[classes, inputs]`; `targets` has the leading dimensions of `x` and holds u32, i64 or
-/// u8 below `classes`. Logits are f32 also where `x` and `weight` are bf16 or f16.
+/// `x` is `[.., inputs]`, `weight` `[classes, inputs]`; `targets` has the leading dimensions of `x` and holds u32,
+/// i64 or u8 below `classes`. Logits are f32 even if `x` and `weight` are bf16 or f16.
 ///
-/// `gradient` is what the gradient of this loss will be in the backward: 1 for `loss.backward()`, c for
-/// `(loss * c)?.backward()`. Inside of [`sink::Gradients::capture`] the gradient of the weight goes to its place here and
-/// now, with this factor, and another one in the backward is an error. Elsewhere the gradients are kept until the
-/// backward, which multiplies them where it has to. Who wants no gradient gives detached tensors.
+/// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for `(loss *
+/// c)?.backward()`. Inside [`sink::Gradients::capture`], the gradient of the weight is written to its place at once,
+/// with this factor, and a different gradient in the backward is an error. Elsewhere the gradients are kept until the
+/// backward, which rescales them if necessary. Pass detached tensors if no gradient is wanted.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit, no rows, a target that is not below `classes`. On a GPU such a target makes NaN, and it and a gradient
-/// that is not the one that was foreseen are errors later, as `gpu::check` says.
+/// If shapes or dtypes do not match, there are no rows, or a target is not below `classes`. On a GPU such a target
+/// produces NaN; `gpu::check` later reports it, and also a gradient in the backward that differs from `gradient`.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
     let (count, inputs) = rows(OP, x.shape())?;
     let (classes, weight_inputs) = weight.dims2()?;
@@ -76,15 +76,15 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
 
 const OP: &str = "linear-cross-entropy";
 
-/// Rows that are multiplied out at once: logits of 4 MB, and at least 256 rows. Every chunk packs the weight twice and goes
-/// over dW once, which for GPT-2's 50257 × 768 costs a tenth of the time of 256 rows. No bit depends on the number, since
-/// the sums of dW go on from chunk to chunk.
+/// Returns how many rows to multiply out at a time: 4 MiB of logits, but at least 256 rows. Every chunk packs the
+/// weight twice and makes one pass over dW, which for GPT-2's 50257 × 768 costs a tenth of the time of 256 rows. The
+/// number does not affect the results, since the sums of dW continue from chunk to chunk.
 fn chunk_rows(classes: usize) -> usize {
     const FLOATS: usize = 1 << 20;
     (FLOATS / classes).clamp(256, 1024)
 }
 
-/// The operands, checked.
+/// The operands, after all checks.
 struct Head<'a> {
     x: Elements<'a>,
     weight: Matrix<'a>,
@@ -94,7 +94,7 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// Σ of the rows' losses, and, where wanted, their gradients multiplied by `factor`.
+    /// Returns the sum of the rows' losses. Writes the gradients multiplied by `factor` where they are wanted.
     fn run(&self, factor: f32, mut dx: Option<&mut [f32]>, mut d_weight: Option<&mut [f32]>) -> f64 {
         let rows = chunk_rows(self.classes);
         let mut total = 0.0;
@@ -122,8 +122,9 @@ impl Head<'_> {
         total
     }
 
-    /// `total` plus the losses of a chunk's rows, in order. With a factor, the logits become their gradients times it; those
-    /// of a bf16 or f16 model are rounded, as PyTorch's are, and fill the first half of each row.
+    /// Returns `total` plus the losses of a chunk's rows, in order. With a factor, replaces the logits by their
+    /// gradients times the factor. The gradients of a bf16 or f16 model are rounded, as in PyTorch, and fill the
+    /// first half of each row.
     fn losses(&self, logits: &mut [f32], targets: &[usize], factor: Option<f32>, total: f64) -> f64 {
         let _timed = measure::forward("cross-entropy");
         let mut parts = vec![0.0; 3 * targets.len()];
@@ -149,15 +150,15 @@ impl Head<'_> {
     }
 }
 
-/// Rounds a row to a 16-bit float, into its own first half.
+/// Rounds a row to a 16-bit float and stores it in the first half of the row.
 fn round_in_place<H: HalfFloat>(isa: Isa, row: &mut [f32]) {
     let mut rounded = [H::ZERO; 512];
     for start in (0..row.len()).step_by(rounded.len()) {
         let part = start..row.len().min(start + rounded.len());
         let rounded = &mut rounded[..part.len()];
         H::round(isa, &row[part], rounded);
-        // SAFETY: element `start` of half the size lies at or before what has been read; any bits are floats.
-        // `H` is one of two bytes.
+        // SAFETY: element `start` of half the size lies at or before the elements that have been read, `H` has two
+        // bytes, and any bits are valid floats.
         unsafe {
             let to = row.as_mut_ptr().cast::<H>().add(start);
             std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, rounded.len());
@@ -165,23 +166,24 @@ fn round_in_place<H: HalfFloat>(isa: Isa, row: &mut [f32]) {
     }
 }
 
-/// Rows of f32 whose first halves were rounded in place.
+/// Views rows of f32 whose first halves were rounded in place.
 fn rounded_rows<'a, H: HalfFloat>(rows: &'a [f32], count: usize, width: usize) -> Matrix<'a>
 where
     Elements<'a>: From<&'a [H]>,
 {
-    // SAFETY: as many bytes, of smaller alignment, and any bits are a 16-bit float.
+    // SAFETY: the slices have the same number of bytes, `H` has a smaller alignment, and any bits are a valid 16-bit
+    // float.
     let halves: &'a [H] = unsafe { std::slice::from_raw_parts(rows.as_ptr().cast(), 2 * rows.len()) };
     Matrix::strided(halves, count, width, 2 * width)
 }
 
-/// The node of the graph: what was computed before it was made.
+/// The node of the graph. Its forward only returns values that were computed before.
 struct Computed {
     loss: f32,
-    /// What the gradients were multiplied by.
+    /// The factor of the gradients.
     gradient: f32,
     dx: Option<Tensor>,
-    /// None if nobody wants it, or it is in its place already.
+    /// `None` if it is not wanted or already written to its place.
     d_weight: Option<Vec<f32>>,
 }
 
@@ -193,7 +195,7 @@ impl Footprint for Computed {
     }
 }
 
-/// What is still to be computed, where only the costs are wanted.
+/// The operation in a trace, which computes nothing.
 struct ToCompute<'a> {
     targets: &'a Tensor,
 }
@@ -210,7 +212,7 @@ impl Footprint for ToCompute<'_> {
         let chunk = floats(at_once * classes) + floats(3 * at_once);
         let (elements, dtype) = (if x.track_op() { x.elem_count() } else { 0 }, x.dtype());
         let saved = bytes(elements, dtype);
-        // The gradient of x before it is rounded.
+        // The gradient of x in f32, before it is rounded.
         let wide = floats(elements) - saved;
         let rounding = if wide == 0 { 0 } else { floats(elements) + element_rooms(dtype, elements, 0) };
         Ok(Costs {

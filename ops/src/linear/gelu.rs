@@ -1,7 +1,7 @@
 //! A linear map and GELU in one operation.
 //!
-//! The map's output is the widest activation of a transformer. As a node of candle's graph its gradient would be
-//! zeroed, added to and copied once more; here it lives only inside of the backward.
+//! The map's output is the widest activation of a transformer. As a node of candle's graph, its gradient would be
+//! zeroed, added to and copied once more. Here it lives only inside the backward.
 
 #[cfg(feature = "cuda")]
 use crate::device::Operand;
@@ -25,12 +25,14 @@ use std::sync::{Arc, OnceLock};
 #[cfg(feature = "cuda")]
 use zero_kernels::activation::Function;
 
-/// GELU's tanh form of x·W + b: on the processor the bits of the two operations after each other.
+/// Computes the tanh form of GELU of x·W + b. On the CPU the result is bit-identical to the two operations in
+/// sequence.
 pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Affine) -> Result<Tensor> {
     linear_gelu_for(x, weight, bias, affine, Arc::default())
 }
 
-/// [`linear_gelu`] for one operation alone, whose backward may take the gradient through GELU as well.
+/// [`linear_gelu`] for a result that only one operation reads. That operation's backward may apply GELU's derivative
+/// itself.
 pub(crate) fn linear_gelu_for(
     x: &Tensor,
     weight: &Tensor,
@@ -41,19 +43,20 @@ pub(crate) fn linear_gelu_for(
     apply3(x, weight, bias, LinearGelu { affine, before })
 }
 
-/// What GELU was taken of.
+/// The input of GELU.
 #[derive(Debug, Default)]
 pub(crate) struct BeforeGelu {
     /// x·W + b, kept for the backward.
     sum: OnceLock<Storage>,
-    /// Whether the upstream gradient is the gradient of the sum already.
+    /// Whether the upstream gradient already includes GELU's derivative, so that it is the gradient of the sum.
     #[cfg(feature = "cuda")]
     has_slope: AtomicBool,
 }
 
 #[cfg(feature = "cuda")]
 impl BeforeGelu {
-    /// Lets the operation that GELU's result goes to take its gradient through GELU, given the sum; whether it has is remembered, and said.
+    /// Lets the operation that reads GELU's result multiply its gradient by GELU's derivative, given the sum. Records
+    /// and returns whether it did.
     pub(crate) fn take_slope(&self, take: impl FnOnce(&CudaStorage) -> Result<bool>) -> Result<bool> {
         let has_slope = match self.sum.get() {
             Some(Storage::Cuda(sum)) => take(sum)?,
@@ -79,9 +82,9 @@ impl Footprint for LinearGelu {
         let linear = self.affine.footprint(OP, inputs)?;
         let results = linear.shape.elem_count();
         let sum = bytes(results, dtype);
-        // The sum is there before the output is.
+        // The sum is computed before the output is allocated.
         let forward = element_rooms(dtype, results, 1).max(linear.forward.saturating_sub(sum));
-        // The gradient of the sum; while it is made there is no dx.
+        // The gradient of the sum. While it is computed, dx is not allocated yet.
         let dx = if x.track_op() { bytes(x.elem_count(), dtype) } else { 0 };
         let rooms = element_rooms(dtype, results, 2).saturating_sub(dx);
         let backward = |linear: u64| sum + rooms.max(linear);

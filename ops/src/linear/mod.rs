@@ -1,4 +1,4 @@
-//! Linear layers that send their weight gradient straight to the sink and pay nothing for a frozen weight.
+//! Linear layers that write their weight gradient straight to the sink and compute none for a frozen weight.
 
 pub(crate) mod affine;
 pub(crate) mod cross_entropy;
@@ -20,29 +20,30 @@ use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tenso
 use candle_nn::{Init, Module, VarBuilder};
 use std::sync::Arc;
 
-/// y = x·Wᵀ + b with a weight of `[outputs, inputs]`, as `candle_nn::Linear` and `torch.nn.Linear`.
+/// A linear layer y = x·Wᵀ + b with a weight of `[outputs, inputs]`, like `candle_nn::Linear` and `torch.nn.Linear`.
 #[derive(Clone, Debug)]
 pub struct Linear(Projection);
 
 impl Linear {
-    /// From tensors: weight `[outputs, inputs]`, bias `[outputs]`.
+    /// Creates the layer from tensors: weight `[outputs, inputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Option<Tensor>) -> Self {
         Self(Projection { weight, bias, affine: Affine::OutputsInputs })
     }
 
-    /// With a bias of zeros and a normal weight of standard deviation `std`, named `weight` and `bias`.
+    /// Creates a layer with a weight drawn from a normal distribution with standard deviation `std` and a bias of
+    /// zeros, named `weight` and `bias`.
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
         let Self(alone) = Self::no_bias(inputs, outputs, std, vb)?;
         Ok(Self(Projection { bias: Some(bias), ..alone }))
     }
 
-    /// The weight.
+    /// Returns the weight.
     pub fn weight(&self) -> &Tensor {
         &self.0.weight
     }
 
-    /// Without a bias.
+    /// Creates a layer without a bias.
     pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         Ok(Self::from_tensors(weight, None))
@@ -50,39 +51,42 @@ impl Linear {
 }
 
 impl Module for Linear {
-    /// `[.., inputs]` to `[.., outputs]`.
+    /// Maps `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward(x)
     }
 }
 
-/// y = x·W + b with a weight of `[inputs, outputs]`: GPT-2's `Conv1D`.
+/// A linear layer y = x·W + b with a weight of `[inputs, outputs]`, like GPT-2's `Conv1D`.
 #[derive(Clone, Debug)]
 pub struct Conv1D(Projection);
 
 impl Conv1D {
-    /// From tensors: weight `[inputs, outputs]`, bias `[outputs]`.
+    /// Creates the layer from tensors: weight `[inputs, outputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Tensor) -> Self {
         Self(Projection { weight, bias: Some(bias), affine: Affine::InputsOutputs })
     }
 
-    /// With a bias of zeros and a normal weight of standard deviation `std`, named `weight` and `bias`.
+    /// Creates a layer with a weight drawn from a normal distribution with standard deviation `std` and a bias of
+    /// zeros, named `weight` and `bias`.
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((inputs, outputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
         Ok(Self::from_tensors(weight, bias))
     }
 
-    /// [`gelu`](crate::gelu) of the output, in one operation: the same bits on the processor, fewer passes over memory.
+    /// Applies [`gelu`](crate::gelu) to the output in one operation. On the CPU the result is bit-identical to the
+    /// two in sequence, with fewer passes over memory.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward_activated(x, Activation::GeluNew)
     }
 
-    /// `down` of [`Conv1D::forward_gelu`]: a transformer's feed-forward network. On a GPU the product that makes the gradient of
-    /// `down`'s input takes it through GELU as well.
+    /// Applies [`Conv1D::forward_gelu`] and then `down`: a transformer's feed-forward network. On a GPU, the product
+    /// that computes the gradient of `down`'s input also applies GELU's derivative.
     pub fn forward_gelu_then(&self, x: &Tensor, down: &Self) -> Result<Tensor> {
         let (Self(up), Self(down)) = (self, down);
-        // Elsewhere `down` takes no gradient through GELU; what GELU was taken of would only live longer.
+        // On the CPU `down` does not apply GELU's derivative, and sharing GELU's input would only extend its
+        // lifetime.
         let takes_slope = x.device().is_cuda() && has_backward();
         let Some(bias) = up.bias.as_ref().filter(|_| takes_slope) else {
             return down.forward(&self.forward_gelu(x)?);
@@ -94,13 +98,14 @@ impl Conv1D {
 }
 
 impl Module for Conv1D {
-    /// `[.., inputs]` to `[.., outputs]`.
+    /// Maps `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward(x)
     }
 }
 
-/// A linear map, whichever way its weight lies: what a [`Linear`] and a [`Conv1D`] are to what is made of either.
+/// A linear map with either order of the weight's dimensions, so that other modules can use a [`Linear`] or a
+/// [`Conv1D`].
 #[derive(Clone, Debug)]
 pub struct Projection {
     weight: Tensor,
@@ -125,7 +130,7 @@ impl Projection {
         self.apply(x, None)
     }
 
-    /// `of`: what x is GELU of, if this is all that x is used for.
+    /// `of` is the input of GELU if x is GELU's result and is used only here.
     fn apply(&self, x: &Tensor, of: Option<Arc<BeforeGelu>>) -> Result<Tensor> {
         let op = LinearOp { affine: self.affine, of };
         match &self.bias {
@@ -134,7 +139,7 @@ impl Projection {
         }
     }
 
-    /// The activation of the output: in one operation where there is one.
+    /// Applies the map and an activation, in one operation if there is a fused one.
     pub(crate) fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
         match (&self.bias, activation) {
             (Some(bias), Activation::GeluNew) => linear_gelu(x, &self.weight, bias, self.affine),
@@ -142,7 +147,7 @@ impl Projection {
         }
     }
 
-    /// Records the map for its backward alone; the output has no values.
+    /// Records the map for its backward only; the output has no values.
     pub(crate) fn unmade(&self, x: &Tensor) -> Result<Tensor> {
         let mut dims = x.dims().to_vec();
         if let Some(last) = dims.last_mut() {
@@ -155,7 +160,7 @@ impl Projection {
         }
     }
 
-    /// Inputs and outputs.
+    /// Returns the numbers of inputs and outputs.
     pub(crate) fn sizes(&self) -> Result<[usize; 2]> {
         self.affine.sizes(OP, self.weight.shape()).map(|(inputs, outputs)| [inputs, outputs])
     }

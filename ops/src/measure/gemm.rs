@@ -1,4 +1,4 @@
-//! The product of the `gemm` crate, which candle's matmul calls: what `zero-train bench ops` shows beside ours.
+//! The product of the `gemm` crate, which candle's matmul calls. `zero-train bench ops` shows its speed next to ours.
 
 use super::super::kernel::Isa;
 use gemm::Parallelism;
@@ -16,10 +16,11 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// A product of `shape` (rows, columns and inner dimension), given which of its operands are stored transposed, each row-major.
+    /// Creates a product of `shape` (rows, columns and inner dimension). `transposed` says which of its operands are
+    /// stored transposed; each is row-major.
     ///
     /// # Panics
-    /// If an operand does not have the elements that the shape asks for.
+    /// If an operand's number of elements differs from the shape.
     #[must_use]
     pub fn new(transposed: [bool; 2], shape: [usize; 3], left: Vec<f32>, right: Vec<f32>) -> Self {
         let [m, n, k] = shape;
@@ -29,8 +30,8 @@ impl Gemm {
 
     /// Computes the product with the arguments that candle passes.
     ///
-    /// The crate itself always takes the widest instruction set that it knows; for a narrower one its loops are called with its kernels
-    /// for that set.
+    /// The crate always selects the widest instruction set that it knows. For a narrower one, this calls the crate's
+    /// loops with the kernels for that set.
     pub fn run(&mut self, isa: Isa, threads: usize) {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = isa;
@@ -41,8 +42,8 @@ impl Gemm {
         let (right_rows, right_columns) = strides(self.transposed[1], k, n);
         let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
         let (left, right, out) = (self.left.as_ptr(), self.right.as_ptr(), self.out.as_mut_ptr());
-        // Calls the loops of the crate with the kernels and the registers of one set. As its entry point does where rows of the output
-        // are contiguous, it computes the transpose from the transposed operands.
+        // Calls the crate's loops with the kernels and registers of one instruction set. Like the crate's entry point
+        // for contiguous output rows, computes the transpose from the transposed operands.
         #[cfg(target_arch = "x86_64")]
         macro_rules! on {
             ($set:ident, $registers:ident, $lanes:literal) => {{
@@ -51,7 +52,8 @@ impl Gemm {
                 if let Some(registers) = <$registers as MixedSimd<f32, f32, f32, f32>>::try_new() {
                     const ROWS: usize = kernels::MR_DIV_N * $lanes;
                     const HEIGHT: usize = kernels::MR_DIV_N;
-                    // SAFETY: `new` checked that the operands have all the elements of their shapes, and made such an output.
+                    // SAFETY: `new` checked that the operands have all the elements of their shapes and allocated an
+                    // output of that size.
                     unsafe {
                         gemm_common::gemm::gemm_basic_generic::<
                             _,
@@ -152,7 +154,7 @@ mod tests {
             for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
                 product.out.fill(f32::NAN);
                 product.run(isa, threads);
-                // Small integers: the order of the sums does not matter.
+                // Small integers, so that the order of the sums does not matter.
                 assert_eq!(product.out, expected, "{shape:?}, {transposed:?}, {isa}, {threads} threads");
             }
         }

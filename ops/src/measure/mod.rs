@@ -1,8 +1,9 @@
-//! Where the time of a thread's operations goes: for the profile of a training step and for `zero-train bench ops`.
+//! Measures the time of a thread's operations, for the profile of a training step and for `zero-train bench ops`.
 //!
-//! Operations open a scope; it costs a look at a thread-local flag unless [`start`] has set it. Of scopes inside each other
-//! the outermost counts: attention's own products are attention. What other threads contribute to an operation is in its
-//! caller's time. The limits that results are held against are measured here too, on the same instruction set.
+//! Operations open a scope, which only checks a thread-local flag unless [`start`] has set it. If scopes are nested,
+//! only the outermost counts: attention's own products count as attention. The work of other threads for an operation
+//! is included in its caller's time. The hardware limits that results are compared with are measured here too, on the
+//! same instruction set.
 
 mod gemm;
 
@@ -19,21 +20,21 @@ use zero_isa::Vectors;
 
 pub use self::gemm::Gemm;
 
-/// What one kind of operation took.
+/// The measured time of one kind of operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// The operation; a product with the layouts of its operands (`NT`: the right one transposed).
+    /// The name of the operation; for a product, the layouts of its operands (`NT`: the right one is transposed).
     pub operation: String,
     /// Rows, columns and inner dimension of a product.
     pub shape: Option<[usize; 3]>,
-    /// How often it ran.
+    /// Number of calls.
     pub calls: u64,
-    /// All of them together.
+    /// Total time of all calls.
     pub time: Duration,
 }
 
 impl Measured {
-    /// Floating-point operations of all calls, where it is a product.
+    /// Returns the floating-point operations of all calls, if this is a product.
     #[must_use]
     pub fn flops(&self) -> Option<f64> {
         self.shape.map(|shape| 2.0 * self.calls as f64 * shape.iter().map(|&n| n as f64).product::<f64>())
@@ -69,13 +70,13 @@ thread_local! {
     static LOG: RefCell<BTreeMap<Kind, (u64, Duration)>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Measures the operations of this thread from now on.
+/// Starts to measure the operations of this thread.
 pub fn start() {
     LOG.with_borrow_mut(BTreeMap::clear);
     ON.set(true);
 }
 
-/// Ends what [`start`] began: what was measured, the longest first.
+/// Stops measuring and returns the results, the longest time first.
 pub fn finish() -> Vec<Measured> {
     ON.set(false);
     let mut all: Vec<Measured> =
@@ -84,7 +85,7 @@ pub fn finish() -> Vec<Measured> {
     all
 }
 
-/// An operation that is running.
+/// A running operation.
 #[must_use = "what is dropped at once measures nothing"]
 pub(crate) struct Scope(Option<(Kind, Instant)>);
 
@@ -104,14 +105,15 @@ pub(crate) fn product(transposed: [bool; 2], rows: usize, columns: usize, inner:
     open(Kind::Product(transposed, [rows, columns, inner]))
 }
 
-/// Multiply-accumulates that the products of this thread's operations have taken so far, or will on a GPU, those inside of other operations
-/// included and whether it is [measured](start) or not. A product of m × k by k × n takes mnk; of attention's, what is masked takes none.
+/// Returns the multiply-accumulates of the products in this thread's operations so far, including those launched on a
+/// GPU and those inside other operations, whether [measured](start) or not. A product of m × k by k × n counts mnk;
+/// attention counts only positions that are not masked.
 #[must_use]
 pub fn macs() -> u64 {
     MACS.get()
 }
 
-/// An operation of this thread takes so many more.
+/// Adds the multiply-accumulates of an operation of this thread.
 pub(crate) fn count_macs(macs: u64) {
     MACS.set(MACS.get().wrapping_add(macs));
 }
@@ -135,7 +137,8 @@ impl Drop for Scope {
     }
 }
 
-/// FLOP/s of one thread that does nothing but multiply and add in registers, as products of operands of this dtype do. Takes some milliseconds.
+/// Measures the peak FLOP/s of one thread that only multiplies and adds in registers, with the instructions of
+/// products of this dtype. Takes some milliseconds.
 #[must_use]
 pub fn peak_flops(dtype: DType) -> f64 {
     let (runs, rounds) = (5, 40_000);
@@ -149,11 +152,11 @@ pub fn peak_flops(dtype: DType) -> f64 {
     rates[runs / 2]
 }
 
-/// Chains of multiply-adds side by side: more than it takes to hide what each waits for the one before.
+/// Independent chains of multiply-adds: more than are needed to hide the latency of each.
 const CHAINS: usize = 12;
 
-/// Multiply-adds that stay in registers, on the instruction set that products of operands of this dtype use: returns how many
-/// floating-point operations that was.
+/// Runs multiply-adds in registers, with the instructions of products of this dtype. Returns the number of
+/// floating-point operations.
 pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
     let factor = std::hint::black_box(0.999_9);
     #[cfg(not(target_arch = "x86_64"))]
@@ -162,7 +165,7 @@ pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
     match Bf16Units::best() {
         Bf16Units::Squares if dtype == DType::BF16 => return crate::product::squares_in_registers(rounds),
         Bf16Units::Pairs if dtype == DType::BF16 => {
-            // SAFETY: pairs are chosen where the processor has what they need.
+            // SAFETY: pairs are chosen only if the processor supports them.
             std::hint::black_box(unsafe { x86::chains_of_pairs(rounds, factor) });
             return 2.0 * (rounds * CHAINS * 32) as f64;
         }
@@ -193,7 +196,7 @@ fn chains(rounds: usize, factor: f32) -> f32 {
 }
 
 /// # Safety
-/// The processor has NEON.
+/// The processor must have NEON.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
 unsafe fn neon_chains_of_4(rounds: usize, factor: f32) -> f32 {
@@ -208,7 +211,7 @@ unsafe fn neon_chains_of_4(rounds: usize, factor: f32) -> f32 {
     sums.into_iter().map(|sum| vgetq_lane_f32::<0>(sum)).sum()
 }
 
-/// Written with intrinsics: left to itself, the compiler keeps so many sums in memory.
+/// Uses intrinsics, because the compiler would otherwise keep this many sums in memory.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::CHAINS;
@@ -256,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_the_outermost_scope_and_only_while_it_is_asked_to() {
+    fn counts_only_outermost_scopes_while_measuring() {
         drop(forward("before"));
         start();
         for _ in 0..3 {
@@ -264,7 +267,7 @@ mod tests {
             drop(product([false, true], 1, 2, 3));
         }
         drop(product([false, true], 4, 5, 6));
-        std::thread::spawn(|| drop(forward("another thread"))).join().expect("no panic");
+        std::thread::spawn(|| drop(forward("another thread"))).join().expect("the thread does not panic");
         let mut all = finish();
         drop(forward("after"));
         all.sort_by_key(|one| one.calls);
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn multiply_accumulates_count_inside_of_operations_too() {
+    fn multiply_accumulates_inside_operations_count() {
         let before = macs();
         drop(product([false, true], 4, 5, 6));
         let outer = forward("outer");

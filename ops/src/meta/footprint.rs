@@ -1,19 +1,20 @@
-//! What an operation takes in memory, told beside its code: a function of shapes, dtypes and threads.
+//! The memory use of operations, declared next to their code as a function of shapes, dtypes and threads.
 
 use crate::graph::output::at_once;
 use crate::meta;
 use crate::parallel::parts;
 use candle_core::{DType, Result, Shape, Tensor};
 
-/// An operation that knows what it takes.
+/// An operation that declares its memory use.
 pub(crate) trait Footprint {
-    /// Whose values its backward reads. Values that nobody reads are let go at the end of a fused block's forward.
+    /// The tensors whose values the backward reads. Values that no backward reads are freed at the end of a fused
+    /// block's forward.
     const READS: Reads;
 
-    /// What it takes for these inputs, of which only shape, dtype and whether a gradient is wanted may be looked at.
+    /// Returns the memory use for these inputs. May only inspect their shape, dtype and whether a gradient is wanted.
     ///
     /// # Errors
-    /// Shapes that do not fit.
+    /// If the shapes do not match.
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs>;
 }
 
@@ -32,28 +33,28 @@ impl Reads {
     }
 }
 
-/// Bytes, all of them; inputs, of which views are contiguous, are not counted.
+/// Memory use of an operation, in bytes. Inputs are not counted; views are assumed to be contiguous.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
-    /// Of the output.
+    /// Shape of the output.
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    /// What the operation keeps for its backward, beyond inputs and output.
+    /// Kept for the backward, in addition to the inputs and the output.
     pub(crate) saved: u64,
-    /// Whether what is saved becomes the gradient that the backward returns.
+    /// Whether the saved memory becomes the gradient that the backward returns.
     pub(crate) hands_over: bool,
-    /// The most that the forward needs at a time, beyond the output and what is saved.
+    /// Peak of the forward, in addition to the output and the saved memory.
     pub(crate) forward: u64,
-    /// The most that the backward needs at a time, beyond the gradients that it returns.
+    /// Peak of the backward, in addition to the gradients that it returns.
     pub(crate) backward: u64,
-    /// The inputs whose gradients it returns where they are wanted. Those of parameters go to the sink.
+    /// The inputs whose gradients the backward returns if they are wanted. Gradients of parameters go to the sink.
     pub(crate) gradients: [bool; 3],
-    /// Where it has parameters: what putting their gradients off takes.
+    /// The cost of deferring the gradients of parameters, if the operation has any.
     pub(crate) deferred: Option<DeferredCosts>,
 }
 
 impl Costs {
-    /// An operation of no parameters that keeps nothing and needs no room.
+    /// Returns the costs of an operation without parameters that saves nothing and needs no temporary memory.
     pub(crate) fn new(shape: impl Into<Shape>, dtype: DType) -> Self {
         Self {
             shape: shape.into(),
@@ -67,7 +68,7 @@ impl Costs {
         }
     }
 
-    /// Of products with an epilogue, which on a GPU take a workspace of the device's memory.
+    /// Adds the cuBLASLt workspace, which products with an epilogue take on a GPU.
     pub(crate) fn with_epilogue(self) -> Self {
         let workspace = meta::workspace();
         let deferred =
@@ -78,32 +79,34 @@ impl Costs {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeferredCosts {
-    /// The input that stays until the gradients are made.
+    /// The input that is kept until the gradients are computed.
     pub(crate) input: Option<usize>,
-    /// What else does.
+    /// Other bytes that are kept until then.
     pub(crate) bytes: u64,
-    /// The most that the backward needs at a time, these bytes included, beyond the gradients that it returns.
+    /// Peak of the backward, including `bytes`, in addition to the gradients that it returns.
     pub(crate) backward: u64,
 }
 
-/// Bytes of so many elements.
+/// Returns the size of `elements` elements of `dtype` in bytes.
 pub(crate) fn bytes(elements: usize, dtype: DType) -> u64 {
     (elements as u64).saturating_mul(dtype.size_in_bytes() as u64)
 }
 
-/// Bytes of so many f32.
+/// Returns the size of `count` f32 in bytes.
 pub(crate) fn floats(count: usize) -> u64 {
     bytes(count, DType::F32)
 }
 
-/// What [`indices`](crate::graph::operand::indices) takes while it makes them, and what they are.
+/// Returns the peak of [`indices`](crate::graph::operand::indices) while it collects the indices, and the size of the
+/// result.
 pub(crate) fn indices_room(ids: &Tensor) -> (u64, u64) {
     let indices = (ids.elem_count() * size_of::<usize>()) as u64;
     (indices + bytes(ids.elem_count(), ids.dtype()), indices)
 }
 
-/// What [`build_as`](crate::graph::output::build_as) takes beyond its result, for work that reads `operands` buffers of `dtype` as
-/// wide as what it writes: where the dtype is narrower than f32, room for a few rows on each thread.
+/// Returns the temporary memory of [`build_as`](crate::graph::output::build_as) for work that reads `operands`
+/// buffers of `dtype`, each as wide as the output. Dtypes narrower than f32 need f32 copies of a few rows on each
+/// thread.
 pub(crate) fn rooms(dtype: DType, units: usize, width: usize, operands: u64) -> u64 {
     match dtype {
         DType::F32 => 0,
@@ -115,7 +118,7 @@ pub(crate) fn rooms(dtype: DType, units: usize, width: usize, operands: u64) -> 
     }
 }
 
-/// [`rooms`] for elements one by one.
+/// [`rooms`] for operations that work element by element.
 pub(crate) fn element_rooms(dtype: DType, elements: usize, operands: u64) -> u64 {
     rooms(dtype, elements, 1, operands)
 }

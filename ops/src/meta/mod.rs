@@ -1,11 +1,12 @@
-//! Tensors without values, and what those of a layer would take in memory.
+//! Meta tensors, which have no values, and the memory that a layer would take if it ran on real ones.
 //!
-//! A layer that runs on hollow tensors runs the same code as ever, region and backward included, so what is kept, in which
-//! order it is made and when it is let go are the layer's own and need no second description. An operation is not computed
-//! but asked for its [`Costs`]. A hollow tensor has a shape and a dtype and the storage of a released parameter: what would
-//! read it is an error, and a layer that does anything but our operations is *not known*.
+//! A layer runs the same code on meta tensors as on real ones, including fused blocks and the backward. What it
+//! keeps, in which order it allocates and when it frees therefore follow from the layer's own code and need no second
+//! description. Instead of being computed, an operation is asked for its [`Costs`]. A meta tensor has a shape, a
+//! dtype and the storage of a released parameter, so reading its values is an error. A layer that uses operations
+//! from outside this crate has an *unknown* cost.
 //!
-//! All is pure arithmetic on one thread; nothing is as large as what it stands for.
+//! A trace is pure arithmetic on one thread and never allocates the memory that it counts.
 
 pub(crate) mod footprint;
 
@@ -21,19 +22,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What is imagined to be allocated.
+/// The simulated allocator of a trace.
 #[derive(Default)]
 pub(crate) struct Heap {
     now: u64,
     peak: u64,
-    /// Bytes of each block, by its number.
+    /// Bytes of each block, by block number.
     blocks: HashMap<u64, u64>,
     blocks_made: u64,
-    /// The block that a tensor's values are in.
+    /// The block that contains a tensor's values.
     of: HashMap<TensorId, u64>,
-    /// Parameters whose gradient has a contribution already, so that the next one is added to it.
+    /// Parameters whose gradient already has a contribution, so that the next one is added to it.
     written: HashSet<TensorId>,
-    /// While the gradients of parameters are deferred: what they are to be made of.
+    /// While the gradients of parameters are deferred: the inputs that their computation keeps alive.
     deferred: Option<Vec<(Option<Tensor>, Held)>>,
 }
 
@@ -42,32 +43,32 @@ thread_local! {
     static ON_GPU: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `run`, which imagines layers that are on a GPU.
+/// Runs `run` and counts memory as if its layers were on a GPU.
 pub fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
     let _on_gpu = Flag::raise(&ON_GPU);
     run()
 }
 
-/// Bytes that a product with an epilogue takes of the device while it runs.
+/// Returns the bytes of device memory that a product with an epilogue takes while it runs.
 pub(crate) fn workspace() -> u64 {
     if ON_GPU.get() { zero_cuda::MOST_WORKSPACE } else { 0 }
 }
 
-/// Runs `run`, in which operations on hollow tensors are counted. `written` are the leaves whose gradient another layer's
-/// backward has begun.
+/// Runs `run` and counts the operations on meta tensors in it. `written` are the leaves to whose gradient another
+/// layer's backward has already contributed.
 ///
 /// # Errors
-/// Those of `run`, or that it panics: a layer of somebody else's may rely on values.
+/// Returns the error of `run`. A panic in `run` is also an error, since a user's layer may rely on values.
 pub fn trace<T>(written: HashSet<TensorId>, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let outer = HEAP.replace(Some(Heap { written, ..Heap::default() }));
     let result = catch_unwind(AssertUnwindSafe(run));
-    // Dropped only after it has been taken out: what it holds looks for it.
+    // Dropped only after it has been replaced: its contents look up `HEAP` when they are dropped.
     let inner = HEAP.replace(outer);
     drop(inner);
     result.unwrap_or_else(|_| bail!("{META}: the layer panics where there are no values"))
 }
 
-/// Whether operations are counted here, and not computed.
+/// Returns whether operations on this thread are counted instead of computed.
 pub(crate) fn tracing() -> bool {
     HEAP.with_borrow(Option::is_some)
 }
@@ -76,38 +77,39 @@ fn with<T: Default>(run: impl FnOnce(&mut Heap) -> T) -> T {
     HEAP.with_borrow_mut(|heap| heap.as_mut().map(run)).unwrap_or_default()
 }
 
-/// Bytes that are imagined to be allocated.
+/// Returns the bytes that are currently allocated in the trace.
 pub fn now() -> u64 {
     with(|heap| heap.now)
 }
 
-/// The most that it was since [`reset_peak`].
+/// Returns the peak of [`now`] since [`reset_peak`].
 pub fn peak() -> u64 {
     with(|heap| heap.peak)
 }
 
-/// Begins to look for a new [`peak`].
+/// Restarts the measurement of [`peak`].
 pub fn reset_peak() {
     with(|heap| heap.peak = heap.now);
 }
 
-/// So many bytes more for a moment.
+/// Counts a temporary allocation of `bytes`, which only affects the peak.
 pub(crate) fn passing(bytes: u64) {
     with(|heap| heap.peak = heap.peak.max(heap.now.saturating_add(bytes)));
 }
 
-/// Whether a contribution to this parameter's gradient is added to one that is there.
+/// Returns whether a contribution to this parameter's gradient will be added to an existing one.
 pub(crate) fn is_written(parameter: &Tensor) -> bool {
     with(|heap| heap.written.contains(&parameter.id()))
 }
 
-/// Begins to put gradients of parameters off.
+/// Starts to defer the gradients of parameters.
 pub fn defer() {
     with(|heap| heap.deferred = Some(vec![]));
 }
 
-/// Runs a backward that makes the gradients of `parameters` a tile of rows at a time, as [`sink::in_tiles`](crate::sink::in_tiles)
-/// does: those that cannot grow in their places have room of their own meanwhile, and where they are deferred from then on.
+/// Runs a backward that computes the gradients of `parameters` one tile of rows at a time, as
+/// [`sink::in_tiles`](crate::sink::in_tiles) does. A gradient that cannot accumulate in its place takes a buffer of
+/// its own meanwhile; a deferred gradient keeps that buffer.
 pub(crate) fn in_tiles<T>(parameters: &[&Tensor], backward: impl FnOnce() -> Result<T>) -> Result<T> {
     let (written, deferred) = with(|heap| (std::mem::take(&mut heap.written), heap.deferred.take()));
     let mut seen = written.clone();
@@ -123,7 +125,7 @@ pub(crate) fn in_tiles<T>(parameters: &[&Tensor], backward: impl FnOnce() -> Res
     result
 }
 
-/// A block; it is freed with this, if not before.
+/// A simulated block, which is freed when this value is dropped, if not before.
 #[derive(Debug)]
 pub(crate) struct Held(u64);
 
@@ -149,18 +151,18 @@ fn free(block: u64) {
     with(|heap| heap.now -= heap.blocks.remove(&block).unwrap_or(0));
 }
 
-/// The values of a tensor go, the tensor stays.
+/// Frees the values of a tensor while the tensor itself stays.
 pub(crate) fn let_go(tensor: &Tensor) {
     if let Some(block) = with(|heap| heap.of.remove(&tensor.id())) {
         free(block);
     }
 }
 
-/// A tensor whose values are a block of their own.
+/// Returns a meta tensor whose values take a block of their own.
 pub fn tensor(shape: &Shape, dtype: DType) -> Result<Tensor> {
     let held = Held::new(bytes(shape.elem_count(), dtype));
     let block = held.0;
-    // candle lets go of what made a tensor together with it.
+    // candle drops the operation that made a tensor together with the tensor.
     let maker = Tensor::from_storage(Storage::Cpu(CpuStorage::F4(vec![])), (), BackpropOp::none(), true);
     let tensor = maker.apply_op1(Maker { shape: shape.clone(), dtype, _held: held })?;
     take(&tensor)?;
@@ -168,7 +170,7 @@ pub fn tensor(shape: &Shape, dtype: DType) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// A tensor whose values somebody else accounts for, and whether its gradient is wanted.
+/// Returns a meta tensor whose values are counted elsewhere. `wanted` says whether its gradient is wanted.
 pub fn leaf(shape: &Shape, dtype: DType, wanted: bool) -> Result<Tensor> {
     let storage = Storage::Cpu(nothing(dtype)?);
     let leaf = Tensor::from_storage(storage, shape.clone(), BackpropOp::none(), wanted);
@@ -176,7 +178,7 @@ pub fn leaf(shape: &Shape, dtype: DType, wanted: bool) -> Result<Tensor> {
     Ok(leaf)
 }
 
-/// No elements of this dtype.
+/// Returns empty storage of this dtype.
 pub(crate) fn nothing(dtype: DType) -> Result<CpuStorage> {
     Ok(match dtype {
         DType::F32 => CpuStorage::F32(vec![]),
@@ -189,7 +191,7 @@ pub(crate) fn nothing(dtype: DType) -> Result<CpuStorage> {
     })
 }
 
-/// Bytes of a tensor that has values all the same, because the layer made it without an operation of ours.
+/// Returns the bytes of a tensor that has real values because the layer made it without an operation of this crate.
 pub(crate) fn bytes_of_solid(tensor: &Tensor) -> u64 {
     let (storage, _) = tensor.storage_and_layout();
     match &*storage {
@@ -200,7 +202,7 @@ pub(crate) fn bytes_of_solid(tensor: &Tensor) -> u64 {
     }
 }
 
-/// What made a hollow tensor.
+/// The operation that makes a meta tensor and holds its block.
 struct Maker {
     shape: Shape,
     dtype: DType,
@@ -219,7 +221,7 @@ impl CustomOp1 for Maker {
 
 const META: &str = "meta";
 
-/// The forward of an operation: its output, and what stands for it on the tape.
+/// Counts the forward of an operation. Returns its output and its entry for the tape.
 pub(crate) fn forward(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, Traced)> {
     let costs = op.footprint(inputs)?;
     let output = bytes(costs.shape.elem_count(), costs.dtype);
@@ -229,20 +231,20 @@ pub(crate) fn forward(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor
     Ok((output, Traced { costs, saved }))
 }
 
-/// What stands on the tape for an operation that has a backward and no forward.
+/// Returns the tape entry of an operation that has a backward but no forward.
 pub(crate) fn unmade(op: &impl Footprint, inputs: &[&Tensor]) -> Result<Traced> {
     Ok(Traced { costs: op.footprint(inputs)?, saved: Held::new(0) })
 }
 
-/// An operation that was counted.
+/// A counted operation on the tape.
 pub(crate) struct Traced {
     costs: Costs,
-    /// What it keeps for its backward.
+    /// The block that it keeps for its backward.
     saved: Held,
 }
 
 impl Traced {
-    /// The gradients of its inputs.
+    /// Counts the backward and returns the gradients of the inputs.
     fn backward(&self, inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
         let wanted = |i: usize| self.costs.gradients[i] && inputs[i].track_op();
         let size = |i: usize| if wanted(i) { bytes(inputs[i].elem_count(), inputs[i].dtype()) } else { 0 };

@@ -1,7 +1,7 @@
-//! Splitting rows over threads.
+//! Splits rows over threads.
 //!
-//! Each thread gets one contiguous range of whole rows (or whole blocks of rows) and writes nothing else, so where the
-//! cuts fall cannot change a bit of the result.
+//! Each thread gets one contiguous range of whole rows (or whole blocks of rows) and writes nothing else, so the
+//! position of the cuts does not affect the results.
 
 pub(crate) mod team;
 
@@ -12,40 +12,41 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 static THREADS: AtomicUsize = AtomicUsize::new(1);
 
-/// Below this many floats a second thread costs more than it gives.
+/// For fewer floats than this, a second thread costs more than it saves.
 const SMALL: usize = 16 * 1024;
 
-/// Sets how many threads one operation may use, for the whole process. 0 counts as 1.
+/// Sets how many threads one operation may use in this process. 0 counts as 1.
 ///
-/// The default is 1, which is right for ranks that are threads of one process; a process with one rank wants its
-/// number of cores. The results are the same bits for any value.
+/// The default is 1, which suits ranks that are threads of one process. A process with one rank should set its number
+/// of cores. The results are bit-identical for any value.
 pub fn set_threads(threads: usize) {
     THREADS.store(threads.max(1), Ordering::Relaxed);
 }
 
-/// How many threads one operation may use (see [`set_threads`]).
+/// Returns how many threads one operation may use (see [`set_threads`]).
 pub fn threads() -> usize {
     THREADS.load(Ordering::Relaxed)
 }
 
-/// Runs `work` for each part on the threads of operations; returns when all are done.
+/// Runs `work` for each part on the operations' threads. Returns when all are done.
 ///
 /// # Panics
-/// If `work` does.
+/// If `work` panics.
 pub fn in_parallel<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) {
     let parts: Vec<Mutex<&mut P>> = parts.iter_mut().map(Mutex::new).collect();
     team::run(parts.len(), &|part| {
-        // Each part is run once, so nobody else has the lock.
+        // Each part is processed once, so its lock is always free.
         if let Ok(mut part) = parts[part].lock() {
             work(&mut part);
         }
     });
 }
 
-/// Fewer elements than this are converted before another thread has begun.
+/// Fewer elements than this are converted before another thread could begin.
 const FEW: usize = 1 << 16;
 
-/// Makes values of others of another type, each of one, on the threads of operations: one core alone does not reach the rate of the memory.
+/// Converts each value of `from` to the type of `to`, on the operations' threads, since a single core does not reach
+/// the full memory bandwidth.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -56,11 +57,11 @@ pub fn convert<T: Sync, U: Send>(from: &[T], to: &mut [U], convert: impl Fn(&[T]
     in_parallel(&mut parts, |(from, to)| convert(from, to));
 }
 
-/// A new buffer of `units` times `floats`, filled by `work`, which gets a range of units and their part of the buffer,
-/// zeroed.
+/// Returns a new buffer of `units` times `floats`, filled by `work`, which receives a range of units and their part
+/// of the buffer, zeroed.
 ///
-/// Small parts at a time: a part is zeroed and written while it is in the first-level cache, where zeroing the whole
-/// buffer first would be a pass over memory.
+/// Parts are small, so that each is zeroed and written while it is in the first-level cache. Zeroing the whole buffer
+/// first would take another pass over memory.
 pub(crate) fn build(units: usize, floats: usize, work: impl Fn(Range<usize>, &mut [f32]) + Sync) -> Vec<f32> {
     const CACHED: usize = 4096;
     let len = units * floats;
@@ -73,7 +74,7 @@ pub(crate) fn build(units: usize, floats: usize, work: impl Fn(Range<usize>, &mu
             let (part, later) = rest.split_at_mut(range.len() * floats);
             rest = later;
             part.fill(MaybeUninit::new(0.0));
-            // SAFETY: every element of the part has just been written.
+            // SAFETY: every element of the part was written above.
             work(range, unsafe { part.assume_init_mut() });
         }
     });
@@ -82,20 +83,21 @@ pub(crate) fn build(units: usize, floats: usize, work: impl Fn(Range<usize>, &mu
     buffer
 }
 
-/// A buffer to be cut between threads: `floats` for each unit of work. The last unit may be shorter.
+/// A buffer that is cut between threads, with `floats` elements for each unit of work. The last unit may be shorter.
 pub(crate) struct Output<'a, T = f32> {
     pub(crate) data: &'a mut [T],
     pub(crate) floats: usize,
 }
 
-/// How many threads [`split`] takes.
+/// Returns how many threads [`split`] uses.
 pub(crate) fn parts(units: usize, cost: usize) -> usize {
     if units.saturating_mul(cost) < SMALL { 1 } else { threads().min(units).max(1) }
 }
 
-/// Runs `work` over `0..units`, one contiguous range a thread, with each output's part for that range.
+/// Runs `work` over `0..units`, one contiguous range per thread, with each output's part for that range.
 ///
-/// `cost` is about the number of floats that one unit reads or writes; little work stays on the calling thread.
+/// `cost` is the approximate number of floats that one unit reads or writes. Small amounts of work stay on the
+/// calling thread.
 pub(crate) fn split<T: Send, const N: usize>(
     units: usize,
     cost: usize,

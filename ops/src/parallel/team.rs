@@ -1,9 +1,9 @@
-//! The threads that carry out the parts of one operation together.
+//! A team of threads that execute the parts of one operation.
 //!
-//! A training step is a few hundred operations of a millisecond or less, one after the other, so what counts is how soon
-//! the other threads begin and how soon the caller knows that they are done. A general pool puts the caller to sleep and
-//! its threads too; here the caller works on the parts as well, and a thread that has nothing to do spins for a moment
-//! before it sleeps.
+//! A training step is a few hundred operations in sequence, each of a millisecond or less. What matters is how soon
+//! the other threads begin and how soon the caller knows that they are done. A general-purpose pool puts both the
+//! caller and its idle threads to sleep. Here the caller works on the parts as well, and an idle thread spins for a
+//! moment before it sleeps.
 
 use crate::product::make_room;
 use std::any::Any;
@@ -14,17 +14,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How long a thread without work looks for some before it sleeps: longer than the pauses between most operations of a
-/// step, far shorter than those between steps.
+/// How long an idle thread looks for work before it sleeps: longer than the pauses between most operations of a step,
+/// and far shorter than those between steps.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// Runs `work` for each of `0..parts`, on the calling thread and up to `parts - 1` others; which one does which part is
-/// open. Returns when all are done.
+/// Runs `work` for each of `0..parts`, on the calling thread and up to `parts - 1` others. Which thread takes which
+/// part is not defined. Returns when all are done.
 ///
-/// While another thread of the process is in here, the caller does all parts alone, as it does inside of a part.
+/// If another thread of the process is already in `run`, the caller does all parts alone. The same applies to a call
+/// from inside a part.
 ///
 /// # Panics
-/// If a part does, after all have ended.
+/// If a part panics, after all parts have ended.
 pub(crate) fn run(parts: usize, work: &(dyn Fn(usize) + Sync)) {
     static TEAM: Mutex<Team> = Mutex::new(Team::new(start));
     if parts > 1
@@ -38,14 +39,17 @@ pub(crate) fn run(parts: usize, work: &(dyn Fn(usize) + Sync)) {
 fn together(mut team: MutexGuard<'_, Team>, parts: usize, work: &(dyn Fn(usize) + Sync)) {
     let board = team.gather(parts - 1);
     let job = Job { work, done: AtomicUsize::new(0), panic: Mutex::new(None) };
-    // SAFETY: only the lifetime changes. The pointer is followed by those who have claimed a part alone, and this
-    // function does not return before all claimed parts are done.
+    // SAFETY: only the lifetime changes. Only threads that have claimed a part follow the pointer, and this function
+    // does not return before all claimed parts are done.
     let lasting: *mut Job<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(&job).cast_mut()) };
-    // Relaxed: whoever claims a part has read the store to `claims` below, or a claim that follows it, and so sees this one.
+    // Relaxed: a thread that claims a part has read the store to `claims` below, or a later claim, and therefore sees
+    // this store.
     board.job.store(lasting, Ordering::Relaxed);
-    // Relaxed: only the owner of the team's lock begins a job. The number is of 32 bits and begins again after 2³² jobs.
+    // Relaxed: only the holder of the team's lock starts a job. The number has 32 bits and wraps around after 2³²
+    // jobs.
     let generation = u64::from(((board.claims.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1));
-    // SeqCst here and on `asleep`: either the member sees the claims before it sleeps, or this thread sees that it sleeps.
+    // SeqCst here and on `asleep`: either the member sees the claims before it sleeps, or this thread sees that the
+    // member sleeps.
     board.claims.store(generation << 32 | parts as u64, Ordering::SeqCst);
     // There may be fewer members than parts.
     for member in team.members.iter().take(parts - 1) {
@@ -57,11 +61,12 @@ fn together(mut team: MutexGuard<'_, Team>, parts: usize, work: &(dyn Fn(usize) 
         job.carry_out(part);
     }
     let mut looks = 0u32;
-    // Acquire: reads the last of the `fetch_add`s, which continue each other's release, so all that the parts wrote is visible.
+    // Acquire: reads the last `fetch_add`. These form a release sequence, so everything that the parts wrote is
+    // visible.
     while job.done.load(Ordering::Acquire) < parts {
         looks += 1;
         if looks.is_multiple_of(1 << 10) {
-            // Someone may need this very core to finish.
+            // Another thread may need this core to finish.
             std::thread::yield_now();
         }
         std::hint::spin_loop();
@@ -85,20 +90,20 @@ impl Job<'_> {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.work)(part))) {
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
-        // The last access: the caller may return from here on.
+        // The last access to the job: the caller may return after this.
         self.done.fetch_add(1, Ordering::Release);
     }
 }
 
-/// Where members find work.
+/// Shared state in which members find work.
 struct Board {
-    /// The number of the job and, in the lower half, how many of its parts nobody has claimed.
+    /// The number of the job and, in the lower half, how many of its parts are unclaimed.
     claims: AtomicU64,
     job: AtomicPtr<Job<'static>>,
 }
 
 impl Board {
-    /// A part of this job that is now the caller's.
+    /// Claims a part of this job for the calling thread.
     fn claim(&self, generation: u64) -> Option<usize> {
         let open = |claims: u64| claims >> 32 == generation && claims as u32 > 0;
         let take = |claims| open(claims).then(|| claims - 1);
@@ -113,7 +118,7 @@ struct Team {
     start: Start,
 }
 
-/// Starts a member, which is told its number.
+/// Starts the member with the given number.
 type Start = fn(usize, Arc<Board>, Arc<AtomicBool>) -> io::Result<Thread>;
 
 fn start(number: usize, board: Arc<Board>, asleep: Arc<AtomicBool>) -> io::Result<Thread> {
@@ -131,7 +136,8 @@ impl Team {
         Self { members: Vec::new(), board: None, start }
     }
 
-    /// Makes sure that there are that many members, as far as the system gives threads: parts wait for nobody.
+    /// Makes sure that the team has this many members. Fewer are enough if the system cannot start more threads,
+    /// since no part needs a particular member.
     fn gather(&mut self, members: usize) -> Arc<Board> {
         let empty = || Arc::new(Board { claims: AtomicU64::new(0), job: AtomicPtr::new(std::ptr::null_mut()) });
         let board = Arc::clone(self.board.get_or_insert_with(empty));
@@ -146,7 +152,7 @@ impl Team {
     }
 }
 
-/// What a member does for the rest of the process.
+/// The loop of a member, which runs until the process ends.
 fn serve(board: &Board, asleep: &AtomicBool) {
     make_room();
     let mut idle_since = Instant::now();
@@ -178,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_is_done_once_whoever_calls() {
+    fn every_part_is_done_once_with_concurrent_callers() {
         let callers = (0..4).map(|_| {
             std::thread::spawn(|| {
                 for round in 0..500 {
@@ -198,18 +204,18 @@ mod tests {
             })
         });
         for caller in callers.collect::<Vec<_>>() {
-            caller.join().expect("no panic");
+            caller.join().expect("the caller does not panic");
         }
     }
 
     #[test]
     fn without_threads_the_caller_does_all_parts() {
         let team = Mutex::new(Team::new(|_, _, _| Err(io::ErrorKind::WouldBlock.into())));
-        // The numbers of the jobs are about to begin again.
+        // The job numbers are about to wrap around.
         team.lock().expect("new").gather(0).claims.store(u64::from(u32::MAX - 1) << 32, Ordering::Relaxed);
         for parts in 2..5 {
             let done: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
-            together(team.lock().expect("nobody panicked"), parts, &|part| {
+            together(team.lock().expect("the lock is not poisoned"), parts, &|part| {
                 done[part].fetch_add(1, Ordering::Relaxed);
             });
             assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
@@ -217,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_team_goes_on() {
+    fn a_panic_reaches_the_caller_and_the_team_stays_usable() {
         for bad in 0..3 {
             let caught = catch_unwind(|| run(3, &|part| assert_ne!(part, bad)));
             assert!(caught.is_err());

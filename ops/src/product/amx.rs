@@ -1,17 +1,18 @@
-//! Products of two bf16 operands on processors with AMX, which multiply them in squares of sixteen rows and columns.
+//! Products of two bf16 operands on processors with AMX, which multiply blocks of sixteen rows and columns
+//! ("squares").
 //!
-//! `tdpbf16ps` takes 32 terms of each sum at a time. It is not the chain of [`super`]: of the 32, the even ones are one
-//! chain of fused multiply-adds from zero and the odd ones another; the two are added, and their sum is added to what was
-//! there. As with pairs, numbers below 2⁻¹²⁶ are zero. A sum still depends on its row, its column and what it starts from
-//! alone, as long as what goes on from it does so after a multiple of 32 terms.
+//! `tdpbf16ps` adds 32 terms to each sum at a time. The result is not the chain of [`super`]: the even terms form one
+//! chain of fused multiply-adds from zero and the odd ones another; the two are added, and their sum is added to the
+//! previous one. As with pairs, numbers below 2⁻¹²⁶ count as zero. A sum still depends only on its row, its column
+//! and its start, as long as later terms continue from a multiple of 32.
 
 #[cfg(target_arch = "x86_64")]
 use super::tile::COLUMNS;
 use super::tile::Tile;
 
-/// Rows of a square, and its columns.
+/// Rows and columns of a square.
 pub(super) const SIDE: usize = 16;
-/// Rows of a full tile: two squares by three, so that six sums are under way at a time.
+/// Rows of a full tile: two squares by three, so that six sums are in flight at a time.
 pub(super) const ROWS: usize = 2 * SIDE;
 /// Words of a row that are multiplied at a time.
 pub(super) const STEP: usize = 16;
@@ -29,7 +30,7 @@ pub(super) fn configured(work: impl FnOnce()) {
 }
 
 /// # Safety
-/// Never called: there is no AMX on this architecture.
+/// Never called, since this architecture has no AMX.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) unsafe fn compute(_: Tile) {
     unreachable!("AMX is x86's");
@@ -41,7 +42,7 @@ mod x86 {
     use crate::kernel::Isa;
     use std::arch::asm;
 
-    /// What `ldtilecfg` reads: eight registers of sixteen rows of 64 bytes.
+    /// The operand of `ldtilecfg`: eight registers of sixteen rows of 64 bytes.
     #[repr(C, align(64))]
     struct Configuration {
         palette: u8,
@@ -60,18 +61,18 @@ mod x86 {
         Configuration { palette: 1, start_row: 0, reserved: [0; 14], bytes, rows }
     };
 
-    /// Runs what calls [`compute`], with this thread's tile registers set up; after it they need not be saved at a switch of
-    /// threads.
+    /// Sets up this thread's tile registers and runs `work`, which calls [`compute`]. Afterwards releases them, so
+    /// that context switches need not save them.
     pub(in super::super) fn configured(work: impl FnOnce()) {
         struct Held;
         impl Drop for Held {
             fn drop(&mut self) {
-                // SAFETY: nothing else uses these registers.
+                // SAFETY: no other code uses these registers.
                 unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
             }
         }
         debug_assert!(Isa::current().has_amx());
-        // SAFETY: squares are chosen where AMX is available; the description is one that the processor takes.
+        // SAFETY: this path is chosen only if AMX is available, and the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SQUARES, options(readonly, nostack, preserves_flags)) };
         let _held = Held;
         work();
@@ -80,15 +81,15 @@ mod x86 {
     /// Computes a tile of at most [`ROWS`] rows whose operands were packed by [`super::squares`].
     ///
     /// # Safety
-    /// As [`Tile::compute`]; within [`configured`]; the left operand has rows up to a multiple of [`SIDE`] that can be
-    /// read, and the depth is a multiple of [`STEP`].
+    /// As for [`Tile::compute`], and must run inside [`configured`]. The left operand must be readable up to a
+    /// multiple of [`SIDE`] rows, and the depth must be a multiple of [`STEP`].
     pub(in super::super) unsafe fn compute(t: Tile) {
         debug_assert!(t.rows <= ROWS && t.columns <= COLUMNS && t.depth.is_multiple_of(STEP));
         if t.rows.is_multiple_of(SIDE) && t.columns == COLUMNS {
-            // SAFETY: the caller's promise; the tile is whole.
+            // SAFETY: guaranteed by the caller; the tile is whole.
             return unsafe { whole(t) };
         }
-        // At the edges by way of a whole tile.
+        // Tiles at the edges are computed as whole tiles in a buffer.
         let mut sums = [0f32; ROWS * COLUMNS];
         let place = sums.as_mut_ptr();
         let inner = Tile {
@@ -100,7 +101,7 @@ mod x86 {
             out_rows: COLUMNS,
             ..t
         };
-        // SAFETY: the caller's promise; the inner tile lies in `sums`.
+        // SAFETY: guaranteed by the caller; the inner tile is in `sums`.
         unsafe {
             for r in (0..t.rows).take_while(|_| !t.start.is_null()) {
                 inner.out.add(r * COLUMNS).copy_from_nonoverlapping(t.start.add(r * t.start_rows), t.columns);
@@ -113,9 +114,9 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`compute`], and the tile has one or two squares' rows and all columns.
+    /// As for [`compute`], and the tile has the rows of one or two squares and all columns.
     unsafe fn whole(t: Tile) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             start(t);
             if t.rows == SIDE {
@@ -128,9 +129,9 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`whole`].
+    /// As for [`whole`].
     unsafe fn start(t: Tile) {
-        // SAFETY: the caller's promise. A stride of zero reads the same row sixteen times.
+        // SAFETY: guaranteed by the caller. A stride of zero reads the same row sixteen times.
         unsafe {
             if t.start.is_null() {
                 asm!(
@@ -165,9 +166,9 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`whole`].
+    /// As for [`whole`].
     unsafe fn store(t: Tile) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let stride = t.out_rows * size_of::<f32>();
             asm!(
@@ -190,9 +191,9 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`whole`], of one square's rows.
+    /// As for [`whole`], with the rows of one square.
     unsafe fn one_row(t: Tile) {
-        // SAFETY: the caller's promise: both operands are read to the end of the last step, and no further.
+        // SAFETY: guaranteed by the caller: both operands are read to the end of the last step and no further.
         unsafe {
             asm!(
                 "test {steps}, {steps}",
@@ -223,7 +224,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`whole`], of two squares' rows.
+    /// As for [`whole`], with the rows of two squares.
     unsafe fn two_rows(t: Tile) {
         // SAFETY: as in `one_row`.
         unsafe {
@@ -263,11 +264,11 @@ mod x86 {
         }
     }
 
-    /// Multiplies what the tile registers hold; returns how many floating-point operations that was.
+    /// Multiplies the contents of the tile registers. Returns the number of floating-point operations.
     pub(crate) fn squares_in_registers(rounds: usize) -> f64 {
         configured(|| {
             for _ in 0..rounds {
-                // SAFETY: registers alone are read and written.
+                // SAFETY: only registers are read and written.
                 unsafe {
                     asm!(
                         "tdpbf16ps tmm0, tmm7, tmm6",

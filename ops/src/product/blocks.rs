@@ -1,4 +1,4 @@
-//! The loops of a product around its innermost one: blocks that fit the caches, and the tiles of a block.
+//! The outer loops of a product: blocks that fit the caches, and the tiles of a block.
 
 use super::super::kernel::{HalfFloat, Isa};
 use super::pack::{left_room, right_panel};
@@ -10,27 +10,27 @@ use half::{bf16, f16};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// The whole output, of which each thread has a part.
+/// The whole output; each thread writes a part of it.
 #[derive(Clone, Copy)]
 pub(super) struct Out<'a> {
     pub(super) start: Start<'a>,
     pub(super) to: To,
-    /// From one row to the next.
+    /// Distance from one row to the next.
     pub(super) stride: usize,
 }
 
-/// Where the sums go.
+/// The destination of the sums.
 #[derive(Clone, Copy)]
 pub(crate) enum To {
     F32(*mut f32),
-    /// Rounded when they are complete, so the inner dimension is not cut into blocks: at most [`LONGEST`] words, and a start
-    /// that is not the output.
+    /// Rounded when complete, so the inner dimension is not cut into blocks: at most [`LONGEST`] words, and a start
+    /// other than the output.
     Bf16(*mut bf16),
-    /// Likewise.
+    /// As for `Bf16`.
     F16(*mut f16),
 }
 
-/// What sums are rounded to.
+/// A dtype to which sums are rounded.
 pub(crate) trait Rounded: HalfFloat {
     fn to(start: *mut Self) -> To;
 }
@@ -47,26 +47,27 @@ impl Rounded for f16 {
     }
 }
 
-// SAFETY: every thread writes its own part of the output and reads no other.
+// SAFETY: every thread writes only its own part of the output and reads no other.
 unsafe impl Sync for Out<'_> {}
 
 /// Words of the inner dimension in the largest block of the right operand.
 pub(super) const DEPTH: usize = 512;
-/// Columns of such a block: 1.5 MB.
+/// Columns of such a block, which takes 1.5 MiB.
 const WIDTH: usize = 768;
-/// Rows of the left operand that meet a block, at most; as many are packed at a time.
+/// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
 pub(super) const HEIGHT: usize = 256;
 
-/// The longest inner dimension, in words, whose sums are rounded without a buffer of all of them: a block of its right
-/// operand has two panels.
+/// Limit in words on an inner dimension whose sums are rounded without a buffer for all of them. A block of the right
+/// operand must have at least two panels.
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
 
-/// Lines of the largest packed blocks of the two operands, and of sums that wait to be rounded.
+/// Cache lines of the largest packed blocks of the two operands, and of sums before rounding.
 const LEFT_LINES: usize = left_room(HEIGHT, DEPTH) / 16;
 const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16;
 const SUM_LINES: usize = amx::ROWS * WIDTH / 16;
 
-/// Bytes that every thread that multiplies keeps for as long as it lives. Of these only what was needed is in memory.
+/// Limit in bytes on the buffers that every multiplying thread keeps for its lifetime. Only the part that was used is
+/// resident.
 pub(crate) const ROOM: usize = (LEFT_LINES + RIGHT_LINES + SUM_LINES) * size_of::<Line>();
 
 struct Room {
@@ -83,12 +84,12 @@ thread_local! {
     });
 }
 
-/// Makes this thread's room, so that what a process takes does not depend on which of its threads come to multiply.
+/// Creates this thread's buffers, so that the memory of a process does not depend on which of its threads multiply.
 pub(crate) fn make_room() {
     PACKED.with(|_| {});
 }
 
-/// How large blocks are, and which operand stays in the first-level cache.
+/// The sizes of blocks, and the operand that stays in the first-level cache.
 struct Sizes {
     depth: usize,
     width: usize,
@@ -99,10 +100,11 @@ struct Sizes {
 /// The order of the tiles of a block.
 #[derive(Clone, Copy)]
 enum Order {
-    /// A tile's rows of the left operand stay in the first-level cache while all columns of the right one pass by from the
-    /// second level: for tiles so wide that this is seldom enough.
+    /// A tile's rows of the left operand stay in the first-level cache while all columns of the right operand are
+    /// read from the second level. Used if tiles are so wide that these reads are rare.
     RowsFirst,
-    /// A tile's columns of the right operand stay there while all rows of the left one pass by.
+    /// A tile's columns of the right operand stay in the first-level cache while all rows of the left operand are
+    /// read.
     ColumnsFirst,
 }
 
@@ -117,7 +119,7 @@ impl Sizes {
         };
         match to {
             To::F32(_) => Self { depth: even(words, depth), width: WIDTH, height, order },
-            // As much memory, in another shape: all of the inner dimension is in one block.
+            // The same amount of memory in another shape: the whole inner dimension is in one block.
             To::Bf16(_) | To::F16(_) => {
                 let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);
                 let depth = if let Order::RowsFirst = order { words.max(1) } else { even(words, depth) };
@@ -129,15 +131,15 @@ impl Sizes {
     }
 }
 
-/// Pieces of equal length, at most `longest`, and of whole steps of AMX.
+/// Returns the length of equal pieces that are at most `longest` and consist of whole AMX steps.
 fn even(words: usize, longest: usize) -> usize {
     words.div_ceil(words.div_ceil(longest).max(1)).next_multiple_of(amx::STEP).max(1)
 }
 
-/// The part of the output with these rows and columns.
+/// Computes the part of the output with these rows and columns.
 ///
 /// # Safety
-/// The part lies in the output, and nobody else has it.
+/// The part must be in the output, and no other code may access it.
 pub(super) unsafe fn block<T: Terms>(
     isa: Isa,
     out: Out<'_>,
@@ -151,7 +153,7 @@ pub(super) unsafe fn block<T: Terms>(
         PACKED.with_borrow_mut(|room| {
             for columns in pieces(columns, work.sizes.width) {
                 match out.to {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     To::F32(to) => unsafe { work.sums::<T>(to, columns, room) },
                     // SAFETY: as above.
                     To::Bf16(to) => unsafe { work.rounded::<T, _>(to, columns, room) },
@@ -163,7 +165,7 @@ pub(super) unsafe fn block<T: Terms>(
     });
 }
 
-/// One thread's part of a product.
+/// The part of a product that one thread computes.
 struct Block<'a> {
     isa: Isa,
     out: Out<'a>,
@@ -174,16 +176,16 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// The inner dimension in pieces; one of no terms where there are none.
+    /// Splits the inner dimension into pieces; yields one empty piece if it has no terms.
     fn depths<T: Terms>(&self) -> impl Iterator<Item = Range<usize>> {
         let (terms, each) = (self.left.columns, self.sizes.depth * T::EACH);
         (0..terms.max(1)).step_by(each).map(move |start| start..terms.min(start + each))
     }
 
-    /// Adds the sums up in the output.
+    /// Accumulates the sums in the output.
     ///
     /// # Safety
-    /// Rows and columns lie in the output, and nobody else has them.
+    /// Rows and columns must be in the output, and no other code may access them.
     unsafe fn sums<T: Terms>(&self, to: *mut f32, columns: Range<usize>, room: &mut Room) {
         let (isa, stride) = (self.isa, self.out.stride);
         for depth in self.depths::<T>() {
@@ -192,7 +194,7 @@ impl Block<'_> {
             T::pack_right(isa, self.right, depth.clone(), columns.clone(), packed);
             for rows in pieces(self.rows.clone(), self.sizes.height) {
                 let left = T::left(isa, self.left, rows.clone(), depth.clone(), |len| space(&mut room.left, len));
-                // SAFETY: inside of the output by the caller's promise.
+                // SAFETY: in the output by the caller's guarantee.
                 let at = unsafe { to.add(rows.start * stride + columns.start) };
                 let start = match self.out.start {
                     Start::Zero if depth.start == 0 => SumsAt::NONE,
@@ -200,7 +202,7 @@ impl Block<'_> {
                     _ => SumsAt { at, stride },
                 };
                 let tiles = Tiles { left, right: packed, words, rows: rows.len(), columns: columns.len() };
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { tiles.compute::<T>(isa, self.sizes.order, start, SumsAt { at, stride }) };
             }
         }
@@ -239,7 +241,8 @@ impl Block<'_> {
                 rest = after;
             }
             for (row, sums) in rows.zip(sums.chunks_exact(width)) {
-                // SAFETY: inside of the output, and ours, by the caller's promise. Elements are written before they are read.
+                // SAFETY: in the output and exclusive, by the caller's guarantee. Elements are written before they
+                // are read.
                 let to = unsafe {
                     let to = to.add(row * self.out.stride + columns.start);
                     to.write_bytes(0, width);
@@ -251,7 +254,7 @@ impl Block<'_> {
     }
 }
 
-/// Where the first element of a block of sums lies, and the distance from one row to the next.
+/// The address of the first element of a block of sums, and the distance from one row to the next.
 #[derive(Clone, Copy)]
 struct SumsAt {
     at: *mut f32,
@@ -259,23 +262,23 @@ struct SumsAt {
 }
 
 impl SumsAt {
-    /// No start: zeros.
+    /// No start: sums begin at zero.
     const NONE: SumsAt = SumsAt { at: std::ptr::null_mut(), stride: 0 };
 
-    /// The same row again and again, to be read only.
+    /// Repeats the same row for every row. Must only be read.
     fn every_row(row: &[f32]) -> Self {
         Self { at: row.as_ptr().cast_mut(), stride: 0 }
     }
 
     /// # Safety
-    /// The element is inside of the block.
+    /// The element must be inside the block.
     unsafe fn element(self, row: usize, column: usize) -> *mut f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         if self.at.is_null() { self.at } else { unsafe { self.at.add(row * self.stride + column) } }
     }
 }
 
-/// Packed operands that meet in tiles.
+/// Packed operands that are multiplied tile by tile.
 struct Tiles<'a> {
     left: Left<'a>,
     right: &'a [f32],
@@ -286,11 +289,12 @@ struct Tiles<'a> {
 
 impl Tiles<'_> {
     /// # Safety
-    /// Both places hold all rows and columns, nobody else has those of `out`, and the operands hold them.
+    /// Both places must contain all rows and columns, as must the operands, and no other code may access those of
+    /// `out`.
     unsafe fn compute<T: Terms>(&self, isa: Isa, order: Order, start: SumsAt, out: SumsAt) {
         let downs = || (0..self.rows).step_by(T::rows(isa));
         let acrosses = || (0..self.columns).step_by(T::tile_columns(isa));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let tile = |row, column| unsafe { self.tile::<T>(isa, row, column, start, out) };
         match order {
             Order::RowsFirst => downs().for_each(|row| {
@@ -315,8 +319,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Calls these words of the rows after the tile's from `row` on into the cache, if the left operand was not packed just now: each
-    /// of its rows is too short for the processor to foresee the next.
+    /// Prefetches these words of the rows of the next tile after `row`, unless the left operand was packed just now.
+    /// Its rows are too short for the hardware prefetcher to predict the next one.
     fn prefetch_left<T: Terms>(&self, isa: Isa, row: usize, words: Range<usize>) {
         let rows = T::rows(isa);
         if self.left.step == 1 && row + rows < self.rows {
@@ -331,7 +335,7 @@ impl Tiles<'_> {
     /// As for [`Tiles::compute`].
     unsafe fn tile<T: Terms>(&self, isa: Isa, row: usize, column: usize, start: SumsAt, out: SumsAt) {
         let rows = T::rows(isa);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (from, to) = unsafe { (start.element(row, column), out.element(row, column)) };
         let tile = Tile {
             rows: (self.rows - row).min(rows),
@@ -346,22 +350,22 @@ impl Tiles<'_> {
             out: to,
             out_rows: out.stride,
         };
-        // SAFETY: the packed panels hold `words` rows of `COLUMNS`, and the left operand the rows of the tile.
+        // SAFETY: the packed panels hold `words` rows of `COLUMNS`, and the left operand holds the rows of the tile.
         unsafe { T::tile(isa, tile) };
     }
 }
 
-/// A range in pieces of at most `size`.
+/// Splits a range into pieces of at most `size`.
 fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(size).map(move |start| start..range.end.min(start + size))
 }
 
-/// A cache line: panels begin on one, so that no register is loaded from two.
+/// A cache line. Panels begin on one, so that no register is loaded from two.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Line([f32; 16]);
 
-/// The first `len` words of a buffer, which grows where it has to.
+/// Returns the first `len` words of a buffer, which grows if necessary.
 pub(super) fn space(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
     let lines = len.div_ceil(16);
     if buffer.len() < lines {
@@ -371,7 +375,7 @@ pub(super) fn space(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast(), len) }
 }
 
-/// The words of a buffer.
+/// Returns the words of a buffer.
 pub(super) fn words(buffer: &[Line]) -> &[f32] {
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), 16 * buffer.len()) }

@@ -1,28 +1,29 @@
-//! How large the blocks of a product may be for the caches of this machine.
+//! Block sizes of products for the caches of this machine.
 
 use super::blocks::{DEPTH, HEIGHT};
 use std::sync::LazyLock;
 
-/// Bytes of the caches that a core has to itself.
+/// Bytes of the caches that belong to one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Caches {
     first: usize,
     second: usize,
 }
 
-/// Words of the inner dimension and rows of the left operand in a block whose tiles have so many columns: a tile's columns of the right
-/// operand take half of the first-level cache, or three quarters where the inner dimension is then in one piece; the rows take half of the
-/// second level.
+/// Returns the words of the inner dimension and the rows of the left operand in a block whose tiles have `columns`
+/// columns. A tile's columns of the right operand take half of the first-level cache, or three quarters if the inner
+/// dimension then fits in one piece. The rows take half of the second level.
 pub(super) fn blocks(words: usize, columns: usize) -> (usize, usize) {
     static CACHES: LazyLock<Caches> = LazyLock::new(Caches::of_machine);
     CACHES.blocks(words, columns)
 }
 
 impl Caches {
-    /// What the smallest processors with AVX2 or NEON that train have, for systems that do not say.
+    /// The caches of the smallest processors with AVX2 or NEON that are used for training, for systems that do not
+    /// report theirs.
     const USUAL: Caches = Caches { first: 32 << 10, second: 256 << 10 };
 
-    /// As Linux tells of the first core.
+    /// Reads the cache sizes of the first core that Linux reports.
     fn of_machine() -> Self {
         let read = |index: usize, name: &str| {
             std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"))
@@ -48,7 +49,7 @@ impl Caches {
     }
 }
 
-/// `48K` or `2M`.
+/// Parses `48K` or `2M`.
 fn bytes(size: &str) -> Option<usize> {
     let size = size.trim();
     let (digits, unit) = size.split_at(size.find(|c: char| !c.is_ascii_digit()).unwrap_or(size.len()));
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(zen3.blocks(384, 16), (384, 170));
         assert_eq!(zen3.blocks(768, 16), (256, 256));
         assert_eq!(Caches { second: 256 << 10, ..zen3 }.blocks(768, 16), (256, 128));
-        // A cache so large that the room of a thread is the limit.
+        // With a cache this large, the thread's buffers are the limit.
         assert_eq!(Caches { first: 1 << 20, second: 1 << 30 }.blocks(4096, 12), (DEPTH, HEIGHT));
     }
 }

@@ -1,17 +1,18 @@
-//! Matrix products that promise their bits.
+//! Matrix products with reproducible bits.
 //!
-//! Every element of a product is one chain of fused multiply-adds over the inner dimension, from the first term to the
-//! last: `sum = fma(left[i][k], right[k][j], sum)`. So it depends on its row, its column and what the chain starts from,
-//! and on nothing else: not on the rows beside it, the threads, the blocks, the layout of the operands or the
-//! instruction set. (The `gemm` crate keeps no such promise: products of one row, of few elements or of short sides
-//! take paths of their own there. It is also a tenth slower on the layouts of a backward pass.)
+//! Every element of a product is one chain of fused multiply-adds over the inner dimension, from the first term to
+//! the last: `sum = fma(left[i][k], right[k][j], sum)`. It therefore depends only on its row, its column and the
+//! start of the chain, and not on adjacent rows, threads, blocks, the layout of the operands or the instruction set.
+//! (The `gemm` crate does not guarantee this: it computes products of one row, of few elements or of short sides in
+//! other ways. It is also a tenth slower on the layouts of a backward pass.)
 //!
-//! Two bf16 operands are multiplied in pairs where the processor is faster so (see [`pairs`]): the same chain, but numbers
-//! below 2⁻¹²⁶ are zero. Where it has AMX (see [`amx`]), the sums of 32 terms at a time are added up.
+//! Two bf16 operands are multiplied in pairs on processors where this is faster (see [`pairs`]): the chain is the
+//! same, but numbers below 2⁻¹²⁶ count as zero. On processors with AMX (see [`amx`]), sums of 32 terms are
+//! accumulated.
 //!
-//! Blocks of the right operand are packed into panels that stay in the second-level cache, a few rows of the left one
-//! stay in the first-level cache, and tiles of the output in registers (Goto and van de Geijn, *Anatomy of
-//! High-Performance Matrix Multiplication*, 2008).
+//! Blocks of the right operand are packed into panels that stay in the second-level cache, a few rows of the left
+//! operand stay in the first-level cache, and tiles of the output stay in registers (Goto and van de Geijn, *Anatomy
+//! of High-Performance Matrix Multiplication*, 2008).
 
 mod amx;
 mod blocks;
@@ -46,9 +47,9 @@ pub(crate) use units::Bf16Units;
 #[derive(Clone, Copy)]
 pub(crate) enum Elements<'a> {
     F32(&'a [f32]),
-    /// Widened where they are packed, which is exact: the sums are those of the f32 values.
+    /// Widened when packed, which is exact: the sums are those of the f32 values.
     Bf16(&'a [bf16]),
-    /// Likewise.
+    /// As for `Bf16`.
     F16(&'a [f16]),
 }
 
@@ -61,7 +62,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// All from element `start` on.
+    /// Returns the elements from `start` on.
     pub(crate) fn skip(self, start: usize) -> Self {
         match self {
             Self::F32(data) => Self::F32(&data[start..]),
@@ -70,8 +71,8 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Those of a range as f32. Elements of 16 bits are widened into `room`, which keeps its memory for the next range: take a few
-    /// rows at a time, so that `room` stays in the first-level cache.
+    /// Returns the elements of a range as f32. 16-bit elements are widened into `room`, whose memory is reused for
+    /// the next range. Pass a few rows at a time, so that `room` stays in the first-level cache.
     pub(crate) fn floats<'r>(self, range: Range<usize>, room: &'r mut Vec<f32>) -> &'r [f32]
     where
         'a: 'r,
@@ -86,7 +87,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Those from element `start` on, as f32, to `out`.
+    /// Copies the elements from `start` on to `out`, as f32.
     pub(crate) fn read(self, isa: Isa, start: usize, out: &mut [f32]) {
         match self {
             Self::F32(data) => out.copy_from_slice(&data[start..start + out.len()]),
@@ -143,21 +144,21 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// A row-major matrix.
+    /// Creates a row-major matrix.
     pub(crate) fn new(data: impl Into<Elements<'a>>, rows: usize, columns: usize) -> Self {
         Self::strided(data, rows, columns, columns)
     }
 
-    /// A matrix whose rows start `row_stride` apart.
+    /// Creates a matrix whose rows start `row_stride` apart.
     pub(crate) fn strided(data: impl Into<Elements<'a>>, rows: usize, columns: usize, row_stride: usize) -> Self {
         let data = data.into();
-        // Checked here, relied on by `multiply`.
+        // `multiply` relies on this check.
         let needed = if rows == 0 || columns == 0 { 0 } else { (rows - 1) * row_stride + columns };
         assert!(needed <= data.len(), "a {rows}x{columns} matrix needs {needed} elements, there are {}", data.len());
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
 
-    /// The transpose, without a copy.
+    /// Returns the transpose, without a copy.
     pub(crate) fn t(self) -> Self {
         Self {
             rows: self.columns,
@@ -172,7 +173,7 @@ impl<'a> Matrix<'a> {
         self.column_stride != 1
     }
 
-    /// Whether the innermost loop can read it where it is, as the left operand.
+    /// Returns the elements if the innermost loop can read them in place, as the left operand.
     fn rows_are_f32(&self) -> Option<&'a [f32]> {
         match self.data {
             Elements::F32(data) if self.column_stride == 1 => Some(data),
@@ -181,32 +182,32 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// What the sums start from.
+/// The initial values of the sums.
 #[derive(Clone, Copy)]
 pub(crate) enum Start<'a> {
     Zero,
-    /// The output's own content.
+    /// The content of the output.
     Output,
     /// The same row for every row of the output: a bias.
     Row(&'a [f32]),
 }
 
-/// `out = left · right`, `out` row-major and overwritten.
+/// Computes `out = left · right`; `out` is row-major and overwritten.
 pub(crate) fn product(out: &mut [f32], left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     multiply_into(out, Start::Zero, left, right, threads);
 }
 
-/// `out += left · right`: the chain of each element goes on from what `out` holds.
+/// Computes `out += left · right`: the chain of each element continues from the content of `out`.
 pub(crate) fn add_product(out: &mut [f32], left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     multiply_into(out, Start::Output, left, right, threads);
 }
 
-/// `start + left · right` in a new buffer, without a pass to zero the memory first.
+/// Returns `start + left · right` in a new buffer, without a pass to zero the memory first.
 pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) -> Vec<f32> {
-    assert!(!matches!(start, Start::Output), "a new output has no content");
+    assert!(!matches!(start, Start::Output), "sums in a new buffer cannot start from its content");
     let len = left.rows * right.columns;
     let mut out = Vec::with_capacity(len);
-    // SAFETY: there is room for `len` elements, each of which is written, and none read before.
+    // SAFETY: there is room for `len` elements, each of which is written, and none is read before.
     unsafe {
         multiply(To::F32(out.as_mut_ptr()), start, left, right, threads);
         out.set_len(len);
@@ -216,18 +217,18 @@ pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>,
 
 fn multiply_into(out: &mut [f32], start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     assert_eq!(out.len(), left.rows * right.columns, "the output of a {}x{} product", left.rows, right.columns);
-    // SAFETY: a `&mut` of the right length, which cannot overlap the operands.
+    // SAFETY: `out` is a `&mut` of the right length, which cannot overlap the operands.
     unsafe { multiply(To::F32(out.as_mut_ptr()), start, left, right, threads) };
 }
 
-/// `start + left · right`, rounded when the sums are complete.
+/// Returns `start + left · right`, rounded when the sums are complete.
 pub(crate) fn new_product_rounded<H: Rounded>(
     start: Start<'_>,
     left: Matrix<'_>,
     right: Matrix<'_>,
     threads: usize,
 ) -> Vec<H> {
-    assert!(!matches!(start, Start::Output), "a new output has no content");
+    assert!(!matches!(start, Start::Output), "sums in a new buffer cannot start from its content");
     let len = left.rows * right.columns;
     let mut out = Vec::with_capacity(len);
     if left.columns <= LONGEST {
@@ -238,7 +239,7 @@ pub(crate) fn new_product_rounded<H: Rounded>(
         let spare = Output { data: &mut out.spare_capacity_mut()[..len], floats: 1 };
         split(len, 1, [spare], |range, [out]| {
             out.fill(MaybeUninit::new(H::ZERO));
-            // SAFETY: all of it has just been written.
+            // SAFETY: all of it is written here.
             H::round(Isa::current(), &sums[range], unsafe { out.assume_init_mut() });
         });
     }
@@ -247,14 +248,15 @@ pub(crate) fn new_product_rounded<H: Rounded>(
     out
 }
 
-/// Bytes of f32 that [`new_product_rounded`] needs for a result of so many elements, each the sum of so many terms.
+/// Returns the bytes of f32 that [`new_product_rounded`] needs for this many results, each the sum of this many
+/// terms.
 pub(crate) fn unrounded(terms: usize, results: usize) -> u64 {
     if terms <= LONGEST { 0 } else { floats(results) }
 }
 
 /// # Safety
-/// The output has room for the rows of `left` times the columns of `right`, initialised if that is the start, and overlaps
-/// neither.
+/// The output must have room for the rows of `left` times the columns of `right`, must be initialized if it is the
+/// start, and must not overlap the operands.
 unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     assert_eq!(left.columns, right.rows, "the inner dimensions of a product");
     if let Start::Row(row) = start {
@@ -269,13 +271,13 @@ unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>
     let out = Out { start, to, stride: right.columns };
     team::run(grid.parts(), &|part| {
         let (rows, columns) = grid.part(part);
-        // SAFETY: the parts of a grid are disjoint and inside of the output, which is the caller's to give.
+        // SAFETY: the parts of a grid are disjoint and inside the output, which the caller owns.
         unsafe { block_on(units, out, left, right, rows, columns) }
     });
 }
 
 /// # Safety
-/// As [`block`], and the processor has these units.
+/// As for [`block`], and the processor must have these units.
 unsafe fn block_on(
     units: Bf16Units,
     out: Out<'_>,
@@ -284,7 +286,7 @@ unsafe fn block_on(
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match units {
             Bf16Units::Widened => block::<Wide>(Isa::current(), out, left, right, rows, columns),
@@ -294,7 +296,7 @@ unsafe fn block_on(
     }
 }
 
-/// How the output is cut between threads.
+/// The partition of the output between threads.
 struct Grid {
     rows: usize,
     columns: usize,
@@ -304,14 +306,14 @@ struct Grid {
 }
 
 impl Grid {
-    /// Less work than this, in multiply-adds, is not worth waking a thread for.
+    /// Work below this many multiply-adds does not justify waking a thread.
     const SMALL: usize = 1 << 18;
 
     /// Packing an element costs about as much as this many multiply-adds.
     const PACKING: usize = 16;
 
-    /// The cut with the least work for the busiest thread: each packs the columns that it needs, and its rows if the
-    /// left operand has to be packed too. Rows are cut between tiles of `unit`.
+    /// Returns the partition with the least work for the busiest thread. Each thread packs the columns that it needs,
+    /// and its rows if the left operand has to be packed too. Rows are cut at multiples of `unit`.
     fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
         let (rows, depth) = (left.rows, left.columns);
         let threads = threads.min(rows * columns * depth / Self::SMALL).max(1);

@@ -1,8 +1,9 @@
 //! Products of two bf16 operands on processors that multiply them two at a time.
 //!
-//! AVX512_BF16's `vdpbf16ps` adds two products to each f32 sum, in the time of one on some processors. It is two fused
-//! multiply-adds after each other, the upper half of its words first: with the earlier term there, a sum is the chain of
-//! [`super`], term by term. One thing is different: it takes numbers below 2⁻¹²⁶ for zero, whether terms or sums.
+//! AVX512_BF16's `vdpbf16ps` adds two products to each f32 sum, on some processors in the time of one. It executes
+//! two fused multiply-adds in sequence, beginning with the upper half of its words. With the earlier term in the
+//! upper half, a sum is the chain of [`super`], term by term, with one difference: terms and sums below 2⁻¹²⁶ count
+//! as zero.
 
 use super::super::kernel::{Isa, vectorised};
 use super::pack::{LANES, Lines, left_panel};
@@ -13,7 +14,7 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-/// Whether the processor can multiply pairs.
+/// Returns whether the processor can multiply pairs.
 pub(super) fn available() -> bool {
     #[cfg(target_arch = "x86_64")]
     return Isa::current().vectors() == zero_isa::Vectors::Avx512 && is_x86_feature_detected!("avx512bf16");
@@ -21,11 +22,12 @@ pub(super) fn available() -> bool {
     false
 }
 
-/// Whether that is faster than widened terms: AMD's do as many pairs a cycle as f32 terms, Intel's half as many.
+/// Returns whether pairs are faster than widened terms. AMD's processors multiply as many pairs per cycle as f32
+/// terms, Intel's half as many.
 pub(super) fn pay() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        // Virtual machines trap this instruction: microseconds each time.
+        // Cached, because virtual machines trap this instruction, which takes microseconds each time.
         static AMD: LazyLock<bool> = LazyLock::new(|| {
             let maker = std::arch::x86_64::__cpuid(0);
             [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
@@ -43,14 +45,14 @@ pub(super) fn elements(matrix: Matrix<'_>) -> &[bf16] {
     }
 }
 
-/// Two terms as a word.
+/// Combines two terms into a word.
 #[inline(always)]
 pub(super) fn pair(earlier: bf16, later: bf16) -> f32 {
     f32::from_bits(u32::from(earlier.to_bits()) << 16 | u32::from(later.to_bits()))
 }
 
-/// Packs a block of the right operand as [`super::pack::pack_right`] does, in words, to panels that are `panel` words apart. A last
-/// term without a partner has zeros beside it.
+/// Packs a block of the right operand as [`super::pack::pack_right`] does, but in words, into panels that are `panel`
+/// words apart. A last term without a partner is paired with zero.
 pub(super) fn pack_right(
     isa: Isa,
     right: Matrix<'_>,
@@ -74,7 +76,7 @@ pub(super) fn pack_right(
     }
 }
 
-/// Packs a block of the left operand whose columns are contiguous: panels of a tile's rows, word after word.
+/// Packs a block of the left operand whose columns are contiguous, into panels of a tile's rows, word after word.
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let panel = left_panel(isa, depth.len().div_ceil(2));
     let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
@@ -118,7 +120,7 @@ vectorised! {
     }
 }
 
-/// Deals each two lines out over the panels, `N` words to each.
+/// Distributes every two lines over the panels, `N` words to each.
 #[inline(always)]
 fn spread<const N: usize>(data: &[bf16], lines: Lines, out: &mut [f32]) {
     let line = |number: usize| data[number * lines.stride..][lines.part.clone()].as_chunks::<N>();
@@ -145,7 +147,7 @@ fn spread<const N: usize>(data: &[bf16], lines: Lines, out: &mut [f32]) {
 fn turn(isa: Isa, data: &[bf16], columns: usize, stride: usize, depth: usize, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if isa.vectors() == zero_isa::Vectors::Avx512 {
-        // SAFETY: an `Isa` of this level is only made after its features were detected.
+        // SAFETY: an `Isa` of this level exists only after its features were detected.
         let done = unsafe { x86::turn_squares(data, columns, stride, depth, out) };
         return turn_rest(isa, data, columns, stride, depth, done, out);
     }
@@ -153,7 +155,7 @@ fn turn(isa: Isa, data: &[bf16], columns: usize, stride: usize, depth: usize, ou
 }
 
 vectorised! {
-    /// [`turn`] from the `skip`th word on.
+    /// Writes the words of [`turn`] from the `skip`th on.
     fn turn_rest(data: &[bf16], columns: usize, stride: usize, depth: usize, skip: usize, out: &mut [f32]) {
         for w in skip..depth.div_ceil(2) {
             for c in 0..columns {
@@ -171,13 +173,13 @@ mod x86 {
     use half::bf16;
     use std::arch::x86_64::*;
 
-    /// As many whole squares as there are; returns how many words of each column that is.
+    /// Transposes all whole squares. Returns how many words of each column they cover.
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(super) fn turn_squares(data: &[bf16], columns: usize, stride: usize, depth: usize, out: &mut [f32]) -> usize {
         let load = |column: usize, word: usize| {
             let part: &[bf16; 2 * LANES] =
                 data[column * stride + 2 * word..].first_chunk().unwrap_or(&[bf16::ZERO; 2 * LANES]);
-            // SAFETY: 64 bytes, as its type says.
+            // SAFETY: `part` has 64 bytes.
             let words = unsafe { _mm512_loadu_si512(part.as_ptr().cast()) };
             _mm512_castsi512_ps(_mm512_rol_epi32::<16>(words))
         };

@@ -1,7 +1,7 @@
-//! A right operand that is laid out once for many products.
+//! A right operand that is packed once for many products.
 //!
-//! In attention the same keys and values meet every group of query rows, and each group sees another part of them; to lay
-//! that part out for each group anew costs a quarter of the multiplying.
+//! In attention, every group of query rows is multiplied with the same keys and values, and each group sees a
+//! different part of them. Packing that part for each group again would cost a quarter of the time of the products.
 
 use super::super::kernel::Isa;
 use super::Matrix;
@@ -10,7 +10,7 @@ use super::pack::{pack_right, right_panel};
 use super::tile::{COLUMNS, Tile};
 use std::ops::Range;
 
-/// A matrix as the innermost loop reads its right operand. A new one is empty.
+/// A matrix packed as the innermost loop reads its right operand. Empty when created.
 #[derive(Default)]
 pub(crate) struct Panels {
     lines: Vec<Line>,
@@ -18,7 +18,7 @@ pub(crate) struct Panels {
     columns: usize,
 }
 
-/// A few rows of a left operand: element (r, k) is at `r · row + k · step`.
+/// A few rows of a left operand. Element (r, k) is at `r · row + k · step`.
 #[derive(Clone, Copy)]
 pub(crate) struct FewRows<'a> {
     pub(crate) data: &'a [f32],
@@ -27,23 +27,23 @@ pub(crate) struct FewRows<'a> {
     pub(crate) step: usize,
 }
 
-/// Where a product goes.
+/// The destination of a product.
 pub(crate) struct Target<'a> {
     pub(crate) data: &'a mut [f32],
-    /// From one row to the next.
+    /// Distance from one row to the next.
     pub(crate) row: usize,
-    /// Whether it is added to what is there.
+    /// Whether to add to the existing values.
     pub(crate) add: bool,
 }
 
 impl Panels {
-    /// Bytes of a matrix of this size.
+    /// Returns the bytes of a packed matrix of this size.
     pub(crate) fn room(rows: usize, columns: usize) -> u64 {
         let lines = (columns.div_ceil(COLUMNS) * right_panel(rows)).div_ceil(16);
         if rows == 0 { 0 } else { (lines * size_of::<Line>()) as u64 }
     }
 
-    /// Takes the place of what was there before, in the same memory.
+    /// Packs a matrix, reusing the memory of the previous one.
     pub(crate) fn pack(&mut self, isa: Isa, matrix: Matrix<'_>) {
         (self.rows, self.columns) = (matrix.rows, matrix.columns);
         if matrix.rows > 0 {
@@ -52,8 +52,8 @@ impl Panels {
         }
     }
 
-    /// The product of `left` with a part of these rows and columns, each element the chain of [`super::product`]. The
-    /// columns begin at a multiple of [`COLUMNS`].
+    /// Computes the product of `left` with a part of these rows and columns; each element is the chain of
+    /// [`super::product`]. The columns must begin at a multiple of [`COLUMNS`].
     ///
     /// # Panics
     /// If the operands or the target are too small.
@@ -88,8 +88,8 @@ impl Panels {
                 out: at,
                 out_rows: out.row,
             };
-            // SAFETY: what the tile reads and writes lies in the slices, by the assertions; a panel has `self.rows` rows of
-            // `COLUMNS` elements.
+            // SAFETY: everything that the tile reads and writes is in the slices, by the assertions; a panel has
+            // `self.rows` rows of `COLUMNS` elements.
             unsafe { tile.compute(isa) };
         }
     }

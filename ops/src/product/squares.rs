@@ -1,4 +1,4 @@
-//! Laying out blocks of bf16 operands as [`amx`] reads them: pairs, in steps of sixteen words.
+//! Packs blocks of bf16 operands for [`amx`]: pairs, in steps of sixteen words.
 
 use super::super::kernel::{Isa, vectorised};
 use super::amx::{SIDE, SQUARE, STEP};
@@ -11,7 +11,7 @@ use super::{Matrix, pairs};
 use half::bf16;
 use std::ops::Range;
 
-/// Words of so many terms, up to a whole step.
+/// Returns the words for this many terms, rounded up to a whole step.
 pub(super) fn words(terms: usize) -> usize {
     terms.div_ceil(2).next_multiple_of(STEP)
 }
@@ -25,8 +25,9 @@ pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
     pairs::pack_right(isa, right, depth, columns, right_panel(words), packed);
 }
 
-/// Packs a block of the left operand: for each [`SIDE`] rows one square of a step after the other, with zeros up to a whole
-/// step. So the squares are read in the order of memory; rows at the strides of a matrix would share sets of the cache.
+/// Packs a block of the left operand: for every [`SIDE`] rows, one square of a step after the other, with zeros up to
+/// a whole step. The squares are then read in the order of memory; rows at the strides of a matrix would share sets
+/// of the cache.
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let (data, words) = (elements(left), words(depth.len()));
     if left.is_transposed() {
@@ -34,7 +35,7 @@ pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
         #[cfg(target_arch = "x86_64")]
         {
             let lines = Lines { stride: left.column_stride, part: rows, panel: words, numbers: depth };
-            // SAFETY: squares are used where there is AMX, which counts as available only beside AVX-512.
+            // SAFETY: this path is chosen only with AMX, which counts as available only together with AVX-512.
             unsafe { x86::turn(data, lines, packed) };
         }
         return;
@@ -46,7 +47,7 @@ pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
 }
 
 vectorised! {
-    /// Deals a row's words out over its squares, with zeros up to a whole step.
+    /// Distributes a row's words over its squares, with zeros up to a whole step.
     fn deal(terms: &[bf16], out: &mut [f32]) {
         let (whole, rest) = terms.as_chunks::<{ 2 * STEP }>();
         for (terms, out) in whole.iter().zip(out.chunks_mut(SQUARE)) {
@@ -69,7 +70,7 @@ mod x86 {
     use half::bf16;
     use std::arch::x86_64::*;
 
-    /// A register holds a word of sixteen rows each, and sixteen registers are turned at a time.
+    /// Each register holds one word of sixteen rows, and sixteen registers are transposed at a time.
     #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
     pub(super) fn turn(data: &[bf16], lines: Lines, out: &mut [f32]) {
         let (end, panel) = (lines.numbers.end, lines.panel);
@@ -81,7 +82,7 @@ mod x86 {
                     return _mm512_setzero_si512();
                 }
                 let part = &data[k * lines.stride + first..][..rows];
-                // SAFETY: what lies outside of the part is masked.
+                // SAFETY: elements outside the part are masked.
                 _mm512_cvtepu16_epi32(unsafe { _mm256_maskz_loadu_epi16(mask, part.as_ptr().cast()) })
             };
             let squares = out[strip * LANES * panel..].chunks_exact_mut(SQUARE);
@@ -93,7 +94,7 @@ mod x86 {
                     *register = _mm512_castsi512_ps(words);
                 }
                 for (out, row) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(turned(square)) {
-                    // SAFETY: sixteen words.
+                    // SAFETY: `out` has sixteen words.
                     unsafe { _mm512_storeu_ps(out.as_mut_ptr(), row) };
                 }
             }

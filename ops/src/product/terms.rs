@@ -1,11 +1,11 @@
-//! How the innermost loop reads the terms of its sums: in words of 32 bits.
+//! The formats in which the innermost loop reads the terms of its sums: words of 32 bits.
 
 use super::super::kernel::Isa;
 use super::tile::{self, COLUMNS, Tile};
 use super::{Matrix, amx, pack, pairs, squares};
 use std::ops::Range;
 
-/// A format of packed operands, with the tile that reads it. Words are kept as f32, whatever their bits are.
+/// A format of packed operands, with the tile that reads it. Words are stored as f32, whatever their bits mean.
 pub(super) trait Terms {
     /// Terms in a word.
     const EACH: usize;
@@ -14,25 +14,25 @@ pub(super) trait Terms {
         tile::rows(isa)
     }
 
-    /// Columns of a full tile; they divide those of a panel.
+    /// Columns of a full tile, which divide those of a panel.
     fn tile_columns(isa: Isa) -> usize {
         tile::columns(isa)
     }
 
-    /// Words of so many terms, with those that are zeros.
+    /// Returns the words for this many terms, including padding.
     fn words(terms: usize) -> usize {
         terms.div_ceil(Self::EACH)
     }
 
-    /// Runs what multiplies on this thread.
+    /// Runs `work`, which multiplies on this thread.
     fn running(work: impl FnOnce()) {
         work();
     }
 
-    /// Packs a block of the right operand, as [`pack::pack_right`].
+    /// Packs a block of the right operand, as [`pack::pack_right`] does.
     fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]);
 
-    /// A block of the left operand, in `room` for so many words where it has to be packed.
+    /// Returns a block of the left operand, packed into `room` if necessary. `room` has space for the packed words.
     fn left<'a>(
         isa: Isa,
         left: Matrix<'a>,
@@ -42,32 +42,33 @@ pub(super) trait Terms {
     ) -> Left<'a>;
 
     /// # Safety
-    /// As [`Tile::compute`], with as many words as the tile is deep.
+    /// As for [`Tile::compute`], with as many words as the tile is deep.
     unsafe fn tile(isa: Isa, tile: Tile);
 }
 
 /// The left operand as the innermost loop reads it.
 pub(super) struct Left<'a> {
     pub(super) data: &'a [f32],
-    /// From one row to the next, from one word of a row to the next, and from the rows of one tile to those of the next.
+    /// Distances from one row to the next, from one word of a row to the next, and from the rows of one tile to those
+    /// of the next.
     pub(super) rows: usize,
     pub(super) step: usize,
     pub(super) panel: usize,
 }
 
 impl<'a> Left<'a> {
-    /// Row after row, `words` apart.
+    /// Describes row after row, `words` apart.
     fn rows(isa: Isa, data: &'a [f32], words: usize) -> Self {
         Self { data, rows: words, step: 1, panel: tile::rows(isa) * words }
     }
 
-    /// In panels of a tile's rows, word after word.
+    /// Describes panels of a tile's rows, word after word.
     fn panels(isa: Isa, data: &'a [f32], words: usize) -> Self {
         Self { data, rows: 1, step: tile::rows(isa), panel: pack::left_panel(isa, words) }
     }
 }
 
-/// One f32 a word.
+/// One f32 per word.
 pub(super) struct Wide;
 
 impl Terms for Wide {
@@ -85,7 +86,7 @@ impl Terms for Wide {
         room: impl FnOnce(usize) -> &'a mut [f32],
     ) -> Left<'a> {
         if let Some(data) = left.rows_are_f32() {
-            // Where it is. Of no terms there may be no element either.
+            // Reads the operand in place. If there are no terms, there may be no element either.
             let data = data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]);
             return Left::rows(isa, data, left.row_stride);
         }
@@ -100,12 +101,12 @@ impl Terms for Wide {
     }
 
     unsafe fn tile(isa: Isa, tile: Tile) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { tile.compute(isa) };
     }
 }
 
-/// Two bf16 a word: see [`pairs`].
+/// Two bf16 per word: see [`pairs`].
 pub(super) struct Pairs;
 
 impl Terms for Pairs {
@@ -135,12 +136,12 @@ impl Terms for Pairs {
     }
 
     unsafe fn tile(_: Isa, tile: Tile) {
-        // SAFETY: the caller's promise; pairs are used where the processor has what they need.
+        // SAFETY: guaranteed by the caller; pairs are used only if the processor supports them.
         unsafe { tile.compute_pairs() };
     }
 }
 
-/// Two bf16 a word, in steps of sixteen words: see [`amx`].
+/// Two bf16 per word, in steps of sixteen words: see [`amx`].
 pub(super) struct Squares;
 
 impl Terms for Squares {
@@ -180,8 +181,8 @@ impl Terms for Squares {
     }
 
     unsafe fn tile(_: Isa, tile: Tile) {
-        // SAFETY: the caller's promise; squares are used where the processor has what they need, between the two ends of
-        // `running`.
+        // SAFETY: guaranteed by the caller; squares are used only if the processor supports them, and this call is
+        // inside `running`.
         unsafe { amx::compute(tile) };
     }
 }

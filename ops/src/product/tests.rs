@@ -1,4 +1,4 @@
-//! The promise of the products, held against a chain written as it is defined.
+//! Compares the products with chains written exactly as they are defined.
 
 use super::*;
 use crate::random::Stream;
@@ -9,24 +9,24 @@ fn normal(name: &str, len: usize) -> Vec<f32> {
     values
 }
 
-/// The promise, as it is written.
+/// The chain as it is defined.
 fn chain(start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(usize) -> f32) -> f32 {
     (0..depth).fold(start, |sum, k| left(k).mul_add(right(k), sum))
 }
 
-/// A number as units that know none below 2⁻¹²⁶ take it.
+/// Returns a number as units that flush numbers below 2⁻¹²⁶ read it.
 fn flushed(value: f32) -> f32 {
     if value.abs() < f32::MIN_POSITIVE { 0f32.copysign(value) } else { value }
 }
 
-/// The sum of products of bf16, as each of the units promises it.
+/// Returns the sum of products of bf16, as each of the units guarantees it.
 fn sum(units: Bf16Units, start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(usize) -> f32) -> f32 {
     let add = |sum: f32, k: usize| flushed(flushed(left(k)).mul_add(flushed(right(k)), sum));
     match units {
         Bf16Units::Widened => chain(start, depth, left, right),
         Bf16Units::Pairs => {
             let chain = (0..depth).fold(start, |sum, k| add(flushed(sum), k));
-            // The partner of an odd last term makes a zero that is negative positive.
+            // The partner of an odd last term turns a negative zero into a positive one.
             if depth.is_multiple_of(2) { chain } else { chain + 0.0 }
         }
         Bf16Units::Squares => (0..depth).step_by(32).fold(start, |sum, first| {
@@ -53,7 +53,7 @@ fn same(got: &[f32], want: &[f32]) -> bool {
 }
 
 #[test]
-fn every_element_is_its_sum_in_every_layout() {
+fn every_layout_gives_the_defined_sums() {
     let sizes =
         [(1, 1, 1), (1, 50, 3), (2, 3, 600), (3, 100, 17), (8, 48, 16), (9, 49, 33), (23, 97, 40), (65, 64, 513)];
     for (rows, columns, depth) in sizes {
@@ -116,7 +116,7 @@ fn every_element_is_its_sum_in_every_layout() {
 
 #[test]
 fn inner_dimensions_of_any_length_are_rounded_once() {
-    // Uncut with many columns, with the fewest, and too long to be left uncut.
+    // Whole with many columns, whole with the fewest, and too long to be left whole.
     for (rows, columns, depth) in [(20, 1600, 600), (9, 100, 3 * LONGEST / 4 + 1), (3, 50, 2 * LONGEST + 1)] {
         let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", columns * depth)));
         let (left, right) = (Matrix::new(&a[..], rows, depth), Matrix::new(&b[..], columns, depth).t());
@@ -136,7 +136,7 @@ fn all_units_of_the_processor_keep_their_promises() {
     let sizes =
         [(1, 1, 0), (1, 1, 1), (3, 49, 31), (16, 48, 32), (17, 16, 33), (31, 100, 96), (33, 15, 2100), (70, 790, 40)];
     for (rows, columns, depth) in sizes {
-        // Large and small enough that sums of a few, and products, are below the smallest normal number.
+        // Scales at which sums of a few terms, and products, are below the smallest normal number.
         let tiny = |name: &str, len: usize| -> Vec<bf16> {
             let scales = [1.0, 1e-19, 3e-39, -1e-25];
             normal(name, len).iter().zip(scales.iter().cycle()).map(|(v, scale)| bf16::from_f32(v * scale)).collect()
@@ -151,7 +151,7 @@ fn all_units_of_the_processor_keep_their_promises() {
                 if right_t { Matrix::new(&b[..], columns, depth).t() } else { Matrix::new(&b[..], depth, columns) };
             let mut out = before.clone();
             let view = Out { start: Start::Output, to: To::F32(out.as_mut_ptr()), stride: columns };
-            // SAFETY: the whole of a buffer of this size; the units are here.
+            // SAFETY: the block covers exactly the output buffer, and the processor has these units.
             unsafe { block_on(units, view, left, right, 0..rows, 0..columns) };
             for (at, got) in out.iter().enumerate() {
                 let (i, j) = (at / columns, at % columns);
@@ -171,7 +171,7 @@ fn all_units_of_the_processor_keep_their_promises() {
 }
 
 #[test]
-fn sums_in_squares_go_on_from_whole_steps() {
+fn sums_in_squares_continue_from_whole_steps() {
     if !Bf16Units::available().contains(&Bf16Units::Squares) {
         return eprintln!("skipped: this processor has no AMX");
     }
@@ -188,7 +188,7 @@ fn sums_in_squares_go_on_from_whole_steps() {
 }
 
 #[test]
-fn parts_of_what_is_packed_once_are_chains_too() {
+fn products_with_parts_of_packed_panels_are_chains() {
     let (depth, columns, stride) = (70, 130, 140);
     let (a, b) = (normal("a", 8 * 100), normal("b", depth * columns));
     let mut panels = Panels::default();
@@ -230,7 +230,7 @@ fn every_instruction_set_gives_the_same_bits() {
             let mut out = normal("noise", rows * columns);
             let view = Out { start: Start::Zero, to: To::F32(out.as_mut_ptr()), stride: columns };
             let (left, right) = (Matrix::new(&a, rows, depth), Matrix::new(&b, columns, depth).t());
-            // SAFETY: the whole of a buffer of this size.
+            // SAFETY: the block covers exactly the output buffer.
             unsafe { block::<Wide>(isa, view, left, right, 0..rows, 0..columns) };
             let want = want.get_or_insert_with(|| out.clone());
             assert!(same(&out, want), "{isa:?} {rows}x{columns}x{depth}");
@@ -239,7 +239,7 @@ fn every_instruction_set_gives_the_same_bits() {
 }
 
 #[test]
-fn threads_and_blocks_do_not_reach_into_the_bits() {
+fn threads_and_blocks_do_not_change_results() {
     // More than one block of the inner dimension, of the columns and of the packed rows.
     let (rows, columns, depth) = (300, 800, 1030);
     let (a, b) = (normal("a", rows * depth), normal("b", depth * columns));

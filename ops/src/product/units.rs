@@ -1,12 +1,12 @@
-//! How this processor multiplies two bf16 operands.
+//! The units with which this processor multiplies two bf16 operands.
 
 use super::super::kernel::Isa;
 use super::{amx, pairs};
 
-/// The ways, slowest first.
+/// The ways to multiply, slowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bf16Units {
-    /// As f32.
+    /// Widened to f32.
     Widened,
     /// See [`pairs`].
     Pairs,
@@ -15,8 +15,8 @@ pub(crate) enum Bf16Units {
 }
 
 impl Bf16Units {
-    /// The fastest of the instruction set in use. By what the processor is, not by a measurement: ranks on like machines must come to
-    /// the same answer.
+    /// Returns the fastest way on the instruction set in use. It depends on the processor and not on a measurement,
+    /// because ranks on identical machines must choose the same.
     pub(crate) fn best() -> Self {
         if Isa::current().has_amx() {
             Bf16Units::Squares
@@ -27,7 +27,7 @@ impl Bf16Units {
         }
     }
 
-    /// Those that are here.
+    /// Returns the ways that this processor supports.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
         let here =

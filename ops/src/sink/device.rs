@@ -7,13 +7,14 @@ use zero_kernels::rows::Onto;
 use super::{CURRENT, FlatBuffer, Gradients, Part, Slot, defers, keep, tiles};
 use crate::device::{Array, Gpu};
 
-/// [`write`](super::write) of a gradient on a GPU: `make` gets a place, f32 and row-major, and what becomes of what is there.
+/// [`write`](super::write) for a gradient on a GPU. `make` receives the address of the place, f32 and row-major, and
+/// what to do with the values that are there.
 pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, Onto) -> Result<()>) -> Result<bool> {
     if tiles::running() {
         candle_core::bail!("gradients in tiles of rows are not made on a GPU");
     }
     if defers(parameter) {
-        // Made at once: memory of the GPU is what putting it off would take, and its time is not what it would save.
+        // Computed at once: deferring it would take GPU memory and save no time.
         let gradient = Array::room(gpu.device(), parameter.elem_count())?;
         make(gradient.address(&(0..gradient.len()))?, Onto::Nothing)?;
         keep(parameter, Part::MadeOnDevice(gradient));
@@ -27,7 +28,7 @@ pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, On
 }
 
 impl Gradients {
-    /// Where a contribution to the gradient of `leaf` goes, which is then there.
+    /// Returns the place of the next contribution to the gradient of `leaf`, and marks it as written.
     fn place_on_device(&mut self, leaf: TensorId) -> Option<Result<(Address, Onto)>> {
         let place = self.places.get_mut(&leaf)?;
         let FlatBuffer::Device(array) = &self.buffers[place.buffer] else { return None };
@@ -36,10 +37,11 @@ impl Gradients {
         Some(array.address(&place.range).map(|address| (address, onto)))
     }
 
-    /// Adds what another has on a GPU for these leaves to what is here on the host, waiting for it.
+    /// Waits for the contributions that `made` holds on a GPU for these leaves, and adds them to the buffers on the
+    /// host.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn bring(&mut self, made: &Gradients, leaves: &[TensorId]) -> Result<()> {
         for &leaf in leaves {
             let Some(place) = made.places.get(&leaf).filter(|place| place.written) else { continue };
@@ -57,7 +59,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// Zeros where no contribution arrived.
+    /// Sets the place to zero if no contribution arrived.
     pub(super) fn zero_on_device(&mut self, leaf: TensorId) -> Result<()> {
         let Some(place) = self.places.get_mut(&leaf).filter(|place| !place.written) else { return Ok(()) };
         let FlatBuffer::Device(array) = &mut self.buffers[place.buffer] else { return Ok(()) };
@@ -65,12 +67,13 @@ impl Gradients {
         array.zero(place.range.clone())
     }
 
-    /// Puts values into the place of `leaf`, on what is there if something is; false if it has none on a GPU.
+    /// Writes values to the place of `leaf`, or adds them if it has a contribution. Returns false if the leaf has no
+    /// place on a GPU.
     pub(super) fn take_on_device(&mut self, leaf: TensorId, values: &Tensor) -> Result<bool> {
         let Some(place) = self.places.get_mut(&leaf) else { return Ok(false) };
         let FlatBuffer::Device(array) = &mut self.buffers[place.buffer] else { return Ok(false) };
-        let there = std::mem::replace(&mut place.written, true);
-        array.take(place.range.clone(), values, there)?;
+        let is_written = std::mem::replace(&mut place.written, true);
+        array.take(place.range.clone(), values, is_written)?;
         Ok(true)
     }
 }

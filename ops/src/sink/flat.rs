@@ -1,4 +1,4 @@
-//! A flat vector of f32, wherever it is.
+//! Flat f32 buffers on the host or on a GPU.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use candle_core::Result;
 #[cfg(feature = "cuda")]
 use crate::device::Array;
 
-/// A flat vector of f32.
+/// A flat f32 buffer.
 #[derive(Debug)]
 pub enum FlatBuffer {
-    /// On the host.
+    /// In host memory.
     Host(Vec<f32>),
-    /// In the memory of a GPU.
+    /// In GPU memory.
     #[cfg(feature = "cuda")]
     Device(Array),
 }
@@ -30,7 +30,7 @@ impl Default for FlatBuffer {
 }
 
 impl FlatBuffer {
-    /// How many values there are.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -40,13 +40,13 @@ impl FlatBuffer {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The values of one on the host.
+    /// Returns the values if they are on the host.
     #[must_use]
     pub fn host(&self) -> Option<&[f32]> {
         match self {
@@ -56,7 +56,7 @@ impl FlatBuffer {
         }
     }
 
-    /// The values of one on the host, to be written.
+    /// Returns the values for writing if they are on the host.
     #[must_use]
     pub fn host_mut(&mut self) -> Option<&mut [f32]> {
         match self {
@@ -66,10 +66,10 @@ impl FlatBuffer {
         }
     }
 
-    /// The values on the host: themselves, or a copy when all is done that came before.
+    /// Returns the values on the host. Values on a GPU are copied after all earlier work on the stream.
     ///
     /// # Errors
-    /// What the driver of a GPU says.
+    /// The GPU driver's error.
     pub fn into_host(self) -> Result<Vec<f32>> {
         match self {
             Self::Host(values) => Ok(values),
@@ -82,13 +82,13 @@ impl FlatBuffer {
         }
     }
 
-    /// Copies a range to the host; of a GPU when all is done that came before.
+    /// Copies a range to the host. On a GPU, waits for all earlier work on the stream.
     ///
     /// # Errors
-    /// What the driver of a GPU says.
+    /// The GPU driver's error.
     ///
     /// # Panics
-    /// If the range is not in it, or of another length than `to`.
+    /// If the range is out of bounds, or its length differs from that of `to`.
     pub fn read(&self, range: Range<usize>, to: &mut [f32]) -> Result<()> {
         match self {
             Self::Host(values) => to.copy_from_slice(&values[range]),
@@ -98,13 +98,13 @@ impl FlatBuffer {
         Ok(())
     }
 
-    /// Overwrites what begins at `at`.
+    /// Overwrites the values from `at` on.
     ///
     /// # Errors
-    /// What the driver of a GPU says.
+    /// The GPU driver's error.
     ///
     /// # Panics
-    /// If there are not as many values.
+    /// If the values do not fit.
     pub fn write(&mut self, at: usize, from: &[f32]) -> Result<()> {
         match self {
             Self::Host(values) => values[at..at + from.len()].copy_from_slice(from),
@@ -114,13 +114,13 @@ impl FlatBuffer {
         Ok(())
     }
 
-    /// Overwrites what begins at `at` with a range of another.
+    /// Overwrites the values from `at` on with a range of another buffer.
     ///
     /// # Errors
-    /// What the driver of a GPU says.
+    /// The GPU driver's error.
     ///
     /// # Panics
-    /// If one of them has not as many values.
+    /// If a range is out of bounds.
     pub fn copy(&mut self, at: usize, from: &FlatBuffer, range: Range<usize>) -> Result<()> {
         match (self, from) {
             (to, Self::Host(from)) => to.write(at, &from[range]),
@@ -134,10 +134,10 @@ impl FlatBuffer {
         }
     }
 
-    /// Adds another of the same length, element by element. Both are in the same memory.
+    /// Adds another buffer of the same length, element by element. Both must be in the same memory.
     ///
     /// # Errors
-    /// They are not, or what the driver of a GPU says.
+    /// If the buffers are in different memories, or the GPU driver's error.
     pub fn add(&mut self, other: &FlatBuffer) -> Result<()> {
         match (self, other) {
             (Self::Host(to), Self::Host(from)) => {

@@ -1,16 +1,16 @@
-//! Where a backward pass puts parameter gradients.
+//! Receives the gradients of parameters during a backward.
 //!
-//! candle starts every gradient as zeros and adds to it: two passes over memory and a copy more until
-//! the gradient lies in a flat buffer that can be reduced. Our own operations write a parameter's
-//! gradient straight into the flat buffer of its segment instead. Gradients of other candle
-//! operations are moved there afterwards ([`Gradients::absorb`]), so a plain candle module works too.
+//! candle starts every gradient as zeros and adds to it: two passes over memory, and one more copy into a flat buffer
+//! that can be reduced. The operations of this crate write a parameter's gradient straight into the flat buffer of
+//! its segment instead. Gradients of other candle operations are moved there afterwards ([`Gradients::absorb`]), so a
+//! plain candle module works too.
 //!
-//! A backward can also be run for the gradient of its input alone ([`DeferredGradients::capture`]): what it takes to make the gradients of
-//! the parameters is kept, and done later ([`DeferredGradients::flush`]). A matrix product is deferred as such; what an operation has
-//! made on the way is kept as it is.
+//! A backward can also compute only the gradient of its input ([`DeferredGradients::capture`]). It then keeps the
+//! operands of the parameter gradients, which [`DeferredGradients::flush`] computes later. A matrix product is
+//! deferred as a whole; a gradient that an operation computes on the way is kept.
 //!
-//! The sink is found through the thread that runs the backward: candle gives an operation's `bwd`
-//! no other door.
+//! Operations find the sink in a thread-local variable of the thread that runs the backward, because candle passes
+//! nothing else to an operation's `bwd`.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
@@ -29,14 +29,14 @@ use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
 pub use flat::FlatBuffer;
 pub(crate) use tiles::in_tiles;
 
-/// The place of one parameter's gradient, f32 and row-major, whatever the parameter's own dtype.
+/// The place of one parameter's gradient: f32 and row-major, whatever the parameter's own dtype.
 #[derive(Debug)]
 pub enum Slot<'a> {
-    /// The first contribution of this backward: overwrite everything, the content is undefined.
+    /// The first contribution of this backward. Overwrite all of it; the content is arbitrary.
     First(&'a mut [f32]),
-    /// A contribution is there already: compute the whole new one, then add it.
+    /// A contribution is already there. Compute the whole new one, then add it.
     Another(&'a mut [f32]),
-    /// A further tile of the rows that a contribution is a sum over: go on from what the tiles before it left there.
+    /// A further tile of rows of one contribution. Continue from the sum that the previous tiles left.
     Further(&'a mut [f32]),
 }
 
@@ -47,10 +47,10 @@ impl Slot<'_> {
         }
     }
 
-    /// Puts a finished gradient into the slot.
+    /// Writes or adds a finished gradient.
     ///
     /// # Panics
-    /// If `gradient` has another length than the parameter: a defect of the operation that made it.
+    /// If the length of `gradient` differs from the parameter's, which is a bug in the operation.
     pub fn put(self, gradient: &[f32]) {
         match self {
             Self::First(to) => to.copy_from_slice(gradient),
@@ -70,22 +70,22 @@ thread_local! {
     static PROMISED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a forward whose backward will run inside of [`Gradients::capture`], with a place for every parameter that is
-/// trained: operations may then rely on it and leave out what only a plain candle backward needs.
+/// Runs a forward whose backward will run inside [`Gradients::capture`], with a place for every trained parameter.
+/// Operations may rely on this and omit what only a plain candle backward needs.
 pub fn promise<T>(forward: impl FnOnce() -> T) -> T {
     let _promise = Flag::raise(&PROMISED);
     forward()
 }
 
-/// Whether the gradients of what runs now go to a sink.
+/// Returns whether the gradients of the running code go to a sink.
 pub(crate) fn promised() -> bool {
     PROMISED.get() || CURRENT.with_borrow(Option::is_some) || LATER.with_borrow(Option::is_some)
 }
 
-/// Hands `write` the place of `parameter`'s gradient if the running backward has one, and tells whether it had.
+/// Passes the place of `parameter`'s gradient to `write` if the running backward has one. Returns whether it had.
 ///
-/// After `true` an operation returns no gradient for that argument; after `false` (a plain candle
-/// backward) it returns an ordinary tensor.
+/// After `true` an operation returns no gradient for that argument; after `false` (a plain candle backward) it
+/// returns an ordinary tensor.
 pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     if tiles::running() {
         return tiles::write_tile(parameter, write);
@@ -103,22 +103,23 @@ pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     })
 }
 
-/// Whether the running backward has a place for this parameter's gradient.
+/// Returns whether the running backward has a place for this parameter's gradient.
 #[must_use]
 pub fn has(parameter: &Tensor) -> bool {
     defers(parameter)
         || CURRENT.with_borrow(|current| current.as_ref().is_some_and(|g| g.places.contains_key(&parameter.id())))
 }
 
-/// Whether the running backward wants this parameter's gradient later: then it is given to [`defer`], not made.
+/// Returns whether the running backward defers this parameter's gradient. If so, pass it to [`defer`] instead of
+/// computing it.
 #[must_use]
 pub fn defers(parameter: &Tensor) -> bool {
-    // Tiles are gone by then: their sum is made at once, and kept.
+    // A tile's operands do not outlive it, so the sum over tiles is computed at once and kept.
     !tiles::running()
         && LATER.with_borrow(|later| later.as_ref().is_some_and(|later| later.wanted.contains(&parameter.id())))
 }
 
-/// Keeps what will make a contribution to `parameter`'s gradient. `make` overwrites a buffer of the parameter's size.
+/// Defers a contribution to `parameter`'s gradient. `make` overwrites a buffer of the parameter's size.
 pub fn defer(parameter: &Tensor, make: impl FnOnce(&mut [f32]) -> Result<()> + Send + 'static) {
     keep(parameter, Part::Unmade(Box::new(make)));
 }
@@ -133,7 +134,7 @@ fn keep(parameter: &Tensor, part: Part) {
 
 type Make = Box<dyn FnOnce(&mut [f32]) -> Result<()> + Send>;
 
-/// A contribution to a parameter's gradient.
+/// A deferred contribution to a parameter's gradient.
 enum Part {
     Made(Vec<f32>),
     #[cfg(feature = "cuda")]
@@ -141,16 +142,16 @@ enum Part {
     Unmade(Make),
 }
 
-/// Contributions to the gradients of one layer's parameters that are made later.
+/// Deferred contributions to the gradients of one layer's parameters.
 #[derive(Default)]
 pub struct DeferredGradients {
     wanted: HashSet<TensorId>,
-    /// In the order in which the backward came to them.
+    /// In the order of the backward.
     parts: Vec<(TensorId, Part)>,
 }
 
 impl DeferredGradients {
-    /// For the parameters with these leaves.
+    /// Creates an empty collection for the parameters with these leaves.
     pub fn new(leaves: impl IntoIterator<Item = TensorId>) -> Self {
         Self { wanted: leaves.into_iter().collect(), parts: vec![] }
     }
@@ -163,7 +164,7 @@ impl DeferredGradients {
         (this, result)
     }
 
-    /// Keeps the gradient that candle itself computed for `leaf`, if any.
+    /// Keeps the gradient that candle computed for `leaf`, if any.
     ///
     /// # Errors
     /// If the gradient is not a float tensor.
@@ -181,16 +182,16 @@ impl DeferredGradients {
         Ok(())
     }
 
-    /// Whether there is a contribution for `leaf`.
+    /// Returns whether there is a contribution for `leaf`.
     #[must_use]
     pub fn has(&self, leaf: TensorId) -> bool {
         self.parts.iter().any(|(id, _)| *id == leaf)
     }
 
-    /// Makes all contributions, in their order, into their places.
+    /// Computes all contributions in order and writes them to their places.
     ///
     /// # Errors
-    /// What an operation says.
+    /// The first error of a computation.
     pub fn flush(self, gradients: &mut Gradients) -> Result<()> {
         for (leaf, part) in self.parts {
             #[cfg(feature = "cuda")]
@@ -215,7 +216,7 @@ impl DeferredGradients {
     }
 }
 
-/// A gradient's values in f32 and row-major order.
+/// Passes a gradient's values to `take`, in f32 and row-major order.
 fn copied(gradient: &Tensor, take: impl FnOnce(&[f32])) -> Result<()> {
     let gradient = gradient.to_dtype(DType::F32)?.contiguous()?;
     let (storage, layout) = gradient.storage_and_layout();
@@ -234,7 +235,7 @@ struct BufferRange {
     written: bool,
 }
 
-/// FlatBuffer gradient buffers and the places of parameters in them, for one backward of one layer.
+/// The flat gradient buffers of one backward of one layer, and the place of each parameter in them.
 #[derive(Debug, Default)]
 pub struct Gradients {
     buffers: Vec<FlatBuffer>,
@@ -242,8 +243,8 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Adds a flat buffer. Each entry is a leaf, its range in the buffer, and whether another layer's
-    /// backward has put a contribution there already (tied parameters).
+    /// Adds a flat buffer. Each entry is a leaf, its range in the buffer, and whether another layer's backward has
+    /// already written a contribution there (tied parameters).
     pub fn add_buffer(
         &mut self,
         buffer: impl Into<FlatBuffer>,
@@ -256,7 +257,7 @@ impl Gradients {
         }
     }
 
-    /// Runs a backward whose parameter gradients land here. Buffers come back even if it failed.
+    /// Runs a backward whose parameter gradients are written to these buffers. Returns the buffers even if it failed.
     pub fn capture<T>(self, backward: impl FnOnce() -> T) -> (Self, T) {
         let outer = CURRENT.replace(Some(self));
         let result = backward();
@@ -264,7 +265,7 @@ impl Gradients {
         (this, result)
     }
 
-    /// Moves the gradient that candle itself computed for `leaf`, if any, into its place.
+    /// Moves the gradient that candle computed for `leaf`, if any, to its place.
     ///
     /// # Errors
     /// If the gradient is not a float tensor.
@@ -278,16 +279,16 @@ impl Gradients {
         copied(&gradient, |values| slot.put(values))
     }
 
-    /// Whether a contribution for `leaf` has arrived.
+    /// Returns whether a contribution for `leaf` has arrived.
     #[must_use]
     pub fn is_written(&self, leaf: TensorId) -> bool {
         self.places.get(&leaf).is_some_and(|place| place.written)
     }
 
-    /// Puts zeros where no contribution arrived.
+    /// Sets the place of `leaf` to zero if no contribution arrived.
     ///
     /// # Errors
-    /// What the driver of a GPU says.
+    /// The GPU driver's error.
     pub fn zero(&mut self, leaf: TensorId) -> Result<()> {
         #[cfg(feature = "cuda")]
         self.zero_on_device(leaf)?;
@@ -297,13 +298,13 @@ impl Gradients {
         Ok(())
     }
 
-    /// The buffers, in the order in which they were added.
+    /// Returns the buffers, in the order in which they were added.
     #[must_use]
     pub fn into_flat(self) -> Vec<FlatBuffer> {
         self.buffers
     }
 
-    /// Those on the host, in the order in which they were added.
+    /// Returns the buffers on the host, in the order in which they were added.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Vec<f32>> {
         let host = |buffer| match buffer {
@@ -314,7 +315,7 @@ impl Gradients {
         self.buffers.into_iter().filter_map(host).collect()
     }
 
-    /// The place itself, on the host, whether or not something is there.
+    /// Returns the place of `leaf` on the host, whether or not it is written.
     fn place(&mut self, leaf: TensorId) -> Option<&mut [f32]> {
         let place = self.places.get(&leaf)?;
         Some(&mut self.buffers[place.buffer].host_mut()?[place.range.clone()])

@@ -1,8 +1,8 @@
-//! Gradients of parameters that are made a tile of rows at a time.
+//! Gradients of parameters that are computed one tile of rows at a time.
 //!
-//! The gradient of a weight is a sum over rows. Each tile goes on from what the tiles before it left in the parameter's place, so
-//! the sum has the order, and the bits, of one over all rows. A contribution that has to be whole before it is added to another
-//! one, or that is kept for later, or that has no place at all, grows in room of its own.
+//! The gradient of a weight is a sum over rows. Each tile continues from the sum that the previous tiles left in the
+//! parameter's place, so the result is bit-identical to one sum over all rows. A contribution accumulates in a buffer
+//! of its own if it is added to an earlier one, is deferred, or has no place.
 
 use std::cell::RefCell;
 
@@ -13,19 +13,20 @@ thread_local! {
     static CLAIMS: RefCell<Option<Vec<Claim>>> = const { RefCell::new(None) };
 }
 
-/// Where the tiles' contributions to a parameter's gradient go.
+/// The destination of the tiles' contributions to a parameter's gradient.
 struct Claim {
     parameter: TensorId,
-    /// If it cannot be the parameter's place.
+    /// Used if the tiles cannot accumulate in the parameter's place.
     room: Option<Vec<f32>>,
-    /// How many tiles are in it.
+    /// The number of tiles that it contains.
     tiles: usize,
 }
 
-/// Runs a backward that goes over its rows in tiles, each of which writes the gradients of `parameters`. They are all trained, and
-/// come in the order in which a backward over all rows would write them; one that is used twice comes twice.
+/// Runs a backward that processes its rows in tiles, each of which writes the gradients of `parameters`. All of them
+/// are trained and listed in the order in which a backward over all rows would write them; a parameter that is used
+/// twice is listed twice.
 ///
-/// Gives what `backward` gives and, for each parameter, the gradient that no sink wants.
+/// Returns the result of `backward` and, for each parameter, the gradient if no sink wants it.
 pub(crate) fn in_tiles<T>(
     parameters: &[&Tensor],
     backward: impl FnOnce() -> Result<T>,
@@ -38,16 +39,16 @@ pub(crate) fn in_tiles<T>(
     Ok((result?, finished.collect()))
 }
 
-/// Whether such a backward is running.
+/// Returns whether such a backward is running.
 pub(super) fn running() -> bool {
     CLAIMS.with_borrow(Option::is_some)
 }
 
-/// [`write`] of the next tile's part.
+/// [`write`] for the next tile's contribution.
 pub(super) fn write_tile(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     CLAIMS.with_borrow_mut(|claims| {
         let all = claims.iter_mut().flatten().filter(|claim| claim.parameter == parameter.id());
-        // Of several uses of one parameter, each tile writes the first one first.
+        // If a parameter is used more than once, each tile writes its first use first.
         let Some(claim) = all.min_by_key(|claim| claim.tiles) else { return false };
         let first = claim.tiles == 0;
         claim.tiles += 1;
@@ -80,7 +81,7 @@ impl Claim {
         Self { parameter: id, room, tiles: 0 }
     }
 
-    /// The gradient, if nobody has taken it.
+    /// Returns the gradient if no sink has taken it.
     fn finish(self, parameter: &Tensor) -> Option<Vec<f32>> {
         let room = self.room?;
         if defers(parameter) {

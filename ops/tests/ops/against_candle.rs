@@ -1,4 +1,4 @@
-//! Values and gradients.
+//! Values and gradients, compared with plain candle expressions.
 
 use crate::check::{check, ids, normal, same_bits};
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -91,7 +91,7 @@ fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     plain_attention_within(q, k, v, |_, _| 0)
 }
 
-/// Attention with the whole matrix, on [batch, time, heads, size]; a position of a sample sees those from
+/// Attention with the whole matrix, on [batch, time, heads, size]. A position of a sample sees the positions from
 /// `first(sample, position)` on.
 fn plain_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, first: impl Fn(usize, usize) -> usize) -> Result<Tensor> {
     let (batch, time, heads, size) = q.dims4()?;
@@ -128,7 +128,7 @@ fn attention() {
     }
 }
 
-/// Documents of 1, 63, 70, … positions, other ones in each row.
+/// Returns documents of 1, 63, 70, … positions, cut differently in each row.
 fn documents(batch: usize, time: usize) -> Vec<u32> {
     let number = |sample: usize, at: usize| [1, 64, 134].iter().filter(|&&end| at + 7 * sample >= end).count();
     (0..batch * time).map(|at| number(at / time, at % time) as u32).collect()
@@ -166,9 +166,9 @@ fn attention_within_a_window_and_documents() {
     }
 }
 
-/// A document has the same bits, backward too, alone and packed with others.
+/// A document has the same bits alone and packed with others, also in the backward.
 #[test]
-fn a_packed_document_is_what_it_is_alone() {
+fn a_packed_document_is_bit_identical_to_the_document_alone() {
     let (time, heads, size) = (200, 2, 5);
     let numbers = documents(1, time);
     let packed = normal("qkv", &[1, time, 3 * heads * size]);
@@ -206,7 +206,7 @@ fn packed_attention() {
     }
 }
 
-/// `rotary` of heads of `size`, against pairs that turn at `frequency(pair)` radians a position.
+/// Compares `rotary` for heads of `size` with pairs that rotate at `frequency(pair)` radians per position.
 fn check_rotary(rotary: &ops::Rotary, size: usize, frequency: impl Fn(usize) -> f64) {
     let (time, half) = (9, size / 2);
     check(
@@ -236,9 +236,9 @@ fn rotary() {
     check_rotary(&ops::Rotary::scaled(size, 12, theta, linear).unwrap(), size, |pair| plain(pair) / 4.0);
 }
 
-/// The steps of Hugging Face's `_compute_llama3_parameters`, one after the other.
+/// Compares with the steps of Hugging Face's `_compute_llama3_parameters`.
 #[test]
-fn rotary_as_llama_3_scales_it() {
+fn rotary_with_llama3_scaling() {
     let (size, theta, factor, low, high, before) = (16, 50.0f64, 8.0, 1.0, 4.0, 64);
     let scaling = ops::RopeScaling::Llama3 {
         factor,

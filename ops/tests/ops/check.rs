@@ -1,16 +1,16 @@
-//! Comparing an operation with an oracle.
+//! Helpers that compare an operation with an oracle.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use zero_ops::random::Stream;
 
-/// Standard normal numbers.
+/// Returns standard normal numbers.
 pub(crate) fn normal(name: &str, shape: &[usize]) -> Tensor {
     let mut values = vec![0.0f32; shape.iter().product()];
     Stream::new(11, name, 0).fill_normal(0, &mut values);
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
 }
 
-/// Numbers below `limit`.
+/// Returns numbers below `limit`.
 pub(crate) fn ids(name: &str, shape: &[usize], limit: u32) -> Tensor {
     let mut values = vec![0.0f32; shape.iter().product()];
     Stream::new(12, name, 0).fill_uniform(0, &mut values);
@@ -30,7 +30,7 @@ fn doubles(x: &Tensor) -> Vec<f64> {
     x.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// The result and the gradients of Σ y·(fixed random weights).
+/// Returns the result and the gradients of Σ y·(fixed random weights).
 pub(crate) fn run(inputs: &[Tensor], op: impl Fn(&[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
     let vars: Vec<Var> = inputs.iter().map(|x| Var::from_tensor(x).unwrap()).collect();
     let leaves: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();
@@ -41,16 +41,16 @@ pub(crate) fn run(inputs: &[Tensor], op: impl Fn(&[Tensor]) -> Result<Tensor>) -
     (y, grads)
 }
 
-/// Whether candle rounds its own sums of this type to the nearest number. On aarch64 candle-core 0.11.1 cuts those of bf16 off, so they
-/// are no oracle there; training does not use them.
+/// Returns whether candle rounds its own sums of this dtype to nearest. On aarch64, candle-core 0.11.1 truncates
+/// those of bf16, so they are no oracle there; training does not use them.
 pub(crate) fn candle_rounds(dtype: DType) -> bool {
-    // Three quarters of the way from 1 to the next bf16; as many elements as make candle take vectors.
+    // Three quarters of the way from 1 to the next bf16, with enough elements that candle uses vectors.
     let [one, little] =
         [1.0, 3.0 / 512.0].map(|x: f32| Tensor::full(x, 64, &Device::Cpu).unwrap().to_dtype(dtype).unwrap());
     floats(&(one + little).unwrap())[0] > 1.0
 }
 
-/// Equal to the bit. Says where it is not, instead of printing both.
+/// Checks that two tensors are bit-identical. Reports the first difference instead of printing both.
 #[track_caller]
 pub(crate) fn same_bits(what: &str, got: &Tensor, want: &Tensor) {
     assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()), "{what}");
@@ -70,8 +70,8 @@ pub(crate) fn close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
     }
 }
 
-/// Checks an operation on standard normal inputs: result and gradients against `plain` in f64, the gradients against
-/// central differences, and views against their contiguous copies.
+/// Checks an operation on standard normal inputs: the result and gradients against `plain` in f64, the gradients
+/// against central differences, and views against their contiguous copies.
 #[track_caller]
 pub(crate) fn check(
     shapes: &[&[usize]],
@@ -90,7 +90,7 @@ pub(crate) fn check(
     views(&inputs, &y, &grads, &op);
 }
 
-/// The derivative along a random direction, from two values of the operation, against gradient · direction.
+/// Compares the derivative along a random direction, from finite differences, with gradient · direction.
 #[track_caller]
 fn differences(inputs: &[Tensor], grads: &[Tensor], op: impl Fn(&[Tensor]) -> Result<Tensor>) {
     const STEP: f64 = 1e-2;
@@ -116,7 +116,7 @@ fn differences(inputs: &[Tensor], grads: &[Tensor], op: impl Fn(&[Tensor]) -> Re
     }
 }
 
-/// The same inputs as parts of larger, transposed tensors give the same bits.
+/// Checks that the same inputs as parts of larger, transposed tensors give the same bits.
 #[track_caller]
 fn views(inputs: &[Tensor], y: &Tensor, grads: &[Tensor], op: impl Fn(&[Tensor]) -> Result<Tensor>) {
     let (y_view, grads_view) = run(inputs, |leaves| {

@@ -1,4 +1,4 @@
-//! What is computed element by element has the same bits on a GPU: the kernels of `zero-kernels`, run by its emulator.
+//! Elementwise operations are bit-identical on a GPU: runs the kernels of `zero-kernels` on their emulator.
 #![allow(unsafe_code)]
 
 use candle_core::backprop::GradStore;
@@ -12,11 +12,11 @@ use zero_ops as ops;
 const TYPES: [(Dtype, DType); 3] = [(Dtype::F32, DType::F32), (Dtype::Bf16, DType::BF16), (Dtype::F16, DType::F16)];
 
 fn run<A>(emulator: &Emulator, launch: Option<Launch<A>>) {
-    // SAFETY: the tests below hold the memory that their launches name, in the sizes that those ask for.
+    // SAFETY: the tests below hold the memory that their launches name, in the sizes that the launches require.
     unsafe { emulator.run(&launch.unwrap(), 0) }.unwrap();
 }
 
-/// Numbers between those that matter: tails, both sides of 0, 0 itself.
+/// Returns numbers that cover the special ranges: tails, both sides of 0, and 0 itself.
 fn numbers(count: usize, step: f32) -> Vec<f32> {
     (0..count).map(|i| (i as f32 - count as f32 / 2.0) * step).chain([0.0, -0.0, 1e4, -1e4, 1e-30]).collect()
 }
@@ -39,12 +39,12 @@ fn bits_of(memory: &Memory, dtype: Dtype) -> Vec<u32> {
     memory.to_floats(dtype).into_iter().map(f32::to_bits).collect()
 }
 
-/// Of a gradient: candle adds each to zeros, which makes 0 of −0 and of what is subnormal in bf16.
+/// Returns the bits of a gradient. candle adds each gradient to zeros, which turns −0 and subnormal bf16 into 0.
 fn bits_of_gradient(values: &[f32]) -> Vec<u32> {
     values.iter().map(|&x| if x.is_subnormal() { 0 } else { (x + 0.0).to_bits() }).collect()
 }
 
-/// The result of an operation of one input, and its gradient for an upstream gradient.
+/// Returns the result of an operation with one input, and its gradient for an upstream gradient.
 fn on_cpu(x: &[f32], dy: &[f32], dtype: DType, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<[Vec<u32>; 2]> {
     let x = Var::from_tensor(&tensor(x, dtype)?)?;
     let y = f(&x)?;
@@ -94,7 +94,7 @@ fn rotary_embedding_has_the_same_bits() -> Result<()> {
     let (half, count) = (size as usize / 2, (batch * time * heads * size) as usize);
     let x = &numbers(count, 0.01)[..count];
     let dy: Vec<f32> = x.iter().map(|x| (x * 7.7).sin()).collect();
-    // The tables as the operation makes them.
+    // The tables, computed as the operation does.
     let frequency = |pair: usize| libm::pow(10000.0, -2.0 * pair as f64 / f64::from(size));
     let angles: Vec<f64> = (0..time as usize * half).map(|at| (at / half) as f64 * frequency(at % half)).collect();
     let [mut cos, mut sin] = [libm::cos, libm::sin]

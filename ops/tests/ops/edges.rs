@@ -1,5 +1,5 @@
-//! Bad input is an error that says what is wrong; extreme input stays finite where it should; nothing is computed for
-//! what is frozen; dropout.
+//! Bad input produces errors that name the cause; extreme input stays finite where it should; frozen parameters cost
+//! nothing; dropout.
 
 use crate::check::{close, floats, ids, normal, run, same_bits};
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var, op::BackpropOp};
@@ -14,7 +14,7 @@ fn refuses(result: candle_core::Result<Tensor>, words: &str) {
 }
 
 #[test]
-fn errors_name_the_trouble() {
+fn errors_name_the_cause() {
     let n = |shape: &[usize]| normal("x", shape);
     let linear = ops::Linear::from_tensors(n(&[3, 4]), Some(n(&[3])));
     refuses(linear.forward(&n(&[2, 5])), "4 inputs");
@@ -124,7 +124,7 @@ fn extreme_values_stay_finite() {
 }
 
 #[test]
-fn nan_shows() {
+fn nan_propagates() {
     let mut values = floats(&normal("x", &[2, 8]));
     values[3] = f32::NAN;
     let x = Tensor::from_vec(values, (2, 8), &Device::Cpu).unwrap();
@@ -145,7 +145,7 @@ fn frozen_parameters_get_no_gradient() {
     let grads = y.sum_all().unwrap().backward().unwrap();
     assert!(grads.get(x.as_tensor()).is_some() && grads.get(&w).is_none() && grads.get(&b).is_none());
 
-    // A trained weight behind a frozen input: no dx.
+    // A trained weight with a frozen input: no dx.
     let (x, w) = (normal("x", &[3, 4]), Var::from_tensor(&w).unwrap());
     let y = ops::Linear::from_tensors(w.as_tensor().clone(), None).forward(&x).unwrap();
     let grads = y.sum_all().unwrap().backward().unwrap();
@@ -165,17 +165,17 @@ fn dropout() {
     let kept = floats(&y).iter().filter(|v| **v != 0.0).count() as f64 / y.elem_count() as f64;
     assert!((kept - 0.75).abs() < 0.01, "kept {kept}");
     assert!(floats(&y).iter().all(|v| *v == 0.0 || *v == 1.0 / 0.75));
-    // The backward's mask is the forward's.
+    // The backward uses the mask of the forward.
     let weights = normal("weights of the result", y.dims());
     close("gradient", &grads[0], &(&y * weights).unwrap(), 0.0);
-    // Samples keep their masks in another micro-batch; layers, names and seeds have their own.
+    // A sample keeps its mask in another micro-batch; other layers, names and seeds have other masks.
     let later = ops::dropout(&x.narrow(0, 3, 5).unwrap(), 0.25, "d", &Pass { sample: 43, ..pass }).unwrap();
     same_bits("another micro-batch", &later, &y.narrow(0, 3, 5).unwrap());
     for other in [Pass { layer: 3, ..pass }, Pass { seed: 6, ..pass }, Pass { sample: 80, ..pass }] {
         assert!(floats(&ops::dropout(&x, 0.25, "d", &other).unwrap()) != floats(&y));
     }
     assert!(floats(&ops::dropout(&x, 0.25, "e", &pass).unwrap()) != floats(&y));
-    // Evaluation leaves the input as it is.
+    // Evaluation returns the input unchanged.
     let evaluation = ops::dropout(&x, 0.25, "d", &Pass { training: false, ..pass }).unwrap();
     same_bits("evaluation", &evaluation, &x);
 }

@@ -1,8 +1,9 @@
-//! Operations and random numbers have the same bits on every processor: those of the files in `golden`, which were recorded on x86-64.
-//! After a change that is meant to change bits: `UPDATE_GOLDEN=1 cargo test --workspace --test ops golden`.
+//! Operations and random numbers are bit-identical on every processor: the tests compare them with the files in
+//! `golden`, which were recorded on x86-64. After an intended change of bits, run `UPDATE_GOLDEN=1 cargo test
+//! --workspace --test ops golden`.
 //!
-//! Products of two bf16 operands have other bits on a processor with AMX. Digests with such are skipped there, and recorded elsewhere:
-//! `qemu-x86_64` will do.
+//! Products of two bf16 operands have other bits on a processor with AMX. Their digests are skipped there and must be
+//! recorded on a processor without it, for example with `qemu-x86_64`.
 
 #[path = "../../../optim/tests/golden/record.rs"]
 mod record;
@@ -35,14 +36,14 @@ const PRODUCTS: [[usize; 3]; 9] = [
     [37, 1100, 55],
 ];
 
-/// Numbers of 13 magnitudes.
+/// Returns numbers of 13 orders of magnitude.
 fn wide(name: &str, shape: &[usize]) -> Tensor {
     let mut values: Vec<f32> = bits(&normal(name, shape)).into_iter().map(f32::from_bits).collect();
     values.iter_mut().enumerate().for_each(|(i, value)| *value *= f32::from_bits((121 + i as u32 % 13) << 23));
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
 }
 
-/// Each operation with its inputs: those that multiply matrices, and others.
+/// Returns each operation with its inputs: first those that multiply matrices, then the others.
 fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
     let mut products: Vec<(String, Vec<Tensor>, Op)> = vec![];
     let mut others: Vec<(String, Vec<Tensor>, Op)> = vec![];
@@ -145,7 +146,7 @@ fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
     [products, others]
 }
 
-/// The words of these tensors. NaN is refused: which one comes out of an operation is the processor's choice.
+/// Returns the words of these tensors. Rejects NaN, because the processor chooses which NaN an operation produces.
 fn words<'a>(what: &str, tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<u32> {
     let words: Vec<u32> = tensors.into_iter().flat_map(bits).collect();
     assert!(words.iter().all(|&word| f32::from_bits(word).is_finite()), "{what} has numbers that are not finite");
@@ -182,7 +183,7 @@ fn random_numbers() {
     let stream = Stream::new(0x1234_5678_9abc_def0, "golden", 1 << 40);
     record.add("words", (0..500).flat_map(|block| stream.words(block << 30)));
     let mut values = vec![0.0f32; 10_007];
-    // Across the end of the lower half of the counter too.
+    // Also crosses the end of the counter's lower half.
     for start in [0, 3, (1 << 34) - 5001] {
         stream.fill_normal(start, &mut values);
         record.add(format!("normal from {start}"), values.iter().map(|value| value.to_bits()));

@@ -1,4 +1,4 @@
-//! The head with its loss: against the logits in one piece, and where its gradients go.
+//! The head with its loss: compares it with the complete logits, and checks where its gradients are written.
 
 use crate::check::{bits, check, close, floats, ids, normal, run, same_bits};
 use candle_core::{D, DType, Result, Tensor, Var};
@@ -6,12 +6,12 @@ use candle_nn::Module;
 use zero_ops as ops;
 use zero_ops::sink::Gradients;
 
-/// The way over the logits of all rows.
+/// Computes the loss from the logits of all rows.
 fn in_one_piece(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
     ops::cross_entropy(&ops::Linear::from_tensors(weight.clone(), None).forward(x)?, targets)
 }
 
-/// Rows of one chunk, and of more: a chunk has 1024 rows where there are few classes, and fewer where there are many.
+/// Rows of one chunk and of more. A chunk has 1024 rows for few classes, and fewer for many.
 const SIZES: [(&[usize], usize, usize); 5] =
     [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[2, 520], 9, 5), (&[520], 2100, 3)];
 
@@ -32,12 +32,12 @@ fn against_candle() {
 }
 
 #[test]
-fn chunks_change_no_bit() {
+fn chunks_do_not_change_results() {
     for (lead, classes, inputs) in SIZES {
         let targets = ids("targets", lead, classes as u32);
         let tensors = [normal("x", &[lead, &[inputs]].concat()), normal("w", &[classes, inputs])];
         let (want, grads_want) = run(&tensors, |t| in_one_piece(&t[0], &t[1], &targets));
-        // What the loss is multiplied by in `run`, and another number.
+        // The factor of the loss in `run`, and another number.
         let gradient = floats(&normal("weights of the result", &[]))[0];
         for (foreseen, tolerance) in [(gradient, 0.0), (0.7, 3e-6)] {
             let (loss, grads) = run(&tensors, |t| ops::linear_cross_entropy(&t[0], &t[1], &targets, foreseen));
@@ -71,7 +71,7 @@ fn rows_do_not_depend_on_the_rest_of_the_batch() {
     }
 }
 
-/// A sink of two parameters with a gap between, and the ranges of both.
+/// Creates a sink of two parameters with a gap between them.
 fn sink(w: &Tensor, other: &Tensor, written: bool) -> Gradients {
     let n = w.elem_count();
     let mut sink = Gradients::default();
@@ -99,10 +99,10 @@ fn gradients_are_in_the_sink_before_the_backward() {
         let before = if written { 0.5 } else { 0.0 };
         let want: Vec<u32> = floats(&scaled(w)).iter().map(|g| (before + g).to_bits()).collect();
         let got: Vec<u32> = buffer[..want.len()].iter().map(|v| v.to_bits()).collect();
-        assert_eq!(got, want, "a gradient of {gradient}, there before: {written}");
+        assert_eq!(got, want, "a gradient of {gradient}, existing contribution: {written}");
         assert!(buffer[want.len()..].iter().all(|v| v.is_nan() || written));
     }
-    // What is in its place already cannot be multiplied any more.
+    // A gradient that was written to its place cannot be rescaled any more.
     let (_, error) = sink(w, x, false)
         .capture(|| ops::linear_cross_entropy(x, w, &targets, 1.0).unwrap().affine(2.0, 0.0).unwrap().backward());
     let error = error.expect_err("an error was expected").to_string();
@@ -110,7 +110,7 @@ fn gradients_are_in_the_sink_before_the_backward() {
 }
 
 #[test]
-fn nothing_is_computed_for_what_is_frozen() {
+fn frozen_inputs_get_no_gradient() {
     let targets = ids("targets", &[6], 9);
     let (x, w) = (normal("x", &[6, 4]), normal("w", &[9, 4]));
     let [x_var, w_var] = [&x, &w].map(|t| Var::from_tensor(t).unwrap().into_inner());
@@ -126,7 +126,7 @@ fn nothing_is_computed_for_what_is_frozen() {
 }
 
 #[test]
-fn of_16_bits_the_gradients_of_logits_are_rounded_and_the_logits_are_not() {
+fn in_16_bits_only_gradients_of_logits_are_rounded() {
     [DType::BF16, DType::F16].into_iter().for_each(the_gradients_of_logits_are_rounded);
 }
 

@@ -1,4 +1,4 @@
-//! What must not change a bit: the other rows of a batch; and what storage in 16 bits may change.
+//! Results must not depend on the other rows of a batch, and 16-bit storage may only add one rounding.
 
 use crate::check::{close, ids, normal, run, same_bits};
 use candle_core::{DType, Result, Tensor};
@@ -7,7 +7,7 @@ use zero_ops as ops;
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// Every operation whose inputs with a first dimension of `batch` come first, then parameters.
+/// Returns every operation. Inputs with a first dimension of `batch` come first, then parameters.
 fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
     let n = |name: &str, shape: &[usize]| normal(name, shape);
     let rotary = ops::Rotary::new(6, 70, 1e4).unwrap();
@@ -110,7 +110,7 @@ fn gradients_of_rows_do_not_depend_on_the_rest_of_the_batch() {
 }
 
 #[test]
-fn a_linear_map_with_gelu_is_the_two_after_each_other() {
+fn linear_gelu_is_bit_identical_to_linear_then_gelu() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let inputs = [normal("x", &[5, 3, 40]), normal("w", &[40, 70]), normal("b", &[70])];
         let inputs = inputs.map(|x| x.to_dtype(dtype).unwrap());
@@ -126,9 +126,9 @@ fn a_linear_map_with_gelu_is_the_two_after_each_other() {
 
 #[test]
 fn bf16_and_f16_are_f32_rounded_once() {
-    // Units in the last place differ by a factor of 8.
+    // The units in the last place of bf16 and f16 differ by a factor of 8.
     for (dtype, tolerance) in [(DType::BF16, 2e-2), (DType::F16, 2.5e-3)] {
-        // Two operations in one round twice.
+        // Two operations fused into one round twice.
         for (name, inputs, _, op) in all(2).into_iter().filter(|(name, ..)| *name != "linear and gelu") {
             let narrow: Vec<Tensor> = inputs.iter().map(|x| x.to_dtype(dtype).unwrap()).collect();
             let wide: Vec<Tensor> = narrow.iter().map(|x| x.to_dtype(DType::F32).unwrap()).collect();
@@ -137,7 +137,7 @@ fn bf16_and_f16_are_f32_rounded_once() {
             let want = op(&wide).unwrap().to_dtype(dtype).unwrap();
             same_bits(name, &y, &want);
             let (_, grads_wide) = run(&wide, |t| {
-                // The upstream gradient of the narrow run: the same weights, rounded.
+                // The upstream gradient of the 16-bit run: the same weights, rounded.
                 let y = op(t)?;
                 let weights = normal("weights of the result", y.dims());
                 let rounded = weights.to_dtype(dtype)?.to_dtype(DType::F32)?;
@@ -151,7 +151,7 @@ fn bf16_and_f16_are_f32_rounded_once() {
 }
 
 #[test]
-fn logits_and_tables_of_16_bits() {
+fn logits_and_tables_in_16_bits() {
     [DType::BF16, DType::F16].into_iter().for_each(logits_and_tables);
 }
 

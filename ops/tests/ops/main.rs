@@ -1,4 +1,4 @@
-//! Each operation against finite differences and against the plain candle expression in f64, with its gradients.
+//! Compares each operation and its gradients with finite differences and with the plain candle expression in f64.
 
 mod against_candle;
 mod check;

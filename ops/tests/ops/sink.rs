@@ -1,4 +1,4 @@
-//! Parameter gradients in a caller's buffer.
+//! Gradients of parameters in a caller's buffer.
 
 use crate::check::{bits, ids, normal};
 use candle_core::{Result, Tensor, Var};
@@ -6,8 +6,8 @@ use candle_nn::Module;
 use zero_ops as ops;
 use zero_ops::sink::Gradients;
 
-/// Runs `op` on trained copies of `parameters`; returns their gradients from candle's store and from a sink whose
-/// buffer is full of NaN.
+/// Runs `op` on trained copies of `parameters`. Returns their gradients from candle's store and from a sink whose
+/// buffer initially holds NaN.
 fn both(parameters: &[Tensor], op: impl Fn(&[Tensor]) -> Result<Tensor>) -> Vec<(Vec<u32>, Vec<u32>)> {
     let vars: Vec<Var> = parameters.iter().map(|x| Var::from_tensor(x).unwrap()).collect();
     let leaves: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();

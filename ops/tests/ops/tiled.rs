@@ -1,4 +1,5 @@
-//! The feed-forward network in tiles: the bits of its operations over all rows, and where its gradients go.
+//! The tiled feed-forward network: compares it bit by bit with its operations over all rows, and checks where its
+//! gradients are written.
 
 use crate::check::{bits, candle_rounds, check, normal, same_bits};
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -10,7 +11,7 @@ use zero_ops::{Activation, Conv1D, Linear, TILE_UNIT, TiledMlp};
 const INPUTS: usize = 20;
 const INNER: usize = 50;
 
-/// Whether candle's gradients, which it adds up where an input is used twice, are an oracle; if not, says so.
+/// Returns whether candle's gradients, which it adds if an input is used twice, are an oracle. Prints a note if not.
 fn is_oracle(kind: Kind, dtype: DType) -> bool {
     let is = !matches!(kind, Kind::Gated) || candle_rounds(dtype);
     if !is {
@@ -19,7 +20,7 @@ fn is_oracle(kind: Kind, dtype: DType) -> bool {
     is
 }
 
-/// A network in either layout, and with a gate.
+/// A network with either weight layout, and one with a gate.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Conv(Activation),
@@ -36,7 +37,7 @@ const KINDS: [Kind; 5] = [
 ];
 
 impl Kind {
-    /// Of the input and the parameters.
+    /// Returns the shapes of the input and the parameters.
     fn shapes(self, lead: &[usize]) -> Vec<Vec<usize>> {
         let x = [lead, &[INPUTS]].concat();
         match self {
@@ -51,7 +52,7 @@ impl Kind {
         self.shapes(lead).iter().enumerate().map(named).collect()
     }
 
-    /// The operations after each other, or in tiles.
+    /// Runs the operations in sequence, or in tiles.
     fn run(self, t: &[Tensor], tile_rows: Option<usize>) -> Result<Tensor> {
         let conv = |w: usize| Conv1D::from_tensors(t[w].clone(), t[w + 1].clone());
         let linear = |w: usize| Linear::from_tensors(t[w].clone(), Some(t[w + 1].clone()));
@@ -69,14 +70,14 @@ impl Kind {
     }
 }
 
-/// Which of input and parameters are trained; leaves of these tensors.
+/// Returns leaves of these tensors. `trained` selects the trained ones.
 fn leaves(tensors: &[Tensor], trained: impl Fn(usize) -> bool) -> Vec<Tensor> {
     let leaf =
         |(i, t): (usize, &Tensor)| if trained(i) { Var::from_tensor(t).unwrap().into_inner() } else { t.clone() };
     tensors.iter().enumerate().map(leaf).collect()
 }
 
-/// The output, and the gradients that candle has of the leaves.
+/// Returns the output and candle's gradients of the leaves.
 fn backward(kind: Kind, leaves: &[Tensor], tile_rows: Option<usize>) -> (Tensor, Vec<Option<Tensor>>) {
     let y = kind.run(leaves, tile_rows).unwrap();
     let weights = normal("weights of the result", y.dims()).to_dtype(y.dtype()).unwrap();
@@ -94,7 +95,7 @@ fn same_gradients(what: &str, got: &[Option<Tensor>], want: &[Option<Tensor>]) {
 }
 
 #[test]
-fn tiles_change_no_bit() {
+fn tiles_do_not_change_results() {
     for kind in KINDS {
         for dtype in [DType::F32, DType::BF16, DType::F16].into_iter().filter(|&dtype| is_oracle(kind, dtype)) {
             for lead in [&[1][..], &[64], &[65], &[200], &[3, 90], &[2, 2, 160]] {
@@ -119,7 +120,7 @@ fn against_differences_and_views() {
     for kind in [Kind::Conv(Activation::GeluNew), Kind::Gated] {
         let shapes = kind.shapes(&[2, 70]);
         let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
-        // Smaller weights, so that differences are exact enough.
+        // Smaller weights, so that finite differences are accurate enough.
         let small = |t: &[Tensor]| -> Result<Vec<Tensor>> {
             t.iter().enumerate().map(|(i, t)| if i == 0 { Ok(t.clone()) } else { t * 0.2 }).collect()
         };
@@ -140,7 +141,7 @@ fn against_differences_and_views() {
 }
 
 #[test]
-fn nothing_is_computed_for_what_is_frozen() {
+fn frozen_inputs_get_no_gradient() {
     for kind in KINDS {
         let tensors = kind.tensors(&[150], DType::F32);
         for mask in 0..1 << tensors.len() {
@@ -157,7 +158,7 @@ fn nothing_is_computed_for_what_is_frozen() {
     }
 }
 
-/// A sink of the parameters; of those that are `written`, something is there.
+/// Creates a sink of the parameters. Those that `written` selects already have a contribution.
 fn sink(parameters: &[Tensor], written: impl Fn(usize) -> bool) -> Gradients {
     let mut sink = Gradients::default();
     let (mut ranges, mut end, mut buffer) = (vec![], 3, vec![f32::NAN; 3]);
@@ -187,7 +188,7 @@ fn gradients_land_in_the_sink() {
                 let all = leaves(&kind.tensors(&[3, 70], dtype), |i| i > 0 || input);
                 for written in 0..1 << (all.len() - 1) {
                     let of = |tile_rows| sunk(kind, &all, tile_rows, |i| written >> i & 1 == 1);
-                    assert_eq!(of(Some(64)), of(None), "{kind:?} of {dtype:?}, there before: {written:b}");
+                    assert_eq!(of(Some(64)), of(None), "{kind:?} of {dtype:?}, existing contribution: {written:b}");
                 }
             }
         }
@@ -195,7 +196,7 @@ fn gradients_land_in_the_sink() {
 }
 
 #[test]
-fn a_parameter_that_is_used_twice_gets_both() {
+fn both_uses_of_a_parameter_are_added() {
     let tensors = Kind::Gated.tensors(&[200], DType::F32);
     let mut tied = leaves(&tensors, |_| true);
     tied[2] = tied[1].clone();
@@ -208,7 +209,7 @@ fn a_parameter_that_is_used_twice_gets_both() {
                 .capture(|| backward(Kind::Gated, &tied, tile_rows));
             sink.into_buffers().remove(0).into_iter().map(f32::to_bits).collect::<Vec<_>>()
         };
-        assert_eq!(of(Some(64)), of(None), "there before: {written}");
+        assert_eq!(of(Some(64)), of(None), "existing contribution: {written}");
     }
 }
 
@@ -226,7 +227,7 @@ fn deferred_gradients_are_kept() {
             (made, bits(grads[0].as_ref().unwrap()))
         };
         for written in [false, true] {
-            assert_eq!(of(Some(64), written), of(None, written), "{kind:?}, there before: {written}");
+            assert_eq!(of(Some(64), written), of(None, written), "{kind:?}, existing contribution: {written}");
         }
     }
 }
@@ -242,7 +243,7 @@ fn a_backward_runs_again() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error() -> Result<()> {
+fn invalid_arguments_are_errors() -> Result<()> {
     let message = |result: Result<TiledMlp>| result.err().map(|e| e.to_string()).unwrap_or_default();
     let linear = |outputs, inputs| Linear::from_tensors(normal("w", &[outputs, inputs]), None);
     for rows in [0, 1, 63, 65, 100] {

@@ -1,4 +1,4 @@
-//! Laying out blocks of the operands as the innermost loop reads them: in order, as f32, whatever they are stored as.
+//! Packs blocks of the operands as the innermost loop reads them: in order, as f32, whatever their stored dtype.
 
 use super::super::kernel::{HalfFloat, Isa, vectorised};
 use super::tile::{self, COLUMNS};
@@ -12,27 +12,27 @@ use turn::{Strip, turn, turn_bf16, turn_f16};
 
 mod turn;
 
-/// Floats between the starts of two panels beyond the panel itself. Without them the starts would share a set of the
-/// first-level cache, and writing to all panels in turn would evict each before its next write.
+/// Padding between two panels, in floats. Without it the starts of the panels would share a set of the first-level
+/// cache, and writing to all panels in turn would evict each before its next write.
 const PAD: usize = 16;
 
-/// Elements from one panel of the right operand to the next.
+/// Returns the elements from one panel of the right operand to the next.
 pub(crate) const fn right_panel(depth: usize) -> usize {
     depth * COLUMNS + PAD
 }
 
-/// Elements from one panel of a packed left operand to the next.
+/// Returns the elements from one panel of a packed left operand to the next.
 pub(crate) fn left_panel(isa: Isa, depth: usize) -> usize {
     depth * tile::rows(isa) + PAD
 }
 
-/// Elements of a packed left operand, at most.
+/// Returns an upper bound on the elements of a packed left operand.
 pub(crate) const fn left_room(rows: usize, depth: usize) -> usize {
     (rows + tile::MOST_ROWS) * depth + rows.div_ceil(tile::LEAST_ROWS) * PAD
 }
 
-/// Packs a block of the right operand: panels of [`COLUMNS`] columns, row after row. The last panel may be narrower;
-/// what lies beside it is left as it is.
+/// Packs a block of the right operand into panels of [`COLUMNS`] columns, row after row. The last panel may be
+/// narrower; the elements beside it are left unchanged.
 pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
     let panel = right_panel(depth.len());
     if right.column_stride == 1 {
@@ -60,7 +60,7 @@ pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
     }
 }
 
-/// Packs a block of the left operand whose columns are contiguous: panels of a tile's rows, column after column.
+/// Packs a block of the left operand whose columns are contiguous, into panels of a tile's rows, column after column.
 pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let panel = left_panel(isa, depth.len());
     let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
@@ -78,12 +78,12 @@ pub(crate) fn widen_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: 
     }
 }
 
-/// The same part of some contiguous lines of a matrix.
+/// One range of positions, `part`, in several contiguous lines of a matrix.
 pub(crate) struct Lines {
     pub(super) numbers: Range<usize>,
     pub(super) stride: usize,
     pub(super) part: Range<usize>,
-    /// From one panel to the next.
+    /// Distance from one panel to the next.
     pub(super) panel: usize,
 }
 
@@ -123,7 +123,7 @@ vectorised! {
     }
 }
 
-/// [`spread`] for as many elements to each panel as a tile of one of the instruction sets has rows.
+/// Calls [`spread`] with the number of rows that a tile of one of the instruction sets has.
 #[inline(always)]
 fn spread_over<T: Copy>(data: &[T], rows: usize, lines: Lines, out: &mut [f32], widen: impl Fn(T) -> f32) {
     match rows {
@@ -133,7 +133,7 @@ fn spread_over<T: Copy>(data: &[T], rows: usize, lines: Lines, out: &mut [f32], 
     }
 }
 
-/// Deals each line out over the panels, `N` elements to each.
+/// Distributes each line over the panels, `N` elements to each.
 #[inline(always)]
 fn spread<const N: usize, T: Copy>(data: &[T], lines: Lines, out: &mut [f32], widen: impl Fn(T) -> f32) {
     for (to, number) in lines.numbers.enumerate() {

@@ -1,4 +1,4 @@
-//! Panels out of a right operand whose columns are contiguous: squares of it are transposed in registers.
+//! Packs a right operand whose columns are contiguous, by transposing squares of it in registers.
 
 use super::super::super::kernel::{HalfFloat, Isa, vectorised};
 use super::COLUMNS;
@@ -12,18 +12,18 @@ pub(super) struct Strip {
     /// At most [`LANES`].
     pub(super) columns: usize,
     pub(super) depth: Range<usize>,
-    /// Where the first column starts.
+    /// The start of the first column.
     pub(super) first: usize,
     pub(super) stride: usize,
 }
 
-/// Side of the squares in which a strip is turned: a register's f32.
+/// Side of the squares in which a strip is transposed: the number of f32 in a register.
 pub(in super::super) const LANES: usize = 16;
 
 pub(super) fn turn(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if isa.vectors() == Vectors::Avx512 {
-        // SAFETY: an `Isa` of this level is only made after its features were detected.
+        // SAFETY: an `Isa` of this level exists only after its features were detected.
         return unsafe { x86::turn_strip(data, strip, out) };
     }
     #[cfg(target_arch = "x86_64")]
@@ -78,7 +78,7 @@ vectorised! {
 /// Writes element k of column c to `out[k · COLUMNS + c]`, from the `skip`th on.
 #[inline(always)]
 fn turn_rest<T: Copy>(data: &[T], strip: &Strip, skip: usize, out: &mut [f32], widen: impl Fn(T) -> f32) {
-    // A few rows of the output at a time: the lines that they lie in stay in the first-level cache.
+    // A few rows of the output at a time, so that their cache lines stay in the first level.
     let count = strip.depth.len();
     for rows in (skip..count).step_by(LANES).map(|start| start..count.min(start + LANES)) {
         for c in 0..strip.columns {
@@ -101,7 +101,7 @@ pub(in super::super) mod x86 {
         let load = |column: usize, k: usize| {
             let start = strip.first + column * strip.stride + strip.depth.start + k;
             let part: &[f32; LANES] = data[start..].first_chunk().unwrap_or(&[0.0; LANES]);
-            // SAFETY: sixteen elements, as its type says; a prefetch reads nothing.
+            // SAFETY: `part` has sixteen elements; a prefetch reads nothing.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(LANES * strip.stride).cast());
                 _mm512_loadu_ps(part.as_ptr())
@@ -116,7 +116,7 @@ pub(in super::super) mod x86 {
         let load = |column: usize, k: usize| {
             let start = strip.first + column * strip.stride + strip.depth.start + k;
             let part: &[bf16; LANES] = data[start..].first_chunk().unwrap_or(&[bf16::ZERO; LANES]);
-            // SAFETY: sixteen elements, as its type says.
+            // SAFETY: `part` has sixteen elements.
             let narrow = unsafe { _mm256_loadu_si256(part.as_ptr().cast()) };
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
         };
@@ -129,7 +129,7 @@ pub(in super::super) mod x86 {
         let load = |column: usize, k: usize| {
             let start = strip.first + column * strip.stride + strip.depth.start + k;
             let part: &[f16; LANES] = data[start..].first_chunk().unwrap_or(&[f16::ZERO; LANES]);
-            // SAFETY: sixteen elements, as its type says.
+            // SAFETY: `part` has sixteen elements.
             _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(part.as_ptr().cast()) })
         };
         let skip = squares(strip.columns, strip.depth.len(), load, out);
@@ -141,7 +141,7 @@ pub(in super::super) mod x86 {
         let load = |column: usize, k: usize| {
             let start = strip.first + column * strip.stride + strip.depth.start + k;
             let part: &[f32; 8] = data[start..].first_chunk().unwrap_or(&[0.0; 8]);
-            // SAFETY: eight elements, as its type says; a prefetch reads nothing.
+            // SAFETY: `part` has eight elements; a prefetch reads nothing.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(LANES * strip.stride).cast());
                 _mm256_loadu_ps(part.as_ptr())
@@ -156,7 +156,7 @@ pub(in super::super) mod x86 {
         let load = |column: usize, k: usize| {
             let start = strip.first + column * strip.stride + strip.depth.start + k;
             let part: &[bf16; 8] = data[start..].first_chunk().unwrap_or(&[bf16::ZERO; 8]);
-            // SAFETY: eight elements, as its type says.
+            // SAFETY: `part` has eight elements.
             let narrow = unsafe { _mm_loadu_si128(part.as_ptr().cast()) };
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
         };
@@ -180,7 +180,7 @@ pub(in super::super) mod x86 {
                 }
                 for (i, row) in turned_eight(square).into_iter().enumerate() {
                     let out = &mut out[(k + i) * COLUMNS + first..][..8];
-                    // SAFETY: eight elements.
+                    // SAFETY: `out` has eight elements.
                     unsafe { _mm256_storeu_ps(out.as_mut_ptr(), row) };
                 }
             }
@@ -188,7 +188,7 @@ pub(in super::super) mod x86 {
         whole
     }
 
-    /// The transpose of eight rows of eight: pairs, fours, then halves of registers.
+    /// Transposes eight rows of eight: pairs, fours, then halves of registers.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn turned_eight(rows: [__m256; 8]) -> [__m256; 8] {
@@ -210,8 +210,8 @@ pub(in super::super) mod x86 {
         b
     }
 
-    /// Turns as many whole squares of a strip as it has, and tells how many words of each column that is. `load` gives
-    /// sixteen words of a column from a place on.
+    /// Transposes all whole squares of a strip and returns how many words of each column they cover. `load` returns
+    /// sixteen words of a column from an offset on.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(in super::super::super) fn squares(
@@ -231,14 +231,14 @@ pub(in super::super) mod x86 {
             }
             for (i, row) in turned(square).into_iter().enumerate() {
                 let out = &mut out[(k + i) * COLUMNS..][..LANES];
-                // SAFETY: sixteen elements.
+                // SAFETY: `out` has sixteen elements.
                 unsafe { _mm512_storeu_ps(out.as_mut_ptr(), row) };
             }
         }
         whole
     }
 
-    /// The transpose of sixteen rows of sixteen: pairs, fours, then quarters of registers.
+    /// Transposes sixteen rows of sixteen: pairs, fours, then quarters of registers.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(in super::super::super) fn turned(rows: [__m512; LANES]) -> [__m512; LANES] {

@@ -1,8 +1,10 @@
-//! The innermost loop of a product: a tile of the output, held in registers while the inner dimension passes by.
+//! The innermost loop of a product: a tile of the output, held in registers while the loop runs over the inner
+//! dimension.
 //!
-//! With AVX-512 a tile has 8 × 48 sums: 24 registers, with three for the right operand and one for the left one's element. With
-//! AVX2 it has 6 × 16: 12 registers, two and one. The columns divide the widths that transformers have. Each sum is one chain of fused
-//! multiply-adds in the order of the inner dimension, which every instruction set carries out with the same bits.
+//! With AVX-512 a tile has 8 × 48 sums in 24 registers, plus three registers for the right operand and one for an
+//! element of the left. With AVX2 it has 6 × 16 sums in 12 registers, plus two and one. The numbers of columns divide
+//! the usual widths of transformers. Each sum is one chain of fused multiply-adds in the order of the inner
+//! dimension, so all instruction sets give bit-identical results.
 
 use super::super::kernel::Isa;
 use std::ops::Range;
@@ -10,7 +12,7 @@ use zero_isa::Vectors;
 
 /// Columns of a panel of the packed right operand.
 pub(crate) const COLUMNS: usize = 48;
-/// Rows of the highest tile, and of the lowest.
+/// Rows of the highest tile and of the lowest.
 pub(crate) const MOST_ROWS: usize = 8;
 pub(super) const LEAST_ROWS: usize = 6;
 
@@ -23,7 +25,7 @@ pub(crate) fn rows(isa: Isa) -> usize {
     }
 }
 
-/// Columns of a full tile; they divide those of a panel.
+/// Columns of a full tile, which divide those of a panel.
 pub(super) fn columns(isa: Isa) -> usize {
     match isa.vectors() {
         #[cfg(target_arch = "x86_64")]
@@ -34,11 +36,11 @@ pub(super) fn columns(isa: Isa) -> usize {
     }
 }
 
-/// Calls a cache line into the first level. An address that is none does nothing.
+/// Prefetches a cache line into the first level. An invalid address has no effect.
 #[inline(always)]
 pub(super) fn prefetch(line: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing and faults at no address; SSE is in x86-64's baseline.
+    // SAFETY: a prefetch reads nothing and never faults; SSE is in the baseline of x86-64.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
     }
@@ -48,8 +50,8 @@ pub(super) fn prefetch(line: *const f32) {
 
 /// The operands of one tile: `out[r][c] = start[r][c] + Σ left[r][k] · right[k][c]`.
 ///
-/// Pointers, since the tiles of several threads lie in one output. Element (r, k) of the left operand is at
-/// `r · left_rows + k · left_step`, element (k, c) of the right one at `k · COLUMNS + c`.
+/// Holds pointers, since the tiles of several threads are in one output. Element (r, k) of the left operand is at `r
+/// · left_rows + k · left_step`, element (k, c) of the right one at `k · COLUMNS + c`.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     pub(crate) rows: usize,
@@ -59,7 +61,7 @@ pub(crate) struct Tile {
     pub(crate) left_rows: usize,
     pub(crate) left_step: usize,
     pub(crate) right: *const f32,
-    /// Null for a start from zero.
+    /// Null to start from zero.
     pub(crate) start: *const f32,
     pub(crate) start_rows: usize,
     pub(crate) out: *mut f32,
@@ -70,13 +72,14 @@ impl Tile {
     /// Computes the tile.
     ///
     /// # Safety
-    /// Every element that the description names can be read or written, and nobody else has those of `out`. There are
-    /// at most [`MOST_ROWS`] rows and [`COLUMNS`] columns; each row of the right operand has [`COLUMNS`] elements that can be
-    /// read.
+    /// Every element that the description names must be readable or writable, and no other code may access those of
+    /// `out`. There must be at most [`MOST_ROWS`] rows and [`COLUMNS`] columns. Each row of the right operand must
+    /// have [`COLUMNS`] readable elements.
     pub(crate) unsafe fn compute(self, isa: Isa) {
         debug_assert!(self.columns <= COLUMNS);
         match isa.vectors() {
-            // SAFETY: the caller's promise, and an `Isa` with these vectors exists only after their features were detected.
+            // SAFETY: guaranteed by the caller, and an `Isa` with these vectors exists only after their features were
+            // detected.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx2 => unsafe { self.compute_avx2() },
             // SAFETY: as above.
@@ -85,7 +88,7 @@ impl Tile {
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             Vectors::Neon => unsafe { self.compute_neon() },
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             Vectors::Baseline => unsafe { self.compute_scalar() },
         }
     }
@@ -93,23 +96,23 @@ impl Tile {
     /// Computes the tile of operands whose words are pairs of bf16: see [`super::pairs`].
     ///
     /// # Safety
-    /// As [`Tile::compute`], and [`super::pairs::available`].
+    /// As for [`Tile::compute`], and [`super::pairs::available`] must hold.
     pub(crate) unsafe fn compute_pairs(self) {
         debug_assert!(self.columns <= COLUMNS && super::pairs::available());
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.compute_avx512_bf16();
         }
     }
 
-    /// The part of the tile with these columns, from a row on.
+    /// Returns the part of the tile with these columns, from a row on.
     ///
     /// # Safety
-    /// The part lies inside of the tile.
+    /// The part must be inside the tile.
     unsafe fn part(self, row: usize, columns: Range<usize>) -> Self {
         let column = columns.start;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let start = if self.start.is_null() { self.start } else { self.start.add(row * self.start_rows + column) };
             Self {
@@ -124,11 +127,11 @@ impl Tile {
     }
 
     /// # Safety
-    /// As [`Tile::compute`].
+    /// As for [`Tile::compute`].
     unsafe fn compute_scalar(self) {
         for r in 0..self.rows {
             let mut sums = [0f32; COLUMNS];
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 if !self.start.is_null() {
                     for (c, sum) in sums.iter_mut().enumerate().take(self.columns) {
@@ -149,8 +152,8 @@ impl Tile {
     }
 }
 
-/// Calls `$function::<rows, $vectors>` on the part of a tile with these columns, for the largest number of rows in `$sizes` that fits,
-/// until all rows are done.
+/// Calls `$function::<rows, $vectors>` on the part of a tile with these columns, for the largest number of rows in
+/// `$sizes` that fits, until all rows are done.
 macro_rules! rows_by_rows {
     ($tile:expr, $function:ident::<$vectors:literal>, $columns:expr, [$($size:literal),*]) => {{
         let mut row = 0;

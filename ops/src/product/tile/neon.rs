@@ -1,15 +1,15 @@
-//! Tiles in the registers of NEON: 8 × 12 sums in 24 registers, three for the right operand.
+//! Tiles in NEON registers: 8 × 12 sums in 24 registers, plus three for the right operand.
 
 use super::{COLUMNS, Tile};
 use std::arch::aarch64::*;
 
 impl Tile {
     /// # Safety
-    /// As [`Tile::compute`].
+    /// As for [`Tile::compute`].
     pub(super) unsafe fn compute_neon(self) {
         for column in (0..self.columns).step_by(12) {
             let columns = column..self.columns.min(column + 12);
-            // SAFETY: the caller's promise; the parts cover the tile.
+            // SAFETY: guaranteed by the caller; the parts cover the tile.
             unsafe {
                 match columns.len().div_ceil(4) {
                     1 => rows_by_rows!(self, neon::<1>, columns.clone(), [8, 4, 2, 1]),
@@ -21,13 +21,13 @@ impl Tile {
     }
 }
 
-/// `R` rows and `V` registers of columns, the last of which may be partly used.
+/// Computes `R` rows and `V` registers of columns, the last of which may be partly used.
 ///
 /// # Safety
-/// As [`Tile::compute`].
+/// As for [`Tile::compute`].
 unsafe fn neon<const R: usize, const V: usize>(t: Tile) {
     let last = t.columns - 4 * (V - 1);
-    // SAFETY: NEON is in the baseline of aarch64; the rest is the caller's promise.
+    // SAFETY: NEON is in the baseline of aarch64; the caller guarantees the rest.
     unsafe {
         let mut sums = [[vdupq_n_f32(0.0); V]; R];
         if !t.start.is_null() {
@@ -63,10 +63,10 @@ unsafe fn neon<const R: usize, const V: usize>(t: Tile) {
 }
 
 /// # Safety
-/// `count` elements, at most four, can be read.
+/// `count` elements, at most four, must be readable.
 unsafe fn load_part(start: *const f32, count: usize) -> float32x4_t {
     let mut four = [0.0; 4];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         four.as_mut_ptr().copy_from_nonoverlapping(start, count);
         vld1q_f32(four.as_ptr())
@@ -74,10 +74,10 @@ unsafe fn load_part(start: *const f32, count: usize) -> float32x4_t {
 }
 
 /// # Safety
-/// `count` elements, at most four, can be written.
+/// `count` elements, at most four, must be writable.
 unsafe fn store_part(out: *mut f32, count: usize, sums: float32x4_t) {
     let mut four = [0.0; 4];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         vst1q_f32(four.as_mut_ptr(), sums);
         out.copy_from_nonoverlapping(four.as_ptr(), count);

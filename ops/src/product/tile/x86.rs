@@ -1,17 +1,17 @@
-//! Tiles in the registers of AVX2, AVX-512 and AVX512_BF16.
+//! Tiles in AVX2, AVX-512 and AVX512_BF16 registers.
 
 use super::{COLUMNS, Tile, prefetch};
 use std::arch::x86_64::*;
 
-/// How many steps ahead of its use a row of the right operand is called into the first-level cache.
+/// How many steps before its use a row of the right operand is prefetched into the first-level cache.
 const AHEAD: usize = 8;
 
 impl Tile {
     /// # Safety
-    /// As [`Tile::compute`].
+    /// As for [`Tile::compute`].
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn compute_avx512(self) {
-        // SAFETY: the caller's promise; the parts cover the tile.
+        // SAFETY: guaranteed by the caller; the parts cover the tile.
         unsafe {
             match self.columns.div_ceil(16) {
                 1 => rows_by_rows!(self, avx512::<1>, 0..self.columns, [8, 4, 2, 1]),
@@ -22,7 +22,7 @@ impl Tile {
     }
 
     /// # Safety
-    /// As [`Tile::compute_pairs`].
+    /// As for [`Tile::compute_pairs`].
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub(super) unsafe fn compute_avx512_bf16(self) {
         // SAFETY: as above.
@@ -36,7 +36,7 @@ impl Tile {
     }
 
     /// # Safety
-    /// As [`Tile::compute`].
+    /// As for [`Tile::compute`].
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn compute_avx2(self) {
         for column in (0..self.columns).step_by(16) {
@@ -52,8 +52,8 @@ impl Tile {
     }
 }
 
-/// Declares the loop of a tile in AVX-512 registers: what a word of the left operand and a row of the right one add to a sum is all
-/// that differs.
+/// Declares the loop of a tile in AVX-512 registers. The variants differ only in what a word of the left operand and
+/// a row of the right one add to a sum.
 macro_rules! tile {
     ($(#[$attr:meta])* $name:ident, $features:literal, |$word:ident, $row:ident, $sum:ident| $step:expr) => {
         $(#[$attr])*
@@ -62,9 +62,9 @@ macro_rules! tile {
             let last: __mmask16 = 0xffff >> (V * 16 - t.columns);
             let mask = |v: usize| if v + 1 == V { last } else { 0xffff };
             let mut sums = [[_mm512_setzero_ps(); V]; R];
-            // SAFETY: the caller's promise; what is outside of the tile is masked.
+            // SAFETY: guaranteed by the caller; elements outside the tile are masked.
             unsafe {
-                // Rows of a wide output lie in pages of their own, which no prefetcher of the processor's foresees.
+                // The rows of a wide output are on separate pages, which the hardware prefetcher does not predict.
                 for r in 0..R {
                     (0..V).for_each(|v| prefetch(t.out.wrapping_add(r * t.out_rows + v * 16)));
                 }
@@ -103,10 +103,10 @@ macro_rules! tile {
 }
 
 tile! {
-    /// `R` rows and `V` registers of columns, the last of which may be partly used.
+    /// Computes `R` rows and `V` registers of columns, the last of which may be partly used.
     ///
     /// # Safety
-    /// As [`Tile::compute`].
+    /// As for [`Tile::compute`].
     avx512, "avx512f", |word, row, sum| _mm512_fmadd_ps(word, row, sum)
 }
 
@@ -114,31 +114,31 @@ tile! {
     /// [`avx512`] for words that are pairs of bf16.
     ///
     /// # Safety
-    /// As [`Tile::compute_pairs`].
+    /// As for [`Tile::compute_pairs`].
     avx512_bf16, "avx512f,avx512bf16", |word, row, sum| _mm512_dpbf16_ps(sum, pairs(word), pairs(row))
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn pairs(words: __m512) -> __m512bh {
-    // SAFETY: 512 bits either way.
+    // SAFETY: both types have 512 bits, and any bits are valid.
     unsafe { std::mem::transmute(words) }
 }
 
-/// `R` rows and `V` registers of columns, the last of which may be partly used.
+/// Computes `R` rows and `V` registers of columns, the last of which may be partly used.
 ///
 /// # Safety
-/// As [`Tile::compute`].
+/// As for [`Tile::compute`].
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<const R: usize, const V: usize>(t: Tile) {
     let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     let last = _mm256_cmpgt_epi32(_mm256_set1_epi32(t.columns as i32 - 8 * (V as i32 - 1)), lanes);
-    // A masked store takes some processors (AMD's Zen 2 and 3) as long as ten others.
+    // On some processors (AMD's Zen 2 and 3) a masked store takes as long as ten others.
     let whole = |v: usize| v + 1 < V || t.columns == 8 * V;
     let mut sums = [[_mm256_setzero_ps(); V]; R];
-    // SAFETY: the caller's promise; what is outside of the tile is masked.
+    // SAFETY: guaranteed by the caller; elements outside the tile are masked.
     unsafe {
-        // Rows of a wide output lie in pages of their own, which no prefetcher of the processor's foresees.
+        // The rows of a wide output are on separate pages, which the hardware prefetcher does not predict.
         for r in 0..R {
             prefetch(t.out.wrapping_add(r * t.out_rows));
         }

@@ -1,4 +1,4 @@
-//! Dropout: the processor's bits.
+//! Dropout is bit-identical to the CPU's.
 
 use super::{FLOATS, Into, both, gpu};
 use crate::check::{normal, same_bits};
@@ -8,7 +8,7 @@ use zero_ops::Pass;
 #[test]
 fn dropout_has_the_same_mask() {
     let Some(gpu) = gpu() else { return };
-    // A sample's counters are larger than 32 bits, and a sample is no multiple of a counter's four numbers.
+    // The sample's counters exceed 32 bits, and its size is not a multiple of the four numbers of a counter.
     let pass = Pass { training: true, seed: 7, step: 1, sample: (1 << 33) + 5, layer: 3 };
     for dtype in FLOATS {
         for dims in [&[3usize, 5, 7][..], &[1100], &[1, 64]] {

@@ -1,4 +1,4 @@
-//! Rows of a table: the processor's bits, and its errors, later.
+//! Embeddings are bit-identical to the CPU's and report the same errors, but later.
 
 use super::{EVERYWHERE, FLOATS, both, gpu, on_host};
 use crate::check::{bits, floats, ids, normal, same_bits};
@@ -16,7 +16,7 @@ fn rows_and_gradients_have_the_same_bits() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         let table = [normal("table", &[200, 9]).to_dtype(dtype).unwrap()];
-        // Some rows never, some often; more than are sorted at once.
+        // Some rows never occur, some often; there are more indices than are sorted at once.
         let mut of = vec![ids("some", &[2, 30], 20), ids("one", &[17], 1)];
         if dtype == DType::F32 {
             of.push(ids("many", &[2100], 200));
@@ -29,7 +29,7 @@ fn rows_and_gradients_have_the_same_bits() {
                 same_bits(&format!("gradient of {dtype:?} into {into:?}"), &got.1[0], &want.1[0]);
             }
         }
-        // Views: positions that are the same for every sample, and a part of more.
+        // Views: positions that are the same for every sample, and a part of a larger tensor.
         let view = |t: &Tensor| -> Result<Tensor> {
             let device = t.device();
             let positions = Tensor::arange(0u32, 11, device)?.broadcast_as((3, 11))?;
@@ -45,7 +45,7 @@ fn rows_and_gradients_have_the_same_bits() {
 }
 
 #[test]
-fn an_index_that_is_no_row_is_nan_and_an_error_later() -> Result<()> {
+fn an_index_out_of_range_is_nan_and_an_error_later() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let table = normal("table", &[5, 3]);
     let of_gpu = table.to_device(&gpu)?;
@@ -61,7 +61,7 @@ fn an_index_that_is_no_row_is_nan_and_an_error_later() -> Result<()> {
                 Err(_) => assert!(row.iter().all(|x| x.is_nan())),
             }
         }
-        // The values are here, so the fault is, too: the next operation says it, once.
+        // The values have arrived, so the fault has too. The next operation reports it, once.
         let good = Tensor::new(&[1u32], &Device::Cpu)?;
         let late = look_up(&of_gpu, &good).expect_err("an error").to_string();
         assert!(late.contains(&format!("embedding: {says} is not below 5 (found on the GPU")), "{late}");
@@ -72,7 +72,7 @@ fn an_index_that_is_no_row_is_nan_and_an_error_later() -> Result<()> {
         let late = check(&gpu).expect_err("an error").to_string();
         assert!(late.contains(&format!("embedding: {says}")), "{late}");
     }
-    // Each device of candle's has its own.
+    // Each candle device has its own record of errors.
     let another = zero_ops::device::open(0)?;
     look_up(&of_gpu, &Tensor::new(&[9u32], &Device::Cpu)?)?;
     check(&another)?;

@@ -1,5 +1,5 @@
-//! Linear maps and what is fused with them: within rounding of the processor's and of f64, the same bits each time, and how much is put on
-//! the stream for them.
+//! Linear maps and the operations fused with them: within rounding of the CPU's results and of f64, bit-identical in
+//! each run, and with the expected number of launches.
 
 use super::{EVERYWHERE, FLOATS, Into, both, gpu, mock, trained};
 use crate::check::{close, normal, same_bits};
@@ -9,7 +9,7 @@ use std::process::Command;
 use zero_ops::graph;
 use zero_ops::{Conv1D, Linear};
 
-/// Sums in another order; what they are rounded to, and GELU of sums that are not.
+/// Allows for another order of the sums, their rounding, and GELU of sums that are not rounded.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,
@@ -18,7 +18,8 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Rows, inputs and outputs: what cuBLASLt can do in every type, in f32 alone (rows of 12 elements), and never.
+/// Rows, inputs and outputs: sizes that cuBLASLt supports in every dtype, only in f32 (rows of 12 elements), and
+/// never.
 const SIZES: [(&[usize], usize, usize); 5] =
     [(&[2, 65], 16, 24), (&[3], 200, 8), (&[70], 8, 12), (&[9], 7, 5), (&[1], 1, 1)];
 
@@ -43,7 +44,7 @@ fn maps_and_their_gradients() {
                     for (name, (got, want)) in ["dx", "dW", "db"].iter().zip(got.1.iter().zip(&want.1)) {
                         close(&what(name), got, want, tolerance(dtype));
                     }
-                    // To the bit each time.
+                    // Bit-identical in each run.
                     let again = trained(&gpu, inputs, into, op).unwrap();
                     same_bits(&what("y"), &again.0, &got.0);
                     again.1.iter().zip(&got.1).for_each(|(a, b)| same_bits(&what("gradient"), a, b));
@@ -59,7 +60,8 @@ fn maps_and_their_gradients() {
     }
 }
 
-/// A bias's gradient is added up in f32 in the order of the processor: from the same gradient it has the processor's bits.
+/// The gradient of a bias is summed in f32 in the CPU's order, so from the same upstream gradient it is
+/// bit-identical.
 #[test]
 fn the_gradient_of_a_bias_has_the_same_bits() {
     let Some(gpu) = gpu() else { return };
@@ -121,13 +123,14 @@ fn a_feed_forward_network_and_its_gradients() {
     }
 }
 
-/// Set for a process of its own, whose counts are those of one test.
+/// Environment variable that is set in a child process, whose counts belong to a single test.
 const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
 
-/// What a process puts on the stream for one forward and backward of a feed-forward network with `inner` inner columns and its parameters in a
-/// sink: each of the kernels that may be launched for that, and products by cuBLAS and by cuBLASLt.
+/// Runs one forward and backward of a feed-forward network with `inner` inner columns and its parameters in a sink,
+/// in a process of its own. Returns the number of launches of each kernel that may occur, and of products by cuBLAS
+/// and by cuBLASLt.
 fn counted(inner: usize) -> Option<[u32; 7]> {
-    let name = "gpu::linear::what_is_put_on_the_stream_for_a_feed_forward_network";
+    let name = "gpu::linear::launches_of_a_feed_forward_network";
     if let Ok(inner) = std::env::var(CHILD) {
         let (gpu, inner) = (gpu().expect("a device"), inner.parse().unwrap());
         let shapes: [&[usize]; 5] = [&[128, 16], &[16, inner], &[inner], &[inner, 16], &[16]];
@@ -155,25 +158,25 @@ fn counted(inner: usize) -> Option<[u32; 7]> {
 }
 
 #[test]
-fn what_is_put_on_the_stream_for_a_feed_forward_network() {
+fn launches_of_a_feed_forward_network() {
     if mock::is_real() || gpu().is_none() {
         return;
     }
     let Some(fused) = counted(64) else { return };
-    // Bias, GELU and its slope are in the products; weights' gradients are plain ones, and so is the gradient of x.
+    // Bias, GELU and its derivative are in the products; the gradients of the weights and of x are plain products.
     assert_eq!(fused, [0, 0, 0, 2, 2, 3, 3]);
-    // Rows of 126 bytes: the map back to 16 columns can do with its own.
+    // Rows of 126 bytes: only the map back to 16 columns can use an epilogue.
     assert_eq!(counted(63), Some([2, 1, 1, 2, 2, 6, 0]));
 }
 
-/// In an evaluation the operand of GELU is freed before the second product, as on the processor.
+/// In an evaluation, GELU's input is freed before the second product, as on the CPU.
 #[test]
-fn an_evaluation_frees_what_gelu_was_taken_of() {
+fn an_evaluation_frees_the_input_of_gelu() {
     if mock::is_real() || gpu().is_none() {
         return;
     }
     if std::env::var_os(CHILD).is_none() {
-        let name = "gpu::linear::an_evaluation_frees_what_gelu_was_taken_of";
+        let name = "gpu::linear::an_evaluation_frees_the_input_of_gelu";
         let mut command = Command::new(std::env::current_exe().unwrap());
         let output = command.args(["--exact", name]).env(CHILD, "1").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -188,7 +191,7 @@ fn an_evaluation_frees_what_gelu_was_taken_of() {
     let peak = || zero_ops::device::peak(&gpu).unwrap().expect("a pool");
     let before = peak();
     graph::untracked(|| network.forward(&x)).unwrap();
-    // Sum and GELU of it, or that and the result; no third one.
+    // The sum and its GELU, or the GELU and the result, but no third activation.
     let activation = (rows * inner * 4) as u64;
     let taken = peak() - before;
     assert!((2 * activation..5 * activation / 2).contains(&taken), "{taken} bytes, activations of {activation}");

@@ -1,4 +1,4 @@
-//! Cross-entropy, and the head of a language model with it: within rounding of the processor's.
+//! Cross-entropy, and a language model's head with it: within rounding of the CPU's results.
 
 use super::{EVERYWHERE, FLOATS, Into, both, gpu, on_host};
 use crate::check::{close, floats, ids, normal, same_bits};
@@ -7,7 +7,7 @@ use zero_ops::device::{Array, check};
 use zero_ops::sink::{FlatBuffer, Gradients};
 use zero_ops::{cross_entropy, linear_cross_entropy};
 
-/// Sums in another order, and what they are rounded to.
+/// Allows for another order of the sums and their rounding.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 5e-6,
@@ -16,7 +16,7 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// By what `trained` multiplies a loss.
+/// Returns the factor by which `trained` multiplies a loss.
 fn upstream() -> f32 {
     floats(&normal("weights of the result", &[]))[0]
 }
@@ -37,7 +37,7 @@ fn losses_of_logits() {
     }
 }
 
-/// Where rows are many there is more than one chunk of them, on the processor from 1,024 on.
+/// The case with many rows needs more than one chunk; on the CPU a chunk has 1,024 rows.
 const SIZES: [(&[usize], usize, usize); 4] = [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[4100], 9, 4)];
 
 #[test]
@@ -52,7 +52,7 @@ fn losses_of_a_head() {
             let inputs = inputs.map(|x| x.to_dtype(dtype).unwrap());
             let targets = ids("targets", lead, classes as u32);
             for into in EVERYWHERE {
-                // Elsewhere gradients are multiplied in the backward.
+                // Without a sink, the backward rescales the gradients.
                 let foreseen = if into == Into::Store { 2.0 } else { upstream() };
                 let op =
                     |t: &[Tensor]| linear_cross_entropy(&t[0], &t[1], &targets.to_device(t[0].device())?, foreseen);
@@ -66,7 +66,7 @@ fn losses_of_a_head() {
 }
 
 #[test]
-fn nothing_is_computed_for_what_is_frozen() -> Result<()> {
+fn frozen_inputs_get_no_gradient() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let targets = ids("targets", &[6], 9).to_device(&gpu)?;
     let (x, w) = (normal("x", &[6, 4]).to_device(&gpu)?, normal("w", &[9, 4]).to_device(&gpu)?);
@@ -83,14 +83,14 @@ fn nothing_is_computed_for_what_is_frozen() -> Result<()> {
     let loss = linear_cross_entropy(&x, &w, &targets, 1.0)?;
     same("the loss alone", &loss, &both);
     assert!(!loss.track_op());
-    // A graph may run backward twice.
+    // A graph may run its backward twice.
     let again = (both * 3.0)?.backward()?;
     close("dx", &on_host(again.get(&x_var).expect("a gradient")), &on_host(&(all.get(&x_var).unwrap() * 3.0)?), 1e-6);
     Ok(())
 }
 
 #[test]
-fn what_cannot_be_is_an_error_later() -> Result<()> {
+fn invalid_input_is_an_error_later() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let (x, w) = (normal("x", &[3, 4]).to_device(&gpu)?, normal("w", &[9, 4]).to_device(&gpu)?);
     let w = Var::from_tensor(&w)?.into_inner();
@@ -104,7 +104,7 @@ fn what_cannot_be_is_an_error_later() -> Result<()> {
     let error = check(&gpu).expect_err("an error").to_string();
     assert!(error.contains("cross-entropy: index 9 at position 2 is not below 9"), "{error}");
 
-    // What is in its place already cannot be multiplied any more.
+    // A gradient that was written to its place cannot be rescaled any more.
     let targets = ids("targets", &[3], 9).to_device(&gpu)?;
     let mut sink = Gradients::default();
     sink.add_buffer(FlatBuffer::Device(Array::room(gpu.as_cuda_device()?, 36)?), [(w.id(), 0..36, false)]);

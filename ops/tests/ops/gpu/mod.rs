@@ -1,5 +1,5 @@
-//! The operations on a GPU against those on the processor: on the emulated GPU of docs/gpu-kernels.md, or with `ZERO_TRAIN_CUDA_TESTS=1` on the first
-//! of this machine.
+//! Compares the operations on a GPU with those on the CPU, on the emulated GPU of docs/gpu-kernels.md or, with
+//! `ZERO_TRAIN_CUDA_TESTS=1`, on the first GPU of this machine.
 
 mod elements;
 mod embedding;
@@ -17,7 +17,7 @@ use zero_ops::sink::{FlatBuffer, Gradients};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// A device with a stream of its own, if it has kernels; if not, why is printed.
+/// Opens a device with its own stream. If it has no kernels, prints why and returns `None`.
 fn gpu() -> Option<Device> {
     if !mock::ready() {
         return None;
@@ -34,18 +34,19 @@ fn on_host(x: &Tensor) -> Tensor {
     x.to_device(&Device::Cpu).unwrap()
 }
 
-/// Where the gradients of parameters go.
+/// The destination of the gradients of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Into {
-    /// Where candle puts all.
+    /// candle's gradient store.
     Store,
-    /// Into a sink, for a forward and backward that run so many times.
+    /// A sink, for this many runs of forward and backward.
     Sink(usize),
 }
 
 const EVERYWHERE: [Into; 3] = [Into::Store, Into::Sink(1), Into::Sink(2)];
 
-/// What an operation gives on a device for inputs of the host's, all of them trained, and their gradients for a fixed one of the result.
+/// Runs an operation on a device with trained copies of the host's inputs. Returns the result and their gradients for
+/// a fixed upstream gradient.
 fn trained(
     on: &Device,
     inputs: &[Tensor],
@@ -57,7 +58,7 @@ fn trained(
     let run = || -> Result<(Tensor, GradStore)> {
         let y = op(&inputs)?;
         let weights = normal("weights of the result", y.dims()).to_dtype(y.dtype())?.to_device(on)?;
-        // candle's sum of a tensor without dimensions asks a GPU for memory of no size.
+        // candle's sum of a tensor without dimensions requests an allocation of size zero on a GPU.
         let store = (&y * weights)?.flatten_all()?.sum_all()?.backward()?;
         Ok((y, store))
     };
@@ -67,7 +68,7 @@ fn trained(
     };
     let mut sink = Gradients::default();
     for x in &inputs {
-        // What is in front of a place is not the operation's.
+        // The elements before a place do not belong to the operation.
         let len = x.elem_count() + 3;
         let buffer = match on {
             Device::Cuda(device) => FlatBuffer::Device(Array::room(device, len)?),
@@ -95,7 +96,7 @@ fn trained(
     Ok((on_host(&y.expect("it ran")), gradients.collect::<Result<_>>()?))
 }
 
-/// [`trained`] on the GPU, and on the processor.
+/// Runs [`trained`] on the GPU and on the CPU.
 fn both(
     gpu: &Device,
     inputs: &[Tensor],

@@ -1,5 +1,5 @@
-//! Attention and the head of a language model in bf16, for `scripts/card/reference.py`, which holds them against PyTorch in f64: inputs, results and
-//! gradients go into files. Each case runs twice and has the same bits.
+//! Writes attention and the head of a language model in bf16 (inputs, results and gradients) to files, which
+//! `scripts/card/reference.py` compares with PyTorch in f64. Each case runs twice with the same bits.
 
 use std::collections::HashMap;
 use std::env;
@@ -11,9 +11,9 @@ use candle_core::{DType, Result, Tensor};
 use zero_ops::random::Stream;
 use zero_ops::{AttentionSpan, causal_attention_within, linear_cross_entropy};
 
-/// The folder that the files go to.
+/// Environment variable with the folder of the files.
 const FOLDER: &str = "ZERO_TRAIN_REFERENCE";
-/// Any value: sizes for the emulated GPU.
+/// Environment variable: any value selects sizes for the emulated GPU.
 const SMALL: &str = "ZERO_TRAIN_REFERENCE_SMALL";
 
 /// One case of attention.
@@ -45,7 +45,7 @@ const TINY: [Case; 3] = [
     case("long-wide", [1, 100, 2, 1, 128], true),
 ];
 
-/// Standard normal numbers of this run.
+/// Returns standard normal numbers from this run's seed.
 fn numbers(name: &str, shape: &[usize]) -> Result<Tensor> {
     let seed = env::var("ZERO_TRAIN_TEST_SEED").map_or(11, |text| text.parse().expect("a whole number"));
     let mut values = vec![0.0; shape.iter().product()];
@@ -53,14 +53,15 @@ fn numbers(name: &str, shape: &[usize]) -> Result<Tensor> {
     Tensor::from_vec(values, shape, &candle_core::Device::Cpu)?.to_dtype(DType::BF16)
 }
 
-/// Where documents begin: some after a few positions, some far away.
+/// Returns documents, some of which begin after a few positions and some far apart.
 fn documents(batch: usize, time: usize) -> Result<Tensor> {
     let number = |at: usize| u32::from((at / 37 * 37).is_multiple_of(5)) + (at / (time / 3 + 1)) as u32 * 2;
     let row: Vec<u32> = (0..time).map(number).collect();
     Tensor::from_vec(row.repeat(batch), (batch, time), &candle_core::Device::Cpu)
 }
 
-/// What `run` gives, which it gives twice; with its inputs in the folder's file `name`.
+/// Runs `run` twice, checks that the results are bit-identical, and writes inputs and results to the file `name` in
+/// the folder.
 fn written(
     name: &str,
     tensors: &[(&str, &Tensor)],
@@ -73,7 +74,7 @@ fn written(
         same_bits(&format!("{name}: {what}"), got, want);
     }
     let mut all: HashMap<&str, Tensor> = tensors.iter().map(|&(name, tensor)| (name, tensor.clone())).collect();
-    // What `trained` multiplies the result by.
+    // The factor by which `trained` multiplies the result.
     all.insert("upstream", normal("weights of the result", first.0.dims()).to_dtype(first.0.dtype())?);
     all.insert("out", first.0);
     all.extend(of.iter().copied().zip(first.1));
