@@ -75,7 +75,7 @@ impl PerHost {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cores),
             "gpu" => {
-                Err("write `auto`, which starts one rank per GPU with `training.device: cuda`, or a number".into())
+                Err("write a number, cpu or auto; auto starts one rank per GPU with `training.device: cuda`".into())
             }
             number => match number.parse() {
                 Ok(ranks) if ranks > 0 => Ok(Self::Ranks(ranks)),

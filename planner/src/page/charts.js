@@ -40,7 +40,7 @@ function chart(title, description, x, y, xName, yName, width, height) {
   const bottom = y ? y.from : height - 36, top = y ? y.to : 0;
   for (const [value, label] of x.ticks(Math.abs(x.to - x.from) / 80)) {
     svg.append(make("line", { class: "grid", x1: x.of(value), x2: x.of(value), y1: top, y2: bottom }));
-    const half = label.length * 3.6, middle = Math.min(x.of(value), width - half);
+    const half = label.length * 4.2, middle = Math.min(x.of(value), width - half);
     svg.append(make("text", { class: "tick", x: middle, y: bottom + 16, "text-anchor": "middle" }, label));
   }
   svg.append(make("text", { class: "tick", x: x.to, y: bottom + 32, "text-anchor": "end" }, xName));
