@@ -2,7 +2,7 @@
 //!
 //! A layer runs the same code on meta tensors as on real ones, including fused blocks and the backward. What it
 //! keeps, in which order it allocates and when it frees therefore follow from the layer's own code and need no second
-//! description. Instead of being computed, an operation is asked for its [`Costs`]. A meta tensor has a shape, a
+//! description. Instead of being computed, an operation is asked for its costs. A meta tensor has a shape, a
 //! dtype and the storage of a released parameter, so reading its values is an error. A layer that uses operations
 //! from outside this crate has an *unknown* cost.
 //!
