@@ -73,8 +73,8 @@ impl ModuleBuffer {
     /// If the values cannot be read.
     pub fn is_changed(&self) -> Result<bool> {
         let now = floats(&self.variable)?;
-        let expected = self.values();
-        Ok(now.iter().zip(&expected).any(|(a, b)| a.to_bits() != b.to_bits()))
+        let expected = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(now.iter().zip(&*expected).any(|(a, b)| a.to_bits() != b.to_bits()))
     }
 }
 

@@ -88,9 +88,7 @@ impl Record {
         }
         Ok(self.parameters[id].leaf().clone())
     }
-}
 
-impl Record {
     fn buffer(&mut self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
         if let Some(known) = self.buffers.iter().find(|buffer| buffer.name() == name) {
             if *known.shape() != shape {

@@ -29,14 +29,9 @@ impl Engine {
     pub fn eval_with(
         &mut self,
         count: usize,
-        mut load: impl FnMut(usize) -> Result<Batch, Error>,
+        load: impl FnMut(usize) -> Result<Batch, Error>,
     ) -> Result<Vec<f32>, Error> {
-        if count == 0 {
-            return Ok(vec![]);
-        }
-        let mut load = |micro_batch: usize| load(micro_batch).map(|batch| (batch.inputs, Some(batch.targets)));
-        let outcome = self.evaluate(count, &mut load, None)?;
-        self.mean_of_replicas(outcome, count)
+        self.mean_losses(count, load, None)
     }
 
     /// [`Engine::eval_with`] that shows `observe` the outputs of each of this replica's micro-batches, on the ranks that have the last layer.
@@ -47,18 +42,25 @@ impl Engine {
     pub fn eval_observed(
         &mut self,
         count: usize,
-        mut load: impl FnMut(usize) -> Result<Batch, Error>,
+        load: impl FnMut(usize) -> Result<Batch, Error>,
         mut observe: impl FnMut(Observed<'_>) -> Result<(), Error>,
+    ) -> Result<Vec<f32>, Error> {
+        self.mean_losses(count, load, Some(&mut observe))
+    }
+
+    /// Computes the mean loss over all replicas of each micro-batch.
+    fn mean_losses(
+        &mut self,
+        count: usize,
+        mut load: impl FnMut(usize) -> Result<Batch, Error>,
+        observe: Option<&mut Observe<'_>>,
     ) -> Result<Vec<f32>, Error> {
         if count == 0 {
             return Ok(vec![]);
         }
         let mut load = |micro_batch: usize| load(micro_batch).map(|batch| (batch.inputs, Some(batch.targets)));
-        let outcome = self.evaluate(count, &mut load, Some(&mut observe))?;
-        self.mean_of_replicas(outcome, count)
-    }
-
-    fn mean_of_replicas(&self, outcome: StepOutput, count: usize) -> Result<Vec<f32>, Error> {
+        let mut observe = observe.map(|observe| move |seen: Observed<'_>| observe(seen));
+        let outcome = self.evaluate(count, &mut load, observe.as_mut().map(|observe| observe as &mut Observe<'_>))?;
         let losses = match self.has_last_layer() {
             true => self.sum_over_replicas(outcome.losses)?,
             false => vec![0.0; count],

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zero_config::{self as config, Config};
 
-use super::corpus::{Corpus, Extent, Order};
+use super::corpus::{Corpus, Extent, Order, evaluates_on};
 use crate::data::{self, DataOptions, Dataset, SampleShape, Tokenizer};
 use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
@@ -67,6 +67,7 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
         }
         None => (Arc::new(all), None),
     };
+    evaluates_on(config, eval.as_ref(), "name files in `data.eval`, or set `data.eval_fraction`")?;
     let order = Order { seed: config.training.seed, shuffle: data.shuffle };
     let extent = Extent::Batches(config.training.eval_batches.max(1));
     let mut corpus = Corpus::new(config, (train, eval), order, extent)?;

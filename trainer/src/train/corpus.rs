@@ -46,13 +46,6 @@ impl Corpus {
         order: Order,
         extent: Extent,
     ) -> Result<Self, Error> {
-        if config.training.eval_every > 0 && eval.is_none() {
-            return Err(Error::setting(
-                "training.eval_every",
-                "there is nothing to evaluate on",
-                "name files in `data.eval`, or set `data.eval_fraction`",
-            ));
-        }
         let per_epoch = samples_per_epoch(train.len(), config)?;
         Ok(Self { train, eval, extent, tokenizer: Tokenizer::Byte, vocabulary: None, order, per_epoch })
     }
@@ -72,13 +65,7 @@ impl Corpus {
                 ));
             }
         }
-        if config.training.eval_every > 0 && eval.is_none() {
-            return Err(Error::setting(
-                "training.eval_every",
-                "there is nothing to evaluate on",
-                "give `Trainer::data` an evaluation data set, or leave the key out",
-            ));
-        }
+        evaluates_on(config, eval.as_ref(), "give `Trainer::data` an evaluation data set, or leave the key out")?;
         let order = Order { seed: config.training.seed, shuffle };
         let extent = match config.origins.is_written("training.eval_batches") {
             true => Extent::Batches(config.training.eval_batches.max(1)),
@@ -111,6 +98,14 @@ impl Corpus {
     /// Optimizer steps of so many epochs.
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
         (epochs * self.per_epoch as f64 / train_batch_size as f64).ceil() as u64
+    }
+}
+
+/// Rejects `training.eval_every` without evaluation data; `help` names what adds them.
+pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, help: &str) -> Result<(), Error> {
+    match config.training.eval_every > 0 && eval.is_none() {
+        true => Err(Error::setting("training.eval_every", "there is nothing to evaluate on", help)),
+        false => Ok(()),
     }
 }
 
