@@ -1,12 +1,8 @@
 //! `zero-train report`: one HTML page of one or several runs.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use zero_train::{Error, report_page};
+use zero_train::{Error, replace_file, report_page};
 
 use crate::arguments::{Cli, ReportArgs};
 use crate::printed::show;
@@ -30,21 +26,10 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         }
     };
     let page = report_page(&args.runs)?;
-    write(&out, &page).map_err(|error| error.named("--out", "name a file in a folder that exists"))?;
+    // At once, so that a browser never reads half a page.
+    replace_file(&out, page).map_err(|source| {
+        Error::Io { path: out.clone(), source }.named("--out", "name a file in a folder that exists")
+    })?;
     show(&format!("report  {}\n", out.display()));
     Ok(0)
-}
-
-/// Replaces the file at once, so that a browser never reads half a page.
-fn write(path: &Path, page: &str) -> Result<(), Error> {
-    let failed = |source: io::Error| Error::Io { path: path.to_path_buf(), source };
-    let Some(name) = path.file_name() else {
-        return Err(failed(io::ErrorKind::IsADirectory.into()));
-    };
-    let temporary: PathBuf = path.with_file_name(format!(".{}", name.to_string_lossy()));
-    fs::write(&temporary, page).map_err(failed)?;
-    fs::rename(&temporary, path).map_err(|error| {
-        let _ = fs::remove_file(&temporary);
-        failed(error)
-    })
 }

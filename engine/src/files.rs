@@ -1,4 +1,5 @@
-//! Expands paths and globs to a list of files. The order is the same on every rank and in every run.
+//! Expands paths and globs to a list of files, in the same order on every rank and in every run, and replaces files as a
+//! whole.
 //!
 //! The directory walk is our own and uses `glob` only for matching: it must not descend into `target`, which holds most
 //! of the files of a Rust checkout.
@@ -30,6 +31,19 @@ pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
         }
     }
     if files.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(files) }
+}
+
+/// Writes a file through a temporary file beside it, so that readers see the old content or the new, never a part of it.
+///
+/// # Errors
+/// The file cannot be written, or `path` has no file name.
+pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
+    let Some(name) = path.file_name() else { return Err(io::ErrorKind::IsADirectory.into()) };
+    let temporary = path.with_file_name(format!(".{}", name.to_string_lossy()));
+    fs::write(&temporary, content)?;
+    fs::rename(&temporary, path).inspect_err(|_| {
+        let _ = fs::remove_file(&temporary);
+    })
 }
 
 /// Refuses addresses, `s3://bucket/file` for example, without a look at any file.

@@ -48,6 +48,7 @@ pub use train::measure_costs;
 pub use train::{Evaluation, Finished, Output, Resume, StepInfo, Summary};
 pub use trainer::Trainer;
 pub use zero_engine::costs::{CostTable, Length as CostLength, Prediction, RankTimes};
+pub use zero_engine::files::replace as replace_file;
 pub use zero_engine::{
     Activations, Batch, Config, Ended, Engine, Error, ExportDtype, Exported, GpuSpan, Head, Kind, Layer, Layers, Pass,
     Span, Step, Subject, TimeCategory, Timing, Track, Weights, bytes, comm, comm_options, configured_layers, counted,

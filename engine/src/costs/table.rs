@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::files::replace;
 use crate::format::counted;
 
 /// Version of the file format. Other versions are rejected.
@@ -169,9 +170,7 @@ impl CostTable {
         };
         let mut text = serde_json::to_string_pretty(self).map_err(|e| failed(e.into()))?;
         text.push('\n');
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".tmp");
-        std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path)).map_err(failed)
+        replace(path, text).map_err(failed)
     }
 }
 

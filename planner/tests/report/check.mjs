@@ -3,11 +3,10 @@
 // FOLDER has NAME.json and NAME.html; screenshots of all pages are written to FOLDER/pictures. Exits with 77 without a
 // browser.
 import assert from "node:assert/strict";
-import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
-import { join, resolve } from "node:path";
-import { pathToFileURL } from "node:url";
-import { findBrowser, open, start } from "./browser.mjs";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { contents, faults, showAll, sortBy } from "./inside.mjs";
+import { checkPages } from "./pages.mjs";
 
 // A4 without margins, in CSS pixels.
 const PAPER = { width: 688, height: 1016 };
@@ -25,68 +24,16 @@ const HEADINGS = ["Best configuration", "Speed against memory", "Predicted again
 
 const isNumber = value => typeof value === "number";
 
-const folder = resolve(process.argv[2]), pictures = join(folder, "pictures");
-const program = findBrowser();
-if (!program) {
-  console.log("skipped: no Chromium starts; scripts/install-browser.sh installs one, or ZERO_TRAIN_BROWSER names it");
-  process.exit(77);
-}
-mkdirSync(pictures, { recursive: true });
-const browser = start(program);
-// A browser that does not answer must not block the tests forever. It exits when its pipe closes.
-setTimeout(() => {
-  console.log("gave up after 15 minutes");
-  process.exit(1);
-}, 900_000).unref();
-let failed = 0;
-try {
-  for (const name of readdirSync(folder).filter(file => file.endsWith(".html")).map(file => file.slice(0, -5))) {
-    const data = JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));
-    for (const view of VIEWS) await check(name, data, view);
-  }
-} finally {
-  await browser.close();
-}
-console.log(failed === 0 ? `all pages are right; pictures in ${pictures}` : `${failed} pages are not right`);
-process.exit(failed === 0 ? 0 : 1);
-
-async function check(name, data, view) {
-  const address = pathToFileURL(join(folder, `${name}.html`)).href;
-  const page = await open(browser, address, view);
-  const wrong = [];
-  const attempt = async test => {
-    try {
-      await test();
-    } catch (error) {
-      wrong.push(error.message);
-    }
-  };
-  await picture(page, `${name}-${view.name}`, view.width);
-  wrong.push(...(await page.evaluate(faults)));
-  const shown = await page.evaluate(contents);
+await checkPages(VIEWS, 15, async ({ page, name, view, folder, pictures, attempt, wrong }) => {
+  const data = JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8")), shown = await page.evaluate(contents);
   await attempt(() => matches(data, shown));
   if (name === "sample") await attempt(() => sample(data, shown));
   if (name === "uncertain") await attempt(() => uncertain(shown));
-  if (view.media === "print") await attempt(() => paper(page, name));
+  if (view.media === "print") await attempt(() => paper(page, join(pictures, `${name}.pdf`)));
   else await attempt(() => interaction(page, data, shown));
   // The page must also pass after the controls have been used.
-  wrong.push(...(await page.evaluate(faults)), ...page.complaints);
-  const asked = page.requests.filter(url => url !== address);
-  if (asked.length > 0) wrong.push(`asked for ${asked}`);
-  await page.close();
-  for (const text of new Set(wrong)) console.log(`${name}, ${view.name}: ${text}`);
-  failed += wrong.length > 0 ? 1 : 0;
-}
-
-/// Screenshots of the whole page from the top, in pieces of readable size.
-async function picture(page, name, width) {
-  const height = await page.evaluate(() => document.documentElement.scrollHeight), piece = 1500;
-  for (let y = 0; y < Math.min(height, 4 * piece); y += piece) {
-    const clip = { x: 0, y, width, height: Math.min(piece, height - y), scale: 1 };
-    const { data } = await page.call("Page.captureScreenshot", { captureBeyondViewport: true, clip });
-    writeFileSync(join(pictures, `${name}-${1 + y / piece}.png`), Buffer.from(data, "base64"));
-  }
-}
+  wrong.push(...(await page.evaluate(faults)));
+});
 
 /// The page has all six sections, with as many marks as the results have.
 function matches(data, shown) {
@@ -180,7 +127,7 @@ async function interaction(page, data, shown) {
 }
 
 /// In print: no controls, black on white, and no chart larger than a page. Writes a PDF next to the screenshots.
-async function paper(page, name) {
+async function paper(page, path) {
   const seen = await page.evaluate(height => ({
     controls: [...document.querySelectorAll("button, output, .hint")].filter(e => e.getClientRects().length > 0).length,
     colors: [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color],
@@ -189,5 +136,5 @@ async function paper(page, name) {
   }), PAPER.height);
   assert.deepEqual(seen, { controls: 0, colors: ["rgb(255, 255, 255)", "rgb(26, 26, 26)"], cut: 0, scrolled: 0 });
   const { data } = await page.call("Page.printToPDF", { preferCSSPageSize: true, printBackground: false });
-  writeFileSync(join(pictures, `${name}.pdf`), Buffer.from(data, "base64"));
+  writeFileSync(path, Buffer.from(data, "base64"));
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::restart::Restarts;
 use crate::append::Appended;
 use zero_engine::Error;
+use zero_engine::files::replace;
 
 /// Names the launcher's job.
 const JOB: &str = ".job";
@@ -33,9 +34,7 @@ impl Folder {
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let file = path.join("metrics.jsonl");
         let kept = kept_lines(&file, step)?;
-        let temporary = path.join(".metrics.jsonl");
-        fs::write(&temporary, &kept).map_err(Error::io(&temporary))?;
-        fs::rename(&temporary, &file).map_err(Error::io(&file))?;
+        replace(&file, &kept).map_err(Error::io(&file))?;
         let metrics = Appended::open(&file, kept.len() as u64)?;
         Ok(Self { path: path.to_path_buf(), metrics })
     }
@@ -74,9 +73,8 @@ impl Folder {
     }
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), Error> {
-        let (temporary, path) = (self.path.join(format!(".{name}")), self.path.join(name));
-        fs::write(&temporary, content).map_err(Error::io(&temporary))?;
-        fs::rename(&temporary, &path).map_err(Error::io(&path))
+        let path = self.path.join(name);
+        replace(&path, content).map_err(Error::io(&path))
     }
 }
 
