@@ -1,4 +1,4 @@
-//! A progress bar on one line of standard error, for programs that bring none.
+//! A progress bar on one line of standard error, for programs that do not draw their own.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::progress::{Bar, seconds};
 
-/// Between two drawings.
+/// Minimum time between two redraws.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Cells of the bar.
+/// Width of the bar in characters.
 const WIDTH: u64 = 30;
-/// To the start of the line, which is then empty.
+/// Moves the cursor to the start of the line and clears the line.
 const CLEAR: &str = "\r\x1b[2K";
 
 struct Line {
@@ -22,7 +22,7 @@ struct Line {
     is_finished: Cell<bool>,
 }
 
-/// Draws a bar of `steps` steps at `from`.
+/// Draws a bar over `steps` steps, starting at step `from`.
 pub(crate) fn draw(from: u64, steps: u64) -> Box<dyn Bar> {
     let (started, drawn, shown) = (Instant::now(), Cell::new(None), RefCell::default());
     Box::new(Line { from, steps, started, drawn, shown, is_finished: Cell::new(false) })
@@ -63,7 +63,7 @@ fn text(step: u64, steps: u64, message: &str, left: Duration) -> String {
     format!("{bar} {step}/{steps}  {message}  eta {}", seconds(left))
 }
 
-/// A terminal that is gone is no reason to end a run.
+/// Writes to standard error. Errors are ignored, because a closed terminal must not end the run.
 fn write(text: &str) {
     let mut errors = std::io::stderr().lock();
     let _ = errors.write_all(text.as_bytes()).and_then(|()| errors.flush());

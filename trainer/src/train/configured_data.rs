@@ -1,4 +1,4 @@
-//! The data that a configuration names.
+//! Opens the data that the configuration names.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::data::{self, DataOptions, Dataset, SampleShape, Tokenizer};
 use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
 
-/// What `data.train` and `data.eval` are to name.
+/// The help for errors in `data.train` and `data.eval`.
 const READABLE: &str = "name files that can be read, or a glob";
 
-/// Opens them, for the configuration's model or for one of the program's own.
+/// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
 pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
     let (model, data) = match (&config.data, has_own_model) {
         (Some(data), true) => (None, data),
@@ -31,7 +31,7 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
     if vocabulary.is_some() {
         are_the_models(config, model, vocabulary)?;
     }
-    // A model that cannot take these tokens is told of before gigabytes are read.
+    // Reject a model that does not fit the tokens before reading gigabytes of data.
     if model.is_some() {
         configured_model::from_config(config, vocabulary)?;
     }
@@ -75,7 +75,7 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
     Ok(corpus)
 }
 
-/// Refuses what [`open`] refuses, as far as this needs no file.
+/// Makes those checks of [`open`] that need no file.
 pub(super) fn refuse(config: &Config) -> Result<(), Error> {
     let (model, data) = config.model_and_data().map(|(model, data)| (Some(model), data))?;
     sequence_length(model, data)?;
@@ -108,8 +108,8 @@ fn format(model: Option<&config::Model>, data: &config::Data) -> data::Format {
     }
 }
 
-/// How many tokens the data may have, where the tokenizer says. Of token files the byte tokenizer, which is the default, says nothing:
-/// what their numbers mean is known to whoever made them.
+/// Returns the size of the vocabulary that the tokenizer defines, or `None` if it does not define one. The byte
+/// tokenizer, which is the default, says nothing about the tokens in token files.
 fn vocabulary(
     model: Option<&config::Model>,
     data: &config::Data,
@@ -127,7 +127,7 @@ fn vocabulary(
     Ok(is_of_tokenizer.then(|| tokenizer.vocabulary()))
 }
 
-/// Bytes by default are not the tokens of a pretrained model with another vocabulary.
+/// Rejects the default byte tokenizer for a pretrained model with another vocabulary.
 fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Option<usize>) -> Result<(), Error> {
     let by_default = config.origins.get("data.tokenizer") == config::Origin::Default;
     match (model.and_then(|model| model.pretrained()), model.and_then(classes)) {
@@ -140,7 +140,7 @@ fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Op
     }
 }
 
-/// Tokens of a sample, as many as the model takes unless the data say; without a look at the files.
+/// Returns the tokens per sample: `data.sequence_length`, or else the model's longest sequence. Reads no files.
 pub(super) fn sequence_length(model: Option<&config::Model>, data: &config::Data) -> Result<usize, Error> {
     let longest = model.and_then(longest_sequence);
     match (data.sequence_length, longest) {
@@ -154,7 +154,7 @@ pub(super) fn sequence_length(model: Option<&config::Model>, data: &config::Data
     }
 }
 
-/// How many tokens or classes the model tells apart, if the configuration says.
+/// Returns the number of tokens or classes that the model distinguishes, if the configuration sets it.
 fn classes(model: &config::Model) -> Option<usize> {
     match model {
         config::Model::Gpt2(m) => m.vocab_size,

@@ -1,4 +1,4 @@
-//! How a rank of a run meets the others.
+//! Connects a rank to the other ranks of its run.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use zero_config::Config;
 use super::options::{Resume, RunOptions};
 use zero_engine::Error;
 
-/// Meets the other ranks; all must have been started alike.
+/// Connects to the other ranks. All of them must have been started with the same configuration and options.
 ///
 /// # Errors
-/// Ranks that do not meet, or that differ in configuration or options.
+/// Fails if the ranks cannot connect, or if their configurations or options differ.
 pub fn connect(
     config: &Config,
     options: &RunOptions,
@@ -23,7 +23,7 @@ pub fn connect(
     Ok(zero_comm::connect(place, &comm_options)?)
 }
 
-/// What of the command line is not in the configuration, and must be the same on all ranks.
+/// Returns the command-line options that are not part of the configuration and must be the same on all ranks.
 fn terms(options: &RunOptions) -> [(String, String); 2] {
     let resume = match &options.resume {
         None => "not given".to_string(),

@@ -1,4 +1,4 @@
-//! What a run trains and evaluates on, and which samples come when.
+//! The data sets of a run, and the order of their samples.
 
 use std::sync::Arc;
 
@@ -15,31 +15,31 @@ pub(super) struct Corpus {
     pub(super) eval: Option<Arc<dyn Dataset>>,
     pub(super) extent: Extent,
     pub(super) tokenizer: Tokenizer,
-    /// Number of tokens of the tokenizer, where the data are made of its tokens.
+    /// Number of tokens in the tokenizer's vocabulary, if the samples consist of its tokens.
     pub(super) vocabulary: Option<usize>,
     order: Order,
-    /// Samples of an epoch that are used: all, or whole batches only.
+    /// Samples used per epoch: all of them, or only whole batches.
     per_epoch: u64,
 }
 
-/// In which order training samples come.
+/// The order of the training samples.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Order {
     pub(super) seed: u64,
     pub(super) shuffle: bool,
 }
 
-/// How much of the evaluation data an evaluation looks at.
+/// How much of the evaluation data an evaluation uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// So many micro-batches of each replica.
+    /// This many micro-batches per replica.
     Batches(usize),
     /// Every sample once.
     All,
 }
 
 impl Corpus {
-    /// Data to train on, and to evaluate on where there are any.
+    /// Creates a corpus from the training data, and the evaluation data if any.
     pub(super) fn new(
         config: &Config,
         (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>),
@@ -50,7 +50,8 @@ impl Corpus {
         Ok(Self { train, eval, extent, tokenizer: Tokenizer::Byte, vocabulary: None, order, per_epoch })
     }
 
-    /// Data sets of the program's own. An evaluation looks at all samples, unless `training.eval_batches` is written.
+    /// Creates a corpus from the program's own data sets. An evaluation uses all samples unless `training.eval_batches`
+    /// is set.
     pub(super) fn given(
         config: &Config,
         (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>),
@@ -74,7 +75,7 @@ impl Corpus {
         Self::new(config, (train, eval), order, extent)
     }
 
-    /// Training samples at `position..position + rows` of the run.
+    /// Loads the training samples at positions `position..position + rows` of the run.
     pub(super) fn training_batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
         let n = self.train.len();
         let at = |row: u64| {
@@ -84,24 +85,24 @@ impl Corpus {
         batch(&*self.train, &(0..rows as u64).map(at).collect::<Vec<_>>())
     }
 
-    /// Samples for an evaluation, in the order of the data set; from the start again when they end.
+    /// Loads `rows` evaluation samples in the order of the data set, starting again at its first sample after the last.
     pub(super) fn evaluation_batch(&self, eval: &dyn Dataset, position: u64, rows: usize) -> Result<Batch, Error> {
         let n = eval.len() as u64;
         batch(eval, &(0..rows as u64).map(|row| ((position + row) % n) as usize).collect::<Vec<_>>())
     }
 
-    /// Tokens of a sample; a row of a table counts as one.
+    /// Returns the number of tokens per sample; a row of a table counts as one token.
     pub(super) fn tokens_per_sample(&self) -> usize {
         self.train.tokens_per_sample()
     }
 
-    /// Optimizer steps of so many epochs.
+    /// Returns the number of optimizer steps in `epochs` epochs, rounded up.
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
         (epochs * self.per_epoch as f64 / train_batch_size as f64).ceil() as u64
     }
 }
 
-/// Rejects `training.eval_every` without evaluation data; `help` names what adds them.
+/// Rejects `training.eval_every` without evaluation data; `help` says how to add some.
 pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, help: &str) -> Result<(), Error> {
     match config.training.eval_every > 0 && eval.is_none() {
         true => Err(Error::setting("training.eval_every", "there is nothing to evaluate on", help)),
@@ -109,7 +110,8 @@ pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, hel
     }
 }
 
-/// With `dataloader_drop_last` an epoch ends with its last whole batch; without, a batch reaches into the next epoch.
+/// Returns the samples used per epoch. With `dataloader_drop_last`, an epoch ends with its last whole batch; without, a
+/// batch may span two epochs.
 fn samples_per_epoch(samples: usize, config: &Config) -> Result<u64, Error> {
     let whole = samples - samples % config.train_batch_size;
     match (config.dataloader_drop_last, whole) {

@@ -1,4 +1,4 @@
-//! Stopping early on evaluations.
+//! Early stopping, decided after each evaluation.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use super::evaluation::Evaluation;
 use super::metrics::Metric;
 use zero_engine::Error;
 
-/// The metric that every evaluation has.
+/// The name of the loss, which every evaluation reports.
 const LOSS: &str = "loss";
 
-/// `training.early_stopping` and what it has seen.
+/// The options `training.early_stopping` and the state of the search for a better evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct EarlyStop {
     options: Option<EarlyStopping>,
@@ -25,7 +25,7 @@ impl EarlyStop {
         Self { options, best: f32::INFINITY, without_improvement: 0 }
     }
 
-    /// That `training.early_stopping.metric` is the loss or one of these metrics.
+    /// Checks that `training.early_stopping.metric` is the loss or one of `metrics`.
     pub(super) fn check(&self, metrics: &[Metric]) -> Result<(), Error> {
         let Some(EarlyStopping { metric, .. }) = &self.options else { return Ok(()) };
         if metric == LOSS || metrics.iter().any(|known| known.name() == metric) {
@@ -39,14 +39,14 @@ impl EarlyStop {
         ))
     }
 
-    /// Whether training should stop, after another evaluation.
+    /// Takes the result of an evaluation and returns whether training should stop.
     pub(super) fn is_over(&mut self, evaluation: &Evaluation) -> bool {
         let Some(options) = &self.options else { return false };
         let value = match options.metric.as_str() {
             LOSS => evaluation.loss,
             metric => evaluation.metric(metric).map_or(f32::NAN, |value| value as f32),
         };
-        // The best is the lowest: of what shall grow, the opposite is kept.
+        // `best` is the lowest value, so a metric to maximise is negated.
         let value = if options.mode == StopMode::Max { -value } else { value };
         if f64::from(value) < f64::from(self.best) - options.min_delta {
             self.best = value;
@@ -57,13 +57,13 @@ impl EarlyStop {
         self.without_improvement >= options.patience
     }
 
-    /// For a checkpoint.
+    /// Returns the state for a checkpoint.
     pub(super) fn state(&self) -> Value {
         let best = self.best.is_finite().then_some(self.best);
         json!({ "early_stopping": { "best": best, "without_improvement": self.without_improvement } })
     }
 
-    /// From a checkpoint.
+    /// Restores the state from a checkpoint.
     pub(super) fn restore(&mut self, state: &Value) {
         let state = &state["early_stopping"];
         self.best = state["best"].as_f64().map_or(f32::INFINITY, |best| best as f32);

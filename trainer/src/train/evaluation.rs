@@ -6,31 +6,31 @@ use crate::data::Dataset;
 use zero_engine::Engine;
 use zero_engine::Error;
 
-/// Micro-batches that go through a pipeline one behind the other.
+/// Micro-batches per pass through the pipeline when every sample is evaluated.
 const IN_A_ROW: usize = 16;
 
-/// What an evaluation found; the same on every rank.
+/// The result of an evaluation; the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// The step that it follows.
+    /// The step after which the evaluation ran.
     pub step: u64,
     /// Mean loss.
     pub loss: f32,
-    /// Metrics in the order in which the program named them.
+    /// Name and value of each metric, in the order in which the program added them.
     pub metrics: Vec<(String, f64)>,
-    /// Samples that were looked at.
+    /// Number of samples evaluated.
     pub samples: usize,
 }
 
 impl Evaluation {
-    /// The value of a metric.
+    /// Returns the value of the metric `name`, or `None` if there is no such metric.
     #[must_use]
     pub fn metric(&self, name: &str) -> Option<f64> {
         self.metrics.iter().find(|(other, _)| other == name).map(|(_, value)| *value)
     }
 }
 
-/// `evaluation loss 0.1234  accuracy 0.9712`.
+/// Formats as `evaluation loss 0.1234  accuracy 0.9712`.
 impl std::fmt::Display for Evaluation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "evaluation loss {:.4}", self.loss)?;
@@ -38,7 +38,7 @@ impl std::fmt::Display for Evaluation {
     }
 }
 
-/// Evaluates; a collective. None without evaluation data.
+/// Runs an evaluation; a collective. Returns `None` without evaluation data.
 pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric]) -> Result<Option<Evaluation>, Error> {
     let Some(eval) = &corpus.eval else { return Ok(None) };
     let (rows, step) = (engine.config().train_micro_batch_size_per_gpu, engine.steps());
@@ -61,7 +61,7 @@ pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric])
     Ok(Some(Evaluation { step, loss: sampled.unwrap_or(loss as f32), metrics, samples }))
 }
 
-/// The mean loss over so many micro-batches of every replica.
+/// Returns the mean loss over `batches` micro-batches per replica, and adds the metrics to `sums`.
 fn some(
     engine: &mut Engine,
     corpus: &Corpus,
@@ -81,8 +81,9 @@ fn some(
     Ok((total / batches as f64) as f32)
 }
 
-/// Every sample once: whole micro-batches on all replicas, and at the end one of those that are left, which some replicas have fewer of, or
-/// none. Those run a sample that does not count, as the others need them for their layers.
+/// Evaluates every sample once. Each replica runs whole micro-batches. In the last round, the remaining samples give
+/// some replicas a smaller micro-batch, or none. A replica without samples runs one that does not count, because the
+/// other ranks need it to gather their layers.
 fn all(
     engine: &mut Engine,
     corpus: &Corpus,

@@ -1,4 +1,4 @@
-//! What rank 0 writes to while training: the run's folder and its monitors.
+//! The files that rank 0 writes during training: the run's folder and the monitors.
 
 use std::path::Path;
 
@@ -12,17 +12,18 @@ use zero_engine::Engine;
 use zero_engine::Error;
 use zero_engine::format::counted;
 
-/// What rank 0 writes to while training.
+/// The run's folder and its monitors, on rank 0.
 pub(super) struct Files {
     pub(super) folder: Folder,
     pub(super) monitors: Monitors,
-    /// Steps that could not be logged, up to now.
+    /// Number of consecutive steps that could not be logged so far.
     missing: u64,
 }
 
 impl Files {
-    /// Opens the run's folder, in which it `goes_on`, or from which it moves aside what is there. Takes its lock, for the engine's saves
-    /// too. Monitors have logged the engine's samples if it began from a checkpoint.
+    /// Opens the run's folder. If the run `goes_on`, it continues in the folder; otherwise an earlier run there is
+    /// moved aside. Takes the folder's lock, which the engine's saves use too. `logged` says whether the engine resumed
+    /// from a checkpoint, so that monitors already have its samples.
     pub(super) fn open(
         engine: &mut Engine,
         out: &Path,
@@ -44,7 +45,7 @@ impl Files {
             let (folder, moved) = Folder::new(out).map_err(unusable)?;
             if let Some(moved) = moved {
                 progress.say(&format!("an earlier run was moved to {}", moved.display()));
-                // Its lock went with it.
+                // The lock file moved with the folder.
                 lock = RunLock::take(out)?;
             }
             folder
@@ -57,7 +58,8 @@ impl Files {
         Ok(Self { folder, monitors, missing: 0 })
     }
 
-    /// A disk that is full does not end training: it is said once, and once more when lines are written again.
+    /// Handles the result of logging a step. A full disk does not end training: one warning reports the first line that
+    /// is lost, and one reports when logging works again.
     pub(super) fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
         match written {
             Ok(()) if self.missing > 0 => {

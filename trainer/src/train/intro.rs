@@ -1,4 +1,4 @@
-//! What a run says when it starts.
+//! The lines that a run prints when it starts.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use zero_engine::Engine;
 use zero_engine::format::{bytes, counted, grouped, of_number};
 use zero_planner::memory;
 
-/// Says on rank 0 what is trained, on what, by whom.
+/// Prints the model, the data, the ranks and the other properties of the run on rank 0.
 pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {
     let config = engine.config();
     let comm = engine.communicator();

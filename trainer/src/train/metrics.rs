@@ -1,4 +1,4 @@
-//! Metrics of a program's own: functions of the last layer's outputs and the targets, averaged over an evaluation.
+//! The program's own metrics: functions of the last layer's outputs and the targets, averaged over an evaluation.
 
 use candle_core::{DType, Result, Tensor};
 use zero_engine::{Activations, Error, ExactSum, Observed};
@@ -7,7 +7,7 @@ use crate::monitor::metric;
 
 type Function = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// A metric and its name everywhere.
+/// A metric and the name under which it is logged.
 pub(crate) struct Metric {
     pub(super) monitored: &'static metric::Metric,
     name: String,
@@ -15,10 +15,11 @@ pub(crate) struct Metric {
 }
 
 impl Metric {
-    /// A metric that evaluations report as `name`.
+    /// Creates a metric that evaluations report as `name`.
     ///
     /// # Errors
-    /// A name with other characters than lowercase letters, digits and `_`, or one that is taken, as that of the loss is.
+    /// Fails if the name has characters other than lowercase letters, digits and `_`, does not begin with a letter, or
+    /// is taken. `loss` is always taken.
     pub(crate) fn new(name: &str, taken: &[Self], function: Function) -> std::result::Result<Self, Error> {
         let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(is_word) {
@@ -37,11 +38,11 @@ impl Metric {
     }
 }
 
-/// Sums over an evaluation. They are exact: their bits do not depend on which rank had which sample.
+/// Sums over an evaluation. They are exact, so their bits do not depend on which rank evaluated which sample.
 pub(super) struct Sums {
     loss: ExactSum,
     samples: ExactSum,
-    /// Values of each metric, and how many.
+    /// Per metric, the sum of its values and their number.
     metrics: Vec<(ExactSum, ExactSum)>,
 }
 
@@ -51,7 +52,7 @@ impl Sums {
         Self { loss: ExactSum::new(), samples: ExactSum::new(), metrics }
     }
 
-    /// Adds what a micro-batch of so many samples gave.
+    /// Adds the loss and the metrics of a micro-batch of `samples` samples.
     pub(super) fn add(
         &mut self,
         metrics: &[Metric],
@@ -78,7 +79,7 @@ impl Sums {
         Ok(())
     }
 
-    /// All sums, to be added up over the ranks.
+    /// Returns all sums in a fixed order, to be added up over the ranks.
     pub(super) fn into_sums(self) -> Vec<ExactSum> {
         [self.loss, self.samples]
             .into_iter()

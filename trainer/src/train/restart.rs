@@ -1,4 +1,4 @@
-//! What a launcher tells a run that it has started again, after a rank died.
+//! What the launcher passes to the ranks when it restarts them after a failure.
 
 use std::path::{Path, PathBuf};
 
@@ -13,31 +13,32 @@ use zero_engine::Error;
 /// One restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
-    /// Who died how.
+    /// Which rank failed, and how.
     pub reason: String,
-    /// Ranks that went on.
+    /// Number of ranks after the restart.
     pub ranks: usize,
-    /// The step after which they went on; 0 where the run had saved no checkpoint yet.
+    /// The step after which training resumed; 0 if no checkpoint had been saved.
     pub step: u64,
 }
 
-/// The restarts of a run so far, and where it goes on. That of a first attempt is empty.
+/// The restarts of a run so far, and where the run resumes. Empty on the first attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Restarts {
-    /// In order.
+    /// In chronological order.
     pub restarts: Vec<Restart>,
-    /// The checkpoints that earlier attempts have saved, by step, the newest last; the newest that is as it was written is taken. If there
-    /// is none, this attempt begins where the first one did.
+    /// Checkpoints of earlier attempts, by step, the newest last. The run resumes from the newest intact one. Without
+    /// any, it begins where the first attempt began.
     pub from: Vec<(u64, PathBuf)>,
-    /// The run's folder is an earlier attempt's, so it is not moved aside.
+    /// Whether the run's folder belongs to an earlier attempt, so that it must not be moved aside.
     pub keeps_folder: bool,
 }
 
 impl Restarts {
-    /// Puts into the options what our launcher has told this rank of earlier attempts, if it started this process.
+    /// Reads what our launcher has told this rank about earlier attempts into `options`. Does nothing in a process that
+    /// our launcher did not start.
     ///
     /// # Errors
-    /// A variable that our launcher does not set so.
+    /// Fails if the variable does not have the form that our launcher writes.
     pub fn of_launcher(options: &mut RunOptions) -> Result<(), Error> {
         if !process::launched_by_us() {
             return Ok(());
@@ -52,24 +53,24 @@ impl Restarts {
         Ok(())
     }
 
-    /// For [`from_json`](Self::from_json).
+    /// Formats the value for [`from_json`](Self::from_json).
     #[must_use]
     pub fn to_json(&self) -> String {
-        // Plain data with text keys: there is nothing in it that could fail to serialise but a path that is no text.
+        // These are plain data with text keys. Only a path that is not UTF-8 can fail to serialise.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads what [`to_json`](Self::to_json) has written.
+    /// Parses the output of [`to_json`](Self::to_json).
     ///
     /// # Errors
-    /// If it is something else.
+    /// Fails on any other text.
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text)
     }
 }
 
-/// What a launcher that knows nothing of a run's folder leaves to the run: whether the folder `out` is an earlier attempt's, which its
-/// marker says, and then from which checkpoints the run goes on. A collective.
+/// Completes `told` for a launcher that does not know the run's folder. If the marker in `out` names this job, the
+/// folder belongs to an earlier attempt and the run resumes from its checkpoints. A collective.
 pub(super) fn found(
     told: &Restarts,
     job: Option<&str>,
@@ -80,7 +81,7 @@ pub(super) fn found(
     if told.restarts.is_empty() || told.keeps_folder || !told.from.is_empty() {
         return Ok(restarts);
     }
-    // Launchers of other hosts have other names for their part of the job, so rank 0 alone decides.
+    // Launchers on other hosts use other names for their part of the job, so only rank 0 compares the marker.
     let marked = if comm.rank() == 0 { folder::job_of(out) } else { None };
     let marked = marked.filter(|(marked, _)| job == Some(marked));
     let is_own = Buffer::I64(vec![i64::from(marked.is_some())]);

@@ -1,4 +1,4 @@
-//! What a program brings to a run besides its configuration, and what it gets of it.
+//! The program's inputs to a run besides its configuration, and the run's results for the program.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use crate::data::Dataset;
 use zero_engine::configured_model;
 use zero_engine::{Error, Layers, Step};
 
-/// Data to train on, and to evaluate on.
+/// The training data, and the evaluation data if any.
 pub(crate) type Datasets = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
 type OnStep<'a> = Box<dyn FnMut(&StepInfo) + 'a>;
 type OnEvaluation<'a> = Box<dyn FnMut(&Evaluation) + 'a>;
 
-/// What is the program's own. The binary brings nothing: model and data are the configuration's.
+/// The model, data, metrics and callbacks that the program supplies. `zero-train` supplies none: the configuration
+/// names its model and data.
 pub(crate) struct Task<'a> {
     pub(crate) layers: Option<Layers>,
     pub(crate) data: Option<Datasets>,
@@ -28,7 +29,7 @@ pub(crate) struct Task<'a> {
     pub(crate) metrics: Vec<Metric>,
     pub(crate) on_step: Vec<OnStep<'a>>,
     pub(crate) on_evaluation: Vec<OnEvaluation<'a>>,
-    /// Evaluate after the last step in any case.
+    /// Whether to evaluate after the last step even if `training.eval_every` does not ask for it.
     pub(crate) evaluates_last: bool,
 }
 
@@ -47,7 +48,7 @@ impl Default for Task<'_> {
 }
 
 impl Task<'_> {
-    /// Opens the data: the program's, or those of the configuration, but not both.
+    /// Opens the program's data or the configuration's data. Having both is an error.
     pub(super) fn corpus(&mut self, config: &Config) -> Result<Corpus, Error> {
         let both = |key: &str, method: &str| {
             let message = format!("the configuration has a `{key}` section, and the program gives `{method}`");
@@ -67,7 +68,7 @@ impl Task<'_> {
         }
     }
 
-    /// The model: the program's, or that of the configuration.
+    /// Returns the program's model, or builds the configuration's.
     pub(super) fn layers(&mut self, config: &Config, corpus: &Corpus) -> Result<Layers, Error> {
         match self.layers.take() {
             Some(layers) => Ok(layers),
@@ -76,24 +77,24 @@ impl Task<'_> {
     }
 }
 
-/// An optimizer step, as [`Trainer::on_step`](crate::Trainer::on_step) sees it.
+/// An optimizer step, as passed to [`Trainer::on_step`](crate::Trainer::on_step).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepInfo {
-    /// From 1.
+    /// The number of the step, counted from 1.
     pub step: u64,
-    /// Steps of the whole run.
+    /// Total optimizer steps of the run.
     pub steps: u64,
-    /// Samples of the run so far.
+    /// Samples trained on so far.
     pub samples: u64,
     /// Mean loss of the global batch, before the update.
     pub loss: f32,
     /// Learning rate of the update.
     pub lr: f64,
-    /// Global L2 norm of the gradient before clipping.
+    /// Global L2 norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// No update was made: the gradient was not finite, or above the limit.
+    /// Whether the update was skipped because the gradient norm was not finite or exceeded the limit.
     pub skipped: bool,
-    /// Wall-clock time of the slowest rank.
+    /// Wall-clock time of the step on the slowest rank.
     pub duration: Duration,
 }
 
@@ -104,20 +105,20 @@ impl StepInfo {
     }
 }
 
-/// A run that ended well; the same on every rank.
+/// The outcome of a run that ended without an error; the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// How it ended.
+    /// Why the run ended.
     pub finished: Finished,
-    /// Optimizer steps of the run, those before it was resumed included.
+    /// Optimizer steps of the run, including those before it was resumed.
     pub steps: u64,
-    /// Loss of the last step; none if the run was at its end already.
+    /// Loss of the last step; `None` if no step was left to run.
     pub loss: Option<f32>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
-    /// The checkpoint at the end.
+    /// The final checkpoint.
     pub checkpoint: Option<PathBuf>,
-    /// The checkpoint that the run went on from.
+    /// The checkpoint that the run resumed from.
     pub resumed_from: Option<PathBuf>,
     /// The run's folder.
     pub folder: PathBuf,

@@ -1,4 +1,4 @@
-//! The command line of a program around a [`Trainer`](super::Trainer).
+//! The command line of a program that uses a [`Trainer`](super::Trainer).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ const OPTIONS: &str = "Options:
 
 One process is one rank. Several ranks: zero-train launch --nproc-per-node N PROGRAM [OPTIONS], or torchrun.";
 
-/// What the command line says.
+/// The parsed command line.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Arguments {
     files: Vec<PathBuf>,
@@ -37,10 +37,10 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Reads the arguments behind the program's name.
+    /// Parses the arguments after the program's name.
     ///
     /// # Errors
-    /// An option that does not exist, or whose value is missing or no number.
+    /// Fails on an unknown option, and on an option whose value is missing or not a number.
     pub(super) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Error> {
         let help =
             "run the program with --help for its options; its own arguments belong before `Trainer::from_arguments`";
@@ -71,16 +71,16 @@ impl Arguments {
         Ok(read)
     }
 
-    /// The text of `--help`.
+    /// Returns the text of `--help`.
     pub(super) fn help() -> String {
         let program = std::env::args().next().unwrap_or_default();
         format!("Usage: {program} --config FILE [OPTIONS]\n\n{OPTIONS}")
     }
 
-    /// The configuration of the files, which stand over the program's own.
+    /// Loads the configuration. The files of `--config` override `own`, the program's configuration.
     ///
     /// # Errors
-    /// No configuration; files that cannot be read; what is wrong in them.
+    /// Fails without any configuration, on files that cannot be read, and on mistakes in them.
     pub(super) fn load(&self, own: Option<Source>) -> Result<Typed, Error> {
         let mut sources: Vec<Source> = own.into_iter().collect();
         for file in &self.files {

@@ -1,4 +1,4 @@
-//! [`Trainer`]: a model, a data set and a configuration, trained.
+//! [`Trainer`]: trains a model on a data set as the configuration says.
 
 mod arguments;
 
@@ -16,8 +16,8 @@ use crate::process;
 use crate::train::{self, DrawBar, Evaluation, Metric, Output, Restarts, Resume, RunOptions, StepInfo, Summary, Task};
 use arguments::Arguments;
 
-/// Trains a model on data, with evaluation, metrics, checkpoints, resume, restarts, early stopping, monitors and the run's folder, on any
-/// number of ranks. It runs the loop of the program `zero-train`, and honours the same configuration.
+/// Trains a model on any number of ranks, with evaluation, metrics, checkpoints, resume, restarts, early stopping and
+/// monitors. It runs the same loop as the program `zero-train` and honours the same configuration.
 ///
 /// ```no_run
 /// use candle_nn::{VarBuilder, linear, loss::cross_entropy};
@@ -30,26 +30,26 @@ use arguments::Arguments;
 /// # Ok::<(), zero_train::Error>(())
 /// ```
 ///
-/// Every rank runs the same program: one process is one rank, alone or among others that a launcher has started
-/// (`zero-train launch --nproc-per-node 4 PROGRAM`, torchrun, mpirun, srun). With `--max-restarts K` the launcher starts the ranks again when
-/// one has died, and the run goes on from its newest checkpoint.
+/// Every process is one rank and runs the same program, alone or with other ranks that a launcher has started
+/// (`zero-train launch --nproc-per-node 4 PROGRAM`, torchrun, mpirun, srun). With `--max-restarts K` the launcher
+/// restarts all ranks up to K times after one dies, and the run resumes from its newest checkpoint.
 ///
-/// What the configuration has in `model` and `data` can be left to it: a trainer without [`Trainer::model`] builds the configuration's model,
-/// one without [`Trainer::data`] opens the configuration's files. Giving both is an error.
+/// Without [`Trainer::model`], the trainer builds the model of the configuration's `model` section. Without
+/// [`Trainer::data`], it opens the files of the `data` section. Giving both the call and the section is an error.
 #[must_use = "a trainer does nothing before `fit`"]
 pub struct Trainer<'a> {
     config: Config,
     options: RunOptions,
     task: Task<'a>,
     comm: Option<Arc<dyn Communicator>>,
-    /// Lines about the process, for rank 0.
+    /// Lines about the process that rank 0 prints.
     said: Vec<String>,
-    /// The first mistake in the calls so far.
+    /// The first mistake in the calls so far; [`fit`](Self::fit) returns it.
     mistake: Option<Error>,
 }
 
 impl<'a> Trainer<'a> {
-    /// A trainer with a configuration, which is resolved for the number of ranks that are found. The process stays as it is:
+    /// Creates a trainer. `config` must be resolved for the number of ranks. Does not change the process;
     /// [`process::set_up`] prepares it.
     pub fn new(config: Config) -> Self {
         let task = Task { evaluates_last: true, ..Task::default() };
@@ -57,29 +57,32 @@ impl<'a> Trainer<'a> {
         Self { config, options, task, comm: None, said: vec![], mistake: None }
     }
 
-    /// A trainer for this program's command line (`--config`, `--set`, `--max-steps`, `--out`, `--resume`, `--quiet`; `--help` names all) and the
-    /// launcher's environment. Prepares the process as [`process::set_up`] does, so it comes first in `main`: it may start the program
-    /// anew, with the same arguments.
+    /// Creates a trainer from this program's command line (`--config`, `--set`, `--max-steps`, `--out`, `--resume`,
+    /// `--quiet`; `--help` lists all options) and the launcher's environment.
+    ///
+    /// Call it first in `main`: it prepares the process as [`process::set_up`] does, and may re-execute the program
+    /// with the same arguments.
     ///
     /// # Errors
-    /// Arguments that do not exist, a configuration with mistakes, a launcher's environment that contradicts itself.
+    /// Fails on unknown arguments, mistakes in the configuration, and an inconsistent launcher's environment.
     pub fn from_args() -> Result<Self, Error> {
         Self::read(std::env::args_os().skip(1), None)
     }
 
-    /// [`Trainer::from_args`] over a configuration of the program's own, which `--config` and `--set` change. `name` is its name in messages, and
-    /// without its ending that of the run's folder.
+    /// Creates a trainer as [`Trainer::from_args`] does, on top of a configuration in the program, which `--config` and
+    /// `--set` override. Messages call that configuration `name`, and the run's folder is `name` without its extension.
     ///
     /// # Errors
-    /// As [`Trainer::from_args`].
+    /// The same as those of [`Trainer::from_args`].
     pub fn from_args_over(name: &str, text: &str) -> Result<Self, Error> {
         Self::from_arguments(std::env::args_os().skip(1), name, text)
     }
 
-    /// [`Trainer::from_args_over`] for a program that has taken its own arguments out. An empty `text` leaves the configuration to `--config`.
+    /// Creates a trainer as [`Trainer::from_args_over`] does, for a program that has removed its own arguments. With an
+    /// empty `text`, `--config` is required.
     ///
     /// # Errors
-    /// As [`Trainer::from_args`].
+    /// The same as those of [`Trainer::from_args`].
     pub fn from_arguments(
         arguments: impl IntoIterator<Item = OsString>,
         name: &str,
@@ -111,36 +114,40 @@ impl<'a> Trainer<'a> {
         Ok(trainer)
     }
 
-    /// The model and its loss.
+    /// Sets the model and its loss.
     pub fn model(mut self, layers: Layers) -> Self {
         self.task.layers = Some(layers);
         self
     }
 
-    /// What to train on, and what to evaluate on. Evaluations come every `training.eval_every` steps and after the last; they look at every
-    /// sample, unless `training.eval_batches` is written.
+    /// Sets the training and evaluation data. Evaluations run every `training.eval_every` steps and after the last
+    /// step. They use every sample unless `training.eval_batches` is set.
     pub fn data(mut self, train: impl Dataset + 'static, valid: impl Dataset + 'static) -> Self {
         self.task.data = Some((Arc::new(train), Some(Arc::new(valid))));
         self
     }
 
-    /// What to train on, without evaluation.
+    /// Sets the training data, without evaluation.
     pub fn train_data(mut self, train: impl Dataset + 'static) -> Self {
         self.task.data = Some((Arc::new(train), None));
         self
     }
 
-    /// Whether the samples of an epoch come in a random order, which depends on the seed and the epoch alone, or in that of the data set.
-    /// They do unless this says otherwise. Of the configuration's own data, `data.shuffle` decides.
+    /// Sets whether samples are shuffled in each epoch; the default is `true`. The shuffled order depends only on the
+    /// seed and the epoch. For data that the configuration names, `data.shuffle` decides instead.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.task.shuffle = shuffle;
         self
     }
 
-    /// A metric of evaluations: a function of the last layer's only output and the targets of some samples. It gives a value for each
-    /// sample, or several, as a tensor whose first dimension counts samples; or their mean as a scalar. Reported is the mean over the
-    /// evaluation data, which has the same bits on any number of ranks where each value depends on its own sample alone. It is
-    /// `eval_<name>` in `metrics.jsonl` and in monitors, and what `training.early_stopping.metric` may name.
+    /// Adds a metric that evaluations compute from the last layer's only output and the targets of some samples.
+    ///
+    /// The function returns a tensor whose first dimension counts samples, with one or more values per sample, or a
+    /// scalar mean over the samples. An evaluation reports the mean over all evaluation data. If each value depends
+    /// only on its own sample, the mean is bit-identical on any number of ranks.
+    ///
+    /// The metric appears as `eval_<name>` in `metrics.jsonl` and in monitors, and `training.early_stopping.metric` may
+    /// name it.
     pub fn metric(
         self,
         name: &str,
@@ -149,7 +156,7 @@ impl<'a> Trainer<'a> {
         self.metric_of_all(name, move |outputs, targets| metric(outputs.single()?, targets))
     }
 
-    /// [`Trainer::metric`] for a last layer with several outputs.
+    /// Adds a metric as [`Trainer::metric`] does, for a last layer with several outputs.
     pub fn metric_of_all(
         mut self,
         name: &str,
@@ -162,47 +169,48 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Calls a function after each optimizer step, on rank 0: what it prints is printed once.
+    /// Calls a function after each optimizer step, on rank 0 only.
     pub fn on_step(mut self, on_step: impl FnMut(&StepInfo) + 'a) -> Self {
         self.task.on_step.push(Box::new(on_step));
         self
     }
 
-    /// Calls a function after each evaluation, on rank 0.
+    /// Calls a function after each evaluation, on rank 0 only.
     pub fn on_evaluation(mut self, on_evaluation: impl FnMut(&Evaluation) + 'a) -> Self {
         self.task.on_evaluation.push(Box::new(on_evaluation));
         self
     }
 
-    /// Goes on from a checkpoint.
+    /// Resumes from a checkpoint.
     pub fn resume(mut self, from: Resume) -> Self {
         self.options.resume = Some(from);
         self
     }
 
-    /// How much is printed.
+    /// Sets how much the run prints.
     pub fn output(mut self, output: Output) -> Self {
         self.options.output = output;
         self
     }
 
-    /// Draws the progress bar of a terminal, in place of the usual one.
+    /// Replaces the progress bar that is drawn on a terminal.
     pub fn progress_bar(mut self, draw: DrawBar) -> Self {
         self.options.bar = Some(draw);
         self
     }
 
-    /// Trains on a rank of this communicator instead of the one that the launcher's environment names: for ranks that are threads of one
-    /// process ([`comm::threads`](crate::comm::threads)).
+    /// Uses this communicator instead of connecting through the launcher's environment. This allows ranks that are
+    /// threads of one process ([`comm::threads`](crate::comm::threads)).
     pub fn communicator(mut self, comm: Arc<dyn Communicator>) -> Self {
         self.comm = Some(comm);
         self
     }
 
-    /// Trains until the last step, an early stop or a signal (SIGINT, SIGTERM), which leaves a checkpoint. All ranks call it.
+    /// Trains until the last step, an early stop or a signal. SIGINT and SIGTERM save a checkpoint before the run ends.
+    /// All ranks must call it.
     ///
     /// # Errors
-    /// Whatever ends the run before its time, the same on all ranks but for a rank that is lost: see [`Error`].
+    /// Returns the error that ended the run early. It is the same on all ranks, except on a lost rank; see [`Error`].
     pub fn fit(self) -> Result<Summary, Error> {
         let Self { config, mut options, task, comm, said, mistake } = self;
         if let Some(mistake) = mistake {
@@ -224,7 +232,7 @@ impl<'a> Trainer<'a> {
             }
         }
         train::fit(&config, &options, &comm, task).inspect_err(|error| {
-            // The others end now, and not when their deadline passes.
+            // Without this, the other ranks would wait until their deadline passes.
             comm.abort(&error.to_string());
             if is_a_process {
                 process::report_and_wait(&error.to_string(), error.exit_status());
@@ -233,7 +241,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// A program that is asked for several ranks, and is not one of several, names what starts them.
+/// Rejects a request for several ranks in a process that was started alone; the help names a launcher.
 fn one_process_is_one_rank(
     asked: Option<usize>,
     written: Option<usize>,

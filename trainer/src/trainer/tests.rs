@@ -1,4 +1,4 @@
-//! Ranks that are threads train a small model of the program's own.
+//! Trains small models of the program's own on ranks that are threads.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::data::{InMemory, from_fn};
 use crate::metrics::accuracy;
 use crate::train::Finished;
 
-/// Points whose class is the larger of two coordinates.
+/// Points in two dimensions; the class is the index of the larger coordinate.
 fn points(samples: usize) -> InMemory {
     let number = |i: usize| (i * 37 % 101) as f32 / 101.0 - 0.5;
     let numbers: Vec<f32> = (0..2 * samples).map(number).collect();
@@ -30,7 +30,7 @@ fn model() -> Layers {
         .loss(cross_entropy)
 }
 
-/// Micro-batches of 2 samples: of the same samples on 1, 2 and 4 ranks.
+/// A configuration with micro-batches of 2 samples, so that 1, 2 and 4 ranks train on the same batches.
 fn text(folder: &Path, more: &str) -> String {
     format!(
         "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 2\noptimizer: {{type: AdamW, params: {{lr: 0.05}}}}\n\
@@ -48,7 +48,7 @@ fn quiet<'a>(config: Config) -> Trainer<'a> {
     Trainer::new(config).output(Output::Quiet)
 }
 
-/// Fits on so many ranks; what each returned.
+/// Fits on `ranks` ranks and returns the result of each.
 fn fit_on(ranks: usize, trainer: impl Fn() -> Trainer<'static> + Sync) -> Vec<Result<Summary, Error>> {
     std::thread::scope(|scope| {
         let fit = |comm| trainer().communicator(comm).fit();
@@ -58,7 +58,7 @@ fn fit_on(ranks: usize, trainer: impl Fn() -> Trainer<'static> + Sync) -> Vec<Re
     })
 }
 
-/// What a run of one rank says is wrong.
+/// Returns the error message of a run on one rank.
 fn mistake(trainer: impl Fn() -> Trainer<'static> + Sync) -> String {
     fit_on(1, trainer).remove(0).unwrap_err().to_string()
 }
@@ -68,7 +68,7 @@ fn metrics(folder: &Path) -> Vec<serde_json::Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// 27 samples are no whole number of micro-batches, nor 14 micro-batches a whole number for each of 4 ranks.
+/// 27 samples do not divide into whole micro-batches, and 14 micro-batches do not divide evenly among 4 ranks.
 #[test]
 fn metrics_are_the_same_on_any_number_of_ranks() {
     let evaluations = [1, 2, 4].map(|ranks| {
@@ -121,7 +121,7 @@ fn callbacks_come_once_whatever_the_ranks() {
             });
         }
     });
-    // After steps 2, 4, and the last.
+    // Evaluations ran after step 2, step 4 and the last step.
     assert_eq!((steps.into_inner(), evaluations.into_inner()), (5, 3));
 }
 
@@ -136,7 +136,7 @@ fn a_resumed_run_has_the_bits_of_one_that_never_stopped() {
     let expected = fit_on(2, || of(whole.path(), 12, false)).remove(0).unwrap();
     let first = fit_on(2, || of(stopped.path(), 7, false)).remove(0).unwrap();
     assert!(first.checkpoint.is_some() && first.resumed_from.is_none());
-    // On another number of ranks too: sums have one order.
+    // The result is the same on another number of ranks, because sums are added in a fixed order.
     let resumed = fit_on(4, || of(stopped.path(), 12, true)).remove(0).unwrap();
     assert_eq!(resumed.resumed_from, first.checkpoint);
     assert_eq!(resumed.loss.map(f32::to_bits), expected.loss.map(f32::to_bits));
@@ -156,7 +156,7 @@ fn early_stopping_follows_a_metric_or_the_loss() {
             let one = |scores: &Tensor, _: &Tensor| scores.ones_like()?.mean_all();
             quiet(config(folder.path(), &more)).model(model()).data(points(64), points(8)).metric("one", one)
         };
-        // The first evaluation is the best, and three do not improve on it.
+        // The first evaluation is the best, and the next three do not improve on it.
         for summary in fit_on(2, trainer) {
             let summary = summary.unwrap();
             assert_eq!((summary.steps, summary.finished), (8, Finished::Done), "{stopping}");
@@ -236,7 +236,7 @@ fn the_configurations_own_model_and_data_have_metrics_too() {
     );
     let trainer = || quiet(Config::parse("ds.yaml", text.clone()).unwrap()).metric("accuracy", accuracy);
     let evaluation = fit_on(2, trainer).remove(0).unwrap().evaluation.unwrap();
-    // `training.eval_batches` micro-batches of both ranks.
+    // `training.eval_batches` micro-batches per rank, on two ranks.
     assert_eq!(evaluation.samples, 8 * 4);
     assert!(evaluation.metric("accuracy").is_some_and(|accuracy| (0.0..=1.0).contains(&accuracy)));
 }
@@ -256,7 +256,7 @@ fn a_pipeline_evaluates_micro_batches_of_different_sizes() {
     assert!(evaluations.iter().all(|evaluation| *evaluation == evaluations[0] && evaluation.samples == 27));
 }
 
-/// Adds up two inputs, each through weights of its own.
+/// Adds up two inputs, each transformed by its own weights.
 struct Two([candle_nn::Linear; 2]);
 
 impl zero_engine::Layer for Two {
