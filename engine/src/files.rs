@@ -33,10 +33,10 @@ pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
     if files.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(files) }
 }
 
-/// Writes a file through a temporary file beside it, so that readers see the old content or the new, never a part of it.
+/// Writes a file through a temporary file beside it, so that readers see either the old or the new content as a whole.
 ///
 /// # Errors
-/// The file cannot be written, or `path` has no file name.
+/// Fails if the file cannot be written, or if `path` has no file name.
 pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     let Some(name) = path.file_name() else { return Err(io::ErrorKind::IsADirectory.into()) };
     let temporary = path.with_file_name(format!(".{}", name.to_string_lossy()));
@@ -46,10 +46,10 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     })
 }
 
-/// Refuses addresses, `s3://bucket/file` for example, without a look at any file.
+/// Rejects addresses such as `s3://bucket/file`, without accessing any file.
 ///
 /// # Errors
-/// [`DataError::Address`] with the first one.
+/// Returns [`DataError::Address`] with the first address.
 pub fn are_paths(sources: &[String]) -> Result<(), DataError> {
     match sources.iter().find(|source| is_address(source)) {
         Some(address) => Err(DataError::Address { address: address.clone() }),
@@ -57,7 +57,7 @@ pub fn are_paths(sources: &[String]) -> Result<(), DataError> {
     }
 }
 
-/// Whether it begins with a scheme of two letters or more: `s3://`, `https://`, `hf://`.
+/// Returns whether `source` begins with a scheme of two or more characters, such as `s3://`, `https://` or `hf://`.
 fn is_address(source: &str) -> bool {
     let scheme = source.split_once("://").map_or("", |(scheme, _)| scheme);
     scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))

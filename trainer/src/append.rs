@@ -1,4 +1,4 @@
-//! A file that grows by whole pieces: what the disk has no room for leaves nothing of itself behind.
+//! A file to which pieces are appended as a whole. If the disk is full, no part of a piece remains.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 use zero_engine::Error;
 
-/// A file that is open at its end.
+/// A file that is open for appending.
 #[derive(Debug)]
 pub(crate) struct Appended {
     path: PathBuf,
     file: File,
-    /// Bytes of whole pieces in it.
+    /// Total bytes of the complete pieces.
     written: u64,
 }
 
 impl Appended {
-    /// Opens a file, which is made if it is not there, and cuts it to its first `keep` bytes.
+    /// Opens a file, creating it if needed, and truncates it to its first `keep` bytes.
     ///
     /// # Errors
-    /// If it cannot be opened for writing.
+    /// Fails if the file cannot be opened for writing.
     pub(crate) fn open(path: &Path, keep: u64) -> Result<Self, Error> {
         let opened = OpenOptions::new().create(true).write(true).truncate(false).open(path);
         let file = opened.map_err(Error::io(path))?;
@@ -30,15 +30,15 @@ impl Appended {
         Ok(Self { path: path.to_path_buf(), file, written: keep.min(length) })
     }
 
-    /// Adds a piece, whole or not at all.
+    /// Appends a piece, or leaves the file unchanged on error.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// Fails if the piece cannot be written.
     pub(crate) fn append(&mut self, piece: &[u8]) -> Result<(), Error> {
         let written = self.file.write_all_at(piece, self.written);
         match written {
             Ok(()) => self.written += piece.len() as u64,
-            // What a full disk took of it.
+            // Remove the part of the piece that was written before the disk was full.
             Err(_) => self.file.set_len(self.written).unwrap_or(()),
         }
         written.map_err(Error::io(&self.path))

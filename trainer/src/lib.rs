@@ -1,6 +1,7 @@
 //! ZeRO-style memory-optimized training for candle models.
 //!
-//! [`Trainer`] trains a model on data: evaluation, metrics, checkpoints, resume, restarts, monitors, on any number of ranks.
+//! [`Trainer`] trains a model on data, with evaluation, metrics, checkpoints, resume, restarts and monitors, on any
+//! number of ranks.
 //!
 //! ```no_run
 //! use candle_nn::{VarBuilder, linear, loss::cross_entropy};
@@ -12,7 +13,7 @@
 //! # Ok::<(), zero_train::Error>(())
 //! ```
 //!
-//! [`Engine`] is one optimizer step, for programs with a loop of their own.
+//! [`Engine`] runs one optimizer step at a time, for programs with their own training loop.
 //!
 //! ```no_run
 //! # fn model() -> zero_train::Layers { zero_train::Layers::new() }
@@ -27,8 +28,8 @@
 //! # Ok::<(), zero_train::Error>(())
 //! ```
 //!
-//! One optimizer step is a program ([`pipeline::Program`]), built from the configuration and checked for all ranks
-//! before anything runs; [`Engine`] carries it out.
+//! One optimizer step is a program ([`pipeline::Program`]). It is built from the configuration and checked for all
+//! ranks before anything runs, and [`Engine`] executes it.
 
 #![forbid(unsafe_code)]
 

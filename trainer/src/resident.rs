@@ -1,22 +1,22 @@
-//! Bytes of memory that this process occupies, as the kernel counts them: what a rank's tracked bytes are held against.
+//! Resident memory of this process as counted by the kernel, for comparison with the rank's tracked bytes.
 
 use std::fs;
 
-/// This process's share of the memory that it occupies now: pages that several processes share count a part for each.
-/// `None` where the kernel does not tell.
+/// Returns the proportional set size (PSS) of this process in bytes: each page is divided by the number of processes
+/// that share it. `None` if the kernel does not report it.
 #[must_use]
 pub fn proportional() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
 }
 
-/// The most that this process has occupied. Pages that it shares count in full, so those of several processes are more
-/// together than the machine held.
+/// Returns the peak resident set size of this process in bytes. Shared pages count in full, so the sum over several
+/// processes may exceed the memory in use.
 #[must_use]
 pub fn peak() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-/// The value of a line `name  12 kB`, in bytes.
+/// Returns the value of a line such as `name:  12 kB`, in bytes.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))?;
     Some(value.trim().parse::<u64>().ok()? * 1024)

@@ -1,4 +1,4 @@
-//! Evaluation and inference: the forward alone.
+//! Evaluation and inference: runs the forward only.
 
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::Activations;
@@ -12,20 +12,20 @@ use crate::executor::messages::share;
 use crate::executor::{Context, Load, Observe, Observed, StepOutput, run};
 
 impl Engine {
-    /// The mean loss over all replicas of one micro-batch each, without dropout and without an update; a collective. Ranks of
-    /// one pipeline give the same batch.
+    /// Returns the mean loss over one micro-batch per replica, without dropout and without an update. A collective: all
+    /// ranks of a pipeline pass the same batch.
     ///
     /// # Errors
-    /// As [`Engine::train_batch`].
+    /// The same as those of [`Engine::train_batch`].
     pub fn eval_batch(&mut self, batch: &Batch) -> Result<f32, Error> {
         Ok(self.eval_with(1, |_| Ok(batch.clone()))?[0])
     }
 
-    /// The mean losses over all replicas of `count` micro-batches each, which go through a pipeline one behind the other. `load`
-    /// gives this replica's micro-batch of an index below `count`.
+    /// Returns `count` mean losses over all replicas, one per micro-batch. The micro-batches go through a pipeline one
+    /// after another. `load` returns this replica's micro-batch for an index below `count`.
     ///
     /// # Errors
-    /// As [`Engine::train_with`].
+    /// The same as those of [`Engine::train_with`].
     pub fn eval_with(
         &mut self,
         count: usize,
@@ -34,11 +34,11 @@ impl Engine {
         self.mean_losses(count, load, None)
     }
 
-    /// [`Engine::eval_with`] that shows `observe` the outputs of each of this replica's micro-batches, on the ranks that have the last layer.
-    /// Micro-batches may differ in their number of samples.
+    /// Does the same as [`Engine::eval_with`], and on the ranks that have the last layer calls `observe` with the
+    /// outputs of each micro-batch of this replica. Micro-batches may differ in their number of samples.
     ///
     /// # Errors
-    /// As [`Engine::eval_with`], and what `observe` says.
+    /// The same as those of [`Engine::eval_with`], and the errors of `observe`.
     pub fn eval_observed(
         &mut self,
         count: usize,
@@ -69,11 +69,11 @@ impl Engine {
         Ok(self.told_by_the_last(losses)?.into_iter().map(|loss| loss / replicas).collect())
     }
 
-    /// Adds up numbers of all ranks, each sum without rounding but of its end: so the bits do not depend on which rank had which number. A
-    /// collective, to which every rank gives as many sums.
+    /// Adds up the sums of all ranks. Only each final result is rounded, so its bits do not depend on which rank had
+    /// which number. A collective: every rank must pass the same number of sums.
     ///
     /// # Errors
-    /// A lost rank.
+    /// Fails if a rank is lost.
     pub fn sum_exactly(&self, sums: &[ExactSum]) -> Result<Vec<f64>, Error> {
         let limbs = Buffer::I64(sums.iter().flat_map(ExactSum::limbs).copied().collect());
         let limbs = self.comm.all_reduce(limbs, ReduceOp::Sum).wait()?.into_i64()?;
@@ -81,11 +81,11 @@ impl Engine {
         Ok(limbs.chunks_exact(ExactSum::new().limbs().len()).map(total).collect())
     }
 
-    /// The last layer's outputs, without dropout; a collective: every rank calls it, each replica with its own inputs, which all
-    /// ranks of one pipeline give.
+    /// Returns the outputs of the last layer, without dropout. A collective: every rank calls it. Each replica passes
+    /// its own inputs, and all ranks of a pipeline pass the same.
     ///
     /// # Errors
-    /// A layer that fails, a lost rank.
+    /// Fails if a layer fails or a rank is lost.
     pub fn forward(&mut self, inputs: impl Into<Activations>) -> Result<Activations, Error> {
         let inputs = inputs.into();
         let mut outcome = self.evaluate(1, &mut |_| Ok((inputs.clone(), None)), None)?;

@@ -1,10 +1,10 @@
-//! Keys that a training loop honours and an engine alone does not.
+//! Configuration keys that a training loop honours and an engine alone does not.
 
 use std::sync::Once;
 
 use zero_config::{Config, Nonfinite};
 
-/// Keys that hold whatever their value is, once they are written.
+/// Keys that count with any value, as soon as the configuration sets them.
 const WRITTEN: [&str; 8] = [
     "training.max_steps",
     "training.epochs",
@@ -16,7 +16,7 @@ const WRITTEN: [&str; 8] = [
     "dataloader_drop_last",
 ];
 
-/// The keys of a configuration that ask something of the loop.
+/// Returns the keys of the configuration that only a training loop honours.
 pub(super) fn set(config: &Config) -> Vec<&'static str> {
     let training = &config.training;
     let active = [
@@ -38,7 +38,7 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
     written.chain(active.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key)).collect()
 }
 
-/// Warns once that the engine alone does not honour them.
+/// Warns once, on rank 0, that the engine alone does not honour these keys.
 pub(super) fn warn(config: &Config, rank: usize) {
     static WARNED: Once = Once::new();
     let keys = set(config);

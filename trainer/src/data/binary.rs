@@ -1,6 +1,6 @@
 //! Recognizes files that are not text, so that the byte tokenizer does not train on the bytes of an archive.
 
-/// First bytes of formats that data sets, documents and pictures come in, and what to call them.
+/// The first bytes of common archives, documents and images, with the name of each format.
 const MAGIC: [(&[u8], &str); 31] = [
     (b"\x1f\x8b", "a gzip archive"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
@@ -35,12 +35,12 @@ const MAGIC: [(&[u8], &str); 31] = [
     (b"\xfe\xff", "UTF-16 text"),
 ];
 
-/// A byte of value 0 in this many bytes makes a file binary, as for git and grep: no text in UTF-8 has one.
+/// A zero byte among this many bytes at the start makes a file binary, as in git and grep. UTF-8 text has none.
 const LOOKED_AT: usize = 8192;
 
-/// What a file is that is not text; `None` for text.
+/// Returns the kind of a binary file, or `None` for text.
 pub(super) fn kind(content: &[u8]) -> Option<&'static str> {
-    // Words of a text may begin as these do.
+    // Short ASCII signatures may also be the first word of a text, so they do not decide.
     let is_text = |magic: &[u8]| magic.len() < 5 && magic.iter().all(u8::is_ascii_graphic);
     let found = MAGIC.iter().find(|(magic, _)| content.starts_with(magic));
     let has_zero = content.iter().take(LOOKED_AT).any(|&byte| byte == 0);
@@ -76,7 +76,7 @@ mod tests {
         for text in texts {
             assert_eq!(kind(text.as_bytes()), None, "{text}");
         }
-        // What is neither UTF-8 nor a known format may be text of an older encoding.
+        // Content in neither UTF-8 nor a known format may be text in an older encoding.
         assert_eq!(kind(b"caf\xe9 au lait"), None);
         let late = [vec![b'a'; LOOKED_AT], vec![0]].concat();
         assert_eq!(kind(&late), None);

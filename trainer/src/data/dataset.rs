@@ -1,17 +1,17 @@
-//! A data set: a number of samples that can be read in any order, a batch at a time.
+//! The trait of a data set: samples that can be read in any order, one batch at a time.
 
 use std::sync::Arc;
 
 use zero_engine::Batch;
 
-/// Any error: `?` makes one of candle's, of the system's and of `anyhow`'s.
+/// Any error. The `?` operator converts errors of candle, of the standard library and of `anyhow`.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Samples with random access.
 ///
-/// Which sample a rank trains on at a step is a pure function of seed, epoch and position
-/// ([`sample_index`](super::sample_index)). A data set therefore knows no ranks, no epochs and no shuffling, and a resumed run goes on with the
-/// next sample. Every rank opens the whole data set and reads its own samples.
+/// Which sample a rank trains on at a step is a pure function of the seed, the epoch and the position
+/// ([`sample_index`](super::sample_index)). A data set therefore knows nothing of ranks, epochs or shuffling, and a
+/// resumed run continues with the next sample. Every rank opens the whole data set and reads its own samples.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -37,18 +37,18 @@ pub trait Dataset: Send + Sync {
     /// Number of samples.
     fn len(&self) -> usize;
 
-    /// Samples `indices`, in this order: the first dimension of every tensor has `indices.len()` rows.
+    /// Loads the samples `indices` in this order. The first dimension of every tensor has `indices.len()` rows.
     ///
     /// # Errors
-    /// A sample that cannot be read. The run ends with this error.
+    /// Fails if a sample cannot be read; the run ends with this error.
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError>;
 
-    /// Tokens of a sample, for the throughput that a run reports; 1 where samples are no sequences.
+    /// Returns the tokens per sample, from which a run computes its throughput; 1 if samples are not sequences.
     fn tokens_per_sample(&self) -> usize {
         1
     }
 
-    /// Whether the data set has no samples.
+    /// Returns whether the data set has no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

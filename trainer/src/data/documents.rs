@@ -1,4 +1,4 @@
-//! From text files and JSON lines to one list of tokens in memory.
+//! Tokenizes text files and JSON lines into one list of tokens in memory.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use super::tokenizer::Tokenizer;
 use super::tokens::{Memory, Tokens};
 use zero_engine::{At, DataError};
 
-/// Reads and tokenises all files, which are text or JSON lines, joined by newlines.
+/// Reads and tokenizes all files, which are text or JSON lines, and joins the documents by newlines.
 pub(super) fn tokenize<'a>(
     files: impl Iterator<Item = (&'a PathBuf, Format)>,
     text_key: &str,
@@ -32,7 +32,7 @@ pub(super) fn tokenize<'a>(
             continue;
         }
         let content = fs::read(path).map_err(DataError::io(path))?;
-        // Another tokenizer needs UTF-8, and says where a file is not.
+        // Other tokenizers require UTF-8 and report the position of an invalid byte themselves.
         if let (Format::Text, Tokenizer::Byte, Some(kind)) = (format, tokenizer, binary::kind(&content)) {
             return Err(DataError::Binary { path: path.clone(), kind });
         }
@@ -43,14 +43,14 @@ pub(super) fn tokenize<'a>(
 
 struct Corpus<'a> {
     tokens: Memory,
-    /// What joins two documents.
+    /// The tokens between two documents.
     newline: Vec<u32>,
     tokenizer: &'a Tokenizer,
     vocabulary: usize,
 }
 
 impl Corpus<'_> {
-    /// `at` is where the document begins in its file.
+    /// Adds a document that begins at `at` in its file.
     fn add_document(&mut self, document: &[u8], path: &Path, at: At) -> Result<(), DataError> {
         if document.is_empty() {
             return Ok(());
@@ -91,7 +91,7 @@ impl Corpus<'_> {
         Ok(())
     }
 
-    /// Blank lines are skipped.
+    /// Adds each line as a document; blank lines are skipped.
     fn add_json_lines(&mut self, path: &Path, text_key: &str) -> Result<(), DataError> {
         let file = File::open(path).map_err(DataError::io(path))?;
         for (i, line) in BufReader::new(file).split(b'\n').enumerate() {
@@ -110,7 +110,7 @@ impl Corpus<'_> {
     }
 }
 
-/// The column without serde_json's own line, which is always 1 here.
+/// Formats the error with its column, but without serde_json's line, which is always 1 here.
 fn reason(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);

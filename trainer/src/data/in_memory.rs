@@ -1,4 +1,4 @@
-//! Data sets of the program's own making: tensors in memory, and a function that makes a sample.
+//! Data sets that a program creates: tensors in memory, or a function that computes a sample.
 
 use std::marker::PhantomData;
 
@@ -7,7 +7,7 @@ use zero_engine::{Activations, Batch, DataError, Error};
 
 use super::dataset::{BoxError, Dataset};
 
-/// Tensors in memory, whose first dimension counts samples.
+/// Tensors in memory; the first dimension counts samples.
 #[derive(Debug, Clone)]
 pub struct InMemory {
     inputs: Vec<Tensor>,
@@ -16,10 +16,10 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// The samples of `inputs`, one tensor or several, with their targets.
+    /// Creates a data set from `inputs`, one tensor or several, and their targets.
     ///
     /// # Errors
-    /// Tensors that differ in their number of samples.
+    /// Fails if the tensors differ in their number of samples.
     pub fn new(inputs: impl Into<Activations>, targets: Tensor) -> Result<Self, Error> {
         let batch = Batch::new(inputs, targets);
         let samples = batch.rows()?;
@@ -45,15 +45,16 @@ impl Dataset for InMemory {
     }
 }
 
-/// A function that makes a sample out of its index; see [`from_fn`].
+/// A data set whose samples are computed by a function; see [`from_fn`].
 pub struct FromFn<F, X> {
     samples: usize,
     sample: F,
     inputs: PhantomData<fn() -> X>,
 }
 
-/// A data set of `samples` samples. `sample` gives the inputs and the target of one, without a dimension for the batch; samples are stacked.
-/// It is a function of the index alone: several ranks, and a resumed run, ask for the same sample and must get the same.
+/// Creates a data set of `samples` samples. `sample` computes the inputs and the target of one sample, without a batch
+/// dimension; the data set stacks them. `sample` must depend on the index alone, because several ranks, and a resumed
+/// run, request the same sample and must get the same values.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -84,7 +85,7 @@ where
     }
 
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
-        // By position in the sample, the target last.
+        // One column per tensor of a sample, with the target last.
         let mut columns: Vec<Vec<Tensor>> = vec![];
         for &index in indices {
             let (inputs, target) = (self.sample)(index)?;

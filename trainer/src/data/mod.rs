@@ -1,19 +1,20 @@
 //! Data sets: text, token files, JSON lines, tables, tensors in memory, functions.
 //!
-//! A [`Dataset`] is a list of samples that can be read in any order, by any number of threads. [`open`], [`text`], [`tokens`](fn@tokens) and
-//! [`csv`] read files; [`InMemory`] has tensors, [`from_fn`] makes each sample by a function, and programs implement the trait for data
-//! of their own. Nothing here knows of ranks or configuration files: which sample a rank trains on at a step is [`sample_index`], a pure
-//! function, so that the data do not depend on the layout and a resumed run goes on with the next sample.
+//! A [`Dataset`] is a list of samples that can be read in any order and from any number of threads. [`open`], [`text`],
+//! [`tokens`](fn@tokens) and [`csv`] read files, [`InMemory`] holds tensors, and [`from_fn`] computes each sample with
+//! a function. Programs implement the trait for other data. This module knows neither ranks nor configuration files:
+//! [`sample_index`], a pure function, decides which sample a rank trains on at a step. The order of the samples
+//! therefore does not depend on the number of ranks, and a resumed run continues with the next sample.
 //!
 //! | format | files | sample i |
 //! |---|---|---|
-//! | text, bytes | read whole, tokenised in memory | tokens `i·T .. i·T + T`, and as targets the same moved by one |
-//! | JSON lines | the string under a key, one document a line | as text |
-//! | tokens | raw little-endian u16 or u32, read piece by piece as needed | as text, over the files joined without separator |
-//! | CSV | read whole | the row's features, and its last column as target |
+//! | text, bytes | read whole, tokenized in memory | tokens `i·T .. i·T + T`; the targets are shifted by one token |
+//! | JSON lines | the string under a key, one document per line | as text |
+//! | tokens | raw little-endian u16 or u32, read piece by piece as needed | as text; the files are joined without a separator |
+//! | CSV | read whole | the row's features, with the last column as the target |
 //!
-//! Documents (a text file, or a line of JSON lines) are joined by a newline, in the order of the files; empty ones are
-//! left out.
+//! Documents (a text file, or one line of a JSON lines file) are joined by newlines in the order of the files. Empty
+//! documents are skipped.
 
 mod binary;
 mod dataset;
@@ -43,12 +44,13 @@ use zero_engine::files::expand;
 
 /// Opens the files that the options name.
 ///
-/// Text is tokenised here and kept in memory, in 1 byte a token with the byte tokenizer, else in 2 or 4. Token files
-/// stay on disk; a part of each is checked against the vocabulary here, all that is read later is checked then.
+/// Text is tokenized and kept in memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
+/// Token files stay on disk: the first part of each is checked against the vocabulary now, and the rest when it is
+/// read.
 ///
 /// # Errors
-/// [`DataError`] with the file and the place in it: what is missing, unreadable, malformed, empty, too short for one
-/// sample, or has a token outside of the vocabulary.
+/// Returns a [`DataError`] with the file and the position in it, if a file is missing, unreadable, malformed or empty,
+/// is too short for one sample, or has a token outside the vocabulary.
 pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset, DataError> {
     let files = expand(&options.sources)?;
     let formats: Vec<Format> = files.iter().map(|file| resolve(options.format, file)).collect();
@@ -65,10 +67,10 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset,
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }
 
-/// Text files, cut into samples of `sequence_length` tokens.
+/// Opens text files, cut into samples of `sequence_length` tokens.
 ///
 /// # Errors
-/// As [`open`].
+/// The same as those of [`open`].
 pub fn text<S: Into<String>>(
     sources: impl IntoIterator<Item = S>,
     tokenizer: &Tokenizer,
@@ -78,10 +80,10 @@ pub fn text<S: Into<String>>(
     open(&DataOptions { vocabulary, sequence_length, ..DataOptions::new(sources, Format::Text) }, tokenizer)
 }
 
-/// Token files, cut into samples of `sequence_length` tokens, each below `vocabulary`.
+/// Opens token files, cut into samples of `sequence_length` tokens. Each token must be below `vocabulary`.
 ///
 /// # Errors
-/// As [`open`].
+/// The same as those of [`open`].
 pub fn tokens<S: Into<String>>(
     sources: impl IntoIterator<Item = S>,
     token_dtype: TokenDtype,
@@ -92,24 +94,24 @@ pub fn tokens<S: Into<String>>(
     open(&DataOptions { token_dtype, vocabulary, sequence_length, ..options }, &Tokenizer::Byte)
 }
 
-/// Tables of numbers separated by commas, whose last column is a class below `classes`.
+/// Opens tables of comma-separated numbers. The last column is a class below `classes`.
 ///
 /// # Errors
-/// As [`open`].
+/// The same as those of [`open`].
 pub fn csv<S: Into<String>>(sources: impl IntoIterator<Item = S>, classes: usize) -> Result<FileDataset, DataError> {
     open(&DataOptions { vocabulary: classes, ..DataOptions::new(sources, Format::Csv) }, &Tokenizer::Byte)
 }
 
-/// Whether [`Format::Auto`] reads these sources as token files; of files that do not go together the first says.
+/// Returns whether [`Format::Auto`] reads these sources as token files. Only the first file decides.
 ///
 /// # Errors
-/// No such files, or a folder that cannot be read.
+/// Fails if no file matches, or if a folder cannot be read.
 pub(crate) fn are_token_files(sources: &[String]) -> Result<bool, DataError> {
     let files = expand(sources)?;
     Ok(files.first().is_some_and(|file| resolve(Format::Auto, file) == Format::Tokens))
 }
 
-/// How [`Format::Auto`] reads the files of a source; `None` where a glob leaves the end of their names open.
+/// Returns the format that [`Format::Auto`] uses for a source; `None` if a glob leaves the extension open.
 pub(crate) fn format_of_source(source: &str) -> Option<Format> {
     let is_open = |text: &str| text.contains(['*', '?', '[']);
     let path = Path::new(source);

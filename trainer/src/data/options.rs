@@ -1,25 +1,26 @@
-//! What files a data set is read from, and how they are cut into samples.
+//! Options of a data set that is read from files.
 
-/// Where data come from and how they are cut into samples.
+/// Which files a data set is read from, and how they are cut into samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataOptions {
     /// Paths or globs, relative to the working directory, in the order in which they are read. The files of a glob are
-    /// sorted; `target`, hidden files and hidden directories are left out of it; a file named twice is read once.
+    /// sorted. Globs skip `target`, hidden files and hidden directories. A file that is named twice is read once.
     pub sources: Vec<String>,
     /// How the files are read.
     pub format: Format,
-    /// Under which key of a JSON line its text is.
+    /// The key under which a JSON line has its text.
     pub text_key: String,
     /// Width of the tokens of token files.
     pub token_dtype: TokenDtype,
-    /// T, the tokens of a sample. Tables do not use it.
+    /// T, the number of tokens per sample. Tables ignore it.
     pub sequence_length: usize,
-    /// How many different tokens the model knows, or classes with a table: a token or label must be below it.
+    /// Size of the model's vocabulary, or number of classes of a table. Every token or label must be below it.
     pub vocabulary: usize,
 }
 
 impl DataOptions {
-    /// Files of a format, with a JSON line's text under `text`, tokens of two bytes, samples of one token and any vocabulary.
+    /// Creates options for `format`: JSON text under the key `text`, two bytes per token, one token per sample, and no
+    /// limit on the vocabulary.
     pub fn new<S: Into<String>>(sources: impl IntoIterator<Item = S>, format: Format) -> Self {
         Self {
             sources: sources.into_iter().map(Into::into).collect(),
@@ -35,7 +36,8 @@ impl DataOptions {
 /// The format of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
-    /// By the file's extension: `.bin` token files, `.jsonl` and `.ndjson` JSON lines, `.csv` tables, all others text.
+    /// Decides by the file's extension: `.bin` is a token file, `.jsonl` and `.ndjson` are JSON lines, `.csv` is a
+    /// table, and everything else is text.
     #[default]
     Auto,
     /// Text for the tokenizer. The byte tokenizer rejects binary files, which it recognizes by their first bytes.
@@ -44,13 +46,13 @@ pub enum Format {
     Bytes,
     /// Raw tokens.
     Tokens,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Jsonl,
-    /// Numbers separated by commas, the last one an integer label.
+    /// Comma-separated numbers; the last one is an integer label.
     Csv,
 }
 
-/// Width of a token in a token file, which is little-endian.
+/// Width of a little-endian token in a token file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenDtype {
     /// Two bytes.

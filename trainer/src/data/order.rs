@@ -1,27 +1,27 @@
-//! Which sample comes when: shuffling without a list of indices.
+//! The order of training samples: shuffling without a list of indices.
 //!
-//! An epoch's order is a pseudo-random permutation of `0..n`, computed for one index at a time in constant time and no
-//! memory: a Feistel network (Luby & Rackoff, 1988) over the smallest power of two that holds n, walked until it is
-//! back below n (Black & Rogaway, 2002). It depends on the seed, the epoch and n alone, so every layout and every
-//! resumed run sees the same order.
+//! An epoch's order is a pseudo-random permutation of `0..n`, computed one index at a time in constant time and without
+//! memory. It is a Feistel network (Luby & Rackoff, 1988) over the smallest power of two that is at least n, repeated
+//! until the result is below n (Black & Rogaway, 2002). The permutation depends only on the seed, the epoch and n, so
+//! every layout and every resumed run uses the same order.
 
-/// Named in the key, so that no other random numbers of the same seed are the same.
+/// Part of the key, so that the permutation is independent of other random numbers from the same seed.
 const PURPOSE: u64 = u64::from_le_bytes(*b"shuffle\0");
-/// Four make a strong permutation of many bits; with two or three bits more are needed to mix.
+/// Four rounds make a strong permutation of many bits. With only two or three bits, more rounds are needed to mix them.
 const ROUNDS: u64 = 8;
 
-/// The dataset's index of a position in the training run, with `n` samples an epoch (at least 1).
+/// Returns the index in the data set for a position in the training run, with `n` samples per epoch (at least 1).
 ///
-/// `position` counts samples of the whole run over all ranks: (step · M + micro-batch) · B + row, with M micro-batches of
-/// B samples in a global batch, all counted from 0. Position / n is the epoch, and each epoch has every sample exactly
-/// once, whatever the layout. A batch may reach from one epoch into the next.
+/// `position` counts samples of the whole run over all ranks: (step · M + micro-batch) · B + row, with M micro-batches
+/// of B samples in a global batch, all counted from 0. The epoch is position / n, rounded down. Each epoch has every
+/// sample exactly once, whatever the layout. A batch may span two epochs.
 pub fn sample_index(seed: u64, position: u64, n: usize, shuffle: bool) -> usize {
     let n = (n as u64).max(1);
     let (epoch, within) = (position / n, position % n);
     (if shuffle { permute(seed, epoch, n, within) } else { within }) as usize
 }
 
-/// Where the permutation of `0..n` that belongs to the seed and the epoch takes `index`, which is below `n`.
+/// Returns the image of `index`, which must be below `n`, under the permutation of `0..n` for the seed and the epoch.
 fn permute(seed: u64, epoch: u64, n: u64, index: u64) -> u64 {
     let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
     let low_bits = bits / 2;
@@ -32,13 +32,13 @@ fn permute(seed: u64, epoch: u64, n: u64, index: u64) -> u64 {
     loop {
         let (mut high, mut low) = (x >> low_bits, x & low_mask);
         for round in (0..ROUNDS).step_by(2) {
-            // Each line changes one half by a function of the other: it is its own inverse.
+            // Each line changes one half by a function of the other half, so it is its own inverse.
             low ^= mix(key ^ high.wrapping_add(round << 56)) & low_mask;
             high ^= mix(key ^ low.wrapping_add((round + 1) << 56)) & high_mask;
         }
         x = high << low_bits | low;
-        // The network permutes a power of two below 2n: out of range it goes round again, at most a few times, and must
-        // come back.
+        // The network permutes a range below 2n, so few repetitions are needed. They end, because the cycle of a
+        // permutation returns to `index`, which is below n.
         if x < n {
             return x;
         }
@@ -49,7 +49,7 @@ fn mask(bits: u32) -> u64 {
     (1u64 << bits) - 1
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea & Flood, 2014) after its increment.
+/// Mixes `x` with SplitMix64's increment and finaliser (Steele, Lea & Flood, 2014).
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -99,7 +99,7 @@ mod tests {
         assert_ne!(order(1, 0), (0..100).collect::<Vec<_>>());
     }
 
-    /// A run that is resumed by a later version must go on with the same samples.
+    /// A later version that resumes a run must continue with the same samples.
     #[test]
     fn the_order_is_this_one() {
         assert_eq!(
@@ -108,8 +108,8 @@ mod tests {
         );
     }
 
-    /// Each sample comes at each place about equally often: χ² with 81 degrees of freedom has mean 81 and standard
-    /// deviation 12.7, so 150 is more than five deviations away.
+    /// Each sample occurs at each position about equally often. χ² with 81 degrees of freedom has mean 81 and standard
+    /// deviation 12.7, so 150 is more than five deviations above the mean.
     #[test]
     fn places_are_uniform() {
         let (n, epochs) = (10usize, 20_000u64);
@@ -122,7 +122,7 @@ mod tests {
         assert!(chi2 < 150.0, "{chi2}");
     }
 
-    /// Neighbours before the shuffle are no neighbours after it: the mean distance of two random places is n/3.
+    /// The shuffle separates neighbours: the mean distance of two random positions is n/3.
     #[test]
     fn neighbours_are_scattered() {
         let n = 100_000u64;

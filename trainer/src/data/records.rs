@@ -1,4 +1,4 @@
-//! Samples out of files: each reader appends records, and one place makes batches of them.
+//! Reads samples from files. Each reader appends records, and [`FileDataset`] makes batches of them.
 
 use std::sync::Arc;
 
@@ -7,42 +7,42 @@ use zero_engine::{Batch, DataError};
 
 use super::dataset::{BoxError, Dataset};
 
-/// What a reader of files gives. Reading a record neither changes anything nor waits for other readers.
+/// A reader of files. Reading a record changes no state and does not wait for other readers.
 pub(crate) trait Records: Send + Sync {
     /// Number of samples, at least 1.
     fn samples(&self) -> usize;
 
-    /// What each sample has.
+    /// Returns the shape that all samples have.
     fn shape(&self) -> SampleShape;
 
     /// Appends sample `index`.
     ///
     /// # Errors
-    /// If there is no such sample, or it cannot be read. `samples` is then as it was.
+    /// Fails if `index` is out of range or the sample cannot be read. `samples` is then unchanged.
     fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError>;
 }
 
-/// What the samples of files have; all have the same.
+/// The shape of the samples in files; all samples have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SampleShape {
-    /// So many tokens, and as many targets.
+    /// This many tokens, and the same number of targets.
     Tokens(usize),
-    /// So many features, and one target.
+    /// This many features, and one target.
     Features(usize),
 }
 
-/// Samples one after the other, row by row: the storage of a batch's tensors.
+/// The samples of a batch, one after the other: the storage of the batch's tensors.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Samples {
-    /// T tokens a sample, or none.
+    /// T tokens per sample; empty for tables.
     pub(crate) tokens: Vec<u32>,
-    /// So many features a sample as a row has, or none.
+    /// The features of each sample; empty for tokens.
     pub(crate) features: Vec<f32>,
-    /// T next tokens a sample, or one label.
+    /// The T next tokens of each sample, or one label per sample.
     pub(crate) targets: Vec<u32>,
 }
 
-/// The samples of files, as [`open`](super::open) and its likes read them.
+/// The samples in files, as read by [`open`](super::open), [`text`](super::text) and the other functions.
 #[derive(Clone)]
 pub struct FileDataset(Arc<dyn Records>);
 
@@ -51,7 +51,7 @@ impl FileDataset {
         Self(Arc::new(records))
     }
 
-    /// What each sample has.
+    /// Returns the shape that all samples have.
     #[must_use]
     pub fn shape(&self) -> SampleShape {
         self.0.shape()
@@ -74,7 +74,7 @@ impl Dataset for FileDataset {
         self.0.samples()
     }
 
-    /// Tokens `[rows, T]` and the token behind each as targets; or features `[rows, N]` and a class for each row.
+    /// Returns tokens `[rows, T]` with the following tokens as targets, or features `[rows, N]` with one class per row.
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
         let (mut samples, rows) = (Samples::default(), indices.len());
         for &index in indices {

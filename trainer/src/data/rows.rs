@@ -1,7 +1,7 @@
 //! Tables of numbers: features, and a class in the last column.
 //!
-//! Fields are separated by commas, white space around them does not count, there is no quoting. The first line of a
-//! file is a header if none of its fields is a number. Blank lines are skipped.
+//! Fields are separated by commas and trimmed of white space; there is no quoting. The first line of a file is a header
+//! if none of its fields is a number. Blank lines are skipped.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use zero_engine::DataError;
 
 /// All rows, in memory.
 pub(super) struct Rows {
-    /// `width` a row.
+    /// `width` values per row.
     features: Vec<f32>,
     labels: Vec<u32>,
     width: usize,
@@ -27,7 +27,7 @@ impl Rows {
             let file = File::open(path).map_err(DataError::io(path))?;
             for (i, line) in BufReader::new(file).split(b'\n').enumerate() {
                 let line = line.map_err(DataError::io(path))?;
-                // A byte that is not UTF-8 makes a field that is no number, which is the error.
+                // Invalid UTF-8 becomes a field that is not a number, which is reported below.
                 let line = String::from_utf8_lossy(&line);
                 let fields: Vec<&str> = line.split(',').map(str::trim).collect();
                 let is_header = i == 0 && fields.iter().all(|field| field.parse::<f64>().is_err());
@@ -52,7 +52,7 @@ impl Rows {
             return Err(DataError::Ragged { path: path.into(), line, expected, found });
         }
         for (i, text) in features.iter().enumerate() {
-            // Also refuses what is finite in f64 but not in f32.
+            // Also rejects numbers that are finite in f64 but not in f32.
             let Some(feature) = text.parse::<f32>().ok().filter(|feature| feature.is_finite()) else {
                 return Err(DataError::Number { path: path.into(), line, column: i + 1, text: (*text).into() });
             };

@@ -1,15 +1,15 @@
-//! Setting samples aside for evaluation.
+//! Splits a data set into training and evaluation data.
 
 use std::{ops::Range, sync::Arc};
 
 use super::dataset::{BoxError, Dataset};
 use zero_engine::{Batch, DataError};
 
-/// Cuts a data set in two: what to train on, and the last `eval_fraction` of the samples to evaluate on, rounded to
-/// whole samples but at least one.
+/// Splits a data set into training data and evaluation data. The evaluation data are the last `eval_fraction` of the
+/// samples, rounded to whole samples, but at least one.
 ///
 /// # Errors
-/// The fraction is not between 0 and 1, or nothing would be left to train on.
+/// Fails if the fraction is not between 0 and 1, or if no sample would be left to train on.
 pub fn split<D: Dataset>(dataset: D, eval_fraction: f64) -> Result<(Part<D>, Part<D>), DataError> {
     let samples = dataset.len();
     let eval = ((samples as f64 * eval_fraction).round() as usize).max(1);
@@ -21,7 +21,7 @@ pub fn split<D: Dataset>(dataset: D, eval_fraction: f64) -> Result<(Part<D>, Par
     Ok((part(0..cut), part(cut..samples)))
 }
 
-/// Neighbouring samples of a data set; see [`split`].
+/// A contiguous part of a data set; see [`split`].
 #[derive(Debug)]
 pub struct Part<D> {
     dataset: Arc<D>,

@@ -1,4 +1,4 @@
-//! From files on disk to samples, format by format, and every way in which they can be wrong.
+//! Reads files of every format into samples, and checks the error for each way in which a file can be wrong.
 
 use std::{
     fs,
@@ -38,7 +38,7 @@ impl Files {
         open(&self.options(sources), &Tokenizer::Byte)
     }
 
-    /// The error's message without the folder, which is another in every run.
+    /// Returns the error's message without the folder, which differs between runs.
     fn message(&self, sources: &[&str], change: impl Fn(&mut DataOptions)) -> String {
         let mut options = self.options(sources);
         change(&mut options);
@@ -53,7 +53,7 @@ fn sample(dataset: &FileDataset, index: usize) -> Samples {
     samples
 }
 
-/// All tokens of a corpus that was opened with sequences of one token.
+/// Returns all tokens of a corpus with sequences of one token.
 fn tokens(dataset: &FileDataset) -> Vec<u32> {
     let mut all = sample(dataset, 0).tokens;
     (0..dataset.len()).for_each(|i| all.extend(sample(dataset, i).targets));
@@ -106,11 +106,11 @@ fn a_tokenizer_json_is_used_for_documents() {
         ..files.options(&["a.txt", "b.jsonl"])
     };
     let dataset = open(&options, &tokenizer::tests::words()).unwrap();
-    // This tokenizer has no token for a newline, so nothing is between the documents.
+    // This tokenizer has no token for a newline, so the documents are joined directly.
     assert_eq!(tokens(&dataset), [1, 2, 3, 4, 1, 7]);
 }
 
-/// Tokens that fit 16 bits but not 8, in more pieces than one group.
+/// Tokens that fit in 16 bits but not in 8, in more pieces than one group holds.
 #[test]
 fn a_long_document_has_the_tokens_of_its_pieces() {
     let words = tokenizer::tests::words();

@@ -1,9 +1,9 @@
 //! Token files that stay on disk.
 //!
-//! A sample is one read at a position ([`FileExt::read_exact_at`]): it needs no lock and no seek, so threads share the
-//! files; the operating system keeps what is used in its cache, as it would for a mapping. A mapping would save a copy
-//! of a few kilobytes a sample, and would turn a file that shrinks during training from an error into a signal that
-//! ends the process.
+//! Each sample is one positioned read ([`FileExt::read_exact_at`]), which needs no lock and no seek, so threads share
+//! the files. The operating system caches the pages in use, as for a memory mapping. A mapping would save copying a few
+//! kilobytes per sample. However, a file that shrinks during training would then end the process with a signal, instead
+//! of causing an error.
 
 use std::{
     fs::File,
@@ -14,13 +14,13 @@ use std::{
 use super::options::TokenDtype;
 use zero_engine::{At, DataError};
 
-/// Tokens at the start of each file that are checked against the vocabulary before training begins, so that a file of
-/// another tokenizer is found at once. Later ones are checked as they are read.
+/// Number of tokens at the start of each file that are checked against the vocabulary before training begins. This
+/// detects the file of another tokenizer at once. Later tokens are checked when they are read.
 const CHECKED_AT_OPEN: usize = 1 << 24;
-/// Tokens read at once by that check.
+/// Number of tokens that this check reads at once.
 const CHECK_CHUNK: usize = 1 << 18;
 
-/// Files of raw tokens, joined without separator.
+/// Files of raw tokens, joined without a separator.
 pub(super) struct TokenFiles {
     files: Vec<TokenFile>,
     vocabulary: usize,
@@ -30,7 +30,7 @@ struct TokenFile {
     path: PathBuf,
     file: File,
     dtype: TokenDtype,
-    /// Number of its first token in the whole corpus.
+    /// Position of the file's first token in the whole corpus.
     start: usize,
     tokens: usize,
 }
@@ -54,7 +54,7 @@ impl TokenFiles {
         self.files.last().map_or(0, |file| file.start + file.tokens)
     }
 
-    /// Appends tokens `start..start + count`, which exist, or nothing if that fails.
+    /// Appends the tokens `start..start + count`, which must exist. Appends nothing on error.
     pub(super) fn read(&self, mut start: usize, mut count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
         let before = out.len();
         let first = self.files.partition_point(|file| file.start + file.tokens <= start);
@@ -84,7 +84,7 @@ impl TokenFile {
         Ok(TokenFile { path: path.into(), file, dtype, start, tokens: (bytes / width as u64) as usize })
     }
 
-    /// Appends tokens of this file; after an error some of them.
+    /// Appends tokens of this file. On error, some of them may have been appended.
     fn read(&self, first: usize, count: usize, vocabulary: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
         let width = width(self.dtype);
         let offset = first as u64 * width as u64;

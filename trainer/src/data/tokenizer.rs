@@ -1,4 +1,4 @@
-//! Between text and tokens: bytes, or a Hugging Face `tokenizer.json`.
+//! Converts between text and tokens, with bytes or a Hugging Face `tokenizer.json`.
 
 use std::{
     fs,
@@ -7,17 +7,17 @@ use std::{
 
 use zero_engine::{At, DataError};
 
-/// Text is encoded in pieces of about this many bytes, each cut at the end of a line. The encoder needs a
-/// hundred times the memory of its tokens while it works.
+/// Text is encoded in pieces of about this many bytes, each cut at the end of a line. While the encoder works, it needs
+/// a hundred times the memory of its tokens.
 const PIECE: usize = 1 << 18;
-/// Pieces encoded at once, in parallel.
+/// Number of pieces that are encoded at once, in parallel.
 const GROUP: usize = 16;
 
-/// How text becomes tokens.
+/// Converts text into tokens.
 pub enum Tokenizer {
-    /// A token is a byte; the vocabulary has 256.
+    /// Each byte is a token, so the vocabulary has 256 tokens.
     Byte,
-    /// What a `tokenizer.json` says.
+    /// Tokens as defined by a `tokenizer.json`.
     HuggingFace(Box<HuggingFace>),
 }
 
@@ -31,7 +31,7 @@ impl Tokenizer {
     /// Reads a Hugging Face `tokenizer.json`.
     ///
     /// # Errors
-    /// The file cannot be read, or is no tokenizer.
+    /// Fails if the file cannot be read or is not a tokenizer.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(DataError::io(path))?;
@@ -39,12 +39,12 @@ impl Tokenizer {
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), tokenizer })))
     }
 
-    /// How many tokens there are, added ones included.
+    /// Returns the size of the vocabulary, including added tokens.
     pub fn vocabulary(&self) -> usize {
         match self {
             Tokenizer::Byte => 256,
             Tokenizer::HuggingFace(this) => {
-                // The largest number counts: a vocabulary may have gaps.
+                // One more than the largest token, because a vocabulary may have gaps.
                 #[expect(clippy::disallowed_methods, reason = "a maximum has no order")]
                 let largest = this.tokenizer.get_vocab(true).into_values().max();
                 largest.map_or(0, |token| token as usize + 1)
@@ -52,10 +52,10 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text, without special tokens around it.
+    /// Encodes a text, without adding special tokens.
     ///
     /// # Errors
-    /// The tokenizer cannot encode it.
+    /// Fails if the tokenizer cannot encode the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         match self {
             Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
@@ -66,10 +66,10 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens, to be shown: what is not UTF-8 becomes �, special tokens are left out.
+    /// Decodes tokens into a text for display. Invalid UTF-8 becomes �, and special tokens are omitted.
     ///
     /// # Errors
-    /// A token that is none of this tokenizer's.
+    /// Fails on a token outside the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
         let vocabulary = self.vocabulary();
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
@@ -93,9 +93,9 @@ impl Tokenizer {
 }
 
 impl HuggingFace {
-    /// Encodes a document of the file `path`, handing each token to `push`, which may refuse it as outside of the
-    /// vocabulary. A long document is encoded in pieces cut where a line ends and the next begins with a character that
-    /// is no space.
+    /// Encodes a document of the file `path` and passes each token to `push`, which may reject a token outside the
+    /// vocabulary. A long document is encoded in pieces. Each piece ends at a newline that is followed by a character
+    /// other than white space.
     pub(super) fn encode_document(
         &self,
         document: &str,
@@ -123,7 +123,8 @@ impl HuggingFace {
         Ok(())
     }
 
-    /// Where the i-th token of a piece begins. The fast encoder does not say, so this encodes once more.
+    /// Returns the byte offset of the i-th token of a piece. The fast encoder does not report offsets, so this encodes
+    /// the piece again.
     fn offset(&self, piece: &str, i: usize) -> u64 {
         let encoding = self.tokenizer.encode(piece, false).ok();
         encoding.and_then(|encoding| encoding.get_offsets().get(i).copied()).map_or(0, |(start, _)| start as u64)
@@ -152,7 +153,7 @@ fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
 pub(super) mod tests {
     use super::*;
 
-    /// Words of a tiny vocabulary, split at white space.
+    /// A tokenizer with a tiny vocabulary that splits at white space.
     const WORDS: &str = r#"{
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
         "decoder": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
@@ -180,11 +181,11 @@ pub(super) mod tests {
         let words = words();
         assert_eq!(words.encode("the cat\nsat on the dog").unwrap(), [1, 2, 3, 4, 1, 0]);
         assert_eq!(words.decode(&[1, 2, 5, 7]).unwrap(), "the cat mat");
-        // The largest number is 7, though only seven are in use.
+        // The largest token is 7, although only seven tokens are in use.
         assert_eq!(words.vocabulary(), 8);
     }
 
-    /// As GPT-2's: words are found by a regular expression, bytes stand for themselves, merges do the rest.
+    /// Like GPT-2's tokenizer: a regular expression finds words, each byte is a symbol, and merges combine the symbols.
     #[test]
     fn byte_level_merges_work() {
         let json = r#"{
@@ -199,7 +200,7 @@ pub(super) mod tests {
         fs::write(file.path(), json).unwrap();
         let tokenizer = Tokenizer::from_file(file.path()).unwrap();
         let tokens = tokenizer.encode("ab ab\nab b aé").unwrap();
-        // The expression keeps a space with the word after it, so the merge of b and a space never happens.
+        // The expression attaches a space to the word after it, so the merge of `b` and a space never applies.
         assert_eq!(tokens, [3, 4, 5, 3, 2, 1, 2, 0, 8]);
         assert_eq!(tokenizer.decode(&tokens).unwrap(), "ab ab\nab b aé");
     }

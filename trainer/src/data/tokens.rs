@@ -1,10 +1,10 @@
-//! A long list of tokens, cut into samples of T inputs and T targets.
+//! A long list of tokens that is cut into samples of T inputs and T targets.
 
 use super::records::{Records, SampleShape, Samples};
 use super::token_files::TokenFiles;
 use zero_engine::DataError;
 
-/// Where the tokens are.
+/// The storage of the tokens.
 pub(super) enum Tokens {
     Memory(Memory),
     Files(TokenFiles),
@@ -18,7 +18,7 @@ impl Tokens {
         }
     }
 
-    /// Appends tokens `start..start + count`, or nothing if that fails.
+    /// Appends the tokens `start..start + count`. Appends nothing on error.
     fn read(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
         match self {
             Tokens::Memory(memory) => memory.read(start, count, out),
@@ -34,7 +34,7 @@ impl From<TokenFiles> for Tokens {
     }
 }
 
-/// Tokens in memory, in the fewest bytes that their vocabulary allows.
+/// Tokens in memory, with as few bytes per token as the vocabulary allows.
 pub(super) enum Memory {
     U8(Vec<u8>),
     U16(Vec<u16>),
@@ -50,7 +50,7 @@ impl Memory {
         }
     }
 
-    /// `token` is below the vocabulary.
+    /// Appends a token, which must be below the vocabulary.
     pub(super) fn push(&mut self, token: u32) {
         match self {
             Memory::U8(tokens) => tokens.push(token as u8),
@@ -89,8 +89,8 @@ impl Memory {
     }
 }
 
-/// Sample i has tokens `i·T .. i·T + T` as inputs and `i·T + 1 .. i·T + T + 1` as targets. What is left at the end is
-/// not used.
+/// Sample i has the tokens `i·T .. i·T + T` as inputs and `i·T + 1 .. i·T + T + 1` as targets. The remainder at the end
+/// is not used.
 pub(super) struct TokenCorpus {
     tokens: Tokens,
     sequence_length: usize,
@@ -98,13 +98,13 @@ pub(super) struct TokenCorpus {
 }
 
 impl TokenCorpus {
-    /// `sources` are for the errors: no tokens at all, or too few for one sample.
+    /// Creates a corpus. Fails if there are no tokens, or too few for one sample; the error names `sources`.
     pub(super) fn new(tokens: Tokens, sequence_length: usize, sources: &[String]) -> Result<Self, DataError> {
         let sources = sources.to_vec();
         if tokens.len() == 0 {
             return Err(DataError::Empty { sources });
         }
-        // A sequence of no tokens has no samples either.
+        // A sequence length of 0 gives no samples either.
         match (tokens.len() - 1).checked_div(sequence_length) {
             None | Some(0) => Err(DataError::SequenceTooLong { sequence_length, tokens: tokens.len(), sources }),
             Some(samples) => Ok(TokenCorpus { tokens, sequence_length, samples }),

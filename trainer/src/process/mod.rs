@@ -1,8 +1,9 @@
-//! What a rank's process needs before it computes: cores of its own, thread counts and the allocator's thresholds.
+//! Prepares a rank's process before it computes: cores, thread counts and the allocator's thresholds.
 //!
-//! The last two are read from the environment by candle, rayon and the C library when they start, and NVIDIA's driver reads variables of its
-//! own there, so a rank that was not started by our launcher starts itself anew with them set. [`Trainer::from_args`](crate::Trainer::from_args)
-//! does all of it; a program with a loop of its own calls [`set_up`].
+//! candle, rayon and the C library read thread counts and thresholds from the environment when they start, and NVIDIA's
+//! driver reads its own variables. A rank that our launcher did not start therefore sets these variables and
+//! re-executes itself. [`Trainer::from_args`](crate::Trainer::from_args) does all of this; a program with its own
+//! training loop calls [`set_up`].
 
 mod cores;
 mod exit;
@@ -17,28 +18,33 @@ pub use cores::Cores;
 pub use exit::report_and_wait;
 use zero_engine::Error;
 
-/// Set on ranks that our launcher started: they end with it.
+/// Set on ranks that our launcher started. Such ranks exit when the launcher exits.
 pub const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
-/// What our launcher tells ranks that it has started again: [`Restarts`](crate::train::Restarts).
+/// The earlier attempts, which our launcher passes to ranks that it restarts: [`Restarts`](crate::train::Restarts).
 pub const RESTARTED: &str = "ZERO_TRAIN_RESTARTED";
-/// What our launcher calls its job: the same for all attempts of it, and of no other.
+/// The name of our launcher's job. All attempts of a job have the same name, and no other job has it.
 pub const JOB: &str = "ZERO_TRAIN_JOB";
-/// Set once the environment is as [`variables`] says, or was chosen by the user.
+/// Set when the environment has the values of [`variables`] or values that the user chose.
 const READY: &str = "ZERO_TRAIN_READY";
 
-/// How many queues of work a GPU has: streams that share one wait for each other. A rank has streams for what it computes, for copies both
-/// ways and for each connection of NCCL's; by default they share eight.
+/// The number of a GPU's work queues. Streams that share a queue wait for each other. A rank has streams for compute,
+/// for copies in both directions, and for each NCCL connection. By default they share eight queues.
 pub const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-/// When the driver loads kernels. By default at their first launch, and it waits for the GPU then: perhaps for a collective that waits for
-/// a rank that waits for the driver. Of one rank nothing waits, and what it never launches takes no memory.
+/// When the driver loads kernels. By default it loads a kernel at its first launch and waits for the GPU meanwhile.
+/// With several ranks this can deadlock: the GPU may run a collective that waits for a rank whose driver is waiting. A
+/// single rank keeps the default, since kernels that are never launched then use no memory.
 pub const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
-/// Prepares the process of a program that uses [`Engine`](crate::Engine) on its own: thread counts, the allocator's thresholds, cores, and the
-/// end together with the launcher. Call it first in `main`: it may start the program anew, with the same arguments and more environment
-/// variables. Returns a line that says what it chose.
+/// Prepares the process of a program that uses [`Engine`](crate::Engine) without [`Trainer`](crate::Trainer): thread
+/// counts, the allocator's thresholds, cores, and exiting together with the launcher. Returns a line that describes the
+/// result.
+///
+/// Call it first in `main`: it may re-execute the program, with the same arguments and additional environment
+/// variables.
 ///
 /// # Errors
-/// A launcher's environment that contradicts itself; cores that this process may not use; a program that cannot be started anew.
+/// Fails if the launcher's environment is inconsistent, if this process may not use the configured cores, or if the
+/// program cannot be re-executed.
 pub fn set_up(config: &Config) -> Result<String, Error> {
     let place = place()?;
     follow_launcher();
@@ -46,17 +52,18 @@ pub fn set_up(config: &Config) -> Result<String, Error> {
     settle(config, &place)
 }
 
-/// The rank that the launcher's environment says this process is.
+/// Returns this process's rank, as given by the launcher's environment.
 pub(crate) fn place() -> Result<LauncherEnvironment, Error> {
     LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|error| {
         Error::setting("launcher", error.to_string(), "unset the variable, or start the ranks with one launcher")
     })
 }
 
-/// The variables of one of `ranks` ranks that computes with `threads` threads, unless the user has set those that are the user's.
+/// Returns the environment variables for one of `ranks` ranks that computes with `threads` threads. The driver's
+/// variables are omitted if the user has set them.
 ///
-/// candle allocates large temporaries at every operation. By default the C library maps each anew and gives it back,
-/// and a fifth of a step goes into page faults; with these thresholds it keeps them.
+/// candle allocates large temporaries in every operation. By default the C library maps and unmaps each of them, and a
+/// fifth of a step is spent on page faults. With these thresholds it keeps the memory.
 #[must_use]
 pub fn variables(threads: usize, ranks: usize) -> Vec<(&'static str, String)> {
     let of_driver = of_driver(ranks).filter(|(name, _)| std::env::var_os(name).is_none());
@@ -73,15 +80,16 @@ pub fn variables(threads: usize, ranks: usize) -> Vec<(&'static str, String)> {
     .collect()
 }
 
-/// What NVIDIA's driver reads when it is first called.
+/// Returns the variables that NVIDIA's driver reads when it is first called.
 fn of_driver(ranks: usize) -> impl Iterator<Item = (&'static str, &'static str)> {
     [CONNECTIONS].into_iter().chain((ranks > 1).then_some(LOADING))
 }
 
-/// Starts this process anew with the variables set, unless they are. What the user has set stays.
+/// Re-executes this process with the variables set, unless they are set already. Variables that the user has set keep
+/// their values.
 ///
 /// # Errors
-/// If the program's file cannot be executed again.
+/// Fails if the program's file cannot be executed again.
 pub fn prepare(threads: usize, ranks: usize) -> Result<(), Error> {
     if std::env::var_os(READY).is_some() {
         return Ok(());
@@ -92,15 +100,16 @@ pub fn prepare(threads: usize, ranks: usize) -> Result<(), Error> {
     Err(Error::io(program)(error))
 }
 
-/// Compute threads of each of `local_ranks` ranks on this machine, unless the configuration says. A core that has two hardware
-/// threads computes no faster with two of ours.
+/// Returns the number of compute threads for each of `local_ranks` ranks on this machine, unless the configuration sets
+/// it. Each core gets one thread, because two hardware threads of one core do not compute faster than one.
 #[must_use]
 pub fn threads(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
     let cores = launcher.map_or_else(Cores::allowed, allowed).count().min(quota());
     launcher.and_then(|launcher| launcher.threads_per_rank).unwrap_or((cores / local_ranks.max(1)).max(1))
 }
 
-/// As [`threads`], of a rank that another launcher may have bound to cores: they are its own, or those of a few ranks.
+/// Returns the same as [`threads`] for a rank that another launcher may have bound to cores of its own, or to cores
+/// that a few ranks share.
 #[must_use]
 pub fn threads_of_rank(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
     let is_told = launcher.is_some_and(|it| it.threads_per_rank.is_some() || it.bind_core_list.is_some());
@@ -111,7 +120,8 @@ pub fn threads_of_rank(launcher: Option<&Launcher>, local_ranks: usize) -> usize
     bound.map_or_else(|| threads(launcher, local_ranks), |cores| cores.min(quota()))
 }
 
-/// The cores that the ranks of this host may use: of those that this process may, the ones on the list.
+/// Returns the cores that the ranks of this host may use: those that this process may use, restricted to the configured
+/// list.
 fn allowed(launcher: &Launcher) -> Cores {
     let all = Cores::allowed();
     match &launcher.bind_core_list {
@@ -120,16 +130,17 @@ fn allowed(launcher: &Launcher) -> Cores {
     }
 }
 
-/// How many threads may run at a time: less than there are cores in a container with a share of the time.
+/// Returns the number of threads that can run at once. In a container with a CPU quota this is less than the number of
+/// cores.
 fn quota() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Sets the threads of our operations and of rayon's pool, and binds this rank to its cores, before other threads are
-/// started. Returns a line that says so.
+/// Sets the thread counts of our operations and of rayon's pool, and binds this rank to its cores. Call it before other
+/// threads start. Returns a line that describes the result.
 ///
 /// # Errors
-/// A list of cores that this process may not use.
+/// Fails if this process may use none of the configured cores.
 pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Error> {
     let (launcher, ranks) = (&config.launcher, place.local_world_size);
     let cores = allowed(launcher);
@@ -150,7 +161,7 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
     Ok(format!("cores {cores}{missing}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
 }
 
-/// As [`settle`] for ranks that are threads of this process: they start and end with it, and share its pool.
+/// Does the same as [`settle`] for ranks that are threads of this process. They share its pool and are not bound.
 pub fn settle_threads(config: &Config) -> String {
     let threads = threads(Some(&config.launcher), config.world_size);
     compute_threads(threads);
@@ -165,7 +176,8 @@ fn counted(ranks: usize, threads: usize) -> String {
     format!("{} × {}", counted(ranks, "rank", "ranks"), counted(threads, "thread", "threads"))
 }
 
-/// Binds this rank, if each rank of this host can have cores of its own and nobody else has bound it; says what was done.
+/// Binds this rank if each rank of this host can have its own cores and no other launcher has bound it. Returns a
+/// description of the result.
 fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvironment) -> String {
     if !launched_by_us() && launcher.bind_core_list.is_none() && Cores::of_machine().as_ref() != Some(&Cores::allowed())
     {
@@ -192,19 +204,19 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
 
 fn compute_threads(threads: usize) {
     zero_model::ops::set_threads(threads);
-    // Somebody may have made the pool already, in a test for example; then it stays as it is.
+    // If a pool exists already, for example in a test, it stays as it is.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
 }
 
-/// Whether our own launcher started this process.
+/// Returns whether our own launcher started this process.
 pub fn launched_by_us() -> bool {
     std::env::var_os(LAUNCHED).is_some()
 }
 
-/// Ends this process with the launcher, if one of ours started it.
+/// Makes this process exit when its launcher exits, if our launcher started it.
 pub fn follow_launcher() {
     if launched_by_us() {
-        // Not to be had means that a killed launcher leaves this rank to its own deadline.
+        // Where this is unsupported, the deadline ends this rank after its launcher was killed.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     }
 }
