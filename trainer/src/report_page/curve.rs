@@ -32,7 +32,7 @@ pub(super) fn thinned(points: &[Point], most: usize) -> Vec<Point> {
     kept
 }
 
-/// Returns a curve as JSON: the thinned `steps` and `values`, and how many points there were. Null without points.
+/// Returns a curve as JSON: the thinned `steps` and `values`, and the original number of points. Null without points.
 pub(super) fn curve(points: &[Point]) -> Value {
     if points.is_empty() {
         return Value::Null;

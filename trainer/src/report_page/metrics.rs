@@ -11,7 +11,7 @@ use super::curve::{Point, curve};
 use super::{damaged, no_run};
 use zero_engine::Error;
 
-/// A line of the file, as far as the page shows it.
+/// The fields of a line that the page shows.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Line {
     step: u64,
@@ -27,14 +27,14 @@ pub(super) struct Line {
     sent_bytes: Option<f64>,
     peak_bytes: Option<f64>,
     eval_loss: Option<f64>,
-    /// Present if a rank was slow.
+    /// Present if a rank was slow in this step.
     rank_ms: Option<Value>,
 }
 
-/// Reads all lines. A last line that is half-written is skipped: the run may be writing it.
+/// Reads all lines. An incomplete last line is skipped, because the run may be writing it.
 ///
 /// # Errors
-/// The file does not exist, cannot be read, or another line is damaged.
+/// Fails if the file does not exist or cannot be read, or if another line is damaged.
 pub(super) fn read(path: &Path) -> Result<Vec<Line>, Error> {
     let file = File::open(path).map_err(|error| no_run(path, &error))?;
     let (mut reader, mut text, mut lines) = (BufReader::new(file), vec![], vec![]);
@@ -91,7 +91,7 @@ pub(super) fn curves(lines: &[Line]) -> Value {
     each.chain(some).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// Returns what the lines add up to.
+/// Returns the totals over all lines.
 pub(super) fn totals(lines: &[Line]) -> Value {
     let finite = |value: Metric| lines.iter().filter_map(value);
     let sum = |value: Metric| finite(value).fold(0.0, |sum, value| sum + value);

@@ -20,9 +20,9 @@ use zero_planner::page::{CHARTS, STYLE, TIMELINE, WORDS, assemble};
 use metrics::Line;
 
 const PAGE: &str = include_str!("page.html");
-/// The shared style, and what only this page needs.
+/// The shared style, and the style of this page.
 const STYLES: [&str; 2] = [STYLE, include_str!("page.css")];
-/// In order of dependency. `page.js` shows the data; the others only define functions.
+/// In order of dependency. `page.js` shows the data; the other scripts only define functions.
 const SCRIPTS: [&str; 9] = [
     WORDS,
     CHARTS,
@@ -38,7 +38,7 @@ const SCRIPTS: [&str; 9] = [
 /// Returns the page that shows the runs in these folders, overlaid if there are several.
 ///
 /// # Errors
-/// A folder has no `metrics.jsonl`, or a file in it cannot be read or is damaged.
+/// Fails if a folder has no `metrics.jsonl`, or if a file in it cannot be read or is damaged.
 pub fn report_page(folders: &[PathBuf]) -> Result<String, Error> {
     let names = names(folders);
     let runs = folders.iter().zip(names).map(|(folder, name)| run(folder, name)).collect::<Result<Vec<_>, _>>()?;
@@ -68,7 +68,7 @@ fn data(runs: Vec<Run>) -> Value {
     })
 }
 
-/// Names for the page: the folders' own names if those differ, otherwise their paths as given.
+/// Returns the names of the runs: the names of the folders if they differ, otherwise their paths as given.
 fn names(folders: &[PathBuf]) -> Vec<String> {
     let own = |folder: &PathBuf| {
         let whole = if folder.file_name().is_some() { folder.clone() } else { folder.canonicalize().ok()? };
@@ -94,7 +94,7 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
         "name": name,
         "folder": folder.display().to_string(),
         "finished": report.as_ref().filter(|_| is_current).map(|report| report["finished"].clone()),
-        // A run that was resumed has the report of the part before, until it ends.
+        // Until it ends, a resumed run has the report of the part before.
         "is_report_old": report.is_some() && !is_current,
         "report": report,
         "totals": metrics::totals(&lines),
@@ -106,13 +106,13 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
     Ok((run, leaves))
 }
 
-/// Whether `report.json` was written after the last of these steps, and not before the run was resumed.
+/// Returns whether `report.json` was written after the last of these steps, rather than before the run was resumed.
 fn is_of_last_part(report: &Value, lines: &[Line]) -> bool {
     let last = lines.last().and_then(|line| line.loss);
     report["steps"] == 0 || report["last_loss"].as_f64() == last
 }
 
-/// The text of the configuration, and its values by key. Without values if this version cannot resolve it.
+/// Returns the text of the configuration, and its values by key if this version can resolve it.
 fn configuration(path: &Path) -> Result<(Option<String>, Option<Leaves>), Error> {
     if !path.exists() {
         return Ok((None, None));
@@ -138,12 +138,12 @@ fn json_file(path: &Path) -> Result<Option<Value>, Error> {
     }
 }
 
-/// The error of a file with invalid content.
+/// Returns the error for a file with invalid content.
 fn damaged(place: String, message: &str, help: &str) -> Error {
     Error::Setting { key: place, message: message.to_string(), help: help.to_string() }
 }
 
-/// The error of a folder whose metrics cannot be read.
+/// Returns the error for a folder whose metrics cannot be read.
 fn no_run(path: &Path, source: &io::Error) -> Error {
     let help = "name the folder of a run: `training.output_dir`, or the one given by `--out`";
     damaged("<RUN>".to_string(), &format!("{}: {source}", path.display()), help)

@@ -6,10 +6,10 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Text that would run in a page which does not escape it.
+/// Text that would execute in a page that does not escape it.
 const HOSTILE: &str = "</script><script>window.hacked = 1</script><img src=x onerror=hacked()>";
 
-/// A run folder with this many steps, an evaluation every tenth, and a loss that is not finite at step 5.
+/// Creates a run folder with this many steps, an evaluation every ten steps, and a loss that is not finite at step 5.
 fn folder(parent: &TempDir, name: &str, steps: u64) -> PathBuf {
     let folder = parent.path().join(name);
     fs::create_dir_all(&folder).unwrap();
@@ -33,7 +33,7 @@ fn finish(folder: &Path, last_loss: f64) {
     fs::write(folder.join("report.json"), report.to_string()).unwrap();
 }
 
-/// The data of a page, as a browser reads it.
+/// Parses the data of a page as a browser does.
 fn data(page: &str) -> Value {
     let (_, after) = page.split_once(r#"<script type="application/json" id="data">"#).expect("the element");
     serde_json::from_str(after.split("</script").next().unwrap()).unwrap()
@@ -104,7 +104,7 @@ fn a_run_without_a_report_has_not_finished_and_its_last_line_may_be_half_written
     let page = data(&report_page(std::slice::from_ref(&folder)).unwrap());
     assert_eq!((&page["runs"][0]["finished"], &page["runs"][0]["report"]), (&Value::Null, &Value::Null));
     assert_eq!(page["runs"][0]["totals"]["steps"], 11);
-    // Resumed after a report was written: its loss is that of an earlier step.
+    // The run was resumed after the report was written, so the report has the loss of an earlier step.
     finish(&folder, 1.0);
     let page = data(&report_page(&[folder]).unwrap());
     assert_eq!((&page["runs"][0]["finished"], &page["runs"][0]["is_report_old"]), (&Value::Null, &json!(true)));

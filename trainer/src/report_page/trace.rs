@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::json_file;
 use zero_engine::Error;
 
-/// Most lanes of the timeline: more than a screen shows.
+/// Maximum number of lanes in the timeline, which is more than a screen shows.
 const MOST_LANES: usize = 64;
 
 /// A span in seconds.
@@ -18,7 +18,7 @@ struct Span {
     kind: String,
     start: f64,
     end: f64,
-    /// The span loads the first micro-batch, which begins a step.
+    /// Whether the span loads the first micro-batch, which begins a step.
     begins_step: bool,
 }
 
@@ -28,7 +28,7 @@ type Lanes = BTreeMap<(u64, u64), Vec<Span>>;
 /// Returns `timeline` (one measured step) and `overlap` (one entry per rank) of a run; null without a trace.
 ///
 /// # Errors
-/// The file is damaged.
+/// Fails if the file is damaged.
 pub(super) fn read(path: &Path) -> Result<Value, Error> {
     let Some(trace) = json_file(path)? else { return Ok(Value::Null) };
     Ok(timeline(&trace))
@@ -86,8 +86,9 @@ fn timeline(trace: &Value) -> Value {
     })
 }
 
-/// The traced step of median length, without the first, which touches all memory for the first time: start, end, number
-/// from 1, and the number of steps. All of the trace if it does not show where steps begin.
+/// Returns the traced step of median duration: its start, its end, its number from 1, and the number of steps. The
+/// first step is left out, because it touches all memory for the first time. Returns the whole trace if the trace does
+/// not show where steps begin.
 fn middle_step(lanes: &Lanes) -> Option<(f64, f64, usize, usize)> {
     let all = || lanes.values().flatten();
     let first = all().map(|span| span.start).min_by(f64::total_cmp)?;
@@ -100,7 +101,7 @@ fn middle_step(lanes: &Lanes) -> Option<(f64, f64, usize, usize)> {
         return Some((first, last, 1, 1));
     }
     starts.push(last);
-    // A step ends with its last span: what follows, such as an evaluation, is not traced.
+    // A step ends with its last span; later work, such as an evaluation, is not traced.
     let end = |from: f64, to: f64| {
         let of_step = all().filter(|span| span.start >= from && span.start < to);
         of_step.map(|span| span.end.min(to)).fold(from, f64::max)
@@ -117,8 +118,8 @@ fn middle_step(lanes: &Lanes) -> Option<(f64, f64, usize, usize)> {
     steps.get(steps.len() / 2).copied()
 }
 
-/// Seconds of a rank in all traced steps: communication and disk from start to end, and the part of it during which the
-/// rank computed.
+/// Returns the seconds of communication and disk transfers of a rank in all traced steps, and the part that overlapped
+/// with compute.
 fn overlap(rank: &str, process: u64, lanes: &Lanes, threads: &BTreeMap<(u64, u64), String>) -> Value {
     let is_compute = |thread: &u64| threads.get(&(process, *thread)).is_some_and(|name| name == "compute");
     let of_rank = || lanes.iter().filter(|((of, _), _)| *of == process);
@@ -134,7 +135,7 @@ fn overlap(rank: &str, process: u64, lanes: &Lanes, threads: &BTreeMap<(u64, u64
     json!({ "rank": rank, "compute": length(&compute), "communication": length(&beside), "overlapped": hidden })
 }
 
-/// Merges intervals that overlap; sorted.
+/// Merges overlapping intervals and sorts them.
 fn union(mut intervals: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     intervals.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut merged: Vec<(f64, f64)> = vec![];
@@ -147,7 +148,7 @@ fn union(mut intervals: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     merged
 }
 
-/// The length that an interval has in common with sorted ones.
+/// Returns the length of the overlap between an interval and sorted intervals.
 fn common(&(start, end): &(f64, f64), sorted: &[(f64, f64)]) -> f64 {
     let first = sorted.partition_point(|&(_, other)| other <= start);
     let near = sorted[first..].iter().take_while(|&&(from, _)| from < end);
@@ -183,7 +184,7 @@ mod tests {
             events.push(span(0, 1, "gather", at + length - 5e4, 1.5e5));
         }
         let found = timeline(&json!({ "traceEvents": events }));
-        // Without the first, the steps take 0.2, 0.4 and 0.3 s.
+        // Apart from the first, the steps take 0.2, 0.4 and 0.3 s.
         let shown = &found["timeline"];
         assert_eq!((&shown["step"], &shown["steps"]), (&json!(4), &json!(4)));
         assert_eq!(shown["rows"].as_array().unwrap().len(), 2, "{shown}");

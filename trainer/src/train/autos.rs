@@ -1,14 +1,15 @@
-//! What `auto` became, said when a run starts.
+//! Prints the values that replaced `auto` when a run starts.
 
 use zero_config::Config;
 
-/// Sections of our own, whose values the run says anyway.
+/// Sections that DeepSpeed does not have. The run prints their values elsewhere.
 const OWN: [&str; 4] = ["model.", "data.", "training.", "launcher."];
 
-/// Longest line.
+/// Maximum line length.
 const WIDTH: usize = 120;
 
-/// The keys of DeepSpeed's that were written as `auto`, each with its value, in lines; `None` when there is none.
+/// Returns DeepSpeed's keys that were set to `auto`, each with its value, as lines of text; `None` if there are no such
+/// keys.
 pub(super) fn said(config: &Config) -> Option<String> {
     let autos = config.autos().into_iter().filter(|(path, _)| !OWN.iter().any(|own| path.starts_with(own)));
     let words = autos.map(|(path, value)| match value.as_str() {

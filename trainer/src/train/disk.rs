@@ -1,11 +1,11 @@
-//! Where state lives that is not in memory, for the lines at the start of a run.
+//! Describes offloaded state in the lines that a run prints when it starts.
 
 use zero_config::{Compute, Config, OffloadDevice};
 use zero_engine::Engine;
 use zero_engine::format::bytes;
 use zero_pipeline::{Tier, Tiers};
 
-/// What the user should know of where things live; nothing where all of it is in memory.
+/// Returns lines about where the state is; none if all of it is in memory.
 pub(super) fn describe(engine: &Engine) -> Vec<String> {
     let mut lines = vec![];
     if let Some(used) = engine.zero().disk_use() {
@@ -53,7 +53,7 @@ pub(super) fn describe(engine: &Engine) -> Vec<String> {
     lines
 }
 
-/// Sections that ask for the memory of the host, which here is where everything lies anyway.
+/// Returns the sections that place state in host memory. With `training.device: cpu` they have no effect.
 fn on_host(config: &Config) -> Vec<&'static str> {
     let zero = &config.zero;
     let checkpointing = config.activation_checkpointing.as_ref().map_or(OffloadDevice::None, |c| c.device);

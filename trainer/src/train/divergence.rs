@@ -1,4 +1,4 @@
-//! Steps that go wrong: gradients that are not finite, and norms far above those before them.
+//! Detects diverging training: gradients that are not finite, and gradient norms far above those of earlier steps.
 
 use std::collections::VecDeque;
 
@@ -9,14 +9,15 @@ use super::progress::Progress;
 use zero_engine::Error;
 use zero_engine::{Engine, Step};
 
-/// What `training` says of such steps, and what was seen.
+/// The options in `training` for diverging steps, and the history that they need.
 pub(super) struct Divergence {
     nonfinite: Nonfinite,
     max_skipped: u64,
     spikes: Option<Spikes>,
-    /// With `fp16`, gradients overflow now and then, and the loss scale follows.
+    /// Whether `fp16` scales the loss dynamically. Overflows are then expected, and lower the loss scale.
     rescales: bool,
-    /// Finite norms of the last steps, those of spikes among them: a norm that stays high is none after half a window.
+    /// Finite norms of the latest steps. Spikes are included, so a norm that stays high stops being a spike after half
+    /// a window.
     norms: VecDeque<f64>,
     skipped_in_a_row: u64,
 }
@@ -34,7 +35,7 @@ impl Divergence {
         }
     }
 
-    /// What is a spike now; infinity if nothing is.
+    /// Returns the norm above which a step is a spike now; infinity if no norm is.
     fn limit(&self) -> f64 {
         match &self.spikes {
             Some(spikes) if self.norms.len() >= spikes.window => spikes.factor * self.median(),
@@ -42,20 +43,21 @@ impl Divergence {
         }
     }
 
-    /// The lower one of an even number.
+    /// Returns the median; of an even number of norms, the lower of the middle two.
     fn median(&self) -> f64 {
         let mut sorted: Vec<f64> = self.norms.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::INFINITY)
     }
 
-    /// Before a step: tells the engine which norm makes no update.
+    /// Call before a step: tells the engine above which norm to skip the update.
     pub(super) fn prepare(&self, engine: &mut Engine) {
         let skips = self.spikes.as_ref().is_some_and(|spikes| spikes.action != OnSpike::Warn);
         engine.skip_beyond(if skips { self.limit() } else { f64::INFINITY });
     }
 
-    /// After a step: says what is wrong with it, and ends the run where it is to. The same on all ranks.
+    /// Call after a step: reports a diverging step, and returns an error if the run must end. All ranks return the
+    /// same.
     pub(super) fn judge(&mut self, step: &Step, progress: &Progress) -> Result<(), Error> {
         let Step { step: number, loss, grad_norm: norm, skipped, .. } = *step;
         if self.rescales && skipped && loss.is_finite() && !norm.is_finite() {
@@ -102,12 +104,12 @@ impl Divergence {
         }
     }
 
-    /// For a checkpoint.
+    /// Returns the state for a checkpoint.
     pub(super) fn state(&self) -> Value {
         json!({ "norms": self.norms, "skipped_in_a_row": self.skipped_in_a_row })
     }
 
-    /// From a checkpoint.
+    /// Restores the state from a checkpoint.
     pub(super) fn restore(&mut self, state: &Value) {
         self.norms = state["norms"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
         self.skipped_in_a_row = state["skipped_in_a_row"].as_u64().unwrap_or(0);
@@ -126,7 +128,7 @@ mod tests {
         Divergence::new(&Config::parse("ds.yaml", text).unwrap())
     }
 
-    /// What is made of steps with these norms, whose update the engine leaves out as it was told.
+    /// Judges steps with these norms and returns which of them were skipped, as the engine skips updates.
     fn outcome(divergence: &mut Divergence, norms: &[f64]) -> Result<Vec<bool>, String> {
         let progress = Progress::new(Output::Quiet, None, 1, 0, norms.len() as u64);
         let mut skipped = vec![];
@@ -162,7 +164,7 @@ mod tests {
         assert!(error.starts_with("training diverged: in step 2 the loss is 1 and the gradient norm NaN"), "{error}");
     }
 
-    /// What the loss scale is for is neither a warning nor counted, unless the loss itself is not finite.
+    /// Overflows that lower the loss scale cause no warning and are not counted, unless the loss itself is not finite.
     #[test]
     fn overflows_under_a_loss_scale_do_not_end_the_run() {
         let dynamic = |training: &str| Divergence { rescales: true, ..divergence(training) };
@@ -196,7 +198,7 @@ mod tests {
         let spikes = "spikes: {window: 3, factor: 10}";
         let mut skipping = divergence(spikes);
         assert_eq!(outcome(&mut skipping, &norms).unwrap(), [false, false, false, true, false, false]);
-        // The state of a checkpoint goes on the same.
+        // A divergence restored from a checkpoint behaves the same.
         let mut resumed = divergence(spikes);
         resumed.restore(&skipping.state());
         assert_eq!(resumed.norms, skipping.norms);
@@ -207,7 +209,7 @@ mod tests {
             error.contains("in step 4 the gradient norm is 2.100e1, the median of those before it 2.000e0"),
             "{error}"
         );
-        // A norm that stays high is the new median after half a window.
+        // A norm that stays high becomes the median after half a window.
         let stays = [[1.0; 3], [50.0; 3]].concat();
         assert_eq!(outcome(&mut divergence(spikes), &stays).unwrap(), [false, false, false, true, true, false]);
     }

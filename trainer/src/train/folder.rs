@@ -11,17 +11,17 @@ use crate::append::Appended;
 use zero_engine::Error;
 use zero_engine::files::replace;
 
-/// Names the launcher's job.
+/// The file that names the launcher's job.
 const JOB: &str = ".job";
 
-/// Files of a run; rank 0 writes them.
+/// The files of a run, which rank 0 writes.
 pub(super) struct Folder {
     path: PathBuf,
     metrics: Appended,
 }
 
 impl Folder {
-    /// Opens the folder of a new run. What an earlier run left there is moved aside; where to is returned.
+    /// Opens the folder of a new run. Moves an earlier run's files aside, and returns where they are now.
     pub(super) fn new(path: &Path) -> Result<(Self, Option<PathBuf>), Error> {
         let moved = if holds_a_run(path) { Some(set_aside(path)?) } else { None };
         fs::create_dir_all(path).map_err(Error::io(path))?;
@@ -29,7 +29,7 @@ impl Folder {
         Ok((Self { path: path.to_path_buf(), metrics }, moved))
     }
 
-    /// Opens the folder of a run that goes on after `step`: later lines of its metrics are dropped.
+    /// Opens the folder of a run that resumes after `step`, and drops metrics of later steps.
     pub(super) fn resume(path: &Path, step: u64) -> Result<Self, Error> {
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let file = path.join("metrics.jsonl");
@@ -43,7 +43,7 @@ impl Folder {
         &self.path
     }
 
-    /// One line of `metrics.jsonl`, whole or not at all.
+    /// Appends a line to `metrics.jsonl`, as a whole or not at all.
     pub(super) fn metrics(&mut self, line: &Value) -> Result<(), Error> {
         self.metrics.append(format!("{line}\n").as_bytes())
     }
@@ -56,12 +56,12 @@ impl Folder {
         self.write("report.json", format!("{report:#}\n").as_bytes())
     }
 
-    /// `trace.json` in Chrome's format: one process a rank, one thread a lane.
+    /// Writes `trace.json` in Chrome's format, with one process per rank and one thread per lane.
     pub(super) fn trace(&self, trace: &str) -> Result<(), Error> {
         self.write("trace.json", trace.as_bytes())
     }
 
-    /// Marks the folder as that of a launcher's job, with the restarts so far; without a job, as that of none.
+    /// Marks the folder with the launcher's job and the restarts so far. Without a job, removes the mark.
     pub(super) fn mark(&self, job: Option<&str>, restarts: &Restarts) -> Result<(), Error> {
         match job {
             Some(job) => self.write(JOB, format!("{job}\n{}", restarts.to_json()).as_bytes()),
@@ -78,14 +78,14 @@ impl Folder {
     }
 }
 
-/// The launcher's job whose run a folder is marked with, and its restarts when it was.
+/// Returns the launcher's job that a folder is marked with, and the restarts at that time.
 pub(super) fn job_of(path: &Path) -> Option<(String, Restarts)> {
     let text = fs::read_to_string(path.join(JOB)).ok()?;
     let (job, restarts) = text.split_once('\n')?;
     Some((job.to_string(), Restarts::from_json(restarts).ok()?))
 }
 
-/// Whether a run has written to a folder: the next one moves it aside, unless it goes on with it.
+/// Returns whether a run has written to a folder. The next run moves it aside, unless it resumes in it.
 #[must_use]
 pub fn holds_a_run(path: &Path) -> bool {
     ["metrics.jsonl", "checkpoints", "report.json"].iter().any(|name| path.join(name).exists())
@@ -107,7 +107,7 @@ fn kept_lines(file: &Path, step: u64) -> Result<String, Error> {
     let mut kept = String::new();
     for line in BufReader::new(opened).lines() {
         let line = line.map_err(Error::io(file))?;
-        // A line that a killed run left half written is not kept.
+        // Drop a line that a killed run left incomplete.
         let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
         if value["step"].as_u64().is_some_and(|s| s <= step) {
             kept.push_str(&line);

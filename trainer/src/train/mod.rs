@@ -1,4 +1,4 @@
-//! What `zero-train --config ds.yaml` does on each rank: the loop around [`Engine`].
+//! The training loop around [`Engine`], which `zero-train --config ds.yaml` runs on each rank.
 
 mod autos;
 mod bar;
@@ -65,15 +65,15 @@ pub use steps::{Steps, measure_costs};
 pub(crate) use task::Task;
 pub use task::{StepInfo, Summary};
 
-/// Trains from the configuration alone; a collective.
+/// Trains the model of the configuration on its data; a collective.
 ///
 /// # Errors
-/// Everything that can go wrong: see [`Error`].
+/// Returns the error that ended the run early: see [`Error`].
 pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>) -> Result<Finished, Error> {
     Ok(fit(config, options, comm, Task::default())?.finished)
 }
 
-/// Trains what a program brings; a collective.
+/// Trains with the model, data and callbacks of a program; a collective.
 pub(crate) fn fit(
     config: &Config,
     options: &RunOptions,
@@ -119,7 +119,7 @@ pub(crate) fn fit(
         early.restore(state);
         divergence.restore(&state["divergence"]);
     }
-    // A run in epochs has a number of samples to see, whatever the batch was before.
+    // Epochs fix the number of samples, even if the batch size changed since the checkpoint.
     let steps = match engine.config().training.max_steps {
         Some(_) => steps,
         None => {
@@ -129,7 +129,7 @@ pub(crate) fn fit(
     };
     let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
     let progress = Progress::new(output, options.bar, engine.config().steps_per_print, engine.steps(), steps);
-    // A checkpoint of another run's folder begins a run of its own in this one.
+    // A run that resumes from a checkpoint in another folder is a new run in this one.
     let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;
     let job = (options.job.as_deref(), &options.restarts);
@@ -154,10 +154,12 @@ pub(crate) fn fit(
     Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from: from, folder: out })
 }
 
-/// A planner for a configuration. Opens the data only where `vocab_size: auto` is taken from them: so a plan can be made where they are not.
+/// Returns a planner for a configuration. Opens the data only if `vocab_size: auto` depends on them, so that most plans
+/// can be made without the data.
 ///
 /// # Errors
-/// As [`planner_of_data`], where the data are opened; samples longer than the model takes.
+/// The same as those of [`planner_of_data`] if the data are opened. Also fails if samples are longer than the model's
+/// longest sequence.
 pub fn planner(config: &Config) -> Result<Planner, Error> {
     let (model, data) = config.model_and_data()?;
     configured_data::sequence_length(Some(model), data)?;
@@ -168,28 +170,28 @@ pub fn planner(config: &Config) -> Result<Planner, Error> {
     }
 }
 
-/// A planner for a configuration whose runs will need its data, which are opened.
+/// Opens the data of a configuration, and returns a planner that knows their vocabulary.
 ///
 /// # Errors
-/// Data that cannot be read, or that the model cannot take.
+/// Fails if the data cannot be read, or if the model cannot train on them.
 pub fn planner_of_data(config: &Config) -> Result<Planner, Error> {
     Ok(Planner::new(configured_data::open(config, false)?.vocabulary))
 }
 
-/// The plan of one configuration that is resolved for its number of ranks; starts nothing.
+/// Returns the plan of a configuration that is resolved for its number of ranks. Starts nothing.
 ///
 /// # Errors
-/// As [`planner`], and whatever would keep the ranks from starting.
+/// The same as those of [`planner`]. Also fails on anything that would keep the ranks from starting.
 pub fn plan(config: &Config) -> Result<Plan, Error> {
     planner(config)?.plan(config)
 }
 
-/// Refuses what a run would refuse of a configuration on any machine, without a look at data, disks, networks and GPUs: addresses that
-/// this program cannot reach, a device that it was built without, a model that cannot be built or cut. A configuration without a section
-/// `model` is for a program that brings its own, which is not looked at.
+/// Makes those checks of a configuration that need no data, disks, networks or GPUs. It rejects addresses that this
+/// program cannot reach, devices that it was built without, and models that cannot be built or cut into stages. A
+/// configuration without a `model` section is for a program with its own model, which is not checked.
 ///
 /// # Errors
-/// Whatever would keep a run from starting.
+/// Returns the error that would keep a run from starting on any machine.
 pub fn refuse(config: &Config) -> Result<(), Error> {
     refuse_addresses(config)?;
     match config.model {
@@ -203,12 +205,12 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
     }
 }
 
-/// Whether ranks can be started with a configuration on this machine, without a look at the data: what [`refuse`] refuses, and
-/// whether its network interface is there, pretrained weights fit the model, and the disks have room. Gives the plan, in which a
-/// vocabulary that would be taken from the data counts as one token.
+/// Checks whether ranks can start with a configuration on this machine, without reading the data. Besides the checks of
+/// [`refuse`], the network interface must exist, pretrained weights must fit the model, and the disks must have room.
+/// Returns the plan. A vocabulary that depends on the data counts as one token in it.
 ///
 /// # Errors
-/// As [`plan`].
+/// The same as those of [`plan`].
 pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     refuse_addresses(config)?;
     configured_data::refuse(config)?;
@@ -226,7 +228,7 @@ pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     Ok(plan)
 }
 
-/// Servers, files and folders that are not where this program can reach them.
+/// Rejects servers, files and folders at addresses that this program cannot reach.
 fn refuse_addresses(config: &Config) -> Result<(), Error> {
     monitor::check(config)?;
     let paths = |key: &str, sources: Option<&[String]>| {
@@ -248,12 +250,13 @@ fn refuse_addresses(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// The plan without a look at the data.
+/// Computes the plan without reading the data.
 fn planned(config: &Config) -> Result<Plan, Error> {
     Plan::new(with_total_steps(config.clone(), 1), layers(config)?)
 }
 
-/// The configured model. A vocabulary that is taken from the data counts as one token, and does not change what fits together.
+/// Builds the configured model. A vocabulary that depends on the data counts as one token, which does not affect
+/// whether the layers fit together.
 fn layers(config: &Config) -> Result<Layers, Error> {
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
@@ -263,13 +266,13 @@ fn layers(config: &Config) -> Result<Layers, Error> {
     configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))
 }
 
-/// Whether a folder lies in another, however they are named.
+/// Returns whether `folder` lies in `parent`, after resolving links and relative paths.
 fn lies_in(folder: &Path, parent: &Path) -> bool {
     let canonical = |path: &Path| path.canonicalize().ok();
     canonical(folder).zip(canonical(parent)).is_some_and(|(folder, parent)| folder.starts_with(parent))
 }
 
-/// Whether there is a checkpoint to go on from.
+/// Returns whether the run begins anew or resumes from a checkpoint.
 fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
     let root = Path::new(&config.training.output_dir).join("checkpoints");
     Ok(match &options.resume {
@@ -281,8 +284,8 @@ fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
     })
 }
 
-/// Goes on where the options say. `auto` takes the newest checkpoint that is as it was written: of one that is damaged it says so, and
-/// tries the one before.
+/// Resumes as the options say. `auto` loads the newest checkpoint; if it is damaged, this prints a warning and tries
+/// the one before.
 fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Option<(PathBuf, Value)>, Error> {
     let mut candidates = match &options.resume {
         _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
@@ -310,6 +313,6 @@ fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Optio
             Err(error) => return Err(error),
         }
     }
-    // A run that has checkpoints is not begun anew because none can be read.
+    // If a run has checkpoints but all are damaged, fail instead of starting over.
     damaged.map_or(Ok(None), Err)
 }

@@ -1,43 +1,43 @@
-//! What the caller of a run adds to the configuration, and how a run ends well.
+//! Options of a run that the configuration does not have, and the ways in which a run ends without an error.
 
 use std::path::PathBuf;
 
 use super::progress::{DrawBar, Output};
 use super::restart::Restarts;
 
-/// Where a run goes on.
+/// The checkpoint to resume from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
-    /// From the newest checkpoint of its own folder; anew if there is none.
+    /// The newest checkpoint in the run's own folder. Starts a new run if there is none.
     Auto,
-    /// From a checkpoint's folder, or the newest of a run's.
+    /// The checkpoint in this folder, or the newest one if it is a run's folder.
     From(PathBuf),
 }
 
-/// What the command line adds to the configuration.
+/// Options that the command line adds to the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct RunOptions {
-    /// Go on instead of starting anew.
+    /// Resume instead of starting a new run.
     pub resume: Option<Resume>,
-    /// What earlier attempts have left, where a launcher has started the run again.
+    /// What earlier attempts left behind, if a launcher has restarted the run.
     pub restarts: Restarts,
-    /// The launcher's name for its job, which its attempts have in common and no other job has.
+    /// The launcher's name for its job. All attempts of a job have the same name, and no other job has it.
     pub job: Option<String>,
-    /// Train so many steps, and compare them with one process at ZeRO stage 0.
+    /// Train for this many steps, and compare the losses with one process at ZeRO stage 0.
     pub verify: Option<u64>,
-    /// Go on beyond `training.memory_limit`.
+    /// Continue even if the plan exceeds `training.memory_limit`.
     pub force: bool,
-    /// How much is printed.
+    /// How much the run prints.
     pub output: Output,
-    /// Draws the bar on a terminal.
+    /// Draws the progress bar on a terminal.
     pub bar: Option<DrawBar>,
 }
 
-/// How a run ended well.
+/// How a run ended without an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finished {
-    /// It is done.
+    /// The run completed, or stopped early.
     Done,
-    /// This signal asked for it; a checkpoint is written.
+    /// This signal stopped the run after a checkpoint was saved.
     Stopped(i32),
 }

@@ -1,49 +1,49 @@
-//! What a user sees while training: a bar on a terminal, plain lines elsewhere.
+//! Shows progress during training: a bar on a terminal, plain lines elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use zero_config::LogLevel;
 
-/// How much is printed.
+/// How much a run prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
-    /// A bar on a terminal, lines in a pipe.
+    /// A progress bar on a terminal, and plain lines otherwise.
     #[default]
     Auto,
-    /// Lines.
+    /// Plain lines.
     Plain,
-    /// Nothing but errors.
+    /// Only errors.
     Quiet,
 }
 
 impl Output {
-    /// What is left of it at a `log_level`: progress is information.
+    /// Returns the output that `level` permits. Progress has the level of information.
     #[must_use]
     pub fn at(self, level: LogLevel) -> Self {
         if level < LogLevel::Info { Self::Quiet } else { self }
     }
 }
 
-/// A bar that moves with the steps; whoever starts a run draws it.
+/// A progress bar over the steps of a run.
 pub trait Bar {
-    /// So many steps are done; `message` stands beside.
+    /// Shows that `step` steps are done, with `message` beside the bar.
     fn set(&self, step: u64, message: String);
 
-    /// Takes the bar away while `print` writes to the terminal.
+    /// Hides the bar while `print` writes to the terminal.
     fn suspend(&self, print: &dyn Fn());
 
-    /// Whether it is gone for good.
+    /// Returns whether the bar was removed.
     fn is_finished(&self) -> bool;
 
-    /// Takes it away.
+    /// Removes the bar.
     fn finish(&self);
 }
 
-/// Draws a bar that has come to its first number, of so many steps as its second says.
+/// Draws a bar. The arguments are the current step and the total number of steps.
 pub type DrawBar = fn(u64, u64) -> Box<dyn Bar>;
 
-/// What a line of progress shows.
+/// The values that a line of progress shows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shown {
     pub(super) step: u64,
@@ -63,7 +63,8 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// For the rank that prints; the others are given [`Output::Quiet`]. Without a bar a terminal shows lines too.
+    /// Creates the progress display of the rank that prints; other ranks pass [`Output::Quiet`]. Without a bar, a
+    /// terminal shows plain lines too.
     pub(super) fn new(output: Output, bar: Option<DrawBar>, every: usize, from: u64, steps: u64) -> Self {
         let terminal = output == Output::Auto && std::io::stderr().is_terminal();
         let bar = bar.filter(|_| terminal).map(|draw| draw(from, steps));
@@ -85,12 +86,12 @@ impl Progress {
         }
     }
 
-    /// Whether a line of progress belongs to this step.
+    /// Returns whether `step` gets a line of progress.
     pub(super) fn is_due(&self, step: u64) -> bool {
         self.every > 0 && (step.is_multiple_of(self.every) || step == self.from + 1 || step == self.last)
     }
 
-    /// A line on standard error, however little is printed: something is not as it should be, and training goes on.
+    /// Prints a warning to standard error, even if the output is quiet.
     pub(super) fn warn(&self, text: &str) {
         let line = format!("warning: {text}");
         match &self.bar {
@@ -99,7 +100,7 @@ impl Progress {
         }
     }
 
-    /// A line that stands between steps.
+    /// Prints a line between steps.
     pub(super) fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) if !bar.is_finished() => bar.suspend(&|| show(line)),
@@ -122,7 +123,7 @@ impl Progress {
     }
 }
 
-/// `2m 05s`.
+/// Formats a duration: `2m 05s`.
 pub(super) fn seconds(duration: Duration) -> String {
     let s = duration.as_secs();
     match s {
@@ -132,7 +133,8 @@ pub(super) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// Prints a line; whoever reads may have gone, as `head` does, and training goes on.
+/// Prints a line. Errors are ignored, because training must continue after the reader of a pipe has exited, as `head`
+/// does.
 fn show(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

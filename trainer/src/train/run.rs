@@ -1,4 +1,4 @@
-//! The steps of a run, and what is written about them.
+//! Runs the training steps, and logs and reports them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::monitor::metric::{self, Record, Scalar};
 use zero_engine::Error;
 use zero_engine::{Engine, Step};
 
-/// A run on this rank.
+/// The state of a run on this rank.
 pub(super) struct Run<'a> {
     engine: Engine,
     corpus: Corpus,
@@ -39,20 +39,20 @@ pub(super) struct Run<'a> {
     stragglers: Stragglers,
     breakdown: Breakdown,
     seen: communication::Seen,
-    /// The last of this run.
+    /// Loss of the last step of this run.
     pub(super) loss: Option<f32>,
     pub(super) evaluation: Option<Evaluation>,
 }
 
-/// Sums and maxima over the ranks after a step.
+/// Sums and maxima over all ranks after a step.
 struct Together {
     sent_bytes: u64,
     peak_bytes: u64,
     micros: u64,
     signal: i64,
-    /// A rank was asked to save a checkpoint.
+    /// Whether any rank was asked to save a checkpoint.
     save: bool,
-    /// What each rank's own work took, by rank.
+    /// Milliseconds of each rank's own work, by rank.
     own_ms: Vec<f64>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Run<'a> {
         Ok(Finished::Done)
     }
 
-    /// Says what `flops_profiler` found in a step; a collective.
+    /// Prints the profile of `flops_profiler` after a step that was profiled; a collective.
     fn profile(&mut self, step: &Step) -> Result<(), Error> {
         let Some(profile) = self.engine.take_profile() else { return Ok(()) };
         let found = profile.together(&**self.engine.communicator())?;
@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// What the ranks must know of each other after a step.
+    /// Exchanges the counters and requests of all ranks after a step.
     fn gather(&mut self, step: &Step, requests: &Requests) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
         let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
@@ -266,7 +266,8 @@ impl<'a> Run<'a> {
         files.log(step.step, written, &self.progress)
     }
 
-    /// The checkpoint at the end. What a signal stopped is to go on later: it is saved, whether that is wanted of others or not.
+    /// Saves the final checkpoint. A run that a signal stopped always saves one, even with `save_last: false`, so that
+    /// it can be resumed.
     pub(super) fn save_last(&mut self, finished: Finished) -> Result<Option<PathBuf>, Error> {
         match finished {
             Finished::Done if !self.engine.config().training.save_last => {
@@ -281,7 +282,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is saved besides the engine's own.
+    /// Returns the state that checkpoints hold in addition to the engine's.
     fn state(&self) -> Value {
         let mut state = self.early.state();
         state["divergence"] = self.divergence.state();
@@ -294,7 +295,7 @@ impl<'a> Run<'a> {
         Ok(found)
     }
 
-    /// Tells the program's own functions of a step, on rank 0.
+    /// Calls the program's functions for a step, on rank 0.
     fn call_back(&mut self, step: &Step, steps: u64, together: &Together, evaluation: Option<&Evaluation>) {
         if self.engine.communicator().rank() > 0 {
             return;
@@ -306,8 +307,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Text of the trained model, if it is wanted; a collective. Tokens of which the tokenizer makes no text are no reason to end a run that
-    /// is done otherwise than well.
+    /// Generates the text for `training.sample`, if set; a collective. Tokens that the tokenizer cannot decode cause a
+    /// warning, because the run itself has succeeded.
     pub(super) fn sample(&mut self) -> Result<Option<String>, Error> {
         let Some(sample) = self.engine.config().training.sample.clone() else { return Ok(None) };
         if self.corpus.vocabulary.is_none() {
@@ -326,7 +327,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Optimizer steps of the run so far.
+    /// Returns the number of optimizer steps of the run so far.
     pub(super) fn steps(&self) -> u64 {
         self.engine.steps()
     }
@@ -365,7 +366,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What is said of a step whose gradients overflowed.
+/// Formats the line about a step whose gradients overflowed.
 fn overflow(step: u64, before: f64, after: f64) -> String {
     let then = if after == before { "it stays".to_string() } else { format!("it is {after} now") };
     format!("step {step:>6}  gradients overflowed at a loss scale of {before}, and nothing was updated; {then}")
@@ -375,8 +376,8 @@ fn round(x: f64) -> f64 {
     (x * 10.0).round() / 10.0
 }
 
-/// JSON has no NaN: what is not finite becomes null. A finite value is written with the fewest digits that read back to
-/// the same f32 bits.
+/// Converts a number to JSON, which has no NaN or infinity: these become null. A finite value is written with the
+/// fewest digits that parse to the same f32 bits.
 pub(super) fn finite(x: f32) -> Value {
     x.to_string().parse::<f64>().ok().filter(|x| x.is_finite()).map_or(Value::Null, |x| json!(x))
 }

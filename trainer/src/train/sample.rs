@@ -1,4 +1,4 @@
-//! Text that the trained model writes.
+//! Generates text with the trained model.
 
 use candle_core::{DType, Device, Tensor};
 use zero_config::{Config, Sample};
@@ -9,10 +9,10 @@ use crate::data::Tokenizer;
 use zero_engine::Engine;
 use zero_engine::Error;
 
-/// Why there will be no text though `training.sample` asks for it; `None` where there will be, or nobody asks.
+/// Returns why no text will be generated although `training.sample` asks for it; otherwise `None`.
 ///
 /// # Errors
-/// The tokenizer cannot encode the prompt, which is better known before a run than after it.
+/// Fails if the tokenizer cannot encode the prompt. Reporting this before the run saves the run.
 pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'static str>, Error> {
     let Some(sample) = &config.training.sample else { return Ok(None) };
     if corpus.vocabulary.is_none() {
@@ -33,9 +33,9 @@ pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'stati
     }
 }
 
-/// Continues the prompt token by token; a collective. Every rank draws the same tokens, since they have the same logits and
-/// the same random numbers. `longest` is the most tokens that the model sees at once. A model may know more tokens than the tokenizer,
-/// to make the vocabulary a round number, say: those are never drawn, since there is no text of them.
+/// Continues the prompt token by token; a collective. Every rank draws the same tokens, because all have the same
+/// logits and the same random numbers. `longest` is the longest sequence that the model accepts. The model's vocabulary
+/// may be larger than the tokenizer's, for example to be a round number. Tokens without a text are never drawn.
 pub(super) fn generate(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
@@ -59,7 +59,8 @@ pub(super) fn generate(
     Ok(tokenizer.decode(&tokens)?)
 }
 
-/// The token at quantile `uniform` of the distribution softmax(logits / temperature), cut to the `top_k` likeliest.
+/// Returns the token at quantile `uniform` of the distribution softmax(logits / temperature), restricted to the `top_k`
+/// most likely tokens.
 fn draw(logits: &[f32], sample: &Sample, uniform: f32) -> u32 {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));

@@ -1,4 +1,4 @@
-//! When a run saves, and what it says about it.
+//! Saves checkpoints during and after a run, and reports them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,22 +14,23 @@ use zero_engine::format::bytes;
 /// The checkpoints of a run.
 pub(super) struct Saves {
     root: PathBuf,
-    /// When the save that is under way began.
+    /// When the save in flight began.
     begun: Option<Instant>,
     newest: Option<u64>,
 }
 
 impl Saves {
-    /// Those of the run in folder `out`, which goes on from a checkpoint of a step, or from none.
+    /// Creates the state for a run in the folder `out`. `from` is the step of the checkpoint that it resumes from, if
+    /// any.
     pub(super) fn new(out: &Path, from: Option<u64>) -> Self {
         Self { root: out.join("checkpoints"), begun: None, newest: from }
     }
 
-    /// Saves, on the way: a disk that is full does not end training. A collective.
+    /// Saves a checkpoint during training. A full disk causes a warning and does not end training. A collective.
     pub(super) fn on_the_way(&mut self, engine: &mut Engine, state: Value, progress: &Progress) -> Result<(), Error> {
         let (step, began) = (engine.steps(), Instant::now());
         if engine.config().training.save_async {
-            // Now, while it is known when that save began.
+            // Finish the earlier save first, because its start time is about to be replaced.
             engine.finish_save()?;
             self.look(engine, progress)?;
             match engine.save_checkpoint_in_background(&self.root, state) {
@@ -46,14 +47,14 @@ impl Saves {
         }
     }
 
-    /// Says how a save in the background ended, if one has.
+    /// Reports a background save that has ended.
     pub(super) fn look(&mut self, engine: &mut Engine, progress: &Progress) -> Result<(), Error> {
         let Some(ended) = engine.ended_save() else { return Ok(()) };
         let began = self.begun.take().unwrap_or_else(Instant::now);
         self.ended(ended, began, progress)
     }
 
-    /// Saves, at the end: without this checkpoint the run would be lost. A collective.
+    /// Saves the final checkpoint. An error ends the run, because its result would be lost. A collective.
     pub(super) fn last(&mut self, engine: &mut Engine, state: Value, progress: &Progress) -> Result<PathBuf, Error> {
         engine.finish_save()?;
         self.look(engine, progress)?;
@@ -80,8 +81,8 @@ impl Saves {
         }
     }
 
-    /// What a signal would cost: the bytes of a checkpoint, and how long writing them takes, going by how fast this rank writes a few
-    /// of them now.
+    /// Describes the cost of stopping by a signal: the bytes of a checkpoint, and the time to write it. The estimate
+    /// comes from the rate at which this rank writes a small amount now.
     pub(super) fn foretell(&self, engine: &Engine) -> String {
         let elements = engine.model().elements() * engine.zero().kinds().len();
         let total = (elements * size_of::<f32>()) as u64;

@@ -1,4 +1,4 @@
-//! Steps of a configuration without the run around them, for benchmarks.
+//! Runs the steps of a configuration without logging, saving or evaluating, for benchmarks.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use zero_engine::costs::{self, CostTable, Length, Trainee};
 use zero_engine::settings::with_total_steps;
 use zero_engine::{Engine, Step};
 
-/// A model and its data, ready to train step by step.
+/// A model and its data, ready for training step by step.
 pub struct Steps {
     engine: Engine,
     corpus: Corpus,
@@ -26,7 +26,7 @@ impl Steps {
     /// Opens the data and builds the model; a collective.
     ///
     /// # Errors
-    /// As [`super::train`].
+    /// The same as those of [`super::train`].
     pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
         let config = config.for_world_size(comm.size())?;
         let corpus = configured_data::open(&config, false)?;
@@ -38,10 +38,10 @@ impl Steps {
         Ok(Self { engine, corpus })
     }
 
-    /// One optimizer step on the next samples; a collective.
+    /// Runs one optimizer step on the next samples; a collective.
     ///
     /// # Errors
-    /// As [`Engine::train_batch`].
+    /// The same as those of [`Engine::train_batch`].
     pub fn step(&mut self) -> Result<Step, Error> {
         let rows = self.engine.config().train_micro_batch_size_per_gpu;
         let first = self.engine.steps() * self.engine.config().train_batch_size as u64;
@@ -49,24 +49,24 @@ impl Steps {
         self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))
     }
 
-    /// Tokens of a global batch.
+    /// Returns the tokens of a global batch.
     #[must_use]
     pub fn tokens_per_step(&self) -> usize {
         self.engine.config().train_batch_size * self.corpus.tokens_per_sample()
     }
 
-    /// Number of elements of all parameters.
+    /// Returns the number of elements of all parameters.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.engine.model().elements()
     }
 
-    /// The engine, to save with.
+    /// Returns the engine, for example to save a checkpoint.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
-    /// The engine.
+    /// Returns the engine.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -95,7 +95,7 @@ impl Trainee for Steps {
 /// Measures the cost table of a configuration on the ranks of `comm`; a collective.
 ///
 /// # Errors
-/// What training itself would say.
+/// The same as those of training.
 pub fn measure_costs(config: &Config, comm: &Arc<dyn Communicator>, length: &Length) -> Result<CostTable, Error> {
     costs::measure(config, comm, length, Steps::open)
 }

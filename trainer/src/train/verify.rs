@@ -1,4 +1,4 @@
-//! `--verify K`: the same steps on one process at ZeRO stage 0, compared.
+//! `--verify K`: runs the same steps on one process at ZeRO stage 0 and compares the losses.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use zero_engine::Error;
 use zero_engine::checkpoint::start::Start;
 use zero_engine::configured_model;
 
-/// Largest relative difference of the losses that is taken for another order of summation. With
-/// `training.reproducible` not one bit may differ.
+/// Largest relative difference of the losses that another order of summation may cause. With `training.reproducible`,
+/// the losses must be bit-identical.
 const TOLERANCE: f64 = 1e-5;
-/// The same where parameters, activations and gradients are rounded to bf16.
+/// The tolerance if parameters, activations and gradients are rounded to bf16.
 const TOLERANCE_BF16: f64 = 2e-2;
-/// The same for f16, whose unit in the last place is an eighth.
+/// The tolerance for f16, whose unit in the last place is an eighth of bf16's.
 const TOLERANCE_F16: f64 = 2.5e-3;
 
 pub(super) fn verify(
@@ -50,7 +50,7 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
     Ok(losses)
 }
 
-/// Trains on one rank what all ranks trained, and prints both; whether they agree.
+/// Repeats on one rank what all ranks trained, prints both losses, and returns whether they agree.
 fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
     let mut alone = config.clone();
     alone.world_size = 1;

@@ -49,8 +49,8 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// Creates a trainer. `config` must be resolved for the number of ranks. Does not change the process;
-    /// [`process::set_up`] prepares it.
+    /// Creates a trainer. [`fit`](Self::fit) resolves `config` again for the actual number of ranks. This does not
+    /// change the process; [`process::set_up`] prepares it.
     pub fn new(config: Config) -> Self {
         let task = Task { evaluates_last: true, ..Task::default() };
         let options = RunOptions { bar: Some(train::draw), ..RunOptions::default() };

@@ -1,16 +1,16 @@
-//! `wall_clock_breakdown`: what the phases of a step took, under DeepSpeed's names.
+//! `wall_clock_breakdown`: the times of the phases of a step, under DeepSpeed's names.
 
 use crate::monitor::metric::{self, Metric, Scalar};
 use zero_engine::timing::{Phase, PhaseSeconds, Timing};
 
-/// A phase of a step: its name in DeepSpeed's line, its metric, and what it consists of.
+/// A part of a step: its name in DeepSpeed's line, its metric, and its phases.
 struct Part {
     name: &'static str,
     metric: &'static Metric,
     phases: &'static [Phase],
 }
 
-/// The first five are DeepSpeed's; `bwd` is `bwd_inner` and `bwd_allreduce` together.
+/// The first five are DeepSpeed's; `bwd` is the sum of `bwd_inner` and `bwd_allreduce`.
 static PARTS: [Part; 9] = [
     part("fwd", &metric::FORWARD_TIME, &[Phase::Forward]),
     part("bwd", &metric::BACKWARD_TIME, &[Phase::Backward, Phase::Recomputation, Phase::Reduce]),
@@ -27,7 +27,7 @@ const fn part(name: &'static str, metric: &'static Metric, phases: &'static [Pha
     Part { name, metric, phases }
 }
 
-/// Of this rank: what the last step took, and the steps since the last line.
+/// The phases of this rank, for the last step and for the steps since the last line.
 #[derive(Default)]
 pub(in crate::train) struct Breakdown {
     before: PhaseSeconds,
@@ -37,30 +37,30 @@ pub(in crate::train) struct Breakdown {
 }
 
 impl Breakdown {
-    /// Before a step: an evaluation after the one before does not count.
+    /// Call before a step, so that an evaluation after the previous step does not count.
     pub(in crate::train) fn begin(&mut self, timing: &Timing) {
         self.before = timing.phases();
     }
 
-    /// After it.
+    /// Call after a step.
     pub(in crate::train) fn end(&mut self, timing: &Timing) {
         self.last = timing.phases() - self.before;
         self.since += self.last;
         self.steps += 1;
     }
 
-    /// The last step, for monitors.
+    /// Returns the times of the last step, for monitors.
     pub(in crate::train) fn scalars(&self) -> impl Iterator<Item = Scalar> {
         let last = self.last;
         PARTS.iter().map(move |part| Scalar { metric: part.metric, value: last.of(part.phases) * 1e3 })
     }
 
-    /// The mean of the steps since the last line, as DeepSpeed writes it.
+    /// Returns the mean over the steps since the last line, in DeepSpeed's format.
     pub(in crate::train) fn line(&mut self) -> String {
         let (since, steps) = (std::mem::take(&mut self.since), std::mem::take(&mut self.steps).max(1));
         let of = |part: &Part| {
             let ms = since.of(part.phases) * 1e3 / f64::from(steps);
-            // What there is none of is left out, but for DeepSpeed's own.
+            // Omit parts without any time, except DeepSpeed's `fwd`.
             (ms > 0.0 || part.name == "fwd").then(|| format!(" | {}: {ms:.2}", part.name))
         };
         format!("time (ms){}", PARTS.iter().filter_map(of).collect::<String>())

@@ -1,4 +1,4 @@
-//! `comms_logger`: what collectives and messages did, by kind and size, as DeepSpeed's `log_summary` prints it.
+//! `comms_logger`: statistics of collectives and messages by kind and size, in the format of DeepSpeed's `log_summary`.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use zero_config::CommsLogger;
 
 use zero_engine::format::bytes;
 
-/// Name, bytes and ranks of what is counted together, and its calls and seconds.
+/// The operation, its calls and its seconds, by name, bytes and number of ranks.
 type Counts = BTreeMap<(&'static str, u64, usize), (Operation, u64, f64)>;
 
-/// What was counted at the last line of `verbose`.
+/// The counts at the last lines of `verbose`.
 #[derive(Default)]
 pub(in crate::train) struct Seen(Counts);
 
-/// Groups of as many ranks together.
+/// Adds up the counters of operations with the same name, size and number of ranks.
 fn by_size(counters: &[SizeCounter], options: &CommsLogger) -> Counts {
     let is_shown = |name: &str| options.prof_all || options.prof_ops.iter().any(|wanted| wanted == name);
     let mut counts = Counts::new();
@@ -27,7 +27,8 @@ fn by_size(counters: &[SizeCounter], options: &CommsLogger) -> Counts {
     counts
 }
 
-/// DeepSpeed's two rates in Gbit/s of calls that take so long each: of the algorithm and of the bus. `bytes` are of the whole vector.
+/// Returns DeepSpeed's algorithm bandwidth and bus bandwidth in Gbit/s. `seconds` is the time of one call, and `bytes`
+/// is the size of the whole vector.
 fn rates(operation: Operation, bytes: u64, ranks: usize, seconds: f64) -> (f64, f64) {
     let others = (ranks as f64 - 1.0) / ranks as f64;
     let (algorithm, bus) = match operation {
@@ -39,7 +40,7 @@ fn rates(operation: Operation, bytes: u64, ranks: usize, seconds: f64) -> (f64, 
     (rate * algorithm, rate * bus)
 }
 
-/// All of a run, with the columns of DeepSpeed's `log_summary`; of this rank.
+/// Formats the counts of the whole run on this rank, with the columns of DeepSpeed's `log_summary`.
 pub(in crate::train) fn summary(counters: &[SizeCounter], options: &CommsLogger) -> String {
     let columns =
         ["Message Size", "Count", "Total Latency(ms)", "Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)"];
@@ -65,7 +66,7 @@ pub(in crate::train) fn summary(counters: &[SizeCounter], options: &CommsLogger)
 }
 
 impl Seen {
-    /// A line for each kind and size of what was done since the last call, as DeepSpeed's `verbose`.
+    /// Returns one line for each kind and size used since the last call, like DeepSpeed's `verbose`.
     pub(in crate::train) fn lines(&mut self, counters: &[SizeCounter], options: &CommsLogger) -> Vec<String> {
         let now = by_size(counters, options);
         let mut lines = vec![];
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_deepspeed() {
-        // 1 Gbit in a second, over 4 ranks.
+        // 1 Gbit in one second, over 4 ranks.
         let size = 125_000_000;
         assert_eq!(rates(Operation::AllReduce, size, 4, 1.0), (2.0, 1.5));
         assert_eq!(rates(Operation::AllGather, size, 4, 1.0), (1.0, 0.75));

@@ -1,4 +1,4 @@
-//! `report.json`: what really executed.
+//! `report.json`: measurements of the run and what actually executed.
 
 pub(super) mod breakdown;
 pub(super) mod communication;
@@ -28,7 +28,7 @@ use zero_engine::timing::points::Points;
 use zero_engine::{Engine, Step};
 use zero_planner::memory;
 
-/// What a run adds up for its report.
+/// What a run accumulates for its report.
 pub(super) struct Report {
     started: Instant,
     first_step: Option<Duration>,
@@ -37,7 +37,7 @@ pub(super) struct Report {
     first_loss: f32,
     last_loss: f32,
     peak_bytes: u64,
-    /// What the process had occupied at most before there was an engine.
+    /// Peak resident memory of the process before the engine was created, in bytes.
     resident_before: Option<u64>,
     restarts: Vec<Restart>,
 }
@@ -68,12 +68,12 @@ impl Report {
         self.peak_bytes = peak_bytes;
     }
 
-    /// The whole report; a collective.
+    /// Returns the whole report; a collective.
     pub(super) fn value(&self, engine: &Engine, finished: Finished) -> Result<Value, Error> {
         let comm = engine.communicator();
         let stats = engine.stats();
         let mut collectives = BTreeMap::new();
-        // One row of all operations: ranks of different stages do not do the same ones.
+        // One row for all operations, because ranks of different pipeline stages use different ones.
         let all = over_ranks(engine, stats.iter().map(|(_, counter)| counter.sent_bytes as i64).collect())?;
         for (index, (operation, counter)) in stats.iter().enumerate() {
             let sent: i64 = all.iter().map(|rank| rank[index]).sum();
@@ -86,7 +86,7 @@ impl Report {
         let ledger = engine.zero().ledger();
         let mut row: Vec<i64> = CATEGORIES.iter().map(|&c| ledger.peak(c) as i64).collect();
         row.push(ledger.peak_total() as i64);
-        // Of what cannot be known, nothing is said.
+        // -1 marks an unknown value; see [`known`].
         let planned = memory::planned(engine);
         row.extend(planned.map_or([-1; CATEGORIES.len()], |peaks| peaks.by_category.map(|bytes| bytes as i64)));
         row.push(planned.map_or(-1, |peaks| peaks.total as i64));
@@ -133,7 +133,7 @@ impl Report {
     }
 }
 
-/// What the GPU of rank 0 did in the traced steps, in seconds; null where nothing is traced.
+/// Returns the spans of rank 0's GPU in the traced steps, in seconds; null without a trace.
 fn gpu_timeline(engine: &Engine) -> Value {
     let spans = engine.timing().gpu_spans();
     if spans.is_empty() {
@@ -148,7 +148,7 @@ fn gpu_timeline(engine: &Engine) -> Value {
     })
 }
 
-/// What a user reads at the end.
+/// The summary that is printed at the end.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let skipped = match self.skipped {
@@ -170,7 +170,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Which stage had what, and which layers put off the gradients of their weights; null on one stage.
+/// Returns the layers of each pipeline stage, and the layers with deferred gradients; null with one stage.
 fn pipeline(engine: &Engine) -> Value {
     let (stage_plan, shape) = (engine.stage_plan(), engine.zero().layout().shape());
     if stage_plan.mesh.pipe() == 1 {
@@ -198,7 +198,7 @@ fn pipeline(engine: &Engine) -> Value {
     })
 }
 
-/// One row of numbers from every rank; a collective.
+/// Gathers one row of numbers from every rank; a collective.
 fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
     let (comm, n) = (engine.communicator(), own.len());
     let all = Buffer::I64(vec![0; n * comm.size()]);
@@ -206,7 +206,7 @@ fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
     Ok(all.chunks(n).map(<[i64]>::to_vec).collect())
 }
 
-/// What is less than nothing is not known.
+/// Converts a number to JSON; negative numbers mean unknown and become null.
 fn known(number: i64) -> Value {
     if number < 0 { Value::Null } else { json!(number) }
 }
@@ -245,7 +245,7 @@ fn of_rank(rank: usize, row: &[i64]) -> Value {
     })
 }
 
-/// State bytes of this rank by its layout.
+/// Returns the state bytes that the layout gives this rank.
 pub(super) fn expected(engine: &Engine) -> StateBytes {
     let zero = engine.zero();
     let width = engine.settings().dtype.size_in_bytes();
@@ -259,7 +259,7 @@ fn expected_step_payload(engine: &Engine) -> u64 {
     expected_payload(engine.program(), zero.layout(), replica, width, options, |content| engine.message_bytes(content))
 }
 
-/// For `memory_breakdown`: what each rank held at most in each part of the last step; a collective.
+/// For `memory_breakdown`: returns the peak memory of each rank in each part of the last step; a collective.
 pub(super) fn memory_table(engine: &Engine) -> Result<Option<String>, Error> {
     let Some(points) = engine.timing().points() else { return Ok(None) };
     let columns = CATEGORIES.len() + 1;

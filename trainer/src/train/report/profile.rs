@@ -1,4 +1,4 @@
-//! What `flops_profiler` prints: the layers of one step, as DeepSpeed's profile of modules.
+//! `flops_profiler`: prints the layers of one step, in the format of DeepSpeed's module profile.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,10 +14,10 @@ use zero_engine::format::counted;
 use zero_engine::timing::profile::{Found, LayerWork, ProfiledWork};
 use zero_engine::{Engine, Step};
 
-/// A node of the tree of names: a layer, or all that begin with its name.
+/// A node in the tree of names: one layer, or all layers whose names begin with the node's name.
 #[derive(Debug, Clone, Default)]
 struct Node {
-    /// Elements by parameter: one that several layers use counts once.
+    /// Elements by parameter. A parameter that several layers use counts once.
     params: BTreeMap<ParameterId, usize>,
     forward: ProfiledWork,
     backward: ProfiledWork,
@@ -35,10 +35,10 @@ impl Node {
     }
 }
 
-/// A layer: its name, its parameters with their elements, and what it did.
+/// A layer: its name, its parameters with their elements, and its measured work.
 type Profiled = (String, Vec<(ParameterId, usize)>, LayerWork);
 
-/// The profile of a step. Each layer is measured on the first rank that has it.
+/// Formats the profile of a step. Each layer is measured on the first rank that has it.
 pub(in crate::train) fn report(engine: &Engine, step: &Step, found: &Found, options: &FlopsProfiler) -> String {
     // Of the processor: of a GPU neither is known.
     let peak =
@@ -63,7 +63,7 @@ pub(in crate::train) fn report(engine: &Engine, step: &Step, found: &Found, opti
     text
 }
 
-/// Writes it to a file, whose folders are made.
+/// Writes the profile to a file, creating its folder.
 pub(in crate::train) fn write(path: &Path, text: &str) -> Result<(), Error> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::io(folder))?;
@@ -108,7 +108,8 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
     line("samples/second:", format!("{:.2}", config.train_batch_size as f64 / iteration));
 }
 
-/// The first of each depth in parameters, MACs and latency; layers that differ in numbers alone count together.
+/// Writes the top entries of each depth by parameters, MACs and latency. Layers whose names differ only in numbers are
+/// added up.
 fn aggregated(text: &mut String, layers: &[Profiled], options: &FlopsProfiler) {
     let _ = writeln!(text, "\n----------------------- Aggregated Profile -----------------------");
     let _ = writeln!(
@@ -136,7 +137,7 @@ fn aggregated(text: &mut String, layers: &[Profiled], options: &FlopsProfiler) {
     }
 }
 
-/// The first parts of a name, with `*` for numbers.
+/// Returns the first parts of a name, with `*` in place of numbers.
 fn group(name: &str, depth: usize) -> String {
     let part = |part: &str| if part.bytes().all(|b| b.is_ascii_digit()) { "*".to_string() } else { part.to_string() };
     match depth {
@@ -145,7 +146,7 @@ fn group(name: &str, depth: usize) -> String {
     }
 }
 
-/// Every node of the tree of names in the order of the model, the whole first.
+/// Writes every node of the tree of names in the order of the model, beginning with the root.
 fn detailed(text: &mut String, layers: &[Profiled], depth: Option<usize>, peak: Option<f64>) {
     let mut nodes: Vec<(String, Node)> = vec![("model".into(), Node::default())];
     for (name, params, work) in layers {
@@ -211,7 +212,7 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// With DeepSpeed's letters: `842.50 K`.
+/// Formats a number with DeepSpeed's unit letters: `842.50 K`.
 fn scaled(x: f64, unit: &str) -> String {
     let (x, letter) = match x {
         x if x >= 1e12 => (x / 1e12, " T"),
@@ -265,7 +266,7 @@ mod tests {
         let rows: Vec<Vec<&str>> = text.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
         let names: Vec<&str> = rows.iter().map(|row| row[0]).collect();
         assert_eq!(names, ["model", "transformer", "h", "0", "1", "lm_head"]);
-        // Twice 3 M in 30 ms: a fifth of 1 GFLOPS.
+        // Twice 3 M in 30 ms is a fifth of 1 GFLOPS.
         assert_eq!(
             rows[2][1..],
             "4.00 K 50.0 1.00 M 100.0 10.000 100.0 2.00 M 40.0 20.000 83.3 200.00 MFLOPS 20 %"

@@ -1,26 +1,27 @@
-//! Ranks that are slower than the others, by name: all wait for the slowest, so the time of a step does not tell.
+//! Finds slow ranks. All ranks wait for the slowest, so the duration of a step does not reveal which one it is.
 
 use zero_comm::Communicator;
 
 use zero_engine::Engine;
 use zero_engine::timing::TimeCategory;
 
-/// A rank is slow whose own work takes more than so many times that of the median rank.
+/// A rank is slow if its own work takes more than this many times the work of the median rank.
 const SLOW: f64 = 2.0;
-/// Work that takes less is not looked at: a process is off its core for as long now and then.
+/// Shorter work is ignored: the scheduler takes a process off its core for such a time now and then.
 const SHORT_MS: f64 = 20.0;
-/// It is said of a rank that is slow in so many steps in a row: in one, any may be. The log has each.
+/// A rank is reported after it was slow in this many consecutive steps; any rank may be slow once. The log has each
+/// case.
 const IN_A_ROW: u64 = 3;
-/// It is said of a rank no more often than every so many steps.
+/// A rank is reported at most once in this many steps.
 const EVERY: u64 = 100;
 
-/// What the ranks' own work takes.
+/// The durations of the ranks' own work.
 pub(in crate::train) struct Stragglers {
-    /// Of this rank, up to the last step.
+    /// Total own work of this rank up to the last step.
     worked: f64,
-    /// Which rank was slow in the last steps, and in how many.
+    /// The rank that was slow in the latest steps, and the number of these steps.
     latest: Option<(usize, u64)>,
-    /// The step after which it was last said, by rank.
+    /// The step at which each rank was last reported.
     said: Vec<Option<u64>>,
 }
 
@@ -29,7 +30,7 @@ impl Stragglers {
         Self { worked: 0.0, latest: None, said: vec![None; comm.size()] }
     }
 
-    /// Milliseconds of the last step in which this rank did not wait for others.
+    /// Returns the milliseconds of the last step in which this rank did not wait for others.
     pub(in crate::train) fn own_ms(&mut self, engine: &Engine) -> f64 {
         let timing = engine.timing();
         let lanes = TimeCategory::ALL.iter().filter(|&&lane| lane != TimeCategory::Communication);
@@ -38,17 +39,17 @@ impl Stragglers {
         (worked - before) * 1e3
     }
 
-    /// Which rank is slow, going by the milliseconds of all; the slowest, if one is.
+    /// Returns the slowest rank if it is slow compared to the median of all, which is returned too.
     pub(in crate::train) fn slow(all: &[f64]) -> Option<(usize, f64)> {
         let mut sorted = all.to_vec();
         sorted.sort_by(f64::total_cmp);
-        // Of two, the faster one.
+        // With two ranks, the faster one is the median.
         let median = *sorted.get(sorted.len().saturating_sub(1) / 2)?;
         let (rank, &most) = all.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1))?;
         (most > SLOW * median && most > SHORT_MS).then_some((rank, median))
     }
 
-    /// What to say of the rank that is [slow](Self::slow) in this step, if it was not said lately.
+    /// Returns the warning about the [slow](Self::slow) rank of this step, unless it was reported recently.
     pub(in crate::train) fn word(&mut self, step: u64, all: &[f64], slow: Option<(usize, f64)>) -> Option<String> {
         self.latest = slow.map(|(rank, _)| match self.latest {
             Some((before, steps)) if before == rank => (rank, steps + 1),

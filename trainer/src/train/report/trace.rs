@@ -1,8 +1,8 @@
-//! The measured timeline of all ranks, and beside it what a simulation makes of the measured costs.
+//! The measured timeline of all ranks, next to a simulation from the measured costs.
 //!
-//! An instruction says when it began and when it was done. What goes on beside it is not observed where it happens: a collective
-//! is drawn from its start, or from the end of the one before it, until it was awaited; a message until its receiver had it. What a GPU does is
-//! read from its own clock.
+//! Each instruction records its start and end. Operations in flight are not observed while they run. A collective is
+//! drawn from its start, or from the end of the previous collective, until it was awaited. A message is drawn until its
+//! receiver had it. GPU work is timed by the GPU's own clock.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use zero_engine::{Engine, Error};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Timeline, World, trace::chrome};
 
-/// The trace of all ranks in Chrome's format, on rank 0, if it was recorded; a collective then.
+/// Returns the trace of all ranks in Chrome's format, on rank 0, if it was recorded. It is then a collective.
 pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
     if !engine.timing().is_recorded() {
         return Ok(None);
@@ -35,7 +35,7 @@ pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, 
 }
 
 fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timeline {
-    // When a message was there, by its sender and the step.
+    // Arrival time of each message, by sender and step.
     let mut arrivals: HashMap<(usize, usize, Message), f64> = HashMap::new();
     for (rank, done) in ranks.iter().enumerate() {
         for (step, done) in steps(done).enumerate() {
@@ -91,12 +91,12 @@ fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timelin
     Timeline { ranks: ranks.len(), events }
 }
 
-/// The mean times that instructions took, without any time for communication: how it would be if all of that were hidden and
-/// nobody disturbed.
+/// Returns the mean durations of instructions, with zero time for communication. The simulation thus shows the step
+/// with all communication overlapped and no interference.
 fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
     let mut means: HashMap<(&'static str, usize), (f64, f64)> = HashMap::new();
     for (rank, done) in ranks.iter().enumerate() {
-        // The first step touches all memory for the first time.
+        // Skip the first step, which touches all memory for the first time.
         let skipped = usize::from(steps(done).count() > 1);
         for one in steps(done).skip(skipped).flatten() {
             let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
