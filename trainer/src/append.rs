@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn goes_on_behind_what_is_kept() {
+    fn appends_after_the_kept_bytes() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         Appended::open(&path, u64::MAX).and_then(|mut file| file.append(b"one\ntwo\n")).expect("a new file");

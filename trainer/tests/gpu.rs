@@ -1,5 +1,5 @@
-//! Training on a GPU against training on the processor: on the emulated GPU of docs/gpu-kernels.md, or with `ZERO_TRAIN_CUDA_TESTS=1` on those of
-//! this machine.
+//! Compares training on a GPU with training on the CPU. The GPU is the emulated one of docs/gpu-kernels.md, or with
+//! `ZERO_TRAIN_CUDA_TESTS=1` a GPU of this machine.
 #![cfg(feature = "cuda")]
 
 #[path = "../../cuda/tests/mock/mod.rs"]
@@ -17,7 +17,7 @@ use zero_train::ops::measure;
 use zero_train::zoo::{LlamaConfig, llama};
 use zero_train::{Config, Engine, GpuSpan, Layers, Subject, Track};
 
-/// Two samples a micro-batch; everything that is not for layers alone is on the host.
+/// A configuration with two samples per micro-batch, in which only the layers run on the GPU. All state is on the host.
 fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
     let param =
         if zero_stage == 3 { ", offload_param: {device: cpu}, stage3_param_persistence_threshold: 0" } else { "" };
@@ -27,7 +27,7 @@ fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> S
     )
 }
 
-/// The same with everything on the GPU.
+/// The same configuration with all state on the GPU.
 fn resident(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
     let zero = format!("{{stage: {zero_stage}, stage3_param_persistence_threshold: 0}}");
     format!(
@@ -36,7 +36,7 @@ fn resident(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> S
     )
 }
 
-/// Whether there is a GPU, and there are kernels for it; if not, why is printed.
+/// Returns whether there are a GPU and kernels for it; otherwise prints the reason.
 fn has_gpu() -> bool {
     if !mock::ready() {
         return false;
@@ -52,7 +52,7 @@ fn has_gpu() -> bool {
     }
 }
 
-/// The largest relative difference between two runs' losses.
+/// Returns the largest relative difference between the losses of two runs.
 fn apart(a: &Trajectory, b: &Trajectory) -> f32 {
     assert_eq!(a.losses.len(), b.losses.len());
     let pairs = a.losses.iter().zip(&b.losses).map(|(&a, &b)| (f32::from_bits(a), f32::from_bits(b)));
@@ -60,7 +60,7 @@ fn apart(a: &Trajectory, b: &Trajectory) -> f32 {
 }
 
 #[test]
-fn has_the_losses_of_the_processor_over_20_steps() {
+fn matches_the_losses_of_the_cpu_over_20_steps() {
     if !has_gpu() {
         return;
     }
@@ -71,9 +71,9 @@ fn has_the_losses_of_the_processor_over_20_steps() {
     assert!(last < first - 0.1, "{first} -> {last}");
 }
 
-/// Whatever shards where: gradients are added up on the host, in the order of every layout.
+/// The ZeRO stage makes no difference, because gradients are added up on the host in the same order for every layout.
 #[test]
-fn layouts_share_their_bits() {
+fn layouts_are_bit_identical() {
     if !has_gpu() {
         return;
     }
@@ -93,7 +93,7 @@ fn layouts_share_their_bits() {
 }
 
 #[test]
-fn sixteen_bits_other_models_and_layers_that_run_again() {
+fn half_precision_other_models_and_recomputation() {
     if !has_gpu() {
         return;
     }
@@ -125,7 +125,7 @@ fn sixteen_bits_other_models_and_layers_that_run_again() {
 }
 
 #[test]
-fn a_checkpoint_goes_on_on_the_other_device() {
+fn a_checkpoint_resumes_on_the_other_device() {
     if !has_gpu() {
         return;
     }
@@ -148,7 +148,7 @@ fn a_checkpoint_goes_on_on_the_other_device() {
     let whole = losses("cuda", None, None, 4);
     losses("cuda", None, Some("gpu"), 2);
     losses("cpu", None, Some("cpu"), 2);
-    // On the same device to the bit.
+    // On the same device, the losses are bit-identical.
     assert_eq!(losses("cuda", Some("gpu"), None, 2), whole[2..]);
     for (device, from) in [("cpu", "gpu"), ("cuda", "cpu")] {
         for (a, b) in losses(device, Some(from), None, 2).iter().zip(&whole[2..]) {
@@ -157,15 +157,17 @@ fn a_checkpoint_goes_on_on_the_other_device() {
     }
 }
 
-/// The optimizer on the GPU has the bits of the one on the host; so do states that are offloaded, or half of them.
+/// The optimizer on the GPU is bit-identical to the one on the host, also if its state is offloaded completely or by
+/// half.
 #[test]
-fn where_state_lives_makes_no_difference() {
+fn the_placement_of_state_makes_no_difference() {
     if !has_gpu() {
         return;
     }
     for (more, zero_stages) in [("", &[0, 1, 2, 3][..]), (BF16, &[1, 3]), (FP16, &[3])] {
         for &zero_stage in zero_stages {
-            // What travels is rounded once a step, or from stage 2 on once a micro-batch: each stage has bits of its own in 16.
+            // Transferred gradients are rounded once per step, and from stage 2 on once per micro-batch. In 16 bits,
+            // each stage therefore has its own result.
             let expected = world::run(1, 3, &settings("cuda", zero_stage.max(1), 2, more));
             let on_gpu = resident("cuda", zero_stage, 2, more);
             assert_same(&world::run(1, 3, &on_gpu), &expected, &format!("ZeRO {zero_stage} on the GPU, {more:?}"));
@@ -191,7 +193,7 @@ fn where_state_lives_makes_no_difference() {
     }
 }
 
-/// The GPU alone knows the norm when it comes to the updates; the host hears of it with the loss.
+/// Only the GPU knows the norm when the updates begin; the host receives it with the loss.
 #[test]
 fn a_norm_beyond_the_limit_makes_no_update() {
     if !has_gpu() {
@@ -217,14 +219,14 @@ fn a_norm_beyond_the_limit_makes_no_update() {
     assert_eq!(steps, of(settings("cuda", 1, 1, "")));
 }
 
-/// Over NCCL and by way of the host, in every stage.
+/// Over NCCL and through the host, in every stage.
 #[test]
 fn ranks_with_a_gpu_each() {
     if !mock::has_gpus(4) || !has_gpu() {
         return;
     }
     let travel = |text: String, way: &str| format!("{text}\nlauncher: {{gpu_transport: {way}}}");
-    // By way of the host in a fixed order, whatever shards where.
+    // Through the host, gradients are added in a fixed order, whatever the ZeRO stage.
     let reproducible = |ranks: usize, zero_stage, way| {
         let text = travel(resident("cuda", zero_stage, 4 / ranks, ""), way);
         world::run(ranks, 2, &text.replace("{device: cuda}", "{device: cuda, reproducible: true}"))
@@ -253,7 +255,7 @@ fn ranks_with_a_gpu_each() {
     }
 }
 
-/// Two stages have the bits of one, each on a GPU or both on the same.
+/// Two pipeline stages are bit-identical to one, with one GPU each or a shared one.
 #[test]
 fn pipelines_with_everything_on_gpus() {
     if !has_gpu() {
@@ -266,7 +268,7 @@ fn pipelines_with_everything_on_gpus() {
     }
 }
 
-/// What GPUs did in two traced steps, each span with its name; and how many instructions a step has.
+/// Returns the spans of GPU work in two traced steps, with their names, and the number of instructions in a step.
 fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)> {
     let text = text.replace("{device: cuda", "{device: cuda, trace: true");
     world(ranks, |comm| {
@@ -281,19 +283,21 @@ fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)
     })
 }
 
-/// A traced run: each copy is in the timeline, none before what it waits for; and products are counted.
+/// The timeline of a traced run has every copy, no operation begins before those it depends on, and products are
+/// counted.
 #[test]
-fn the_timeline_is_that_of_the_gpu() {
+fn the_timeline_shows_the_work_of_the_gpu() {
     if !has_gpu() {
         return;
     }
-    // Everything on the host: gradients go there behind their backward, parameters come before they are used.
+    // With all state on the host, gradients are copied to the host after their backward, and parameters arrive before
+    // their use.
     let (spans, instructions) = traced(1, &settings("cuda", 3, 1, "")).remove(0);
     let on = |track| spans.iter().filter(move |(span, _)| span.track == track).copied().collect::<Vec<_>>();
     let (compute, down, up) = (on(Track::Compute), on(Track::ToHost), on(Track::FromHost));
     assert_eq!(compute.len(), 2 * instructions);
     for (before, after) in compute.iter().zip(&compute[1..]) {
-        // Half a microsecond is what an event's time is known to, and a float of milliseconds.
+        // Events are accurate to half a microsecond, and times are floats in milliseconds.
         assert!(before.0.end <= after.0.start + Duration::from_micros(50), "{before:?} {after:?}");
     }
     assert!(!down.is_empty() && !up.is_empty(), "{spans:?}");
@@ -302,7 +306,7 @@ fn the_timeline_is_that_of_the_gpu() {
         let made = compute.iter().rfind(same).unwrap_or_else(|| panic!("a copy in {what} before {what}"));
         assert!(made.0.start <= copy.start);
     }
-    // As many multiply-accumulates as on the processor.
+    // The same number of multiply-accumulates as on the CPU.
     let macs = |device: &str| {
         let counted = world(1, |comm| {
             let mut engine = Engine::with_communicator(config(1, &settings(device, 1, 1, "")), gpt2(), comm).unwrap();
@@ -315,7 +319,7 @@ fn the_timeline_is_that_of_the_gpu() {
     assert_eq!(macs("cuda"), macs("cpu"));
 }
 
-/// Over NCCL collectives are on streams of their own.
+/// With NCCL, collectives run on their own streams.
 #[test]
 fn collectives_are_in_the_timeline() {
     if !mock::has_gpus(2) || !has_gpu() {
@@ -329,7 +333,7 @@ fn collectives_are_in_the_timeline() {
 }
 
 #[test]
-fn what_is_not_there_is_refused_before_anything_runs() {
+fn unsupported_gpu_settings_are_rejected_before_the_run() {
     for (text, said) in [
         (
             "training: {device: cuda}\nzero_optimization: {stage: 3, offload_param: {device: cpu}}",
@@ -344,7 +348,7 @@ fn what_is_not_there_is_refused_before_anything_runs() {
     }
 }
 
-/// In a process of its own, with a GPU of a hundred kilobytes.
+/// Runs in its own process, with a GPU that has a hundred kilobytes of memory.
 #[test]
 fn too_little_memory_is_said_in_words() {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
@@ -371,7 +375,8 @@ fn too_little_memory_is_said_in_words() {
     assert!(error.to_string().starts_with("the memory of the GPU does not suffice: "), "{error}");
 }
 
-/// What the driver counts at most against the plan. Each in a process of its own: the count is the process's.
+/// Compares the driver's peak memory with the plan. Each case runs in its own process, because the driver counts per
+/// process.
 #[test]
 fn the_gpu_holds_what_was_planned() {
     const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
@@ -392,7 +397,8 @@ fn the_gpu_holds_what_was_planned() {
         return;
     };
     assert!(mock::ready());
-    // Every product takes as much as it may. That is much beside so small a model, and compared without it.
+    // Every product uses the largest workspace that it may. Next to such a small model the workspace is large, so it is
+    // subtracted.
     let workspace = zero_cuda::MOST_WORKSPACE as f64;
     mock::set(c"mock_workspace", workspace as i32);
     let folder = tempfile::tempdir().unwrap();

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_text_however_it_begins() {
+    fn text_is_recognized_whatever_its_first_bytes() {
         let texts =
             ["", "a", "ORC and RIFF", "ID3 is a tag", "PAR1", "GIF89a", "BZh", "OggS", "héé", "\u{feff}bom", "PK"];
         for text in texts {

@@ -101,7 +101,7 @@ mod tests {
 
     /// A later version that resumes a run must continue with the same samples.
     #[test]
-    fn the_order_is_this_one() {
+    fn the_order_is_stable_across_versions() {
         assert_eq!(
             (0..10).map(|i| sample_index(1234, i, 10, true)).collect::<Vec<_>>(),
             [4, 2, 9, 5, 3, 8, 0, 6, 7, 1]

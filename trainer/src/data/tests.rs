@@ -166,7 +166,7 @@ fn rows_have_features_and_a_label() {
 }
 
 #[test]
-fn bad_text_and_tokens_are_errors_that_say_where() {
+fn errors_in_text_and_tokens_name_the_position() {
     let mut tokens = u16s(&[7; 300_000]);
     tokens[2 * 270_000 + 1] = 1;
     let files = Files::new(&[
@@ -207,7 +207,7 @@ fn bad_text_and_tokens_are_errors_that_say_where() {
 }
 
 #[test]
-fn the_byte_tokenizer_takes_binary_files_only_as_format_bytes() {
+fn the_byte_tokenizer_accepts_binary_files_only_with_format_bytes() {
     let gzip = b"\x1f\x8b\x08\x00\x01\x02\x03\x04\x05\x06";
     let files = Files::new(&[("a.txt", b"plain"), ("b.txt.gz", gzip)]);
     for format in [Format::Auto, Format::Text] {
@@ -221,7 +221,7 @@ fn the_byte_tokenizer_takes_binary_files_only_as_format_bytes() {
 }
 
 #[test]
-fn a_tokenizer_needs_utf8_and_a_vocabulary_that_holds_it() {
+fn tokenizers_need_utf8_and_tokens_within_the_vocabulary() {
     let files =
         Files::new(&[("latin.txt", b"the cat \xe9"), ("mat.txt", b"the mat"), ("mat.jsonl", b"\n{\"text\": \"mat\"}")]);
     let message = |source: &str, vocabulary| {
@@ -235,7 +235,7 @@ fn a_tokenizer_needs_utf8_and_a_vocabulary_that_holds_it() {
 }
 
 #[test]
-fn bad_rows_are_errors_that_say_where() {
+fn errors_in_rows_name_the_position() {
     let message = |content: &[u8]| {
         let files = Files::new(&[("t.csv", content)]);
         files.message(&["t.csv"], |options| options.vocabulary = 2)

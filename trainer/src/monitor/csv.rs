@@ -1,4 +1,4 @@
-//! `csv_monitor`: one file a tag, `Train_Samples_train_loss.csv` with the header `step,train_loss`.
+//! `csv_monitor`: writes one file per tag, such as `Train_Samples_train_loss.csv` with the header `step,train_loss`.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,14 +13,15 @@ use zero_engine::Error;
 
 pub(super) struct Csv {
     folder: PathBuf,
-    /// Samples after which the run goes on, if it does: what files hold of later ones is done again.
+    /// The number of samples after which the run resumes, if it does. Lines of later samples are removed, because the
+    /// run writes them again.
     resumed: Option<u64>,
     files: BTreeMap<&'static str, OneFile>,
 }
 
 struct OneFile {
     file: Appended,
-    /// Samples of its last line: a step that was written here and failed elsewhere comes again.
+    /// Samples of the last line. A step is passed again if it was written to this file and failed in another one.
     last: Option<u64>,
 }
 
@@ -62,7 +63,7 @@ impl Sink for Csv {
 fn open(folder: &Path, tag: &'static str, resumed: Option<u64>) -> Result<OneFile, Error> {
     fs::create_dir_all(folder).map_err(Error::io(folder))?;
     let path = folder.join(format!("{}.csv", tag.replace('/', "_")));
-    // A device is none that would end.
+    // Do not read a device: it may never end.
     let present = if path.is_file() { fs::read(&path).map_err(Error::io(&path))? } else { vec![] };
     let kept = kept(&present, resumed.unwrap_or(u64::MAX));
     let mut file = Appended::open(&path, kept as u64)?;
@@ -72,8 +73,8 @@ fn open(folder: &Path, tag: &'static str, resumed: Option<u64>) -> Result<OneFil
     Ok(OneFile { file, last: None })
 }
 
-/// Bytes of a file that stay when a run goes on after so many samples: not the later lines of the last run in it, and no line that a
-/// killed one left half written.
+/// Returns the number of bytes to keep when a run resumes after `samples` samples. Later lines of the file's last run
+/// are dropped, and so is a line that a killed run left incomplete.
 fn kept(text: &[u8], samples: u64) -> usize {
     let (mut end, mut cut, mut before) = (0, None, None);
     for line in text.split_inclusive(|&byte| byte == b'\n') {
@@ -85,7 +86,7 @@ fn kept(text: &[u8], samples: u64) -> usize {
         }
         let first = line.split(|&byte| byte == b',').next().and_then(|first| std::str::from_utf8(first).ok());
         let at: Option<u64> = first.and_then(|first| first.parse().ok());
-        // A header, or fewer samples than before: another run begins.
+        // A header, or no more samples than in the line before: another run begins.
         if at.is_none() || at <= before {
             cut = None;
         }
@@ -102,14 +103,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_done_again_is_cut_off() {
+    fn lines_after_the_resumed_step_are_cut_off() {
         let table = [
             ("", 4, ""),
             ("step,lr\n4,1\n8,2\n12,3\n", 8, "step,lr\n4,1\n8,2\n"),
             ("step,lr\n4,1\n8,2\n", 0, "step,lr\n"),
             ("step,lr\n4,1\n8,2\n12", 100, "step,lr\n4,1\n8,2\n"),
             ("step,lr\n4,1\n8,2\n1", 4, "step,lr\n4,1\n"),
-            // An earlier run into the same folder stays as it is, with and without a header between them.
+            // An earlier run in the same file is kept, with and without a header between the runs.
             ("step,lr\n4,1\n8,2\n4,5\n8,6\n", 4, "step,lr\n4,1\n8,2\n4,5\n"),
             ("step,lr\n4,1\n8,2\nstep,lr\n9,6\n", 4, "step,lr\n4,1\n8,2\nstep,lr\n"),
         ];

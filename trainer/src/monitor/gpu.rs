@@ -1,6 +1,6 @@
-//! GPUs of `machine_monitor`: what NVIDIA's management library (NVML) says of each that the process may use.
+//! The GPUs of `machine_monitor`: reads the metrics of each visible GPU from NVIDIA's management library (NVML).
 //!
-//! The library comes with the driver and is opened at run time, so a build needs nothing of it and a machine may lack it.
+//! The library is part of the driver and is opened at run time, so builds do not need it and machines may lack it.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::metric::{Metric, Scalar, gpu_metrics};
 
-/// The GPUs that are watched; there is at least one.
+/// The GPUs that are watched, at least one.
 #[derive(Debug)]
 pub(super) struct Gpus {
     nvml: Nvml,
@@ -19,24 +19,25 @@ pub(super) struct Gpus {
 
 #[derive(Debug)]
 struct Watched {
-    /// As `nvidia-smi` counts.
+    /// The index that `nvidia-smi` shows.
     index: u32,
     metrics: [&'static Metric; 4],
-    /// What it does not say was said.
+    /// Whether missing metrics of this GPU were reported already.
     has_failed: bool,
 }
 
 /// Why no GPU is watched.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// There is none here.
+    /// This machine has no GPU or no driver.
     None(String),
-    /// There may be some, but nothing can be asked of them.
+    /// NVML fails, so that GPUs cannot be queried.
     Failed(String),
 }
 
 impl Gpus {
-    /// Opens NVML, and finds those that `CUDA_VISIBLE_DEVICES`, whose value `visible` is, lets through. This may take seconds.
+    /// Opens NVML and finds the GPUs that `CUDA_VISIBLE_DEVICES` permits; `visible` is its value. This may take
+    /// seconds.
     pub(super) fn find(visible: Option<&str>) -> Result<Self, Absent> {
         let nvml = Nvml::init().map_err(|error| match error {
             NvmlError::LibloadingError(error) => Absent::None(error.to_string()),
@@ -45,7 +46,7 @@ impl Gpus {
         })?;
         let failed = |error: NvmlError| Absent::Failed(error.to_string());
         let count = nvml.device_count().map_err(failed)?;
-        // One that does not answer has no name here; its number still finds it.
+        // A GPU that does not answer gets an empty UUID and can still be named by its index.
         let uuid = |index| nvml.device_by_index(index).and_then(|device| device.uuid()).unwrap_or_default();
         let uuids: Vec<String> = (0..count).map(uuid).collect();
         let indices = match visible {
@@ -66,7 +67,8 @@ impl Gpus {
         Ok(Self { nvml, watched })
     }
 
-    /// What they do now. What one of them does not say is left out, and `say` is told of it once for each GPU.
+    /// Returns the current metrics of all GPUs, without those that cannot be read. Calls `say` once for each GPU with
+    /// missing metrics.
     pub(super) fn sample(&mut self, mut say: impl FnMut(String)) -> Vec<Scalar> {
         let mut scalars = vec![];
         for gpu in &mut self.watched {
@@ -90,19 +92,20 @@ impl Gpus {
     }
 }
 
-/// In the order of [`gpu_metrics`].
+/// Returns the metrics in the order of [`gpu_metrics`].
 fn ask(device: &Device) -> [(&'static str, Result<f64, NvmlError>); 4] {
     [
         ("utilization", device.utilization_rates().map(|rates| f64::from(rates.gpu))),
         ("memory", device.memory_info().map(|memory| memory.used as f64)),
-        // In milliwatts.
+        // NVML reports milliwatts.
         ("power", device.power_usage().map(|power| f64::from(power) / 1e3)),
         ("temperature", device.temperature(TemperatureSensor::Gpu).map(f64::from)),
     ]
 }
 
-/// The devices that CUDA would take of such a list: numbers, or the beginning of a UUID that only one has, up to the first that is neither.
-/// A part of a GPU (`MIG-…`) is none.
+/// Returns the devices that CUDA would use for this value of `CUDA_VISIBLE_DEVICES`. Each entry is an index or the
+/// unique beginning of a UUID. CUDA ignores all entries from the first invalid one. A part of a GPU (`MIG-…`) counts
+/// as invalid.
 fn let_through(visible: &str, uuids: &[String]) -> BTreeSet<u32> {
     let find = |entry: &str| {
         if let Ok(index) = entry.parse::<usize>() {
@@ -120,14 +123,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cuda_would_take() {
+    fn visible_devices_are_read_as_cuda_reads_them() {
         let uuids = ["GPU-aa11", "GPU-aa22", "GPU-bb33"].map(String::from);
         for (visible, expected) in [
             ("", &[][..]),
             ("0,1,2", &[0, 1, 2]),
             (" 2 , 0 ", &[0, 2]),
             ("1,1", &[1]),
-            // What is behind a wrong one does not count.
+            // Entries after an invalid one are ignored.
             ("0,-1,2", &[0]),
             ("3", &[]),
             ("1,x,0", &[1]),

@@ -1,4 +1,5 @@
-//! `machine_monitor`: what rank 0's machine and process do meanwhile, by the kernel's own counters in `/proc`, and its GPUs by NVML.
+//! `machine_monitor`: measures rank 0's machine and process with the kernel's counters in `/proc`, and its GPUs with
+//! NVML.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,31 +10,31 @@ use std::time::{Duration, Instant};
 use super::gpu::{Absent, Gpus};
 use super::metric::{self, Metric, Scalar};
 
-/// The end of a run waits so long for a sample that is being taken.
+/// Maximum time that the end of a run waits for a sample in progress.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Samples on a thread of its own, until it is dropped.
+/// Takes samples on its own thread until it is dropped.
 pub(super) struct Machine {
     news: Arc<Mutex<News>>,
-    /// Dropped, it ends the thread.
+    /// Ends the thread when dropped.
     stop: Option<Sender<()>>,
-    /// Ends with the thread.
+    /// Disconnected when the thread ends.
     ended: Receiver<()>,
 }
 
-/// What was not taken yet.
+/// Results that were not taken yet.
 #[derive(Default)]
 pub(super) struct News {
     /// The newest sample.
     pub(super) sample: Vec<Scalar>,
-    /// What is as it should be.
+    /// Lines of information.
     pub(super) lines: Vec<String>,
-    /// What is not.
+    /// Warnings.
     pub(super) words: Vec<String>,
 }
 
 impl Machine {
-    /// Samples every so often from now on.
+    /// Starts taking one sample per `interval`.
     pub(super) fn start(interval: Duration) -> std::io::Result<Self> {
         let news = Arc::<Mutex<News>>::default();
         let ((stop, stopped), (running, ended)) = (channel(), channel());
@@ -45,7 +46,7 @@ impl Machine {
         Ok(Self { news, stop: Some(stop), ended })
     }
 
-    /// What is new; never waits.
+    /// Returns the results since the last call. Never waits.
     pub(super) fn take(&self) -> News {
         self.news.try_lock().map(|mut news| std::mem::take(&mut *news)).unwrap_or_default()
     }
@@ -54,7 +55,8 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A process shall not end within a call of the driver's library; nor wait for a driver that hangs.
+        // The process must not exit during a call into the driver's library, but must not wait for a hanging driver
+        // either.
         let _ = self.ended.recv_timeout(PATIENCE);
     }
 }
@@ -84,23 +86,23 @@ fn watch(interval: Duration, stopped: &Receiver<()>, news: &Mutex<News>) {
 }
 
 fn lock(news: &Mutex<News>) -> MutexGuard<'_, News> {
-    // Plain data: a thread that panicked leaves nothing half done in it.
+    // A panicked thread leaves this plain data consistent, so the poison is ignored.
     news.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the kernel has counted; what it does not say is `None`.
+/// Values of the kernel's counters; `None` if the kernel does not report one.
 struct Counters {
     at: Instant,
-    /// Ticks of all cores: busy, and all.
+    /// Ticks of all cores: busy ticks and all ticks.
     ticks: Option<(u64, u64)>,
     /// Ticks of this process.
     own_ticks: Option<u64>,
-    /// Bytes.
+    /// Available memory of the machine in bytes.
     available: Option<u64>,
     resident: Option<u64>,
-    /// Bytes that this process has made disks read and write.
+    /// Bytes that this process has read from disks and written to them.
     disk: Option<(u64, u64)>,
-    /// Bytes that the machine has received and sent, but those to itself.
+    /// Bytes that the machine has received and sent, without the loopback interface.
     network: Option<(u64, u64)>,
     cores: usize,
 }
@@ -121,7 +123,7 @@ impl Counters {
         }
     }
 
-    /// What has happened since an earlier look.
+    /// Returns the metrics of the time between `before` and this reading.
     fn since(&self, before: &Self) -> Vec<Scalar> {
         let mut scalars = vec![];
         let mut say = |metric: &'static Metric, value: Option<f64>| {
@@ -131,7 +133,7 @@ impl Counters {
         let more = |now: u64, before: u64| now.saturating_sub(before) as f64;
         let of_all = self.ticks.zip(before.ticks).map(|(now, before)| (more(now.0, before.0), more(now.1, before.1)));
         say(&metric::CPU, of_all.map(|(busy, all)| 100.0 * busy / all));
-        // A tick of all cores is as long as one of this process, so no length of it needs to be known.
+        // A tick of all cores is as long as a tick of this process, so the length of a tick does not matter.
         let own = self.own_ticks.zip(before.own_ticks).map(|(now, before)| more(now, before));
         let of_one = of_all.zip(own).map(|((_, all), own)| 100.0 * own * self.cores as f64 / all);
         say(&metric::PROCESS_CPU, of_one);
@@ -149,7 +151,8 @@ impl Counters {
     }
 }
 
-/// Of the line `cpu user nice system idle iowait irq softirq steal …`: busy, and all. What guests take is in `user` and `nice`.
+/// Parses the line `cpu user nice system idle iowait irq softirq steal …` and returns the busy ticks and all ticks. The
+/// ticks of guests are included in `user` and `nice`.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let fields: Vec<u64> = line.split_whitespace().take(8).map_while(|field| field.parse().ok()).collect();
@@ -158,13 +161,13 @@ fn ticks(stat: &str) -> Option<(u64, u64)> {
     Some((all - idle, all))
 }
 
-/// User's and system's of `pid (name) state …`; a name may have spaces and brackets in it.
+/// Returns the user and system ticks from `pid (name) state …`. The name may contain spaces and brackets.
 fn own_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// The number behind `key:`.
+/// Returns the number after `key:`.
 fn keyed(text: &str, key: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     value.split_whitespace().next()?.parse().ok()
@@ -174,7 +177,7 @@ fn kilobytes(text: &str, key: &str) -> Option<u64> {
     Some(keyed(text, key)? * 1024)
 }
 
-/// Of all interfaces but the loopback: received and sent.
+/// Returns the bytes received and sent by all interfaces except the loopback.
 fn network(dev: &str) -> Option<(u64, u64)> {
     let mut sum = None;
     for line in dev.lines() {
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says() {
+    fn counters_become_metrics() {
         let folder = tempfile::tempdir().expect("a folder");
         let stat = |busy: u64, idle: u64| format!("cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 2\ncpu1 1 2\nintr 5\n");
         let own = |user: u64| format!("7 (a (b) c) R 1 1 1 0 -1 4194304 100 0 0 0 {user} 5 0 0 20 0 1 0 9 9 9\n");
@@ -222,7 +225,7 @@ mod tests {
         after.at = before.at + Duration::from_secs(2);
         let found: Vec<(&str, f64)> =
             after.since(&before).iter().map(|scalar| (scalar.metric.tag, scalar.value)).collect();
-        // 100 ticks of two cores are 50 of each, of which this process had 25. There is no meminfo.
+        // 100 ticks of two cores are 50 ticks each, and this process used 25. There is no `meminfo`.
         assert_eq!(
             found,
             [
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_what_is_not_there() {
+    fn missing_counters_give_no_metrics() {
         let nowhere = Counters::read(Path::new("/nonexistent"));
         assert!(nowhere.since(&Counters::read(Path::new("/nonexistent"))).is_empty());
         for text in ["", "cpu \n", "cpu  1 2\n", "7 (", "read_bytes:", "eth0: 1"] {

@@ -1,27 +1,27 @@
-//! What is watched: each metric with its name in every monitor.
+//! The metrics of a run, with their names in every monitor.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A number that a run gives again and again.
+/// A number that a run reports repeatedly.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Metric {
-    /// Its name where names have slashes; DeepSpeed's where DeepSpeed has it.
+    /// The name for monitors whose names may contain slashes. It is DeepSpeed's name if DeepSpeed has the metric.
     pub(crate) tag: &'static str,
-    /// Prometheus's name, behind `zero_train_`, and label.
+    /// The name in Prometheus, without the prefix `zero_train_`, and the label.
     pub(crate) name: &'static str,
     pub(crate) label: Option<(&'static str, &'static str)>,
     pub(crate) kind: Kind,
-    /// What a value is multiplied by for Prometheus, whose units are seconds, bytes and ratios.
+    /// The factor for Prometheus, whose units are seconds, bytes and ratios.
     pub(crate) scale: f64,
     pub(crate) help: &'static str,
 }
 
-/// What Prometheus shows of values.
+/// How Prometheus aggregates the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The newest.
+    /// The newest value.
     Gauge,
-    /// Their sum.
+    /// The sum of all values.
     Counter,
 }
 
@@ -35,7 +35,7 @@ impl Kind {
 }
 
 impl Metric {
-    /// The last part of a tag.
+    /// Returns the last part of a tag.
     pub(crate) fn last_part(tag: &'static str) -> &'static str {
         tag.rsplit('/').next().unwrap_or(tag)
     }
@@ -57,14 +57,14 @@ const fn phase(tag: &'static str, of: &'static str) -> Metric {
 macro_rules! metrics {
     ($($(#[$doc:meta])* $name:ident = $metric:expr;)*) => {
         $($(#[$doc])* pub(crate) static $name: Metric = $metric;)*
-        /// All of them, for what holds the documentation against them.
+        /// All metrics, for the test that compares them with the documentation.
         #[cfg(test)]
         pub(crate) static ALL: &[&Metric] = &[$(&$name),*];
     };
 }
 
-// Of a step; its phases on rank 0, in milliseconds, with `wall_clock_breakdown`: DeepSpeed's, then ours; and with `machine_monitor` of
-// rank 0's machine and process.
+// The metrics of a step. `wall_clock_breakdown` adds the phases on rank 0 in milliseconds: DeepSpeed's first, then
+// ours. `machine_monitor` adds those of rank 0's machine and process.
 metrics! {
     TRAIN_LOSS = gauge("Train/Samples/train_loss", "loss", 1.0, "Mean loss of the last step, before its update.");
     LR = gauge("Train/Samples/lr", "learning_rate", 1.0, "Learning rate of the last update.");
@@ -95,7 +95,8 @@ metrics! {
     SENT = gauge("Machine/network_sent_bytes_per_second", "machine_network_sent_bytes_per_second", 1.0, "Of rank 0's machine.");
 }
 
-/// What is watched of the GPU of that number: utilization, memory, power, temperature. They stay for as long as the process: some hundred bytes.
+/// Creates the metrics of the GPU `index`: utilization, memory, power and temperature. Leaks some hundred bytes,
+/// because metrics live as long as the process.
 pub(crate) fn gpu_metrics(index: u32) -> [&'static Metric; 4] {
     let table = [
         ("utilization_percent", "utilization_ratio", 0.01, "Share of the time in which a kernel ran on the GPU."),
@@ -111,35 +112,36 @@ pub(crate) fn gpu_metrics(index: u32) -> [&'static Metric; 4] {
     })
 }
 
-/// A metric of a program's own, in evaluations. It stays for as long as the process: some hundred bytes.
+/// Creates the metric of a program for its evaluations. Leaks some hundred bytes, because metrics live as long as the
+/// process.
 pub(crate) fn evaluated(name: &str) -> &'static Metric {
     let (tag, help) = (format!("Train/Samples/eval_{name}").leak(), format!("{name} of the last evaluation.").leak());
     let name = format!("evaluation_{name}").leak();
     Box::leak(Box::new(Metric { tag, name, label: None, kind: Kind::Gauge, scale: 1.0, help }))
 }
 
-/// One value of it.
+/// One value of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Scalar {
     pub(crate) metric: &'static Metric,
     pub(crate) value: f64,
 }
 
-/// What is known after a step.
+/// The results of a step.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Record {
-    /// From 1.
+    /// The number of the step, counted from 1.
     pub(crate) step: u64,
-    /// Samples seen so far: DeepSpeed's x axis.
+    /// Samples trained on so far: DeepSpeed's x axis.
     pub(crate) samples: u64,
     /// Seconds since 1970.
     pub(crate) time: f64,
     pub(crate) scalars: Vec<Scalar>,
-    /// Milliseconds of each rank's own work.
+    /// Milliseconds of each rank's own work, by rank.
     pub(crate) rank_ms: Vec<f64>,
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub(crate) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
@@ -149,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_apart_and_documented() {
+    fn names_are_unique_and_documented() {
         let page =
             std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitors.md")).expect("the page");
         let all: Vec<&Metric> = ALL.iter().copied().chain(gpu_metrics(0)).chain(gpu_metrics(1)).collect();

@@ -1,4 +1,4 @@
-//! `mlflow`: a run of a tracking server, over its REST interface.
+//! `mlflow`: logs to a run on a tracking server, through its REST interface.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,18 +11,18 @@ use super::metric::{Record, now};
 use super::worker::{RunStatus, Sink, Trouble};
 use zero_engine::Error;
 
-/// Of one request, from its beginning to the end of its answer.
+/// Time limit of a request, from its start to the end of the answer.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// What the server takes in one request.
+/// Maximum numbers of metrics and of parameters that the server accepts per request.
 const METRICS: usize = 1000;
 const PARAMS: usize = 100;
-/// The longest value of a parameter that it takes.
+/// Maximum length of a parameter's value that the server accepts.
 const LONGEST: usize = 6000;
 
-/// Where the server is, going by the configuration or `MLFLOW_TRACKING_URI`; `None` where MLflow is off.
+/// Returns the address of the server from the configuration or `MLFLOW_TRACKING_URI`; `None` if MLflow is disabled.
 ///
 /// # Errors
-/// If neither says so, or it is nothing that this program can talk to.
+/// Fails if neither has an address, or if this program does not support the address.
 pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String>, Error> {
     if !config.enabled {
         return Ok(None);
@@ -56,11 +56,11 @@ pub(super) struct Mlflow {
     token: Option<String>,
     experiment: String,
     run_name: Option<String>,
-    /// Those that the server does not have yet.
+    /// Parameters that were not sent to the server yet.
     params: Vec<(String, String)>,
-    /// Holds the run's identity, for an attempt that goes on with it.
+    /// The file with the run's identity, from which a later attempt continues the same run.
     file: PathBuf,
-    /// Whether this attempt does.
+    /// Whether this attempt continues the run of an earlier attempt.
     goes_on: bool,
     run: Option<RunId>,
 }
@@ -72,7 +72,8 @@ struct RunId {
 }
 
 impl Mlflow {
-    /// Asks nothing of the server yet. `goes_on` takes up the run that an earlier attempt in this folder has made.
+    /// Creates the monitor without contacting the server. With `goes_on`, it continues the run that an earlier attempt
+    /// in this folder has created.
     pub(super) fn new(
         config: &zero_config::Mlflow,
         uri: String,
@@ -97,7 +98,7 @@ impl Mlflow {
         }
     }
 
-    /// The answer of the server, or nothing where there is no such thing.
+    /// Returns the server's answer, or `None` if the requested object does not exist.
     fn ask(&self, path: &str, query: &[(&str, &str)]) -> Result<Option<Value>, Trouble> {
         let request = self.agent.get(self.url(path)).query_pairs(query.iter().copied());
         let request = match &self.token {
@@ -143,20 +144,20 @@ impl Mlflow {
         Err(trouble(format!("{status} {line}").trim_end().to_string()))
     }
 
-    /// The run, which is made or found first, and told its parameters.
+    /// Returns the run after creating or finding it and sending its parameters.
     fn run(&mut self) -> Result<(String, Option<u64>), Trouble> {
         let (id, last) = match &self.run {
             Some(run) => (run.id.clone(), run.last),
             None => {
                 let run = match self.earlier()? {
                     Some(run) => {
-                        // It has those that it began with, and a server takes no others.
+                        // The run has the parameters of its first attempt, and the server does not accept changes.
                         self.params.clear();
                         run
                     }
                     None => self.new_run()?,
                 };
-                // From here on there is one, whatever fails next.
+                // Remember the run now, so that an error below does not create a second one.
                 let run = self.run.insert(run);
                 (run.id.clone(), run.last)
             }
@@ -170,7 +171,7 @@ impl Mlflow {
         Ok((id, last))
     }
 
-    /// That of an earlier attempt, if this one goes on with it and the server still has it.
+    /// Returns the run of an earlier attempt, if this attempt continues it and the server still has it.
     fn earlier(&self) -> Result<Option<RunId>, Trouble> {
         let known = fs::read_to_string(&self.file).ok().filter(|_| self.goes_on);
         let known: Option<Value> = known.and_then(|text| serde_json::from_str(&text).ok());
@@ -196,12 +197,12 @@ impl Mlflow {
             return Err(Trouble(format!("{}: runs/create: the answer has no run_id", self.uri)));
         };
         let known = json!({ "tracking_uri": self.uri, "experiment_id": experiment, "run_id": id });
-        // Without it the run is written all the same; what goes on later begins another.
+        // Without this file, the run is logged anyway, but a resumed run creates another one.
         let _ = fs::write(&self.file, format!("{known:#}\n"));
         Ok(RunId { id: id.to_string(), last: None })
     }
 
-    /// The experiment of the configured name, which is made if there is none.
+    /// Returns the experiment with the configured name, creating it if needed.
     fn experiment(&self) -> Result<String, Trouble> {
         let find = || -> Result<Option<String>, Trouble> {
             let found = self.ask("experiments/get-by-name", &[("experiment_name", &self.experiment)])?;
@@ -215,7 +216,7 @@ impl Mlflow {
                 .as_str()
                 .map(str::to_string)
                 .ok_or_else(|| Trouble(format!("{}: experiments/create: the answer has no experiment_id", self.uri))),
-            // Another run may have made it meanwhile.
+            // Another run may have created it in the meantime.
             Err(trouble) => find()?.ok_or(trouble),
         }
     }
@@ -246,20 +247,20 @@ impl Sink for Mlflow {
             RunStatus::Stopped => "KILLED",
             RunStatus::Failed => "FAILED",
         };
-        // Of a run without a step there is nothing to end.
+        // Before the first step, the run does not exist on the server.
         let Some(run) = &self.run else { return Ok(()) };
         self.tell("runs/update", &json!({ "run_id": run.id, "status": status, "end_time": millis(now()) }))?;
         Ok(())
     }
 }
 
-/// With the step as x, in MLflow's sense; samples are a metric of their own.
+/// Returns the metrics of a step, with the step as MLflow's step. The number of samples is a metric of its own.
 fn metrics(record: &Record) -> impl Iterator<Item = (u64, Value)> {
     let samples = std::iter::once(("Train/Samples/samples", record.samples as f64));
     let scalars = record.scalars.iter().map(|scalar| (scalar.metric.tag, scalar.value));
     let (step, time) = (record.step, millis(record.time));
     samples.chain(scalars).map(move |(key, value)| {
-        // The REST interface writes numbers that JSON does not have as texts.
+        // The REST interface encodes NaN and infinities as strings, because JSON lacks them.
         let value = if value.is_finite() { json!(value) } else { json!(text_of(value)) };
         (step, json!({ "key": key, "value": value, "timestamp": time, "step": step }))
     })
@@ -277,7 +278,7 @@ fn millis(seconds: f64) -> u64 {
     (seconds * 1e3) as u64
 }
 
-/// The leaves of a configuration by their paths, for parameters of a run.
+/// Returns the leaves of a configuration with their paths, as parameters of a run.
 pub(super) fn flattened(config: &Value) -> Vec<(String, String)> {
     let mut leaves = BTreeMap::new();
     flatten("", config, &mut leaves);

@@ -1,4 +1,4 @@
-//! Monitors: what a run tells while it trains, each on a thread of its own, under DeepSpeed's names.
+//! Monitors: export metrics while a run trains, under DeepSpeed's names. Each monitor has its own thread.
 
 mod csv;
 mod gpu;
@@ -20,23 +20,24 @@ use worker::{SLICE, Worker};
 use zero_config::Config;
 use zero_engine::Error;
 
-/// So many times the end of a run waits for its monitors, all together: five seconds.
+/// Number of [`SLICE`]s that the end of a run waits for all monitors together: five seconds.
 const SLICES: u32 = (5_000 / SLICE.as_millis()) as u32;
 
-/// The monitors that are switched on. Dropped before their [end](Self::finish), they are told that the run has failed.
+/// The monitors that are enabled. If dropped before [`finish`](Self::finish), they report that the run has failed.
 pub(crate) struct Monitors {
     workers: Vec<Worker>,
     machine: Option<Machine>,
-    /// What was found at the start.
+    /// Lines to print at the start.
     said: Vec<String>,
-    /// What is wrong with the machine's watch, not said yet.
+    /// Warnings about `machine_monitor` that were not returned yet.
     words: Vec<String>,
     has_ended: bool,
 }
 
 impl Monitors {
-    /// Starts what the configuration asks for; never fails: what cannot be written is said later. An empty `output_path` is a folder in
-    /// `run`. `resumed` are the samples after which the run goes on, if it does.
+    /// Starts the configured monitors. Never fails: a monitor that cannot write reports it later. An empty
+    /// `output_path` means a folder in `run`. `resumed` is the number of samples after which the run resumes, if it
+    /// does.
     pub(crate) fn start(config: &Config, run: &Path, resumed: Option<u64>) -> Self {
         let folder = |monitor: &zero_config::Monitor, own: &str| {
             let base = match monitor.output_path.as_str() {
@@ -54,7 +55,7 @@ impl Monitors {
             let sink = tensorboard::TensorBoard::new(folder(tensorboard, "tensorboard"), resumed);
             workers.push(Worker::start("tensorboard", sink));
         }
-        // What is wrong with the address was said before.
+        // An unusable address was reported by [`check`] already.
         if let Ok(Some(uri)) = mlflow::tracking_uri(&config.mlflow) {
             let params = serde_json::to_value(config).map(|config| mlflow::flattened(&config)).unwrap_or_default();
             let sink = mlflow::Mlflow::new(&config.mlflow, uri, run.to_path_buf(), resumed.is_some(), params);
@@ -62,7 +63,7 @@ impl Monitors {
         }
         if config.prometheus.enabled {
             let mut sink = prometheus::Prometheus::new(&config.prometheus, info(config));
-            // Tried again later, if it cannot.
+            // If this fails, the monitor's thread tries again later.
             if let Ok(address) = sink.listen() {
                 said.push(format!("metrics: http://{address}/metrics"));
             }
@@ -76,25 +77,26 @@ impl Monitors {
         Self { workers, machine, said, words: vec![], has_ended: false }
     }
 
-    /// What is to be said at the start.
+    /// Returns the lines to print at the start.
     pub(crate) fn said(&self) -> &[String] {
         &self.said
     }
 
-    /// What the machine did lately, if it is watched, and lines to be said of that; nothing where there is nothing new.
+    /// Returns the newest values of `machine_monitor` and lines to print about them. Both are empty if there is nothing
+    /// new.
     pub(crate) fn of_machine(&mut self) -> (Vec<Scalar>, Vec<String>) {
         let News { sample, lines, words } = self.machine.as_ref().map(Machine::take).unwrap_or_default();
         self.words.extend(words);
         (sample, lines)
     }
 
-    /// Hands a step to all; never waits for any. Gives back what there is to say of them.
+    /// Passes a step to all monitors, without waiting. Returns warnings to print.
     pub(crate) fn give(&mut self, record: &Record) -> Vec<String> {
         self.workers.iter().for_each(|worker| worker.give(record));
         self.words()
     }
 
-    /// Ends all, and waits a few seconds for them. Gives back what there is to say of them.
+    /// Ends all monitors and waits up to five seconds for them. Returns warnings to print.
     pub(crate) fn finish(&mut self, outcome: RunStatus) -> Vec<String> {
         self.has_ended = true;
         self.workers.iter().for_each(|worker| worker.end(outcome));
@@ -109,15 +111,15 @@ impl Monitors {
     }
 }
 
-/// What can be known to be wrong before a run begins.
+/// Checks before a run begins that the monitors can be configured.
 ///
 /// # Errors
-/// An address of a server that nothing can be written to.
+/// Fails if the address of a server is missing or unusable.
 pub(crate) fn check(config: &Config) -> Result<(), Error> {
     mlflow::tracking_uri(&config.mlflow).map(drop)
 }
 
-/// What tells runs apart.
+/// Returns the labels that distinguish runs.
 fn info(config: &Config) -> Vec<(&'static str, String)> {
     vec![
         ("version", env!("CARGO_PKG_VERSION").to_string()),

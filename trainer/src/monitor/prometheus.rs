@@ -1,4 +1,4 @@
-//! `prometheus`: a page of the newest values at `/metrics`, in Prometheus's text format, version 0.0.4.
+//! `prometheus`: serves the newest values at `/metrics`, in Prometheus's text format, version 0.0.4.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,25 +11,25 @@ use std::time::{Duration, Instant};
 use super::metric::{Kind, Metric, Record};
 use super::worker::{RunStatus, Sink, Trouble};
 
-/// So many are answered at a time; others are turned away.
+/// Maximum number of connections; further ones are closed.
 const VISITORS: usize = 16;
-/// A visitor who has not asked, or not listened, by then is left.
+/// Time limit for a client to send its request, and to read the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest question that is read.
+/// Maximum length of a request in bytes.
 const LONGEST: usize = 8192;
 
 pub(super) struct Prometheus {
     host: String,
     port: u16,
     page: Arc<Mutex<Page>>,
-    /// Where it listens, once it does, and whether it is to stop.
+    /// The server's address and its stop flag, once it listens.
     server: Option<(SocketAddr, Arc<AtomicBool>)>,
 }
 
-/// What is shown.
+/// The values that are served.
 #[derive(Debug, Default)]
 struct Page {
-    /// Labels and values of what does not change.
+    /// Labels and values that do not change during the run.
     info: Vec<(&'static str, String)>,
     /// By name, then by label.
     values: BTreeMap<&'static str, BTreeMap<&'static str, (&'static Metric, f64)>>,
@@ -41,13 +41,13 @@ struct Page {
 }
 
 impl Prometheus {
-    /// Does not listen yet.
+    /// Creates the monitor. It does not listen yet.
     pub(super) fn new(config: &zero_config::Prometheus, info: Vec<(&'static str, String)>) -> Self {
         let page = Arc::new(Mutex::new(Page { info, ..Page::default() }));
         Self { host: config.host.clone(), port: config.port, page, server: None }
     }
 
-    /// Listens, unless it does already; gives back where.
+    /// Listens unless it does already, and returns the address.
     pub(super) fn listen(&mut self) -> Result<SocketAddr, Trouble> {
         if let Some((address, _)) = &self.server {
             return Ok(*address);
@@ -80,7 +80,7 @@ impl Sink for Prometheus {
     fn finish(&mut self, _: RunStatus) -> Result<(), Trouble> {
         if let Some((address, stop)) = self.server.take() {
             stop.store(true, Ordering::Relaxed);
-            // Wakes it; whether it hears of it does not matter any more.
+            // A connection wakes the server so that it sees the flag. It does not matter if the connection fails.
             let _ = TcpStream::connect_timeout(&address, Duration::from_millis(200));
         }
         Ok(())
@@ -147,7 +147,7 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// As Prometheus writes numbers.
+/// Formats a number as Prometheus does.
 fn number(x: f64) -> String {
     match x {
         x if x.is_nan() => "NaN".into(),
@@ -164,7 +164,7 @@ fn serve(listener: &TcpListener, page: &Arc<Mutex<Page>>, stop: &AtomicBool) {
             return;
         }
         let Ok(stream) = visitor else {
-            // Too many open files, say: no reason to spin.
+            // Wait before the next attempt, since the error may persist, as with too many open files.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -223,7 +223,7 @@ fn answer(mut stream: TcpStream, page: &Mutex<Page>) -> std::io::Result<()> {
 }
 
 fn lock(page: &Mutex<Page>) -> MutexGuard<'_, Page> {
-    // Plain numbers: a thread that panicked leaves none of them half written.
+    // A panicked thread leaves these plain numbers consistent, so the poison is ignored.
     page.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_values_and_sums() {
+    fn the_page_shows_the_newest_values_and_sums() {
         let (mut prometheus, address) = server();
         let question = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
         let before = ask(address, question);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_silence_do_no_harm() {
+    fn invalid_requests_and_silent_clients_do_no_harm() {
         let (_prometheus, address) = server();
         let silent: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).expect("a server")).collect();
         for (question, status) in [
@@ -301,14 +301,14 @@ mod tests {
             let answer = ask(address, question);
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{question:?}: {answer}");
         }
-        // Longer than it reads: it answers what it has, or hangs up.
+        // A request over the limit: the server answers or closes the connection.
         let endless = ask(address, &[b'a'; LONGEST]);
         assert!(endless.starts_with("HTTP/1.1 400 ") || endless.is_empty(), "{endless}");
         drop(silent);
     }
 
     #[test]
-    fn a_port_that_is_taken_is_a_line() {
+    fn a_port_in_use_is_an_error() {
         let (_prometheus, address) = server();
         let config = zero_config::Prometheus { enabled: true, host: "127.0.0.1".into(), port: address.port() };
         let mut second = Prometheus::new(&config, vec![]);

@@ -13,7 +13,7 @@ use zero_engine::Error;
 
 pub(super) struct TensorBoard {
     folder: PathBuf,
-    /// Samples after which the run goes on, if it does: events of later ones are done again.
+    /// The number of samples after which the run resumes, if it does. Events of later samples are written again.
     resumed: Option<u64>,
     file: Option<Appended>,
 }
@@ -23,7 +23,7 @@ impl TensorBoard {
         Self { folder, resumed, file: None }
     }
 
-    /// A new file, which begins at `time`.
+    /// Opens a new file that begins at `time`.
     fn open(&self, time: f64) -> Result<Appended, Error> {
         fs::create_dir_all(&self.folder).map_err(Error::io(&self.folder))?;
         // TensorBoard reads the files of a folder in the order of their names.
@@ -70,8 +70,8 @@ fn event(record: &Record, scalar: &Scalar) -> Vec<u8> {
     event
 }
 
-/// `Event { wall_time: 1, step: 2, session_log: 7 { status: 1 } }`, with the status START: TensorBoard forgets what earlier files say of
-/// this step and later ones.
+/// Encodes `Event { wall_time: 1, step: 2, session_log: 7 { status: 1 } }` with the status START. TensorBoard then
+/// ignores what earlier files have for this step and later steps.
 fn session(step: u64, wall_time: f64) -> Vec<u8> {
     let mut event = at(step, wall_time);
     event.extend(bytes(7, &[1 << 3, 1]));
@@ -117,7 +117,7 @@ fn frame(data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// TFRecord's checksum: a CRC of data that contains CRCs would be weak, so it is rotated and offset.
+/// Returns TFRecord's masked checksum. A CRC over data that contains CRCs would be weak, so it is rotated and offset.
 fn masked(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xA282_EAD8)
 }
@@ -127,7 +127,7 @@ mod tests {
     use super::super::metric::{Kind, Metric};
     use super::*;
 
-    /// Bytes that TensorFlow's own writer makes of the same event.
+    /// The bytes that TensorFlow's own writer produces for the same event.
     #[test]
     fn known_event() {
         static METRIC: Metric = Metric { tag: "a", name: "a", label: None, kind: Kind::Gauge, scale: 1.0, help: "" };
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(event(&record, &scalar), expected);
     }
 
-    /// The table-driven checksum against a bitwise CRC-32C.
+    /// Compares the table-driven checksum with a bitwise CRC-32C.
     #[test]
     fn checksum_by_definition() {
         let data = b"brain.Event:2";

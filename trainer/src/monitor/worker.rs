@@ -1,4 +1,4 @@
-//! A monitor's thread: what it writes to may be slow, full or gone, and no step waits for it.
+//! Runs each monitor on its own thread, so that no step waits for a slow, full or unreachable destination.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,25 +8,25 @@ use super::metric::Record;
 use zero_engine::Error;
 use zero_engine::format::counted;
 
-/// Steps that wait to be written; the oldest are given up for newer ones.
+/// Maximum number of steps waiting to be written. Beyond it, the oldest are dropped.
 const WAITING: usize = 512;
-/// Until what failed is tried again.
+/// Time until a failed write is retried.
 const PAUSE: Duration = Duration::from_secs(10);
-/// What the end of a run waits at a time.
+/// One unit of the time that the end of a run waits for its monitors.
 pub(super) const SLICE: Duration = Duration::from_millis(100);
 
-/// How a run ended.
+/// How a run ended, for monitors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RunStatus {
-    /// It is done.
+    /// The run completed.
     Done,
-    /// A signal stopped it.
+    /// A signal stopped the run.
     Stopped,
-    /// An error ended it.
+    /// An error ended the run.
     Failed,
 }
 
-/// Why a monitor cannot write: place and reason.
+/// Why a monitor cannot write: the destination and the reason.
 #[derive(Debug)]
 pub(super) struct Trouble(pub(super) String);
 
@@ -36,21 +36,22 @@ impl From<Error> for Trouble {
     }
 }
 
-/// Where a monitor writes to. Its methods run on the monitor's thread alone.
+/// The destination of a monitor. Its methods are called only on the monitor's thread.
 pub(super) trait Sink: Send {
-    /// Writes what came of some steps, oldest first. After an error the same come again, with others behind them.
+    /// Writes the records of some steps, oldest first. After an error, the same records are passed again, followed by
+    /// newer ones.
     fn write(&mut self, records: &[Record]) -> Result<(), Trouble>;
 
-    /// What to do about an error.
+    /// Returns the help for an error.
     fn help(&self) -> String;
 
-    /// Ends it.
+    /// Marks the run as ended at the destination.
     fn finish(&mut self, _outcome: RunStatus) -> Result<(), Trouble> {
         Ok(())
     }
 }
 
-/// What thread and run share.
+/// State shared by the thread and the run.
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -60,22 +61,22 @@ struct Shared {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Record>,
-    /// Steps that were given up.
+    /// Number of steps that were dropped.
     lost: u64,
-    /// To be said to the user.
+    /// Lines to print.
     words: Vec<String>,
     ending: Option<RunStatus>,
     has_ended: bool,
 }
 
-/// The run's end of it.
+/// The run's handle to a monitor's thread.
 pub(super) struct Worker {
     name: &'static str,
     shared: Arc<Shared>,
 }
 
 impl Worker {
-    /// Starts the thread of the monitor that the configuration calls `name`.
+    /// Starts the thread of the monitor whose configuration section is `name`.
     pub(super) fn start(name: &'static str, sink: impl Sink + 'static) -> Self {
         let shared = Arc::<Shared>::default();
         let of_thread = shared.clone();
@@ -92,7 +93,7 @@ impl Worker {
         Self { name, shared }
     }
 
-    /// Hands over a step; never waits.
+    /// Passes a step to the thread, without waiting.
     pub(super) fn give(&self, record: &Record) {
         let mut state = lock(&self.shared);
         if state.has_ended {
@@ -107,7 +108,7 @@ impl Worker {
         self.shared.changed.notify_all();
     }
 
-    /// What there is to say since the last call.
+    /// Returns the lines to print since the last call.
     pub(super) fn words(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.shared).words)
     }
@@ -118,8 +119,9 @@ impl Worker {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until the thread is done, for as many `slices` of time as are left; then it is left behind, which is said. They are counted,
-    /// and no clock is asked: a process that was stopped meanwhile has not waited.
+    /// Waits for the thread for at most `slices` times [`SLICE`], and subtracts the slices used. If none are left, adds
+    /// a warning and leaves the thread running. Slices are counted instead of reading a clock, so that time during
+    /// which the process was stopped does not count.
     pub(super) fn wait(&self, slices: &mut u32) {
         let mut state = lock(&self.shared);
         while !state.has_ended {
@@ -167,7 +169,7 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
                 }
             }
         }
-        // What came meanwhile is written before the end, unless it cannot be.
+        // Steps that arrived meanwhile are written before the end, unless writing fails.
         let Some(outcome) = ending.filter(|_| is_failing || state.waiting.is_empty()) else { continue };
         let missing = state.waiting.len() as u64 + state.lost;
         drop(state);
@@ -184,7 +186,8 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
     }
 }
 
-/// What there is to write, and whether it is the last; waits for it. What failed is left alone for a while.
+/// Waits for records to write. Returns them, and the run's status if the run has ended. After a failure it first waits
+/// for [`PAUSE`], unless the run ends.
 fn next(shared: &Shared, is_failing: bool) -> (Vec<Record>, Option<RunStatus>) {
     let began = Instant::now();
     let mut state = lock(shared);
@@ -199,7 +202,7 @@ fn next(shared: &Shared, is_failing: bool) -> (Vec<Record>, Option<RunStatus>) {
 }
 
 fn lock(shared: &Shared) -> MutexGuard<'_, State> {
-    // Plain data: a thread that panicked leaves nothing half done in it.
+    // A panicked thread leaves this plain data consistent, so the poison is ignored.
     shared.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -209,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what comes while it works, and waits where it is to.
+    /// A sink that records what it is given, and blocks or fails on request.
     #[derive(Clone, Default)]
     struct Planted {
         fails: Arc<AtomicBool>,
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn all_steps_come_in_order_also_those_that_failed_once() {
+    fn all_steps_are_written_in_order_even_after_a_failure() {
         let sink = Planted::default();
         sink.fails.store(true, Ordering::Relaxed);
         let worker = Worker::start("planted", sink.clone());
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hangs_is_left_behind_and_what_is_too_much_is_counted() {
+    fn a_hanging_monitor_is_abandoned_and_dropped_steps_are_counted() {
         let sink = Planted::default();
         sink.hangs.store(true, Ordering::Relaxed);
         let worker = Worker::start("planted", sink.clone());
@@ -271,7 +274,7 @@ mod tests {
         while !lock(&worker.shared).waiting.is_empty() {
             std::thread::yield_now();
         }
-        // The thread is in the first one, and these wait behind it.
+        // The thread is blocked in the first step, and the others wait.
         give(&worker, 1..1 + WAITING as u64 + 7);
         let words = end(&worker, 0);
         assert_eq!(words, ["the monitor `planted` was too slow at the end: it may lack the last steps"]);
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_to_the_end_says_so_at_once() {
+    fn a_monitor_that_fails_until_the_end_reports_missing_steps() {
         let sink = Planted::default();
         sink.fails.store(true, Ordering::Relaxed);
         let worker = Worker::start("planted", sink);

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_median_length_is_shown_and_overlap_is_that_of_all_steps() {
+    fn the_median_step_is_shown_and_overlap_covers_all_steps() {
         let mut events = vec![
             name(0, 0, "process_name", "rank 0, measured"),
             name(0, 0, "thread_name", "compute"),

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_auto_is_said_with_its_value_and_nothing_else() {
+    fn every_auto_is_printed_with_its_value_and_nothing_else() {
         let text = "train_batch_size: auto\ntrain_micro_batch_size_per_gpu: auto\ngradient_clipping: 1.0\n\
                     optimizer: {type: AdamW, params: {lr: auto, betas: [0.9, 0.95]}}\n\
                     zero_optimization: {stage: 2, reduce_bucket_size: auto}\nmodel: {type: gpt2, vocab_size: auto}";

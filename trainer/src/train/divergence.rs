@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_not_finite_end_the_run_when_there_are_too_many() {
+    fn too_many_nonfinite_steps_in_a_row_end_the_run() {
         let nan = f64::NAN;
         let mut usual = divergence("");
         assert_eq!(outcome(&mut usual, &[1.0, nan, 1.0]).unwrap(), [false, true, false]);

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_nobody_knows_is_an_error() {
+    fn an_unknown_metric_is_an_error() {
         let early = |metric: &str| {
             let options = EarlyStopping { patience: 2, min_delta: 0.0, metric: metric.into(), mode: StopMode::Min };
             EarlyStop::new(Some(options)).check(&[]).map_err(|error| error.to_string())

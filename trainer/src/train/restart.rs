@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_back() {
+    fn restarts_survive_serialization() {
         let restart = Restart { reason: "rank 1 was killed by signal 9".into(), ranks: 2, step: 10 };
         let again =
             Restarts { restarts: vec![restart], from: vec![(1, "run/checkpoints/step-1".into())], keeps_folder: true };

@@ -389,7 +389,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_loss_reads_back_to_the_same_bits(bits: u32) {
+        fn a_loss_parses_to_the_same_bits(bits: u32) {
             let x = f32::from_bits(bits);
             let written = finite(x).to_string();
             let read = written.parse::<f64>().map(|x| x as f32).ok();

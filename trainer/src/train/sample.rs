@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn draws() {
+    fn draws_follow_the_distribution() {
         let logits = [0.0, 2.0, 1.0];
         assert_eq!(draw(&logits, &sample(0.0, None), 0.99), 1);
         assert_eq!(draw(&logits, &sample(1.0, Some(1)), 0.99), 1);

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn wrong_arguments_are_reported() {
         for (words, expected) in [
             (&["--frob"][..], "invalid option '--frob'"),
             (&["--max-steps", "x"], "cannot parse argument \"x\""),

@@ -99,7 +99,7 @@ fn metrics_are_the_same_on_any_number_of_ranks() {
 }
 
 #[test]
-fn callbacks_come_once_whatever_the_ranks() {
+fn callbacks_run_once_on_any_number_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let (steps, evaluations) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -126,7 +126,7 @@ fn callbacks_come_once_whatever_the_ranks() {
 }
 
 #[test]
-fn a_resumed_run_has_the_bits_of_one_that_never_stopped() {
+fn a_resumed_run_is_bit_identical_to_an_uninterrupted_run() {
     let (whole, stopped) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let of = |folder: &Path, steps: usize, resume: bool| {
         let trainer = quiet(config(folder, &format!("max_steps: {steps}, eval_every: 4"))).model(model());
@@ -169,7 +169,7 @@ fn early_stopping_follows_a_metric_or_the_loss() {
 }
 
 #[test]
-fn mistakes_are_told_before_training() {
+fn mistakes_are_reported_before_training() {
     let folder = tempfile::tempdir().unwrap();
     let new = || quiet(config(folder.path(), "max_steps: 2"));
     assert!(mistake(|| new().model(model())).contains("call `Trainer::data`"));
@@ -194,7 +194,7 @@ fn mistakes_are_told_before_training() {
 }
 
 #[test]
-fn mistakes_of_data_and_metrics_end_the_run_with_their_reason() {
+fn errors_of_data_sets_and_metrics_end_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let new = || quiet(config(folder.path(), "max_steps: 2, save_last: false")).model(model());
     struct Short;
@@ -224,7 +224,7 @@ fn mistakes_of_data_and_metrics_end_the_run_with_their_reason() {
 }
 
 #[test]
-fn the_configurations_own_model_and_data_have_metrics_too() {
+fn metrics_work_with_the_configured_model_and_data() {
     let folder = tempfile::tempdir().unwrap();
     let rows: String = (0..40).map(|i| format!("{},{},{}\n", i % 7, i % 3, u32::from(i % 7 > i % 3))).collect();
     std::fs::write(folder.path().join("rows.csv"), rows).unwrap();
@@ -288,7 +288,7 @@ fn a_model_of_two_inputs_is_trained() {
 }
 
 #[test]
-fn several_ranks_are_a_launchers_to_start() {
+fn a_single_process_rejects_several_ranks() {
     let alone = LauncherEnvironment::alone();
     assert!(one_process_is_one_rank(None, None, &alone).is_ok());
     assert!(one_process_is_one_rank(Some(1), None, &alone).is_ok());

@@ -1,5 +1,5 @@
-//! What a step on a GPU costs the host: copies and what waits for them, kernels that are loaded, memory that the pool takes. The mock counts; each
-//! test has a process of its own, since the counts are the process's.
+//! The cost of GPU steps for the host: copies that block, kernels that are loaded, and memory that the pool allocates.
+//! The mock counts them per process, so each test runs in its own process.
 
 use zero_train::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
 use zero_train::{Batch, Engine, Layers};
@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 
 const CHILD: &str = "ZERO_TRAIN_TEST_STEP";
 
-/// Whether this is the process that a test has of its own; else it is started, and must succeed.
+/// Returns whether this is the process for `test` alone. Otherwise starts that process and checks that it succeeds.
 fn is_own(test: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         assert!(mock::ready());
@@ -27,7 +27,7 @@ fn is_own(test: &str) -> bool {
     false
 }
 
-/// What `counted` gives after each of the first steps of a rank alone, and before them.
+/// Returns the values of `counted` before the first step and after each of the first steps of a single rank.
 fn after_steps<T: Send>(
     layers: impl Fn() -> Layers + Sync,
     text: &str,
@@ -62,7 +62,7 @@ fn all_kernels_are_loaded_before_the_first_step() {
     }
 }
 
-/// A Llama that sees `window` positions.
+/// A Llama with an attention window of `window` positions.
 fn windowed(layers: usize, window: usize) -> Layers {
     llama(&LlamaConfig {
         vocab_size: 61,
@@ -86,7 +86,7 @@ fn where_documents_begin_goes_to_the_gpu_once() {
         let counts = after_steps(layers, &resident("cuda", 1, 1, ""), 3, |_| mock::read(c"mock_copies_up"));
         [1, 2, 3].map(|step| counts[step] - counts[step - 1])
     };
-    // A window of all positions is none.
+    // A window that covers all positions is the same as no window.
     let without = copies(|| windowed(2, 16));
     let (two, four) = (copies(|| windowed(2, 5)), copies(|| windowed(4, 5)));
     println!("copies to the GPU in three steps: {without:?}; with a window, 2 layers {two:?}, 4 layers {four:?}");
@@ -94,7 +94,7 @@ fn where_documents_begin_goes_to_the_gpu_once() {
     assert_eq!(four, two);
 }
 
-/// 20,000 numbers are 80 KB: the driver would wait for the stream before it took them over.
+/// A batch of 20,000 numbers has 80 KB, for which a plain copy in the driver would wait for the stream.
 #[test]
 fn no_copy_of_a_large_batch_waits() {
     if !is_own("no_copy_of_a_large_batch_waits") {
@@ -120,15 +120,15 @@ fn no_copy_of_a_large_batch_waits() {
         "waits, those for copies, and pageable copies to the GPU of a step: {small:?}, {large:?} with a large batch"
     );
     assert_eq!(large, [small[0], small[1], small[2] - 1]);
-    // What comes to the GPU is what was sent, in several pieces.
+    // The GPU receives the same values that were sent, in several pieces.
     let tensor = Tensor::arange(0u32, 12_000_000, &Device::Cpu).unwrap().narrow(0, 5, 11_999_990).unwrap();
     let there = zero_model::device::onto(&zero_model::device::open(0).unwrap(), &tensor).unwrap();
     let back = there.to_device(&Device::Cpu).unwrap().to_vec1::<u32>().unwrap();
     assert!(back.len() == 11_999_990 && back.iter().zip(5..).all(|(&x, i)| x == i));
 }
 
-/// What is uploaded for each layer, on a stream of its own, finds memory that layers before it gave back: what the pool takes beyond what is in
-/// use does not grow with steps, or with the layers of a model.
+/// Uploads for a layer run on their own stream and reuse memory that earlier layers freed. The pool's unused memory
+/// therefore does not grow with the number of steps or layers.
 #[test]
 fn the_pool_stops_growing() {
     const RUN: &str = "ZERO_TRAIN_TEST_RUN";
@@ -138,7 +138,7 @@ fn the_pool_stops_growing() {
     if let Ok(run) = std::env::var(RUN) {
         let [zero_stage, n_layer, steps] = [0, 1, 2].map(|i| run.split(' ').nth(i).unwrap().parse::<usize>().unwrap());
         let zero = format!("zero_optimization: {{{}, offload_optimizer: {{device: cpu}}}}", zero[zero_stage]);
-        // Layers that run again keep little, so that uploads are most of what a forward takes.
+        // Recomputed layers keep little memory, so most of a forward's memory is uploads.
         let more = format!("{BF16}\nactivation_checkpointing: {{}}");
         let text = format!("train_micro_batch_size_per_gpu: 1\ntraining: {{device: cuda}}\n{zero}\n{more}");
         assert!(mock::ready());

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_a_step_are_told_apart_and_evaluations_do_not_count() {
+    fn the_phases_of_a_step_are_separate_and_exclude_evaluations() {
         let (mut timing, mut breakdown) = (Timing::new(None, false), Breakdown::default());
         let now = Instant::now();
         let ago = |ms| now.checked_sub(std::time::Duration::from_millis(ms)).expect("the machine has run so long");

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_deepspeed() {
+    fn rates_match_deepspeed() {
         // 1 Gbit in one second, over 4 ranks.
         let size = 125_000_000;
         assert_eq!(rates(Operation::AllReduce, size, 4, 1.0), (2.0, 1.5));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_as_many_ranks_are_one_line() {
+    fn groups_of_the_same_size_share_a_line() {
         let counters = [
             counter(Operation::AllReduce, 1_000_000, 2, 3, 0.003),
             counter(Operation::AllReduce, 1_000_000, 2, 1, 0.005),

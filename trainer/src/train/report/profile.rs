@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_a_kind_count_together() {
+    fn modules_of_the_same_kind_are_added_up() {
         let mut text = String::new();
         aggregated(&mut text, &layers(), &options(None, 2));
         let after = |depth: usize| text.split(&format!("depth {depth}:\n")).nth(1).expect("the depth").to_string();

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_rank_is_named_now_and_then() {
+    fn a_slow_rank_is_reported_at_intervals() {
         let mut stragglers = Stragglers { worked: 0.0, latest: None, said: vec![None; 4] };
         let (even, third) = ([100.0, 110.0, 90.0, 199.0], [100.0, 110.0, 90.0, 230.0]);
         let mut words = |steps: std::ops::Range<u64>, all: &[f64]| -> Vec<String> {
