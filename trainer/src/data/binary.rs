@@ -40,7 +40,7 @@ const LOOKED_AT: usize = 8192;
 
 /// Returns the kind of a binary file, or `None` for text.
 pub(super) fn kind(content: &[u8]) -> Option<&'static str> {
-    // Short ASCII signatures may also be the first word of a text, so they do not decide.
+    // A text may begin like a short ASCII signature, so a zero byte or invalid UTF-8 must confirm it.
     let is_text = |magic: &[u8]| magic.len() < 5 && magic.iter().all(u8::is_ascii_graphic);
     let found = MAGIC.iter().find(|(magic, _)| content.starts_with(magic));
     let has_zero = content.iter().take(LOOKED_AT).any(|&byte| byte == 0);

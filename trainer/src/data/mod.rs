@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | text, bytes | read whole, tokenized in memory | tokens `i·T .. i·T + T`; the targets are shifted by one token |
 //! | JSON lines | the string under a key, one document per line | as text |
-//! | tokens | raw little-endian u16 or u32, read piece by piece as needed | as text; the files are joined without a separator |
+//! | tokens | raw little-endian u16 or u32, read in pieces as needed | as text; files are joined without a separator |
 //! | CSV | read whole | the row's features, with the last column as the target |
 //!
 //! Documents (a text file, or one line of a JSON lines file) are joined by newlines in the order of the files. Empty

@@ -37,8 +37,8 @@ fn permute(seed: u64, epoch: u64, n: u64, index: u64) -> u64 {
             high ^= mix(key ^ low.wrapping_add((round + 1) << 56)) & high_mask;
         }
         x = high << low_bits | low;
-        // The network permutes a range below 2n, so few repetitions are needed. They end, because the cycle of a
-        // permutation returns to `index`, which is below n.
+        // The network permutes a power of two below 2n, so few repetitions are needed. They end, because every cycle
+        // of the permutation returns to its start, and `index` is below n.
         if x < n {
             return x;
         }
@@ -49,7 +49,7 @@ fn mask(bits: u32) -> u64 {
     (1u64 << bits) - 1
 }
 
-/// Mixes `x` with SplitMix64's increment and finaliser (Steele, Lea & Flood, 2014).
+/// Mixes `x` with SplitMix64's increment and finalizer (Steele, Lea & Flood, 2014).
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

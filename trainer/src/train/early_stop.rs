@@ -46,7 +46,7 @@ impl EarlyStop {
             LOSS => evaluation.loss,
             metric => evaluation.metric(metric).map_or(f32::NAN, |value| value as f32),
         };
-        // `best` is the lowest value, so a metric to maximise is negated.
+        // `best` is the lowest value, so a metric to maximize is negated.
         let value = if options.mode == StopMode::Max { -value } else { value };
         if f64::from(value) < f64::from(self.best) - options.min_delta {
             self.best = value;

@@ -25,7 +25,7 @@ pub struct RunOptions {
     pub job: Option<String>,
     /// Train for this many steps, and compare the losses with one process at ZeRO stage 0.
     pub verify: Option<u64>,
-    /// Continue even if the plan exceeds `training.memory_limit`.
+    /// Ignore `training.memory_limit`.
     pub force: bool,
     /// How much the run prints.
     pub output: Output,

@@ -56,7 +56,7 @@ impl Restarts {
     /// Formats the value for [`from_json`](Self::from_json).
     #[must_use]
     pub fn to_json(&self) -> String {
-        // These are plain data with text keys. Only a path that is not UTF-8 can fail to serialise.
+        // These are plain data with text keys. Only a path that is not UTF-8 can fail to serialize.
         serde_json::to_string(self).unwrap_or_default()
     }
 

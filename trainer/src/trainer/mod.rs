@@ -16,8 +16,8 @@ use crate::process;
 use crate::train::{self, DrawBar, Evaluation, Metric, Output, Restarts, Resume, RunOptions, StepInfo, Summary, Task};
 use arguments::Arguments;
 
-/// Trains a model on any number of ranks, with evaluation, metrics, checkpoints, resume, restarts, early stopping and
-/// monitors. It runs the same loop as the program `zero-train` and honours the same configuration.
+/// Trains a model on any number of ranks, with evaluation, metrics, checkpoints, resume, restarts, early stopping,
+/// monitors and a run folder. It runs the same loop as the program `zero-train` and honours the same configuration.
 ///
 /// ```no_run
 /// use candle_nn::{VarBuilder, linear, loss::cross_entropy};
@@ -241,7 +241,8 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// Rejects a request for several ranks in a process that was started alone; the help names a launcher.
+/// Rejects `-n` if it differs from the number of ranks started, and `launcher.num_processes` if this process was started
+/// alone. The help names a launcher.
 fn one_process_is_one_rank(
     asked: Option<usize>,
     written: Option<usize>,
