@@ -128,7 +128,7 @@ mod tests {
         Divergence::new(&Config::parse("ds.yaml", text).unwrap())
     }
 
-    /// Judges steps with these norms and returns which of them were skipped, as the engine skips updates.
+    /// Judges steps with these norms, and returns for each whether the engine would skip its update.
     fn outcome(divergence: &mut Divergence, norms: &[f64]) -> Result<Vec<bool>, String> {
         let progress = Progress::new(Output::Quiet, None, 1, 0, norms.len() as u64);
         let mut skipped = vec![];

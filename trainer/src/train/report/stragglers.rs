@@ -39,7 +39,7 @@ impl Stragglers {
         (worked - before) * 1e3
     }
 
-    /// Returns the slowest rank if it is slow compared to the median of all, which is returned too.
+    /// Returns the slowest rank and the median of `all`, in milliseconds, if that rank is slow.
     pub(in crate::train) fn slow(all: &[f64]) -> Option<(usize, f64)> {
         let mut sorted = all.to_vec();
         sorted.sort_by(f64::total_cmp);
