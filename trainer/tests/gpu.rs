@@ -283,8 +283,8 @@ fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)
     })
 }
 
-/// The timeline of a traced run has every copy, no operation begins before those it depends on, and products are
-/// counted.
+/// The timeline of a traced run has every copy, no operation begins before those that it depends on, and
+/// products are counted.
 #[test]
 fn the_timeline_shows_the_work_of_the_gpu() {
     if !has_gpu() {

@@ -1,7 +1,7 @@
 //! The order of training samples: shuffling without a list of indices.
 //!
 //! An epoch's order is a pseudo-random permutation of `0..n`, computed one index at a time in constant time and without
-//! memory. It is a Feistel network (Luby & Rackoff, 1988) over the smallest power of two that is at least n, repeated
+//! a table. It is a Feistel network (Luby & Rackoff, 1988) over the smallest power of two that is at least n, repeated
 //! until the result is below n (Black & Rogaway, 2002). The permutation depends only on the seed, the epoch and n, so
 //! every layout and every resumed run uses the same order.
 

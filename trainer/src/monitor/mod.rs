@@ -111,7 +111,7 @@ impl Monitors {
     }
 }
 
-/// Checks before a run begins that the monitors can be configured.
+/// Checks the configuration of the monitors before a run begins.
 ///
 /// # Errors
 /// Fails if the address of a server is missing or unusable.

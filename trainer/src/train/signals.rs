@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 /// before the run begins.
 static SAVE: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| {
     let asked = Arc::new(AtomicBool::new(false));
-    // If handlers are not allowed, the signal keeps its default action.
+    // If a handler cannot be installed, the signal keeps its default action.
     let _ = signal_hook::flag::register(SIGUSR1, asked.clone());
     asked
 });
