@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// Returns the proportional set size (PSS) of this process in bytes: each page is divided by the number of processes
-/// that share it. `None` if the kernel does not report it.
+/// Returns the proportional set size (PSS) of this process in bytes: the size of each page
+/// is divided by the number of processes that share it. `None` if the kernel does not report it.
 #[must_use]
 pub fn proportional() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")

@@ -22,8 +22,8 @@ pub(super) struct Files {
 
 impl Files {
     /// Opens the run's folder. If the run `goes_on`, it continues in the folder; otherwise an earlier run there is
-    /// moved aside. Takes the folder's lock, which the engine's saves use too. `logged` says whether the engine resumed
-    /// from a checkpoint, so that monitors already have its samples.
+    /// moved aside. Takes the folder's lock, which the engine's saves use too. `logged` says whether the run resumed or
+    /// continues in its folder, so that monitors already have the engine's samples.
     pub(super) fn open(
         engine: &mut Engine,
         out: &Path,
