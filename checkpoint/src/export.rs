@@ -96,7 +96,7 @@ pub fn export(folder: &Path, out: &Path, options: &Export) -> Result<Exported, C
     let manifest = Manifest::read(folder)?;
     let is_used = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
     if is_used || out.is_file() {
-        let reason = "it is there already; name a folder that is not, or an empty one";
+        let reason = "the folder already exists and is not empty; name a new or an empty folder";
         return Err(CheckpointError::io(out)(std::io::Error::other(reason)));
     }
     let name = out.file_name().unwrap_or_default().to_string_lossy();
@@ -210,13 +210,13 @@ impl Source<'_> {
             let info = file.floats(&tensor, elements)?;
             let crc32 = file.portions(info, |bytes| {
                 dtype.convert(bytes, &mut converted).ok_or_else(|| {
-                    let reason = format!("a value of `{name}` is too large for {dtype:?}; export it as f32");
+                    let reason = format!("a value of `{name}` is too large for {dtype:?}; export with --dtype f32");
                     CheckpointError::io(&shard)(std::io::Error::other(reason))
                 })?;
                 writer.write(&converted).map(drop)
             })?;
             if crc32.finalize() != piece.crc32[0] {
-                let reason = format!("`{tensor}`: its checksum is not the one that was written");
+                let reason = format!("the checksum of `{tensor}` does not match the manifest");
                 return Err(CheckpointError::damaged(&shard, reason));
             }
         }

@@ -41,8 +41,8 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         }
     }
     let reason = match path.is_dir() {
-        true => io::Error::other("there is no checkpoint in it, no folder `step-…`"),
-        false => io::Error::new(io::ErrorKind::NotFound, "there is no such folder"),
+        true => io::Error::other("the folder contains no checkpoint (no `step-…` folder)"),
+        false => io::Error::new(io::ErrorKind::NotFound, "no such folder"),
     };
     Err(CheckpointError::io(path)(reason))
 }

@@ -133,7 +133,7 @@ impl Manifest {
         let path = folder.join("manifest.json");
         let size = std::fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
         if size > MAX_BYTES {
-            return Err(CheckpointError::damaged(&path, format!("it has {size} bytes")));
+            return Err(CheckpointError::damaged(&path, format!("the manifest has {size} bytes, too many")));
         }
         let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
         Self::parse(&text).map_err(|reason| CheckpointError::damaged(&path, reason))
@@ -166,10 +166,10 @@ impl Manifest {
             // Without a checksum it may be another version's manifest; a version error is more useful.
             let other: Version = serde_json::from_slice(text).map_err(|e| e.to_string())?;
             other.check()?;
-            return Err("its last line is not its checksum".into());
+            return Err("the last line is not a checksum".into());
         };
         if sealed != format!("{SEAL}{}\n}}\n", crc32fast::hash(body)).as_bytes() {
-            return Err("its checksum is not the one that was written".into());
+            return Err("the checksum does not match".into());
         }
         let body = [body.strip_suffix(b",").unwrap_or(body), b"}"].concat();
         let version: Version = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
@@ -190,16 +190,16 @@ impl Manifest {
             let mut next = 0;
             for piece in &parameter.pieces {
                 if piece.start != next || piece.end <= piece.start || piece.shard >= self.shards.len() {
-                    return Err(format!("the pieces of `{name}` do not join at element {next}"));
+                    return Err(format!("the pieces of `{name}` have a gap or an overlap at element {next}"));
                 }
                 if piece.crc32.len() != 1 + self.states.len() {
                     let (found, needed) = (piece.crc32.len(), 1 + self.states.len());
-                    return Err(format!("element {next} of `{name}` has {found} of {needed} checksums"));
+                    return Err(format!("the piece of `{name}` at element {next} has {found} of {needed} checksums"));
                 }
                 next = piece.end;
             }
             if next != elements {
-                return Err(format!("the pieces of `{name}` have {next} of {elements} elements"));
+                return Err(format!("the pieces of `{name}` cover {next} of {elements} elements"));
             }
         }
         Ok(())
@@ -216,10 +216,10 @@ struct Version {
 impl Version {
     fn check(&self) -> Result<(), String> {
         if self.format != FORMAT {
-            return Err(format!("its format is `{}`, not `{FORMAT}`", self.format));
+            return Err(format!("the format is `{}`, not `{FORMAT}`", self.format));
         }
         if self.version != VERSION {
-            return Err(format!("its version is {}; this program reads version {VERSION}", self.version));
+            return Err(format!("the manifest has version {}; this program reads version {VERSION}", self.version));
         }
         Ok(())
     }

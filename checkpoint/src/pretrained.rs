@@ -61,7 +61,7 @@ pub(crate) fn open(folder: &Path, model: &Model) -> Result<Weights, CheckpointEr
     if let Some(index) = index {
         for (tensor, file) in index {
             if !weights.has(&folder.join(&file), &tensor) {
-                let reason = format!("it says that `{tensor}` is in {file}, which has no such tensor");
+                let reason = format!("the index lists `{tensor}` in {file}, which has no such tensor");
                 return Err(CheckpointError::damaged(&folder.join(INDEX), reason));
             }
         }
@@ -95,7 +95,7 @@ type WeightMap = BTreeMap<String, String>;
 /// Returns the safetensors files of a folder, and its index if it has one.
 fn files(folder: &Path) -> Result<(Vec<PathBuf>, Option<WeightMap>), CheckpointError> {
     if !fs::metadata(folder).map_err(CheckpointError::io(folder))?.is_dir() {
-        return Err(CheckpointError::refused(folder, "it is not a folder"));
+        return Err(CheckpointError::refused(folder, "not a folder"));
     }
     let whole = folder.join(WHOLE);
     if fs::symlink_metadata(&whole).is_ok() {
@@ -115,7 +115,7 @@ fn files(folder: &Path) -> Result<(Vec<PathBuf>, Option<WeightMap>), CheckpointE
     for name in names {
         let mut components = Path::new(name).components();
         if !matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) {
-            let reason = format!("its file `{}` is not one of this folder", name.escape_debug());
+            let reason = format!("the index lists the file `{}`, which is outside this folder", name.escape_debug());
             return Err(CheckpointError::refused(&path, reason));
         }
         let file = folder.join(name);
@@ -134,7 +134,7 @@ fn weight_map(path: &Path) -> Result<WeightMap, CheckpointError> {
     let file = File::open(path).map_err(CheckpointError::io(path))?;
     file.take(MAX_INDEX + 1).read_to_end(&mut bytes).map_err(CheckpointError::io(path))?;
     if bytes.len() as u64 > MAX_INDEX {
-        return Err(CheckpointError::damaged(path, "it has more than 64 MiB"));
+        return Err(CheckpointError::damaged(path, "the index is larger than 64 MiB"));
     }
     let index: Index = serde_json::from_slice(&bytes).map_err(|e| CheckpointError::damaged(path, e.to_string()))?;
     Ok(index.weight_map)
@@ -143,9 +143,9 @@ fn weight_map(path: &Path) -> Result<WeightMap, CheckpointError> {
 /// Explains why a folder without safetensors files cannot be read, with advice.
 fn no_weights(folder: &Path) -> String {
     match OTHER_FORMATS.iter().find(|name| folder.join(name).exists()) {
-        None => format!("it has neither {WHOLE} nor {INDEX}"),
+        None => format!("the folder contains neither {WHOLE} nor {INDEX}"),
         Some(name) => format!(
-            "it has {name} and no safetensors file, and no other format is read; convert it with Python: \
+            "the folder contains {name} but no safetensors file, the only format supported; convert it with Python: \
              transformers.AutoModelForCausalLM.from_pretrained({:?}).save_pretrained(\"another folder\")",
             folder.display().to_string()
         ),
@@ -162,6 +162,6 @@ fn inside(folder: &Path, file: &Path) -> Result<(), CheckpointError> {
     if target.starts_with(&root) || blobs.is_some_and(|blobs| target.parent() == Some(&blobs)) {
         return Ok(());
     }
-    let reason = format!("it is a link to {}, out of its folder; copy the file itself there", target.display());
+    let reason = format!("the file is a link to {}, outside the folder; copy the file itself into the folder", target.display());
     Err(CheckpointError::refused(file, reason))
 }

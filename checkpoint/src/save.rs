@@ -264,5 +264,5 @@ fn joined(committer: JoinHandle<Result<(), CheckpointError>>) -> Result<(), Chec
 }
 
 fn panicked(at: &Path) -> CheckpointError {
-    CheckpointError::io(at)(std::io::Error::other("internal error: the thread that writes panicked"))
+    CheckpointError::io(at)(std::io::Error::other("internal error: the writer thread panicked"))
 }

@@ -42,7 +42,7 @@ pub(crate) struct TensorFile {
 pub(crate) fn parse(header: &[u8]) -> Result<Metadata, String> {
     let Names(names) = serde_json::from_slice(header).map_err(|e| e.to_string())?;
     if names.len() > MAX_TENSORS {
-        return Err(format!("it has {} tensors, more than {MAX_TENSORS}", names.len()));
+        return Err(format!("the header lists {} tensors; at most {MAX_TENSORS} are supported", names.len()));
     }
     serde_json::from_slice(header).map_err(|e| e.to_string())
 }
@@ -64,7 +64,7 @@ impl<'de> Deserialize<'de> for Names {
                 let mut names = BTreeSet::new();
                 while let Some((name, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
                     if let Some(name) = names.replace(name) {
-                        return Err(serde::de::Error::custom(format!("`{name}` is in it twice")));
+                        return Err(serde::de::Error::custom(format!("the header lists `{name}` twice")));
                     }
                 }
                 Ok(Names(names))
@@ -80,7 +80,7 @@ impl TensorFile {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => Self::of(path, file.into()),
-            Err(Errno::LOOP) => Err(CheckpointError::damaged(path, "it is a symbolic link")),
+            Err(Errno::LOOP) => Err(CheckpointError::damaged(path, "the file is a symbolic link")),
             Err(errno) => Err(CheckpointError::io(path)(errno.into())),
         }
     }
@@ -95,7 +95,7 @@ impl TensorFile {
         let length = u64::from_le_bytes(prefix);
         let size = file.metadata().map_err(CheckpointError::io(path))?.len();
         if length > MAX_HEADER || length > size.saturating_sub(8) {
-            return Err(CheckpointError::damaged(path, format!("its header claims {length} bytes of {size}")));
+            return Err(CheckpointError::damaged(path, format!("the header claims to have {length} bytes, but the file has {size}")));
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(CheckpointError::io(path))?;
@@ -149,7 +149,7 @@ impl TensorFile {
         let info = self.info(tensor)?;
         let elements: usize = info.shape.iter().product();
         if start.checked_add(out.len()).is_none_or(|end| end > elements) {
-            let reason = format!("`{tensor}` has {elements} elements, not {start} and {} more", out.len());
+            let reason = format!("`{tensor}` has {elements} elements; elements from {start} on, {} of them, were expected", out.len());
             return Err(CheckpointError::damaged(&self.path, reason));
         }
         let at = |width: usize| self.data_start + (info.data_offsets.0 + start * width) as u64;
@@ -162,7 +162,7 @@ impl TensorFile {
         let widen: fn(u16) -> f32 = match info.dtype {
             Dtype::BF16 => |bits| half::bf16::from_bits(bits).to_f32(),
             Dtype::F16 => |bits| half::f16::from_bits(bits).to_f32(),
-            other => return Err(CheckpointError::mismatch(&self.path, format!("`{tensor}` is {other:?}, no float"))),
+            other => return Err(CheckpointError::mismatch(&self.path, format!("`{tensor}` is {other:?}, not a float type"))),
         };
         for (value, bits) in out.iter_mut().zip(bits) {
             *value = widen(bits);
@@ -195,13 +195,13 @@ mod tests {
         };
         assert!(TensorFile::open(&file(&format!("{{{},{}}}", tensor("a", 0), tensor("b", 8)), 16).1).is_ok());
         let twice = refused(&format!("{{{},{}}}", tensor("a", 0), tensor("a", 8)), 16);
-        assert!(twice.contains("`a` is in it twice"), "{twice}");
+        assert!(twice.contains("the header lists `a` twice"), "{twice}");
         assert!(refused("[]", 0).contains("damaged") && refused("{", 0).contains("damaged"));
         let many: Vec<String> =
             (0..=MAX_TENSORS).map(|i| format!(r#""{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#)).collect();
         assert!(refused(&format!("{{{}}}", many.join(",")), 0).contains("65537 tensors"));
         let large = format!("{{{}{}}}", tensor("a", 0), " ".repeat(MAX_HEADER as usize));
-        assert!(refused(&large, 8).contains("its header claims"));
+        assert!(refused(&large, 8).contains("the header claims"));
         // The safetensors library detects overlapping offsets and offsets that do not match the shape.
         assert!(refused(&format!("{{{},{}}}", tensor("a", 0), tensor("b", 4)), 12).contains("damaged"));
         assert!(refused(r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8).contains("damaged"));

@@ -74,13 +74,13 @@ fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
     };
     let mut found = vec![];
     if size != entry.bytes {
-        found.push(damage(None, format!("it has {size} bytes, and had {} when it was written", entry.bytes)));
+        found.push(damage(None, format!("the file has {size} bytes, but had {} when it was written", entry.bytes)));
     }
     let file = match TensorFile::open_own(&path) {
         Ok(file) => file,
         Err(error) => {
             let Damage { reason, .. } = unreadable(&path, error);
-            found.push(damage(None, format!("its header is damaged, so its tensors are not found: {reason}")));
+            found.push(damage(None, format!("the header is damaged, so the tensors cannot be located: {reason}")));
             return found;
         }
     };
@@ -94,15 +94,15 @@ fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
         end = file.end(info);
         let known = unread.remove(tensor.as_str());
         match known {
-            None => found.push(damage(Some(&tensor), "it is not in the manifest".into())),
+            None => found.push(damage(Some(&tensor), "the tensor is not in the manifest".into())),
             Some((elements, _)) if info.dtype != Dtype::F32 || info.shape != [elements] => {
-                let reason = format!("it is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
+                let reason = format!("the tensor is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
                 found.push(damage(Some(&tensor), reason));
             }
             Some(_) => {}
         }
         if end > size {
-            found.push(damage(Some(&tensor), format!("it ends at byte {end}, beyond the end of the file")));
+            found.push(damage(Some(&tensor), format!("the tensor ends at byte {end}, beyond the end of the file")));
             continue;
         }
         match file.portions(info, |_| Ok(())) {
@@ -111,19 +111,19 @@ fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
                 whole.combine(&crc32);
                 let crc32 = crc32.finalize();
                 if known.is_some_and(|(_, written)| written != crc32) {
-                    found.push(damage(Some(&tensor), "its checksum is not the one that was written".into()));
+                    found.push(damage(Some(&tensor), "the checksum does not match the manifest".into()));
                 }
             }
         }
     }
     for (tensor, ..) in expected.iter().filter(|(tensor, ..)| unread.contains_key(tensor.as_str())) {
-        found.push(damage(Some(tensor), "it is missing".into()));
+        found.push(damage(Some(tensor), "the tensor is missing".into()));
     }
     if found.is_empty() && end != size {
-        found.push(damage(None, format!("its header is damaged: it says {end} bytes, and the file has {size}")));
+        found.push(damage(None, format!("the header is damaged: its tensors end at byte {end}, but the file has {size} bytes")));
     }
     if found.is_empty() && whole.finalize() != entry.crc32 {
-        found.push(damage(None, "its header is damaged: its checksum is not the one that was written".into()));
+        found.push(damage(None, "the header is damaged: the file's checksum does not match the manifest".into()));
     }
     found
 }
@@ -292,6 +292,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let old = format!("{{\"format\": \"{FORMAT}\", \"version\": 1, \"step\": 7, \"shards\": []}}");
         let found = found_with(folder.path(), "manifest.json", old.as_bytes());
-        assert_eq!(found[0].reason, "its version is 1; this program reads version 3");
+        assert_eq!(found[0].reason, "the manifest has version 1; this program reads version 3");
     }
 }

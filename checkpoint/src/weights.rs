@@ -102,7 +102,7 @@ impl Weights {
                     Meaning::Computed => continue,
                 };
                 if let Some((other, first)) = place.insert(parameter, (index, name.clone())) {
-                    let reason = format!("its `{name}` is `{first}` of {} once more", files[other].path.display());
+                    let reason = format!("`{name}` is the same parameter as `{first}` in {}", files[other].path.display());
                     return Err(CheckpointError::mismatch(&file.path, reason));
                 }
             }
@@ -143,7 +143,7 @@ impl Weights {
             let mut again = vec![0.0; values.len()];
             self.files[*file].read(name, range.elements.start, &mut again)?;
             if values.iter().zip(&again).any(|(a, b)| a.to_bits() != b.to_bits()) {
-                let reason = format!("`{name}` differs from `{}`, which the model ties it to", tensor.name);
+                let reason = format!("`{name}` differs from `{}`, but the model ties the two", tensor.name);
                 return Err(CheckpointError::mismatch(&self.files[*file].path, reason));
             }
         }
@@ -181,10 +181,10 @@ impl Weights {
 fn unfit(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Option<String>, CheckpointError> {
     let info = file.info(name)?;
     if info.shape != shape {
-        return Ok(Some(format!("`{name}` is {:?} in it and {shape:?} in the model", info.shape)));
+        return Ok(Some(format!("`{name}` has shape {:?} in the file and {shape:?} in the model", info.shape)));
     }
     let is_float = matches!(info.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16);
-    Ok((!is_float).then(|| format!("`{name}` is {:?}; F32, BF16 and F16 are read", info.dtype)))
+    Ok((!is_float).then(|| format!("`{name}` has dtype {:?}; only F32, BF16 and F16 are supported", info.dtype)))
 }
 
 /// Joins the problems into one reason that lists the first few.

@@ -45,7 +45,7 @@ impl TensorWriter {
         // The data begins at a multiple of eight bytes, so that it may be mapped as floats.
         header.resize(header.len().next_multiple_of(8), b' ');
         if header.len() as u64 > MAX_HEADER {
-            return Err(refused(format!("its header would have {} bytes, more than can be read", header.len())));
+            return Err(refused(format!("the header would have {} bytes; readers accept at most {MAX_HEADER}", header.len())));
         }
         let file = File::create(path).map_err(CheckpointError::io(path))?;
         reserve(&file, (8 + header.len() + end) as u64).map_err(CheckpointError::io(path))?;
@@ -75,7 +75,7 @@ impl TensorWriter {
     /// Syncs the file and returns its size in bytes and its CRC-32.
     pub(crate) fn finish(self) -> Result<(u64, u32), CheckpointError> {
         if self.written != self.promised {
-            let reason = format!("{} bytes were written, and its header says {}", self.written, self.promised);
+            let reason = format!("{} bytes were written, but the header promises {}", self.written, self.promised);
             return Err(CheckpointError::damaged(&self.path, reason));
         }
         let file = self.file.into_inner().map_err(|e| CheckpointError::io(&self.path)(e.into_error()))?;

@@ -20,7 +20,7 @@ fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
 
 /// Converts an error about the folder named on the command line.
 fn of_folder(error: CheckpointError) -> Error {
-    Error::from(error).named("<DIR>", "name a checkpoint's folder, a run's, or its `checkpoints`")
+    Error::from(error).named("<DIR>", "name the folder of a checkpoint or of a run")
 }
 
 /// Prints the contents of a checkpoint. Returns the exit status.
@@ -50,9 +50,9 @@ fn summary(folder: &Path, manifest: &Manifest) -> String {
     let Manifest { step, updates, world_size, zero_stage, states, parameters, .. } = manifest;
     let total: usize = parameters.values().map(elements).sum();
     let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
-    let with = if states.is_empty() { String::new() } else { format!(" and of each {}", states.join(", ")) };
+    let with = if states.is_empty() { String::new() } else { format!(" with optimizer states {}", states.join(", ")) };
     let mut text = format!(
-        "{}\nstep {step}, {}, written by {} at ZeRO stage {zero_stage}\n\
+        "{}\nstep {step}, {}, saved by {} at ZeRO stage {zero_stage}\n\
          {total} elements in {}{with}, all F32: {}\n",
         folder.display(),
         counted(*updates as usize, "update", "updates"),
@@ -137,10 +137,10 @@ pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
         return Ok(0);
     }
     let help = match intact {
-        Some(folder) => format!("go on from the newest that is intact: --resume {}", folder.display()),
+        Some(folder) => format!("resume from the newest intact checkpoint: --resume {}", folder.display()),
         None => earlier(path)?,
     };
-    show(&format!("help: {help}; a damaged one cannot be repaired, but by copies of its files\n"));
+    show(&format!("help: {help}; a damaged checkpoint can only be repaired from copies of its files\n"));
     Ok(1)
 }
 
@@ -149,8 +149,8 @@ fn earlier(path: &Path) -> Result<String, CheckpointError> {
     let root = path.parent().unwrap_or(path);
     let others = zero_checkpoint::committed(root)?.into_iter().filter(|(_, other)| other != path).count();
     Ok(match others {
-        0 => "start anew, or from another run's checkpoint".into(),
-        _ => format!("there are others beside it: zero-train checkpoint verify {}", root.display()),
+        0 => "start from the beginning, or from another run's checkpoint".into(),
+        _ => format!("verify the other checkpoints next to it: zero-train checkpoint verify {}", root.display()),
     })
 }
 
@@ -164,7 +164,7 @@ pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
     let manifest = Manifest::read(&checkpoint).map_err(Error::from)?;
     let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
     show(&format!(
-        "{} -> {}\n{} parameters, {}; go on from it with --resume {}\n",
+        "{} -> {}\n{} parameters, {}; train it with --resume {}\n",
         folder.display(),
         checkpoint.display(),
         manifest.parameters.len(),

@@ -16,45 +16,45 @@ pub(crate) fn report() -> String {
     line("zero-train", env!("CARGO_PKG_VERSION"));
     let cores = Cores::allowed();
     line("cores", &format!("{}, hardware threads {cores}", cores.count()));
-    line("processor", &zero_train::processor::name().unwrap_or_else(|| "not named in /proc/cpuinfo".into()));
+    line("processor", &zero_train::processor::name().unwrap_or_else(|| "unknown: /proc/cpuinfo does not name it".into()));
     line("instructions", &instructions());
     #[cfg(target_arch = "aarch64")]
     line("vector units", &zero_train::processor::vector_features().join(", "));
-    let memory = Limit::of_machine().map_or("not known".into(), |limit| zero_train::bytes(limit.bytes));
+    let memory = Limit::of_machine().map_or("unknown".into(), |limit| zero_train::bytes(limit.bytes));
     line("memory", &memory);
     line(
         "shared memory",
-        &or_why(zero_comm::shared_memory(), "between processes of this machine", "ranks talk over TCP"),
+        &or_why(zero_comm::shared_memory(), "available to the ranks of this machine", "ranks communicate over TCP"),
     );
-    line("io_uring", &or_why(zero_tier::io_uring(), "for what is offloaded to a disk", "threads read and write"));
+    line("io_uring", &or_why(zero_tier::io_uring(), "available for offload to disk", "threads read and write instead"));
     match zero_cuda::inventory() {
         Err(reason) => line("GPUs", &format!("none: {reason}")),
         Ok(found) => {
             gpus(&found).iter().for_each(|(what, found)| line(what, found));
-            line("driver reads", &driver_reads(|name| std::env::var(name).ok()));
+            line("CUDA settings", &driver_reads(|name| std::env::var(name).ok()));
         }
     }
     text
 }
 
 fn or_why(found: Result<(), String>, what_for: &str, instead: &str) -> String {
-    found.map_or_else(|why| format!("none: {why}; {instead}"), |()| what_for.to_string())
+    found.map_or_else(|why| format!("unavailable: {why}; {instead}"), |()| what_for.to_string())
 }
 
 fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
     let (major, minor) = found.driver;
-    let mut lines = vec![("driver", format!("runs CUDA {major}.{minor} and older"))];
+    let mut lines = vec![("driver", format!("supports CUDA {major}.{minor} and older"))];
     for (ordinal, device) in found.devices.iter().enumerate() {
         let (major, minor) = device.capability;
         let peers: Vec<String> = device.peers.iter().map(ToString::to_string).collect();
-        let reach = if peers.is_empty() { "no other".into() } else { peers.join(", ") };
+        let reach = if peers.is_empty() { "no other GPU".into() } else { peers.join(", ") };
         let memory = zero_train::bytes(device.memory);
         let name = &device.name;
         lines
-            .push(("GPU", format!("{ordinal}: {name}, compute capability {major}.{minor}, {memory}, reaches {reach}")));
+            .push(("GPU", format!("{ordinal}: {name}, compute capability {major}.{minor}, {memory}, peer access to {reach}")));
     }
     if found.devices.is_empty() {
-        lines.push(("GPUs", "none: the driver has no device for this process (CUDA_VISIBLE_DEVICES?)".into()));
+        lines.push(("GPUs", "none: the driver shows no device to this process; check CUDA_VISIBLE_DEVICES".into()));
     }
     lines.push((
         "NCCL",
@@ -70,16 +70,16 @@ fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
 /// Describes the driver's environment variables that a run sets unless the user has set them.
 fn driver_reads(set: impl Fn(&str) -> Option<String>) -> String {
     let told = |(name, value): (&str, &str), of: &str| match set(name) {
-        Some(value) => format!("{name}={value}, as it is set here"),
+        Some(value) => format!("{name}={value}, from this environment"),
         None => format!("{name}={value}{of}"),
     };
-    format!("{}; {}", told(CONNECTIONS, ""), told(LOADING, " in runs of several ranks"))
+    format!("{}; {}", told(CONNECTIONS, ""), told(LOADING, " in runs with several ranks"))
 }
 
 /// Describes the instruction set that kernels use, and the others that this processor supports.
 fn instructions() -> String {
     let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-    format!("{}; {VARIABLE} can choose {}", Isa::current(), names.join(", "))
+    format!("{}; {VARIABLE} can select {}", Isa::current(), names.join(", "))
 }
 
 #[cfg(test)]
@@ -91,9 +91,9 @@ mod tests {
     #[test]
     fn driver_variables_of_the_user_are_kept() {
         let ours = driver_reads(|_| None);
-        assert_eq!(ours, "CUDA_DEVICE_MAX_CONNECTIONS=32; CUDA_MODULE_LOADING=EAGER in runs of several ranks");
+        assert_eq!(ours, "CUDA_DEVICE_MAX_CONNECTIONS=32; CUDA_MODULE_LOADING=EAGER in runs with several ranks");
         let theirs = driver_reads(|name| (name == LOADING.0).then(|| "LAZY".into()));
-        assert_eq!(theirs, "CUDA_DEVICE_MAX_CONNECTIONS=32; CUDA_MODULE_LOADING=LAZY, as it is set here");
+        assert_eq!(theirs, "CUDA_DEVICE_MAX_CONNECTIONS=32; CUDA_MODULE_LOADING=LAZY, from this environment");
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                "runs CUDA 13.0 and older",
+                "supports CUDA 13.0 and older",
                 "0: H200, compute capability 9.0, 150.0 GB, reaches 1",
                 "1: H200, compute capability 9.0, 150.0 GB, reaches no other",
                 "none: libnccl.so.2: no such file",

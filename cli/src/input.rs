@@ -38,7 +38,7 @@ pub(crate) fn read(args: &ConfigArgs) -> anyhow::Result<Vec<Source>> {
         Cli::command().error(ErrorKind::MissingRequiredArgument, "--config <FILE> is missing").exit()
     }
     if paths.iter().filter(|path| is_standard_input(path)).count() > 1 {
-        Cli::command().error(ErrorKind::ArgumentConflict, "standard input, -, is one file").exit()
+        Cli::command().error(ErrorKind::ArgumentConflict, "standard input (-) can be given only once").exit()
     }
     let read = |path: &PathBuf| if is_standard_input(path) { Source::from_stdin() } else { Source::from_path(path) };
     Ok(paths.iter().map(read).collect::<Result<_, _>>()?)

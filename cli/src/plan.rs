@@ -38,25 +38,25 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         let told = match plan.peak_bytes() <= limit.bytes {
             true => {
                 let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
-                format!("fits: a rank needs {needs} at a time, and may have {has}: {}", limit.source)
+                format!("fits: a rank needs {needs} at its peak and may use {has}: {}", limit.source)
             }
             false => does_not_fit(&plan, limit, &args.config, &overrides, &config, &planner)?,
         };
         show(&format!("{told}\n"));
     }
     if args.stages {
-        show("\nstate of a rank, parameters, gradients and optimizer, without pipeline and offload:\n");
+        show("\nstate per rank (parameters, gradients, optimizer), without pipeline and offload:\n");
         show(&plan.stages_over_ranks(&[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]));
         if config.training.cost_table.is_some() {
             let ranks = zero_train::counted(config.world_size, "rank", "ranks");
-            show(&format!("\na step at {ranks}, by the cost table:\n"));
+            show(&format!("\ntime of a step with {ranks}, from the cost table:\n"));
             for stage in 0..=3 {
                 let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
                 let told = match load(&args.config, &overrides)?.0.resolve(Some(config.world_size)) {
-                    Err(_) => "does not go together with the rest of the file".to_string(),
+                    Err(_) => "conflicts with the rest of the file".to_string(),
                     Ok(config) => match planner.memory_plan(&config)?.prediction() {
                         Some(Ok(time)) => format!("{:.1} ms", time.step_seconds * 1e3),
-                        Some(Err(missing)) => format!("no time: {missing}"),
+                        Some(Err(missing)) => format!("unknown: {missing}"),
                         None => continue,
                     },
                 };
@@ -67,7 +67,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     if args.grid {
         let terminal = console::Term::stdout();
         let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
-        show("\nas if a forward of a chunk took one second, a backward two, and a message no time:\n");
+        show("\nassuming that a chunk's forward takes one unit of time, its backward two, and a message none:\n");
         show(&plan.grid(columns));
     }
     Ok(0)
@@ -90,9 +90,9 @@ pub(crate) fn does_not_fit(
     };
     let memory_plan = |config: &Config| planner.memory_plan(config);
     let found = zero_train::advice(config, limit.bytes, |settings| with(settings, config.world_size), memory_plan)?;
-    let mut text = format!("does not fit: a rank needs {needs} at a time, and may have {has}: {}", limit.source);
+    let mut text = format!("does not fit: a rank needs {needs} at its peak but may use {has}: {}", limit.source);
     if !found.is_empty() {
-        text += "\n  help: one of these makes it fit";
+        text += "\n  help: any one of these changes makes it fit:";
         found.iter().for_each(|advice| text += &format!("\n    {advice}"));
         return Ok(text);
     }
@@ -100,18 +100,18 @@ pub(crate) fn does_not_fit(
     let machine = Limit::of_machine().filter(|all| all.bytes / config.world_size as u64 == limit.bytes);
     let share = |ranks: usize| machine.map_or(limit.bytes, |all| all.bytes / ranks as u64);
     let share: Option<&dyn Fn(usize) -> u64> = if machine.is_some() { Some(&share) } else { None };
-    text += "\n  help: no change of ZeRO stage, micro-batch, recomputation and offload makes it fit; ";
+    text += "\n  help: no change of ZeRO stage, micro-batch, recomputation or offload makes it fit; ";
     text += &match zero_train::other_ranks(config, limit.bytes, share, with, memory_plan) {
         Some(Ranks { ranks, settings, peak_bytes, limit }) => {
             let settings: String = settings.iter().map(|setting| format!(" --set {setting}")).collect();
             let (needs, has) = (zero_train::bytes(peak_bytes), zero_train::bytes(limit));
             match ranks < config.world_size {
-                true => format!("use fewer ranks on this machine: of {ranks} each needs {needs} and may have {has}"),
-                false => format!("use more ranks, each with as much memory: of {ranks}{settings} each needs {needs}"),
+                true => format!("use fewer ranks on this machine: with {ranks}, each needs {needs} and may use {has}"),
+                false => format!("use more ranks with the same memory each: with {ranks}{settings}, each needs {needs}"),
             }
         }
-        None => "nor do more ranks, since what a rank holds of one layer and of its samples is too large: make layers or samples smaller, or \
-                 give a rank more memory"
+        None => "more ranks do not help either, because one layer and its activations are too large: use smaller layers or samples, or \
+                 give each rank more memory"
             .to_string(),
     };
     Ok(text)

@@ -16,7 +16,7 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         (Some(out), _) => out.clone(),
         (None, [run]) => run.join("report.html"),
         (None, runs) => {
-            let told = format!("a page of {} runs needs --out FILE", runs.len());
+            let told = format!("a report of {} runs needs --out FILE", runs.len());
             let mut command = Cli::command();
             command.build();
             let error = command
@@ -28,7 +28,7 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let page = report_page(&args.runs)?;
     // At once, so that a browser never reads half a page.
     replace_file(&out, page).map_err(|source| {
-        Error::Io { path: out.clone(), source }.named("--out", "name a file in a folder that exists")
+        Error::Io { path: out.clone(), source }.named("--out", "name a file in an existing folder")
     })?;
     show(&format!("report  {}\n", out.display()));
     Ok(0)

@@ -53,9 +53,9 @@ impl Terms {
         let keys = self.0.iter().chain(&other.0).map(|(key, _)| key);
         let differing = keys.map(|key| (key.clone(), of(self, key), of(other, key))).find(|(_, a, b)| a != b);
         // The differing key was truncated by `encode`.
-        let whole = || ("what they were started with".to_string(), Some(self.digest()), Some(other.digest()));
+        let whole = || ("the list of settings".to_string(), Some(self.digest()), Some(other.digest()));
         let (key, here, there) = differing.unwrap_or_else(whole);
-        let value = |value: Option<String>| value.unwrap_or_else(|| "not there".to_string());
+        let value = |value: Option<String>| value.unwrap_or_else(|| "missing".to_string());
         CommError::Disagreement { rank, peer, key, here: value(here), there: value(there) }
     }
 }
@@ -119,6 +119,6 @@ mod tests {
         assert!(first.encode().len() <= MAX_VALUE);
         let here = Terms::decode(&first.encode());
         assert_ne!(first.digest(), second.digest());
-        assert_eq!(difference(&here, &second)[0], "what they were started with");
+        assert_eq!(difference(&here, &second)[0], "the list of settings");
     }
 }

@@ -154,7 +154,7 @@ impl Buffer {
 }
 
 fn elsewhere(device: &DeviceBuffer) -> ! {
-    panic!("{device:?} are no bytes of the host; DeviceMemory::to_host copies them")
+    panic!("{device:?} is not in host memory; copy it with DeviceMemory::to_host")
 }
 
 macro_rules! element {

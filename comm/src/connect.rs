@@ -110,11 +110,11 @@ impl Meeting<'_> {
         let error = |detail| CommError::Rendezvous { rank: place.rank, address: address.clone(), detail };
         let interface = bind_address(options.interface.as_deref()).map_err(error)?;
         if !interface.is_loopback() && options.token.is_none() {
-            let detail = "other hosts are only let in with a job token: set ZERO_TRAIN_TOKEN or ZERO_TRAIN_TOKEN_FILE, the same on all ranks";
+            let detail = "connections from other hosts require a job token: set ZERO_TRAIN_TOKEN or ZERO_TRAIN_TOKEN_FILE, with the same token on all ranks";
             return Err(error(detail.into()));
         }
         if place.rank >= place.world_size {
-            return Err(error(format!("rank {} of {}", place.rank, place.world_size)));
+            return Err(error(format!("rank {} is not below the world size {}", place.rank, place.world_size)));
         }
         let keys = format!("/zero/{}/{}", place.run_id, place.attempt);
         Ok(Meeting { place, options, interface, address, keys, terms: Terms::new(&options.terms) })
@@ -127,11 +127,11 @@ impl Meeting<'_> {
     fn store_error(&self, error: StoreError) -> CommError {
         match error {
             StoreError::Unauthorized { address } => {
-                CommError::Unauthorized { address, detail: "the store does not have the same job token".into() }
+                CommError::Unauthorized { address, detail: "the store at this address has another job token".into() }
             }
             StoreError::Missing { key, .. } => {
                 let waited = self.options.meeting_timeout;
-                self.error(&format!("{key} did not appear within {waited:?}: that rank has not come"))
+                self.error(&format!("{key} did not appear in the store within {waited:?}: that rank has not started or cannot reach the store"))
             }
             other => self.error(&other.to_string()),
         }
@@ -178,7 +178,7 @@ impl Meeting<'_> {
             return Ok(token);
         }
         let token = store.get(&key, deadline).map_err(|error| self.store_error(error))?;
-        String::from_utf8(token).map_err(|_| self.error("what the store holds under the token's key is no text"))
+        String::from_utf8(token).map_err(|_| self.error("the token in the store is not valid UTF-8"))
     }
 
     /// Publishes this rank's address and reads the addresses of all ranks, indexed by rank.
@@ -196,7 +196,7 @@ impl Meeting<'_> {
             let value = store.get(&key(rank), deadline).map_err(|error| self.store_error(error))?;
             let text = String::from_utf8_lossy(&value).into_owned();
             let introduction = Introduction::read(&text);
-            introduction.ok_or_else(|| self.error(&format!("rank {rank} left no address but {text:?}")))
+            introduction.ok_or_else(|| self.error(&format!("rank {rank} published {text:?} instead of its address")))
         };
         (0..self.place.world_size).map(read).collect()
     }
@@ -226,7 +226,7 @@ impl Meeting<'_> {
         let home = network(&hosts[0]);
         match hosts.iter().position(|host| network(host) != home) {
             Some(other) if self.interface.is_loopback() => Err(self.error(&format!(
-                "ranks 0 and {other} are on different hosts: name the network interface that connects them"
+                "ranks 0 and {other} are on different hosts: set the network interface that connects them"
             ))),
             _ => Ok(()),
         }

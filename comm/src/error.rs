@@ -30,7 +30,7 @@ pub enum CommError {
         detail: String,
     },
     /// A peer did not start or did not continue the operation in time.
-    #[error("rank {rank} waited {timeout:?} for rank {peer} in {operation} #{sequence}")]
+    #[error("rank {rank} timed out after {timeout:?} waiting for rank {peer} in {operation} #{sequence}")]
     Deadline {
         /// This rank.
         rank: usize,
@@ -44,7 +44,7 @@ pub enum CommError {
         timeout: Duration,
     },
     /// Two ranks reached the same point with different operations, lengths, types or jobs.
-    #[error("ranks do not agree: rank {rank} is at {here}, rank {peer} at {there}")]
+    #[error("ranks called different operations: rank {rank} is in {here}, rank {peer} in {there}")]
     Mismatch {
         /// The rank that detected the mismatch.
         rank: usize,
@@ -70,7 +70,7 @@ pub enum CommError {
         sequence: u64,
     },
     /// The rendezvous of the ranks failed.
-    #[error("rank {rank} could not meet the others at {address}: {detail}")]
+    #[error("rank {rank} could not connect to the other ranks at {address}: {detail}")]
     Rendezvous {
         /// This rank.
         rank: usize,
@@ -80,7 +80,7 @@ pub enum CommError {
         detail: String,
     },
     /// Two ranks were started with different versions, programs or settings ([`Options::terms`](crate::Options)).
-    #[error("the ranks were not started alike: {key} is {here} on rank {rank}, and {there} on rank {peer}")]
+    #[error("the ranks were started with different settings: {key} is {here} on rank {rank} and {there} on rank {peer}")]
     Disagreement {
         /// The lowest rank of the job.
         rank: usize,
@@ -120,7 +120,7 @@ pub enum CommError {
         found: Dtype,
     },
     /// A buffer is in the memory of a device where host memory is needed.
-    #[error("the buffer is in the memory of device {device}; copy it to the host first")]
+    #[error("the buffer is in the memory of device {device}; copy it to host memory first")]
     OnDevice {
         /// The index of the device.
         device: usize,

@@ -165,13 +165,13 @@ impl Group {
         }
         let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
         if total != Some(whole.len()) {
-            return Err(format!("the counts {counts:?} do not add up to {} elements", whole.len()));
+            return Err(format!("the counts {counts:?} do not sum to {} elements", whole.len()));
         }
         if counts[rank] != shard.len() {
-            return Err(format!("a shard of {} elements where the counts say {}", shard.len(), counts[rank]));
+            return Err(format!("the shard has {} elements, but the counts give it {}", shard.len(), counts[rank]));
         }
         if whole.dtype() != shard.dtype() {
-            return Err(format!("a shard of {} and a whole of {}", shard.dtype(), whole.dtype()));
+            return Err(format!("the shard is {}, but the whole buffer is {}", shard.dtype(), whole.dtype()));
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Group {
         let Membership { rank, .. } = *self.membership();
         match peer {
             _ if peer == rank => Err("a rank cannot send to itself".into()),
-            _ if peer >= self.size() => Err(format!("rank {peer} of a group of {}", self.size())),
+            _ if peer >= self.size() => Err(format!("rank {peer} does not exist in a group of {}", self.size())),
             _ => Ok(()),
         }
     }
@@ -326,7 +326,7 @@ impl Communicator for Group {
     fn broadcast(&self, mut buffer: Buffer, root: usize) -> Pending<Buffer> {
         let (rank, size) = (self.rank(), self.size());
         if root >= size {
-            return self.invalid(Operation::Broadcast, format!("root {root} of a group of {size}"));
+            return self.invalid(Operation::Broadcast, format!("root {root} does not exist in a group of {size}"));
         }
         let signature = Signature { layout: root as u64, ..describe(Operation::Broadcast, &buffer) };
         match self.place(&[&buffer]) {

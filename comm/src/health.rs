@@ -125,7 +125,7 @@ impl Health {
             Failure::Cause(cause) => cause.clone(),
             Failure::Deadline { peer } => {
                 let (operation, sequence) = (signature.operation, signature.sequence);
-                let reason = format!("waited {timeout:?} for rank {peer} in {operation} #{sequence}");
+                let reason = format!("timed out after {timeout:?} waiting for rank {peer} in {operation} #{sequence}");
                 Cause::Aborted { by: self.rank, reason }
             }
         });

@@ -10,7 +10,7 @@ use crate::lane::Help;
 ///
 /// The worker owns the operation's buffers until the operation is done, so dropping a `Pending` loses the result but
 /// never frees memory in use.
-#[must_use = "an operation that nobody waits for loses its result and its errors"]
+#[must_use = "dropping an operation without waiting loses its result and its errors"]
 pub struct Pending<T>(Source<T>);
 
 enum Source<T> {

@@ -23,7 +23,7 @@ const MAX_BYTES: u64 = 4096;
 #[non_exhaustive]
 pub enum TokenError {
     /// Both variables are set.
-    #[error("{TOKEN} and {TOKEN_FILE} are both set: which of them is the job's?")]
+    #[error("{TOKEN} and {TOKEN_FILE} are both set; only one may be")]
     Both,
     /// The file cannot be opened or read.
     #[error("{TOKEN_FILE}: {path}: {detail}")]
@@ -49,8 +49,8 @@ impl TokenError {
     pub fn help(&self) -> String {
         match self {
             Self::Both => format!("unset {TOKEN}"),
-            Self::Unreadable { .. } => "name a file with the job's token, the same on all ranks".into(),
-            Self::NotPrivate { path, .. } => format!("use a file of your own that only you can read: chmod 600 {path}"),
+            Self::Unreadable { .. } => "set it to the path of a file with the job token, the same on all ranks".into(),
+            Self::NotPrivate { path, .. } => format!("use a regular file that you own and only you can read: chmod 600 {path}"),
         }
     }
 }
@@ -91,17 +91,17 @@ fn read(path: &Path) -> Result<String, TokenError> {
         return Err(refused("is not a file".into()));
     }
     if owner != user {
-        return Err(refused(format!("belongs to user {owner}, and this is user {user}")));
+        return Err(refused(format!("belongs to user {owner}, but this process runs as user {user}")));
     }
     if mode & 0o077 != 0 {
-        return Err(refused(format!("has mode {mode:o}: others than its owner have access to it")));
+        return Err(refused(format!("has mode {mode:o}, which gives other users access")));
     }
     let mut text = String::new();
     file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
     match text.trim() {
         "" => Err(refused("is empty".into())),
         token if text.len() as u64 <= MAX_BYTES => Ok(token.to_string()),
-        _ => Err(refused(format!("has more than {MAX_BYTES} bytes: that is no token"))),
+        _ => Err(refused(format!("has more than {MAX_BYTES} bytes, too many for a token"))),
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn widened(dtype: Dtype, narrow: &[u8]) -> Vec<f32> {
     match dtype {
         Dtype::Bf16 => <bf16 as Element>::widen(bytemuck::cast_slice(narrow), &mut wide),
         Dtype::F16 => <f16 as Element>::widen(bytemuck::cast_slice(narrow), &mut wide),
-        Dtype::F32 | Dtype::I64 | Dtype::U8 => unreachable!("{dtype} is no 16-bit float"),
+        Dtype::F32 | Dtype::I64 | Dtype::U8 => unreachable!("{dtype} is not a 16-bit float"),
     }
     wide
 }
@@ -52,7 +52,7 @@ pub(crate) fn narrow(dtype: Dtype, wide: &[f32], narrow: &mut [u8]) {
     match dtype {
         Dtype::Bf16 => <bf16 as Element>::narrow(wide, bytemuck::cast_slice_mut(narrow)),
         Dtype::F16 => <f16 as Element>::narrow(wide, bytemuck::cast_slice_mut(narrow)),
-        Dtype::F32 | Dtype::I64 | Dtype::U8 => unreachable!("{dtype} is no 16-bit float"),
+        Dtype::F32 | Dtype::I64 | Dtype::U8 => unreachable!("{dtype} is not a 16-bit float"),
     }
 }
 

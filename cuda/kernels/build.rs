@@ -46,7 +46,7 @@ fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<(), String> {
     }
     let output = command.arg(source).arg("-o").arg(&to).output().map_err(|error| {
         format!(
-            "{}: {error}: feature `cuda` needs nvcc of CUDA 12 or 13; docs/gpu.md says how to get one",
+            "{}: {error}: the feature `cuda` needs nvcc of CUDA 12 or 13; see docs/gpu.md",
             nvcc.display()
         )
     })?;

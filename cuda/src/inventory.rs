@@ -34,7 +34,7 @@ pub struct Found {
 /// answer.
 #[cfg(not(feature = "cuda"))]
 pub fn inventory() -> Result<Inventory, String> {
-    Err("this program was built without CUDA; docs/gpu.md says how to build it with".into())
+    Err("this program was built without CUDA support; see docs/gpu.md".into())
 }
 
 /// Looks for a driver, devices and NCCL.
@@ -57,7 +57,7 @@ mod found {
     use crate::{CudaError, Library, check};
 
     pub(super) fn inventory() -> Result<Inventory, String> {
-        Library::Cuda.available().map_err(|said| format!("there is no driver of NVIDIA's: {said}"))?;
+        Library::Cuda.available().map_err(|said| format!("no NVIDIA driver: {said}"))?;
         let ask = || -> Result<_, CudaError> {
             let (mut version, mut count) = (0, 0);
             // SAFETY: initialisation may be repeated; the other functions write one number each.
@@ -124,7 +124,7 @@ mod found {
         match (result as u32, version.unsigned_abs()) {
             // Since NCCL 2.9 a version is major × 10,000 + minor × 100 + patch.
             (0, version) => Ok((version / 10_000, version / 100 % 100, version % 100)),
-            (code, _) => Err(format!("{} does not say its version: code {code}", Library::Nccl.file())),
+            (code, _) => Err(format!("{} did not return its version: code {code}", Library::Nccl.file())),
         }
     }
 }

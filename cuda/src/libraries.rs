@@ -90,7 +90,7 @@ impl Library {
         // SAFETY: dlerror returns null or a C string that is valid until this thread's next call.
         let said: *const c_char = unsafe { libc::dlerror() };
         match said.is_null() {
-            true => format!("{} is not here", self.file()),
+            true => format!("{} is not installed", self.file()),
             // SAFETY: as above; the string is copied immediately.
             false => unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned(),
         }

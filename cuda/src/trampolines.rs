@@ -64,7 +64,7 @@ fn absent(library: Library) -> *const c_void {
 }
 
 extern "C" fn text() -> *const c_char {
-    c"the library, or this function of it, is not on this machine".as_ptr()
+    c"this machine lacks the library or this function of it".as_ptr()
 }
 
 extern "C" fn zero() -> usize {

@@ -50,7 +50,7 @@ pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Opti
 /// # Errors
 /// Fails if the interface does not exist; the error lists the existing ones.
 pub fn check_interface(config: &Config) -> Result<(), Error> {
-    let help = "name one of these, or an address of this host";
+    let help = "name one of the host's interfaces, or an address of the host";
     let found = zero_comm::bind_address(config.launcher.interface.as_deref());
     found.map(|_| ()).map_err(|reason| Error::setting("launcher.interface", reason, help))
 }

@@ -14,7 +14,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
     match &config.model {
         None => Err(Error::setting(
             "model",
-            "there is no model to train",
+            "the configuration has no model",
             "add a `model` section, for example `model: {type: gpt2, n_layer: 4, n_head: 4, n_embd: 128}`",
         )),
         Some(config::Model::Gpt2(m)) => Ok(zoo::gpt2(&zoo::Gpt2Config {
@@ -35,7 +35,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
         // The schema accepts only silu, but a program can set another activation.
         Some(config::Model::Llama(m)) if m.hidden_act != config::Activation::Silu => Err(Error::setting(
             "model.hidden_act",
-            "Llama with another `hidden_act` than silu is not implemented yet",
+            "Llama supports only `hidden_act: silu` so far",
             "leave the key out",
         )),
         Some(config::Model::Llama(m)) => Ok(zoo::llama(&zoo::LlamaConfig {
@@ -89,7 +89,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
     match (configured, tokenizer) {
         (Some(configured), Some(needed)) if configured < needed && pretrained.is_some() => Err(Error::setting(
             "data.tokenizer",
-            format!("it has {needed} tokens, and the pretrained model knows {configured}"),
+            format!("the tokenizer has {needed} tokens, but the pretrained model has {configured}"),
             "name the tokenizer that the model was trained with",
         )),
         (Some(configured), Some(needed)) if configured < needed => Err(Error::setting(
@@ -101,8 +101,8 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
         (None, Some(needed)) => Ok(needed),
         (None, None) => Err(Error::setting(
             "model.vocab_size",
-            "`auto` needs a tokenizer to take it from",
-            "set it to the largest token of the files plus one, or name the tokenizer.json that made them in `data.tokenizer`",
+            "`auto` takes the vocabulary size from the tokenizer, but the data has none",
+            "set it to the largest token of the files plus one, or set `data.tokenizer` to the tokenizer.json that made the files",
         )),
     }
 }

@@ -30,17 +30,17 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     let offloaded = &config.zero.offload_optimizer;
     let is_split = offloaded.device != OffloadDevice::None && offloaded.ratio < 1.0;
     if config.training.device == Compute::Cpu {
-        let message = "it deals state out between a GPU and the host, and layers run on the processor";
+        let message = "it splits state between a GPU and the host, but layers run on the CPU";
         return if is_split { Err(Error::setting(RATIO, message, "leave it out")) } else { Ok(()) };
     }
     if cfg!(not(feature = "cuda")) {
         let help = "build it with `--features cuda`, as docs/gpu.md says, or write `device: cpu`";
-        return Err(Error::setting(KEY, "this program was built without support for GPUs", help));
+        return Err(Error::setting(KEY, "this program was built without GPU support", help));
     }
     let zero = &config.zero;
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
     if zero.offload_optimizer.device == OffloadDevice::None && zero.offload_param.device != OffloadDevice::None {
-        let message = "parameters that are on the host are updated there, and optimizer state would be on the GPU";
+        let message = "parameters on the host are updated there, but the optimizer state would be on the GPU";
         let help = "write `offload_optimizer: {device: cpu}` as well, or leave `offload_param` out";
         return not_there("zero_optimization.offload_param.device", message, help);
     }
@@ -48,31 +48,31 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         && zero.offload_param.device == OffloadDevice::None
         && zero.stage == ZeroStage::Three
     {
-        let message = "with optimizer state on a disk, shards of parameters are on the host or on a disk too";
+        let message = "if the optimizer state is on a disk, the parameter shards must be on the host or on a disk";
         return not_there("zero_optimization.offload_param.device", message, "write `offload_param: {device: cpu}`");
     }
     if is_split {
         if offloaded.device == OffloadDevice::Nvme {
-            return not_there(RATIO, "what is on a disk is there as a whole", "leave it out");
+            return not_there(RATIO, "optimizer state on a disk cannot be split", "leave it out");
         }
         if zero.offload_param.device != OffloadDevice::None {
-            let message = "parameters that are on the host are updated there, all of them";
+            let message = "all parameters on the host are updated on the host, so the optimizer state cannot be split";
             return not_there(RATIO, message, "leave it out");
         }
     }
     if config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time {
-        let message = "layers are timed on the processor, and not on a GPU";
+        let message = "layers are timed on the CPU only";
         return not_there("pipeline.partition_method", message, "write `parameters` or `uniform`");
     }
     if config.training.cost_table.is_some() {
-        let message = "a cost table says what things take on the processor, and not on a GPU";
+        let message = "cost tables describe the CPU only";
         return not_there("training.cost_table", message, "leave it out");
     }
     if config.model.as_ref().is_some_and(|model| model.tiled_mlp_rows().is_some()) {
-        return not_there("model.tiled_mlp_rows", "tiles of rows are not there on a GPU", "leave it out");
+        return not_there("model.tiled_mlp_rows", "tiled MLPs are unsupported on a GPU", "leave it out");
     }
     if config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Cpu) {
-        let message = "inputs that are kept for layers to be run again stay on the GPU, or go to a disk";
+        let message = "checkpointed activations stay on the GPU or go to a disk, not to host memory";
         return not_there("activation_checkpointing.cpu_checkpointing", message, "leave it out");
     }
     Ok(())
@@ -101,7 +101,7 @@ pub fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
     match config.training.device {
         Compute::Cpu => Ok(()),
         Compute::Cuda => {
-            Err(Error::setting(KEY, format!("{what} measures the processor, and not a GPU"), "write `device: cpu`"))
+            Err(Error::setting(KEY, format!("{what} measures the CPU only"), "write `device: cpu`"))
         }
     }
 }
@@ -116,10 +116,10 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
     #[cfg(feature = "cuda")]
     if config.training.device == Compute::Cuda {
         let unusable =
-            |why: String| Error::setting(KEY, why, "`zero-train doctor` says what is there and what is missing");
-        let count = zero_cuda::Device::count().map_err(|error| unusable(format!("there is no GPU: {error}")))?;
+            |why: String| Error::setting(KEY, why, "run `zero-train doctor` to see what is missing");
+        let count = zero_cuda::Device::count().map_err(|error| unusable(format!("no GPU: {error}")))?;
         if count == 0 {
-            return Err(unusable("there is no GPU, or none that CUDA_VISIBLE_DEVICES lets through".into()));
+            return Err(unusable("no GPU is visible; check CUDA_VISIBLE_DEVICES".into()));
         }
         let ordinal = local_rank(comm) % count;
         let opened = zero_model::device::open(ordinal).and_then(|device| {
@@ -178,7 +178,7 @@ pub(crate) fn connect(
         && comm.size() > 1
     {
         let device = zero_cuda::Device::open(device.cuda_stream().context().ordinal());
-        let device = device.map_err(|error| Error::setting(KEY, error.to_string(), "see `zero-train doctor`"))?;
+        let device = device.map_err(|error| Error::setting(KEY, error.to_string(), "run `zero-train doctor` to see what is missing"))?;
         let own = nccl::facts(&device);
         let all = Buffer::U8(vec![0; own.len() * comm.size()]);
         let all = comm.all_gather(Buffer::U8(own.to_vec()), all, &vec![own.len(); comm.size()]).wait()?;
@@ -190,18 +190,18 @@ pub(crate) fn connect(
                 on_gpu.sums = on_gpu.states > 0.0 && !config.training.reproducible;
                 let what = match (on_gpu.sums, on_gpu.states < 1.0) {
                     (true, false) => "everything",
-                    (true, true) => "parameters, and gradients that stay there",
-                    (false, _) => "parameters; gradients are added up on the host",
+                    (true, true) => "parameters and the gradients that stay on the GPU",
+                    (false, _) => "parameters; gradients are summed on the host",
                 };
                 let recorder = timeline.map(GpuTimeline::recorder);
                 let attached = zero_nccl::attach_recorded(&*comm, &device, recorder)?;
                 return Ok((attached, Some(format!("between GPUs: NCCL, {what}"))));
             }
             (Some(why), GpuTransport::Nccl) => {
-                let help = "with `auto`, values go by way of the host";
+                let help = "set it to `auto`, which copies through the host where NCCL is unavailable";
                 return Err(Error::setting("launcher.gpu_transport", why, help));
             }
-            (Some(why), _) => return Ok((comm, Some(format!("between GPUs: by way of the host, since {why}")))),
+            (Some(why), _) => return Ok((comm, Some(format!("between GPUs: copies through the host, because {why}")))),
         }
     }
     Ok((comm, None))
@@ -231,7 +231,7 @@ mod nccl {
         let mut seen = HashMap::new();
         for (rank, facts) in all.chunks(17).enumerate() {
             if facts[0] == 0 {
-                return Some(format!("rank {rank} finds no {}", Library::Nccl.file()));
+                return Some(format!("rank {rank} lacks {}", Library::Nccl.file()));
             }
             if let Some(other) = seen.insert(&facts[1..], rank) {
                 return Some(format!("ranks {other} and {rank} share a GPU"));
@@ -253,7 +253,7 @@ mod nccl {
             };
             assert_eq!(obstacle(&[facts(1, 0), facts(1, 1)].concat()), None);
             let why = obstacle(&[facts(1, 0), facts(0, 1)].concat());
-            assert_eq!(why.as_deref(), Some("rank 1 finds no libnccl.so.2"));
+            assert_eq!(why.as_deref(), Some("rank 1 lacks libnccl.so.2"));
             let why = obstacle(&[facts(1, 0), facts(1, 1), facts(1, 0)].concat());
             assert_eq!(why.as_deref(), Some("ranks 0 and 2 share a GPU"));
         }

@@ -21,8 +21,8 @@ pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions
             let is_wanted = |name: &str| patterns.iter().any(|pattern| pattern.matches(name));
             if !names().take(last).any(is_wanted) {
                 let message = match names().any(is_wanted) {
-                    true => "it names the last layer only, whose forward is part of its backward anyway",
-                    false => "no layer's name matches",
+                    true => "only the last layer matches, but its forward always runs as part of its backward",
+                    false => "no layer name matches",
                 };
                 let all: Vec<&str> = names().collect();
                 let help = format!("the layers are {}", all.join(", "));

@@ -65,7 +65,7 @@ impl Settings {
         if !matches!(config.data_types.grad_accum_dtype, None | Some(config::Dtype::F32)) {
             return Err(Error::setting(
                 "data_types.grad_accum_dtype",
-                "gradients are always added up in fp32",
+                "gradients are always accumulated in fp32",
                 "leave the key out, or set it to fp32",
             ));
         }
@@ -187,7 +187,7 @@ fn schedule(config: &Config) -> Result<Schedule, Error> {
             Error::setting(
                 "scheduler.params.total_num_steps",
                 "`auto` needs to know the number of steps",
-                "set `training.max_steps`, or the number itself",
+                "set `training.max_steps` or this key",
             )
         })
     };

@@ -45,7 +45,7 @@ impl StagePlan {
     ) -> Result<Self, Error> {
         let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
         let mesh = Mesh::new(config.world_size, options.stages)
-            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of it"))?;
+            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of that many ranks"))?;
         let schedule = schedule(options.schedule);
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
         let cut = cut(options, size, schedule, model, shape, costs)?;
@@ -54,7 +54,7 @@ impl StagePlan {
         if let Some(segment) = stages.tied_within_a_stage() {
             return Err(Error::setting(
                 "pipeline.virtual_stages",
-                format!("`{}` is tied between two chunks of one stage", layout.segments()[segment].name),
+                format!("the tied parameter `{}` is used in two chunks of the same stage", layout.segments()[segment].name),
                 "use `schedule: 1f1b`, or another number of virtual stages",
             ));
         }
@@ -158,9 +158,9 @@ impl StagePlan {
         let (kept, other): (Vec<StageId>, Vec<StageId>) =
             (0..self.stages.count()).partition(|&stage| self.keeps_gathered(stage));
         Some(match (kept.is_empty(), other.is_empty()) {
-            (true, _) => "parameters are gathered for each use, as far as stage3_max_reuse_distance says".into(),
-            (_, true) => "parameters stay gathered for a step".into(),
-            _ => format!("parameters stay gathered for a step on stages {kept:?}, and not on stages {other:?}"),
+            (true, _) => "parameters are gathered for each use, except within stage3_max_reuse_distance".into(),
+            (_, true) => "parameters stay gathered during a step".into(),
+            _ => format!("parameters stay gathered during a step on stages {kept:?}, but not on stages {other:?}"),
         })
     }
 }
@@ -198,7 +198,7 @@ fn cut(
                 let names: Vec<&str> = model.layers().iter().map(|l| l.name()).collect();
                 return Err(Error::setting(
                     "pipeline.partition_method",
-                    format!("no layer's name matches `{}`", pattern.as_str()),
+                    format!("no layer name matches `{}`", pattern.as_str()),
                     format!("the layers are {}", names.join(", ")),
                 ));
             }
@@ -213,8 +213,8 @@ fn cut(
             None => {
                 return Err(Error::setting(
                     "pipeline.partition_method",
-                    "`time` needs a batch to measure the layers with, and there is none yet",
-                    "make the engine with `Engine::measured`, or use `parameters`",
+                    "`time` needs a batch, to measure the layers",
+                    "create the engine with `Engine::measured`, or use `parameters`",
                 ));
             }
         },
@@ -222,7 +222,7 @@ fn cut(
     cut.map_err(|error| {
         let key = if size.chunks > 1 { "pipeline.virtual_stages" } else { "pipeline.stages" };
         let help = match &error {
-            SplitError::TooFewLayers { layers, .. } => format!("{layers} is the most that this model can be cut into"),
+            SplitError::TooFewLayers { layers, .. } => format!("this model can be cut into at most {layers}"),
             _ => "use another `pipeline.partition_method`".into(),
         };
         Error::setting(key, error.to_string(), help)

@@ -109,7 +109,7 @@ def attempt(ranks, cpus, command, number, token):
     if not failed:
         return 0
     status, rank = next((it for it in failed if it[0] != LOST_PEER), failed[0])
-    print(f"error: rank {rank} ended with status {status}; it was the first to end, the others followed", file=sys.stderr)
+    print(f"error: rank {rank} exited with status {status}; it failed first, and the other ranks were stopped", file=sys.stderr)
     return status
 
 

@@ -48,7 +48,7 @@ def train_as(command, attempt, token):
             last = [*last, line][-LAST_LINES:]
         status = process.wait()
         if status:
-            raise RuntimeError(f"rank {rank} ended with status {status}: {''.join(last)}")
+            raise RuntimeError(f"rank {rank} exited with status {status}: {''.join(last)}")
         yield rank
 
     return task
@@ -76,7 +76,7 @@ def main():
             break
         except Py4JJavaError as error:
             failure = str(error.java_exception)
-            told = [line for line in failure.splitlines() if "ended with status" in line or line.startswith("error:")]
+            told = [line for line in failure.splitlines() if "exited with status" in line or line.startswith("error:")]
             print("\n".join(dict.fromkeys(told)) or failure, file=sys.stderr)
     spark.stop()
     sys.exit(1 if failure else 0)

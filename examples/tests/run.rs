@@ -122,5 +122,5 @@ fn a_restarted_trainer_resumes_its_own_run() {
     assert!(report.contains("\"step\": 30") && report.contains("\"step\": 40"), "{report}");
     // The folder belongs to another job, whose attempt died before it reached its own.
     let printed = attempt("b", "10", &restarted);
-    assert!(printed.contains("an earlier run was moved to") && !printed.contains("resumed"), "{printed}");
+    assert!(printed.contains("moved an earlier run to") && !printed.contains("resumed"), "{printed}");
 }

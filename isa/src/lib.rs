@@ -187,9 +187,9 @@ impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = &self.name;
         if Set::ALL.iter().any(|set| set.name() == name) {
-            write!(f, "this processor has no {name}")
+            write!(f, "this processor does not support {name}")
         } else {
-            write!(f, "there is no instruction set `{name}`")
+            write!(f, "unknown instruction set `{name}`")
         }
     }
 }
@@ -207,7 +207,7 @@ impl Unavailable {
     #[must_use]
     pub fn help(&self) -> String {
         let here: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-        format!("choose one of {}, or leave it out for the widest", here.join(", "))
+        format!("choose one of {}, or leave it out to use the widest", here.join(", "))
     }
 }
 
@@ -228,10 +228,10 @@ mod tests {
     fn unavailable_sets_are_reported_with_their_source() {
         let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
         let error = named(foreign, VARIABLE).expect_err("of another architecture");
-        assert_eq!((error.to_string(), error.source()), (format!("this processor has no {foreign}"), "ZERO_TRAIN_ISA"));
+        assert_eq!((error.to_string(), error.source()), (format!("this processor does not support {foreign}"), "ZERO_TRAIN_ISA"));
         assert!(error.help().starts_with("choose one of baseline"));
         let error = named("sse9", CONFIGURED).expect_err("no set");
-        assert_eq!(error.to_string(), "there is no instruction set `sse9`");
+        assert_eq!(error.to_string(), "unknown instruction set `sse9`");
     }
 
     #[test]

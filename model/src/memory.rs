@@ -210,7 +210,7 @@ impl Model {
     fn layer(&self, layer: usize) -> Result<&BuiltLayer> {
         match self.layers().get(layer) {
             Some(built) => Ok(built),
-            None => bail!("layer {layer} of a model of {}", self.layers().len()),
+            None => bail!("layer {layer} is out of range: the model has {} layers", self.layers().len()),
         }
     }
 

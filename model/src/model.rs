@@ -16,7 +16,7 @@ use zero_ops::graph::untracked;
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A layer's constructor failed.
-    #[error("layer `{layer}` cannot be built: {source}")]
+    #[error("cannot build layer `{layer}`: {source}")]
     Layer {
         /// The layer's name.
         layer: String,
@@ -33,7 +33,7 @@ pub enum BuildError {
     #[error("two layers are named `{0}`")]
     DuplicateLayer(String),
     /// A tie names a parameter that no layer uses.
-    #[error("`{owner}` is tied to `{user}`, which no layer has")]
+    #[error("`{owner}` is tied to `{user}`, but no layer has a parameter `{user}`")]
     UnusedTie {
         /// The owner's name.
         owner: String,

@@ -25,7 +25,7 @@ impl ModuleBuffer {
 
     pub(crate) fn new(name: String, shape: Shape, dtype: DType, device: &Device, init: Init) -> Result<Self> {
         if !matches!(init, Init::Const(_)) {
-            candle_core::bail!("`{name}` is a buffer; a buffer starts from a constant, not from {init:?}");
+            candle_core::bail!("`{name}` is a buffer, which must be initialized with a constant, not with {init:?}");
         }
         let variable = init.var(shape, dtype, device)?;
         let values = Mutex::new(floats(&variable)?);

@@ -34,7 +34,7 @@ impl Parameter {
         layer: usize,
     ) -> Result<Self> {
         if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
-            candle_core::bail!("parameter `{name}` is {dtype:?}; parameters are f32, bf16 or f16");
+            candle_core::bail!("parameter `{name}` is {dtype:?}; only f32, bf16 and f16 are supported");
         }
         let leaf = Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), true);
         let parameter = Self { name, shape, dtype, init, layer, leaf };
@@ -94,7 +94,7 @@ impl Parameter {
             CpuStorage::F32(v) => (DType::F32, v.len()),
             CpuStorage::BF16(v) => (DType::BF16, v.len()),
             CpuStorage::F16(v) => (DType::F16, v.len()),
-            _ => candle_core::bail!("parameter `{}` cannot hold these values", self.name),
+            _ => candle_core::bail!("parameter `{}` cannot hold values of this dtype", self.name),
         };
         if dtype != self.dtype || len != self.elements() {
             candle_core::bail!(
@@ -167,7 +167,7 @@ impl Parameter {
         match &*storage {
             Storage::Cpu(values) => read(values),
             Storage::Cuda(values) => read(&values.to_cpu_storage()?),
-            Storage::Metal(_) => candle_core::bail!("parameter `{}` is on a device that is not known here", self.name),
+            Storage::Metal(_) => candle_core::bail!("parameter `{}` is on an unsupported device", self.name),
         }
     }
 

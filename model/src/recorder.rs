@@ -54,7 +54,7 @@ impl Record {
         if let Some(owner) = &owner {
             self.used_ties.push(name.to_string());
             if !self.by_name.contains_key(owner) {
-                candle_core::bail!("`{name}` is tied to `{owner}`, which no earlier layer has");
+                candle_core::bail!("`{name}` is tied to `{owner}`, but no earlier layer has that parameter");
             }
         }
         let id = match self.by_name.get(owner.as_deref().unwrap_or(name)) {
@@ -62,7 +62,7 @@ impl Record {
                 let known = &self.parameters[id];
                 if *known.shape() != shape || known.dtype() != dtype {
                     candle_core::bail!(
-                        "`{name}` wants {shape:?} {dtype:?}, but `{}` is {:?} {:?}",
+                        "`{name}` is requested as {shape:?} {dtype:?}, but `{}` is {:?} {:?}",
                         known.name(),
                         known.shape(),
                         known.dtype()
@@ -92,7 +92,7 @@ impl Record {
     fn buffer(&mut self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
         if let Some(known) = self.buffers.iter().find(|buffer| buffer.name() == name) {
             if *known.shape() != shape {
-                candle_core::bail!("`{name}` wants {shape:?}, but an earlier layer made it {:?}", known.shape());
+                candle_core::bail!("`{name}` is requested with shape {shape:?}, but an earlier layer created it with {:?}", known.shape());
             }
             return Ok(known.tensor().clone());
         }
@@ -114,7 +114,7 @@ impl SimpleBackend for Recorder {
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
-        candle_core::bail!("parameter `{name}` is asked for without a shape; use `VarBuilder::get`")
+        candle_core::bail!("parameter `{name}` is requested without a shape; use `VarBuilder::get`")
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
@@ -173,6 +173,6 @@ mod tests {
         // A layer that requested the parameter in `forward_only` and reads it in the backward finds it released.
         let scale = model.parameters()[1].leaf();
         let error = ops::gelu(scale).err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains("reads a parameter that is released"), "{error}");
+        assert!(error.contains("reads a released parameter"), "{error}");
     }
 }

@@ -43,7 +43,7 @@ impl Activation {
 
 /// The error for an unknown activation name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no activation is called `{0}`: gelu_new, gelu_pytorch_tanh, gelu, silu, swish, relu")]
+#[error("unknown activation `{0}`; choose gelu_new, gelu_pytorch_tanh, gelu, silu, swish or relu")]
 pub struct UnknownActivation(pub String);
 
 impl FromStr for Activation {
@@ -168,7 +168,7 @@ const SWIGLU: &str = "swiglu";
 fn same_shape(gate: &Layout, up: &Layout) -> Result<()> {
     match gate.shape() == up.shape() {
         true => Ok(()),
-        false => bail!("{SWIGLU}: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape()),
+        false => bail!("{SWIGLU}: gate {:?} and up {:?} must have the same shape", gate.shape(), up.shape()),
     }
 }
 

@@ -42,7 +42,7 @@ impl Dropout {
 /// for any number of ranks and any micro-batch size. The backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &'static str, pass: &Pass) -> Result<Tensor> {
     if !(0.0..1.0).contains(&probability) {
-        bail!("{OP}: a probability in [0, 1) expected, got {probability}");
+        bail!("{OP}: expected a probability in [0, 1), got {probability}");
     }
     if !pass.training || probability == 0.0 {
         return Ok(x.clone());

@@ -138,7 +138,7 @@ impl RmsNorm {
 fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()> {
     match layout.dims() == [size] {
         true => Ok(()),
-        false => bail!("{op}: a {name} of {:?} does not fit rows of {size}", layout.shape()),
+        false => bail!("{op}: the {name} {:?} does not match rows of {size}", layout.shape()),
     }
 }
 

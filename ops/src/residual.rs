@@ -103,7 +103,7 @@ pub(crate) fn residual_norm_on_gpu(
 fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
     let (dtype, other) = (x.dtype(), branch.dtype());
     if x.shape() != branch.shape() || dtype != other {
-        bail!("{op}: {dtype:?} {:?} and {other:?} {:?} do not fit together", x.shape(), branch.shape());
+        bail!("{op}: {dtype:?} {:?} and {other:?} {:?} do not match", x.shape(), branch.shape());
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ mod tests {
         let (x, branch) = (normal("x", &[2, 8], DType::F32)?, normal("b", &[3, 8], DType::F32)?);
         let rms = RmsNorm::from_tensor(normal("w", &[8], DType::F32)?, 1e-6);
         let error = untracked(|| rms.forward_residual(&x, &branch)).err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains("do not fit together"), "{error}");
+        assert!(error.contains("do not match"), "{error}");
         let error =
             untracked(|| rms.forward_residual(&normal("x", &[2, 6], DType::F32)?, &normal("b", &[2, 6], DType::F32)?));
         let error = error.err().map(|e| e.to_string()).unwrap_or_default();

@@ -130,10 +130,10 @@ impl Rotary {
     fn fits(&self, shape: &Shape) -> Result<(usize, usize, usize)> {
         let (_, time, heads, size) = shape.dims4()?;
         if size != 2 * self.half {
-            bail!("{OP}: heads of {} expected, got {shape:?}", 2 * self.half);
+            bail!("{OP}: expected heads of size {}, got {shape:?}", 2 * self.half);
         }
         if time > self.positions {
-            bail!("{OP}: a sequence of {time} is longer than the {} positions of the model", self.positions);
+            bail!("{OP}: a sequence of {time} tokens is longer than the {} positions of the model", self.positions);
         }
         Ok((time, heads, size))
     }

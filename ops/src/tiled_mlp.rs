@@ -145,14 +145,14 @@ impl TiledMlp {
 /// Checks that the weights match and that tiles do not change the results.
 fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<()> {
     if tile_rows == 0 || !tile_rows.is_multiple_of(TILE_UNIT) {
-        bail!("{OP}: tiles of {tile_rows} rows; a multiple of {TILE_UNIT} keeps the bits of sums over rows");
+        bail!("{OP}: tiles of {tile_rows} rows; the number must be a multiple of {TILE_UNIT}, so that sums over rows keep their bits");
     }
     let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);
     for projection in hidden {
         let [inputs, outputs] = projection.sizes()?;
         if inputs != first[0] || outputs != inner {
             bail!(
-                "{OP}: a projection of {inputs} to {outputs} does not fit one of {} inputs before and one of {inner} after it",
+                "{OP}: a projection of {inputs} to {outputs} does not match the first one, of {} inputs, and the last one, of {inner} inputs",
                 first[0]
             );
         }
@@ -164,7 +164,7 @@ impl Module for TiledMlp {
     /// Maps `[.., inputs]` to `[.., outputs]`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         if !x.device().is_cpu() {
-            bail!("{OP}: tiles of rows are not there on a GPU");
+            bail!("{OP}: tiles of rows are unsupported on a GPU");
         }
         let (in_graph, parameters) = (in_graph(), self.parameters());
         let tracked = parameters.iter().any(|parameter| parameter.track_op()) || x.track_op();
@@ -180,7 +180,7 @@ impl Module for TiledMlp {
             return counted2([x, &chain], op(None), Tiled::READS, y.clone());
         }
         let Storage::Cpu(values) = take(&y)? else {
-            bail!("{OP}: what was computed on the processor is somewhere else")
+            bail!("{OP}: the values computed on the CPU are no longer there")
         };
         apply2(x, &chain, op(Some(values)))
     }
@@ -199,7 +199,7 @@ impl Footprint for Tiled {
     const READS: Reads = Reads::inputs([true, false, false]);
 
     fn footprint(&self, _: &[&Tensor]) -> Result<Costs> {
-        bail!("{OP}: its operations are counted one by one")
+        bail!("{OP}: the operations inside are counted one by one")
     }
 }
 
@@ -218,7 +218,7 @@ impl CustomOp2 for Tiled {
     fn bwd(&self, x: &Tensor, chain: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (dx, gradients) = self.mlp.backward(x, dy)?;
         if !chain.track_op() && gradients.iter().any(Option::is_some) {
-            bail!("{OP}: no place for the gradient of a parameter");
+            bail!("{OP}: a parameter has no gradient buffer");
         }
         Ok((dx, self.carried.leave(gradients, chain)?))
     }
@@ -307,7 +307,7 @@ impl Joined {
             (Self::F32(all, _), Elements::F32(rows)) => all.extend_from_slice(rows),
             (Self::Bf16(all, _), Elements::Bf16(rows)) => all.extend_from_slice(rows),
             (Self::F16(all, _), Elements::F16(rows)) => all.extend_from_slice(rows),
-            _ => bail!("{OP}: tiles of two dtypes"),
+            _ => bail!("{OP}: the tiles have two dtypes"),
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ pub struct Step {
 
 /// Two slices that must have the same length do not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: {found} elements where {expected} are expected")]
+#[error("{what}: expected {expected} elements, got {found}")]
 pub struct LengthError {
     /// The argument with the wrong length: `grads`, `states` (the number of states), or the name of a state.
     pub what: &'static str,

@@ -45,7 +45,7 @@ pub struct LossScaleState {
 
 /// Gradients overflowed at the smallest allowed scale.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("gradients overflow, and the loss scale is {scale} already, the smallest allowed")]
+#[error("gradients overflow although the loss scale is {scale}, the smallest allowed")]
 pub struct Exhausted {
     /// The current scale.
     pub scale: f64,

@@ -203,6 +203,6 @@ fn wrong_lengths_are_errors_that_write_nothing() {
     assert_eq!(attempt(&[1.0; 3], &mut [&mut m]), LengthError { what: "states", expected: 2, found: 1 });
     let error = attempt(&[1.0; 3], &mut [&mut m, &mut short]);
     assert_eq!(error, LengthError { what: "exp_avg_sq", expected: 3, found: 2 });
-    assert_eq!(error.to_string(), "exp_avg_sq: 2 elements where 3 are expected");
+    assert_eq!(error.to_string(), "exp_avg_sq: expected 3 elements, got 2");
     assert_eq!((p, m), ([1.0; 3], [0.0; 3]));
 }

@@ -210,14 +210,14 @@ fn halvings(config: &Config) -> Vec<Vec<String>> {
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings: Vec<String> = self.settings.iter().map(|setting| format!("--set {setting}")).collect();
-        write!(f, "{}: {} a rank", settings.join(" "), bytes(self.peak_bytes))?;
+        write!(f, "{}: {} per rank", settings.join(" "), bytes(self.peak_bytes))?;
         if self.disk_bytes > 0 {
-            write!(f, ", {} of its disk", bytes(self.disk_bytes))?;
+            write!(f, ", {} of disk per rank", bytes(self.disk_bytes))?;
         }
         match &self.seconds {
             None => Ok(()),
-            Some(Ok(seconds)) => write!(f, ", {:.1} ms a step", seconds * 1e3),
-            Some(Err(missing)) => write!(f, ", no time: {missing}"),
+            Some(Ok(seconds)) => write!(f, ", {:.1} ms per step", seconds * 1e3),
+            Some(Err(missing)) => write!(f, ", time unknown: {missing}"),
         }
     }
 }

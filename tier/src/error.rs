@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum DiskError {
     /// The folder does not exist.
-    #[error("{}: there is no such folder", folder.display())]
+    #[error("{}: no such folder", folder.display())]
     Missing {
         /// The folder chosen for the swap file.
         folder: PathBuf,
     },
     /// The path exists but is not a folder.
-    #[error("{}: this is no folder", folder.display())]
+    #[error("{}: not a folder", folder.display())]
     NotAFolder {
         /// The path chosen for the swap file.
         folder: PathBuf,
     },
     /// The folder permits no new file.
-    #[error("{}: no file can be made in this folder: {reason}", folder.display())]
+    #[error("{}: cannot create a file in this folder: {reason}", folder.display())]
     NotWritable {
         /// The folder chosen for the swap file.
         folder: PathBuf,
@@ -28,7 +28,7 @@ pub enum DiskError {
         reason: String,
     },
     /// The disk has too little free space. This is detected before anything is written.
-    #[error("{}: {} are needed, {} are free", folder.display(), size(*needed), size(*available))]
+    #[error("{}: the swap file needs {}, but only {} are free", folder.display(), size(*needed), size(*available))]
     NoSpace {
         /// The folder chosen for the swap file.
         folder: PathBuf,
@@ -38,7 +38,7 @@ pub enum DiskError {
         available: u64,
     },
     /// The system refused an operation while the file was being created.
-    #[error("{}: the system refused to {step}: {reason}", folder.display())]
+    #[error("{}: cannot {step}: {reason}", folder.display())]
     Refused {
         /// The folder chosen for the swap file.
         folder: PathBuf,
@@ -48,7 +48,7 @@ pub enum DiskError {
         reason: String,
     },
     /// The file is shorter than when it was created: another process truncated it, or the disk lost a part of it.
-    #[error("{}: the swap file ends at {end}, {bytes} bytes were expected at {at}: it was cut short", folder.display())]
+    #[error("{}: the swap file was truncated: it ends at byte {end}, but {bytes} bytes were expected at byte {at}", folder.display())]
     CutShort {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -60,7 +60,7 @@ pub enum DiskError {
         bytes: u64,
     },
     /// The disk filled up despite the reservation, because of a quota, a thin volume or a snapshot.
-    #[error("{}: no space was left when {bytes} bytes were written at {at} of the swap file", folder.display())]
+    #[error("{}: no space left to write {bytes} bytes at byte {at} of the swap file", folder.display())]
     Full {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -70,7 +70,7 @@ pub enum DiskError {
         bytes: u64,
     },
     /// A read failed.
-    #[error("{}: {bytes} bytes at {at} of the swap file could not be read: {reason}", folder.display())]
+    #[error("{}: cannot read {bytes} bytes at byte {at} of the swap file: {reason}", folder.display())]
     Read {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -82,7 +82,7 @@ pub enum DiskError {
         reason: String,
     },
     /// A write failed.
-    #[error("{}: {bytes} bytes at {at} of the swap file could not be written: {reason}", folder.display())]
+    #[error("{}: cannot write {bytes} bytes at byte {at} of the swap file: {reason}", folder.display())]
     Write {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -94,7 +94,7 @@ pub enum DiskError {
         reason: String,
     },
     /// The options, or the arguments of a request, are out of range. No I/O took place.
-    #[error("the swap file in {}: {detail}", folder.display())]
+    #[error("swap file in {}: {detail}", folder.display())]
     Invalid {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -110,7 +110,7 @@ pub enum DiskError {
         reason: String,
     },
     /// The system is out of memory for a buffer.
-    #[error("no memory for a buffer of {}", size(*bytes))]
+    #[error("out of memory: cannot allocate a buffer of {}", size(*bytes))]
     Memory {
         /// Requested size in bytes.
         bytes: u64,
@@ -121,28 +121,28 @@ impl DiskError {
     /// Returns advice on how to fix the error.
     pub fn help(&self) -> &'static str {
         match self {
-            DiskError::Missing { .. } => "make the folder on a local disk, or let `nvme_path` name another",
-            DiskError::NotAFolder { .. } => "let `nvme_path` name a folder on a local disk",
-            DiskError::NotWritable { .. } => "let `nvme_path` name a folder that this user may write to",
+            DiskError::Missing { .. } => "create the folder on a local disk, or set `nvme_path` to another one",
+            DiskError::NotAFolder { .. } => "set `nvme_path` to a folder on a local disk",
+            DiskError::NotWritable { .. } => "set `nvme_path` to a folder that this user can write to",
             DiskError::NoSpace { .. } => {
-                "make room, let `nvme_path` name a folder on a larger disk, or offload less: all ranks of a host share it"
+                "free some space, set `nvme_path` to a folder on a larger disk, or offload less; all ranks of a host share the disk"
             }
             DiskError::Refused { .. } => {
-                "let `nvme_path` name a folder on a local disk; `ulimit -a` and quotas may limit files too"
+                "set `nvme_path` to a folder on a local disk; also check `ulimit -a` and quotas"
             }
-            DiskError::CutShort { .. } => "nothing may touch the file during a run; resume from the last checkpoint",
+            DiskError::CutShort { .. } => "no other program may change the file during a run; resume from the last checkpoint",
             DiskError::Full { .. } => {
-                "the space was reserved at the start: look for a quota or a thin volume, then resume from the last checkpoint"
+                "the space was reserved at the start, so check quotas and thin volumes; then resume from the last checkpoint"
             }
             DiskError::Read { .. } | DiskError::Write { .. } => {
-                "`dmesg` has the disk's own words; resume from the last checkpoint, with `nvme_path` on another disk if they are bad"
+                "check `dmesg` for disk errors; resume from the last checkpoint, with `nvme_path` on another disk if this one is failing"
             }
             DiskError::Invalid { .. } => {
-                "offsets, lengths and block sizes are multiples of 4096 within the file and the buffer"
+                "use multiples of 4096 for offsets, lengths and block sizes, within the file and the buffer"
             }
-            DiskError::Closed { .. } => "the first error of this rank says why",
+            DiskError::Closed { .. } => "see the first error of this rank",
             DiskError::Memory { .. } => {
-                "lower `buffer_count`, `sub_group_size` or `aio.block_size`, or raise the limit on memory"
+                "lower `buffer_count`, `sub_group_size` or `aio.block_size`, or raise the memory limit"
             }
         }
     }
@@ -169,11 +169,11 @@ mod tests {
     fn errors_are_one_line_with_the_place() {
         let folder = PathBuf::from("/mnt/nvme0");
         let error = DiskError::NoSpace { folder: folder.clone(), needed: 21_000_000_000, available: 37_500_000 };
-        assert_eq!(error.to_string(), "/mnt/nvme0: 21.0 GB are needed, 37.5 MB are free");
+        assert_eq!(error.to_string(), "/mnt/nvme0: the swap file needs 21.0 GB, but only 37.5 MB are free");
         let error = DiskError::CutShort { folder, end: 4096, at: 8192, bytes: 1000 };
         assert_eq!(
             error.to_string(),
-            "/mnt/nvme0: the swap file ends at 4096, 1000 bytes were expected at 8192: it was cut short"
+            "/mnt/nvme0: the swap file was truncated: it ends at byte 4096, but 1000 bytes were expected at byte 8192"
         );
         assert!(!error.help().contains('\n'));
     }

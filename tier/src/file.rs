@@ -103,19 +103,19 @@ impl SwapFile {
         let invalid = |detail| Err(DiskError::Invalid { folder: folder.into(), detail });
         let Options { block_size, queue_depth, intra_op_parallelism, .. } = *options;
         if block_size == 0 || !block_size.is_multiple_of(ALIGNMENT) {
-            return invalid(format!("`block_size` is {block_size}, not a multiple of {ALIGNMENT}"));
+            return invalid(format!("`block_size` is {block_size}; it must be a multiple of {ALIGNMENT}"));
         }
         if !(1..=1024).contains(&queue_depth) {
-            return invalid(format!("`queue_depth` is {queue_depth}, not 1 to 1024"));
+            return invalid(format!("`queue_depth` is {queue_depth}; it must be between 1 and 1024"));
         }
         if !(1..=64).contains(&intra_op_parallelism) {
-            return invalid(format!("`intra_op_parallelism` is {intra_op_parallelism}, not 1 to 64"));
+            return invalid(format!("`intra_op_parallelism` is {intra_op_parallelism}; it must be between 1 and 64"));
         }
         let size = align(size);
         let place::Reserved { file, direct, mut notices } = place::reserve(folder, size, options.direct)?;
         let rings = if options.io_uring { rings(options) } else { Ok(Default::default()) };
         let (rings, bells) = rings.unwrap_or_else(|errno| {
-            notices.push(format!("io_uring is refused here ({errno}), so threads read and write what is offloaded"));
+            notices.push(format!("io_uring is unavailable ({errno}); threads read and write offloaded data instead"));
             Default::default()
         });
         let backend = if rings.is_empty() { Backend::Positioned } else { Backend::IoUring };
@@ -201,9 +201,9 @@ impl SwapFile {
         let detail = if !at.is_multiple_of(ALIGNMENT as u64) || !len.is_multiple_of(ALIGNMENT) {
             format!("{len} bytes at {at} are not aligned to {ALIGNMENT}")
         } else if len > capacity {
-            format!("{len} bytes are more than the {capacity} of the buffer")
+            format!("{len} bytes do not fit into the buffer of {capacity}")
         } else if end.is_none() {
-            format!("{len} bytes at {at} lie beyond its {} bytes", self.size)
+            format!("{len} bytes at {at} are beyond the end of the file at {}", self.size)
         } else {
             return Ok(());
         };
@@ -216,7 +216,7 @@ impl SwapFile {
         match self.queue.file.metadata() {
             Ok(metadata) if metadata.len() < self.size => Err(self.queue.cut_short(metadata.len(), at, len as u64)),
             Ok(_) => Ok(()),
-            Err(error) => Err(DiskError::refused(&self.queue.folder, "tell the length of the swap file", error)),
+            Err(error) => Err(DiskError::refused(&self.queue.folder, "read the length of the swap file", error)),
         }
     }
 }
@@ -242,7 +242,7 @@ fn rings(options: &Options) -> Result<(Vec<Ring>, Vec<OwnedFd>), Errno> {
 impl Drop for SwapFile {
     /// Waits for the blocks in flight. Requests that have not started fail.
     fn drop(&mut self) {
-        self.queue.close("it was dropped");
+        self.queue.close("the file was dropped");
         for thread in self.threads.drain(..) {
             // A join error means that the thread panicked; its requests have already failed.
             let _ = thread.join();

@@ -44,7 +44,7 @@ pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Res
         // Writing past the limit would raise SIGXFSZ, which ends the process.
         return Err(DiskError::refused(
             folder,
-            format!("make a file of {size} bytes"),
+            format!("create a file of {size} bytes"),
             format!("`ulimit -f` is {limit} bytes"),
         ));
     }
@@ -60,17 +60,17 @@ pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Res
     if direct && !takes_direct(&file, size)? {
         let flags = rustix::fs::fcntl_getfl(&file).unwrap_or(OFlags::empty()) - OFlags::DIRECT;
         rustix::fs::fcntl_setfl(&file, flags)
-            .map_err(|errno| DiskError::refused(folder, "leave O_DIRECT off", errno))?;
+            .map_err(|errno| DiskError::refused(folder, "turn O_DIRECT off", errno))?;
         direct = false;
     }
     let mut notices = vec![];
     if rustix::fs::fstatfs(&file).is_ok_and(|statistics| statistics.f_type as u64 == TMPFS) {
         // tmpfs accepts O_DIRECT but ignores it.
         direct = false;
-        notices.push(format!("{}: this is a tmpfs, so what is offloaded to it stays in memory", folder.display()));
+        notices.push(format!("{}: the folder is on a tmpfs, so offloaded data stays in memory", folder.display()));
     } else if want_direct && !direct {
         notices.push(format!(
-            "{}: O_DIRECT is refused here, so what is offloaded goes through the page cache",
+            "{}: the file system does not support O_DIRECT, so offloaded data goes through the page cache",
             folder.display()
         ));
     }
@@ -130,7 +130,7 @@ fn unlinked(folder: &Path, flags: OFlags) -> Result<File, Errno> {
 
 fn available(folder: &Path) -> Result<u64, DiskError> {
     let statistics =
-        rustix::fs::statvfs(folder).map_err(|errno| DiskError::refused(folder, "say how much is free", errno))?;
+        rustix::fs::statvfs(folder).map_err(|errno| DiskError::refused(folder, "read the free space", errno))?;
     Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
 }
 

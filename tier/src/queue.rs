@@ -24,7 +24,7 @@ use crate::schedule::{Direction, Schedule};
 /// Dropping this value loses the buffer and the error, but the request keeps the memory alive until the disk is done
 /// with it. A wait has no deadline, because the kernel cannot cancel a transfer that it has issued to a disk.
 #[derive(Debug)]
-#[must_use = "a request that nobody waits for loses its buffer and its error"]
+#[must_use = "dropping a request without waiting loses its buffer and its error"]
 pub struct Pending<B = AlignedBuffer> {
     state: Result<Receiver<RequestResult>, DiskError>,
     folder: PathBuf,
@@ -43,8 +43,8 @@ impl<B: 'static> Pending<B> {
     /// wrong.
     pub fn wait(self) -> Result<B, DiskError> {
         let closed = |reason: &str| DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
-        let lent = self.state?.recv().unwrap_or_else(|_| Err(closed("the thread that served it ended")))?;
-        lent.downcast().map(|lent| *lent).map_err(|_| closed("it gave back another buffer"))
+        let lent = self.state?.recv().unwrap_or_else(|_| Err(closed("the I/O thread ended")))?;
+        lent.downcast().map(|lent| *lent).map_err(|_| closed("the I/O thread returned another buffer"))
     }
 
     /// Creates a request that failed before it started.
@@ -272,8 +272,8 @@ impl Queue {
         let (at, left) = (block.at, block.part.len() as u64);
         match (self.file.metadata().map(|metadata| metadata.len()), block.direction) {
             (Ok(end), _) if end < at + left => self.cut_short(end, at, left),
-            (_, Direction::Read) => self.failure_text(block, format!("the system gave {bytes} bytes")),
-            (_, Direction::Write) => self.failure_text(block, format!("the system took {bytes} bytes")),
+            (_, Direction::Read) => self.failure_text(block, format!("only {bytes} bytes were read")),
+            (_, Direction::Write) => self.failure_text(block, format!("only {bytes} bytes were written")),
         }
     }
 
@@ -312,7 +312,7 @@ pub(crate) struct Watch<'a>(pub(crate) &'a Queue);
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.abandon("a thread that served it panicked");
+            self.0.abandon("an I/O thread panicked");
         }
     }
 }
@@ -356,10 +356,10 @@ mod tests {
     #[test]
     fn a_request_fails_with_its_first_error_after_all_blocks_are_reported() {
         let cases = [
-            (Direction::Read, Errno::IO, "/nvme: 4096 bytes at 12288 of the swap file could not be read: "),
-            (Direction::Write, Errno::IO, "/nvme: 4096 bytes at 12288 of the swap file could not be written: "),
-            (Direction::Write, Errno::NOSPC, "/nvme: no space was left when 4096 bytes were written at 12288"),
-            (Direction::Write, Errno::DQUOT, "/nvme: no space was left when 4096 bytes were written at 12288"),
+            (Direction::Read, Errno::IO, "/nvme: cannot read 4096 bytes at byte 12288 of the swap file: "),
+            (Direction::Write, Errno::IO, "/nvme: cannot write 4096 bytes at byte 12288 of the swap file: "),
+            (Direction::Write, Errno::NOSPC, "/nvme: no space left to write 4096 bytes at byte 12288"),
+            (Direction::Write, Errno::DQUOT, "/nvme: no space left to write 4096 bytes at byte 12288"),
         ];
         for (direction, errno, text) in cases {
             let (queue, pending, mut blocks) = four_blocks(direction, 1 << 20);

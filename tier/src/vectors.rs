@@ -18,7 +18,7 @@ const PART: usize = 16 << 20;
 
 /// A vector that is being read or written.
 #[derive(Debug)]
-#[must_use = "a request that nobody waits for loses its vector and its error"]
+#[must_use = "dropping a request without waiting loses its vector and its error"]
 pub struct PendingVec<T> {
     /// Number of elements of the whole vector.
     len: usize,
@@ -212,7 +212,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = SwapFile::create(folder.path(), 8192, &Options::default()).expect("a file");
         let beyond = file.read_vec::<f32>(4096, 3000).expect("memory").wait().expect_err("beyond the end").to_string();
-        assert!(beyond.contains("lie beyond its 8192 bytes"), "{beyond}");
+        assert!(beyond.contains("beyond the end of the file at 8192"), "{beyond}");
         assert!(file.read_vec::<u8>(0, usize::MAX).is_err());
     }
 }

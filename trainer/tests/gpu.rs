@@ -337,9 +337,9 @@ fn unsupported_gpu_settings_are_rejected_before_the_run() {
     for (text, said) in [
         (
             "training: {device: cuda}\nzero_optimization: {stage: 3, offload_param: {device: cpu}}",
-            "parameters that are on the host are updated there",
+            "parameters on the host are updated there",
         ),
-        ("training: {device: cuda}\nmodel: {type: llama, tiled_mlp_rows: 64}", "tiles of rows are not there on a GPU"),
+        ("training: {device: cuda}\nmodel: {type: llama, tiled_mlp_rows: 64}", "tiled MLPs are unsupported on a GPU"),
     ] {
         let text = format!("train_micro_batch_size_per_gpu: 2\n{text}");
         let mut all = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).err());

@@ -14,46 +14,46 @@ use crate::launch::output::Tee;
 #[command(override_usage = "zero-train launch [OPTIONS] --config <FILE> [OPTIONS OF TRAINING]\n       \
                             zero-train launch [OPTIONS] [--] <PROGRAM> [ARGUMENTS OF THE PROGRAM]...")]
 pub(crate) struct LaunchArgs {
-    /// Ranks on this host, the same on each: a number, cpu (one a core), or auto [default: as without `launch`, for a program 1]
+    /// Ranks per host: a number, cpu (one per core), or auto [default: as without `launch`; 1 for a program]
     #[arg(long, value_name = "N", alias = "num-gpus", env = "PET_NPROC_PER_NODE", value_parser = PerHost::parse)]
     pub(crate) nproc_per_node: Option<PerHost>,
-    /// Hosts; this is started on each
+    /// Number of hosts; run `launch` once on each
     #[arg(long, value_name = "H", aliases = ["num-nodes", "num-machines"], env = "PET_NNODES", default_value = "1", value_parser = hosts)]
     pub(crate) nnodes: usize,
-    /// Which of the hosts this one is; rank 0 is on host 0
+    /// Index of this host, from 0; rank 0 runs on host 0
     #[arg(long, value_name = "I", alias = "machine-rank", env = "PET_NODE_RANK")]
     pub(crate) node_rank: Option<usize>,
-    /// Host 0, as all hosts reach it
+    /// Address of host 0, reachable from all hosts
     #[arg(long, value_name = "HOST", alias = "main-process-ip", env = "PET_MASTER_ADDR")]
     pub(crate) master_addr: Option<String>,
-    /// Port on host 0 where all meet [default: 29500 for several hosts, else one that is free]
+    /// Port on host 0 where all ranks connect [default: 29500 for several hosts, else a free port]
     #[arg(long, value_name = "PORT", alias = "main-process-port", env = "PET_MASTER_PORT")]
     pub(crate) master_port: Option<u16>,
-    /// Both in one, as torchrun has it
+    /// Address and port of host 0 in one flag, as for torchrun
     #[arg(long, value_name = "HOST:PORT", env = "PET_RDZV_ENDPOINT", conflicts_with_all = ["master_addr", "master_port"])]
     pub(crate) rdzv_endpoint: Option<String>,
-    /// Name of the job: ranks of another are turned away
+    /// Name of the job; ranks of other jobs are rejected
     #[arg(long, value_name = "NAME", env = "PET_RDZV_ID")]
     pub(crate) rdzv_id: Option<String>,
-    /// Accepted for scripts that were written for torchrun: there is one way to meet
+    /// Accepted for scripts written for torchrun; has no effect
     #[arg(long, hide = true, value_name = "static|c10d", env = "PET_RDZV_BACKEND", value_parser = ["static", "c10d"])]
     pub(crate) rdzv_backend: Option<String>,
-    /// This host alone, whatever the environment says of hosts
+    /// Use only this host; ignores --nnodes and its environment variable
     #[arg(long, env = "PET_STANDALONE", conflicts_with = "rdzv_endpoint")]
     pub(crate) standalone: bool,
-    /// Write what each rank prints to DIR/attempt_0/RANK/stdout.log and stderr.log
+    /// Write the output of each rank to DIR/attempt_0/RANK/stdout.log and stderr.log
     #[arg(long, value_name = "DIR", env = "PET_LOG_DIR")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// Show what ranks print, each line with its rank: 1 stdout, 2 stderr, 3 both, 0 neither; or by rank of this host: 0:3,1:2
+    /// Show the output of the ranks, each line with its rank: 1 stdout, 2 stderr, 3 both, 0 neither; or per local rank: 0:3,1:2
     #[arg(long, short, value_name = "STREAMS", env = "PET_TEE")]
     pub(crate) tee: Option<Tee>,
-    /// Seconds that ranks get to end by themselves after SIGTERM, when one has failed
+    /// Seconds between SIGTERM and SIGKILL for the other ranks after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) grace: u32,
     /// Of training.
     #[command(flatten)]
     pub(crate) train: TrainArgs,
-    /// A program that finds its place in the environment as zero-train does, one that uses the library for example
+    /// Program that reads its rank from the environment, for example one that uses the library
     #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
     pub(crate) program: Vec<OsString>,
 }
@@ -79,7 +79,7 @@ impl PerHost {
             }
             number => match number.parse() {
                 Ok(ranks) if ranks > 0 => Ok(Self::Ranks(ranks)),
-                _ => Err("write a number from 1 on, cpu or auto".into()),
+                _ => Err("write a number of at least 1, cpu or auto".into()),
             },
         }
     }
@@ -89,10 +89,10 @@ impl PerHost {
 fn hosts(text: &str) -> Result<usize, String> {
     let number = match text.split_once(':') {
         Some((least, most)) if least == most => most,
-        Some(_) => return Err("hosts neither come nor go: write one number".into()),
+        Some(_) => return Err("the number of hosts cannot change during a run: write one number".into()),
         None => text,
     };
-    number.parse().ok().filter(|&hosts| hosts > 0).ok_or_else(|| "write a number from 1 on".into())
+    number.parse().ok().filter(|&hosts| hosts > 0).ok_or_else(|| "write a number of at least 1".into())
 }
 
 impl LaunchArgs {
@@ -112,7 +112,7 @@ impl LaunchArgs {
             Some(endpoint) => match endpoint.rsplit_once(':') {
                 None => (Some(endpoint.clone()), None),
                 Some((host, port)) => {
-                    let port = port.parse().map_err(|_| format!("--rdzv-endpoint {endpoint}: not HOST:PORT"))?;
+                    let port = port.parse().map_err(|_| format!("--rdzv-endpoint {endpoint} is not HOST:PORT"))?;
                     (Some(host.trim_matches(['[', ']']).to_string()), Some(port))
                 }
             },
@@ -120,15 +120,15 @@ impl LaunchArgs {
         let index = match (count, self.node_rank) {
             (1, _) => 0,
             (_, None) => {
-                return Err(format!("which of the {count} hosts is this? Say so with --node-rank 0 to {}", count - 1));
+                return Err(format!("the index of this host among {count} is missing: give --node-rank, from 0 to {}", count - 1));
             }
             (_, Some(index)) if index >= count => {
-                return Err(format!("--node-rank {index}: the {count} hosts are 0 to {}", count - 1));
+                return Err(format!("--node-rank {index} is out of range: the {count} hosts are 0 to {}", count - 1));
             }
             (_, Some(index)) => index,
         };
         if count > 1 && address.is_none() {
-            return Err("where do the hosts meet? Name host 0 with --master-addr, the same on all of them".into());
+            return Err("the address of host 0 is missing: give the same --master-addr on all hosts".into());
         }
         Ok(Hosts { count, index, address, port, run: self.rdzv_id.clone() })
     }
@@ -148,11 +148,11 @@ impl LaunchArgs {
         let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
         match here {
             Some(here) if here * hosts != all => Err(format!(
-                "--num-processes {all} counts all ranks, and --nproc-per-node {here} on {hosts} hosts makes {}",
+                "--num-processes {all} is the number of all ranks, but --nproc-per-node {here} on {hosts} hosts makes {}",
                 here * hosts
             )),
             _ if !all.is_multiple_of(hosts) => {
-                Err(format!("--num-processes {all} counts all ranks, and {hosts} hosts cannot have as many each"))
+                Err(format!("--num-processes {all} is the number of all ranks; it is not a multiple of the {hosts} hosts"))
             }
             _ => Ok(Some(all / hosts)),
         }
@@ -235,7 +235,7 @@ mod tests {
         assert!(error(&["--rdzv-endpoint", "h0:x", "--nnodes", "2"]).contains("not HOST:PORT"));
         assert!(error(&["--nproc-per-node", "gpu"]).contains("cpu or auto"));
         let ranks = |args: &[&str]| launch(args).expect("accepted").ranks_here(8, 2);
-        assert!(ranks(&["-n", "3"]).expect_err("3 ranks on 2 hosts is an error").contains("as many each"));
+        assert!(ranks(&["-n", "3"]).expect_err("3 ranks on 2 hosts is an error").contains("not a multiple"));
         assert!(
             ranks(&["-n", "4", "--nproc-per-node", "4"])
                 .expect_err("4 ranks on each of 2 hosts makes 8")

@@ -13,7 +13,7 @@ pub(crate) use launch::LaunchArgs;
 #[command(name = "zero-train", version, args_conflicts_with_subcommands = true)]
 #[command(override_usage = "zero-train --config <FILE> [-n <N>] [OPTIONS]\n       zero-train <COMMAND>")]
 pub(crate) struct Cli {
-    /// Without one: train.
+    /// Trains if absent.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
     /// Of training.
@@ -26,36 +26,36 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Print the resolved configuration with the origin of each value, or every error at once
     Check(CheckArgs),
-    /// Print who has which layers, what each rank needs and sends, and with --grid when it computes what; starts nothing
+    /// Print the layers, memory and traffic of each rank without starting any; --grid draws the schedule of a step
     Plan(PlanArgs),
-    /// Start ranks on this host, one of several if need be, with the flags of torchrun, deepspeed and accelerate
+    /// Start the ranks of this host, alone or as one of several hosts; accepts flags of torchrun, deepspeed and accelerate
     Launch(Box<LaunchArgs>),
-    /// Find the fastest configuration that fits, by plans, short profiles and runs in turn; with --sweep the best hyperparameters
+    /// Find the fastest configuration that fits in memory, or with --sweep the best hyperparameters
     Autotune(AutotuneArgs),
-    /// Measure this machine: kernels, collectives or whole steps
+    /// Measure kernels, collectives, disks, checkpoints or whole training steps on this machine
     Bench(BenchArgs),
-    /// Look at a checkpoint, check it, or make one of pretrained weights and weights of one
+    /// Inspect or verify a checkpoint, import pretrained weights, or export weights
     Checkpoint(CheckpointArgs),
-    /// Write one HTML page of a run, finished or not, or of several overlaid: curves, memory, timeline, communication, time
+    /// Write an HTML page about one run or several: curves, memory, timeline, communication, time
     Report(ReportArgs),
-    /// Print what this machine offers: cores, instructions, memory, GPUs, NCCL, and what of NVIDIA's is missing
+    /// Print the machine's cores, instruction sets, memory, GPUs and NCCL, and which NVIDIA libraries are missing
     Doctor,
 }
 
 /// Where the configuration comes from.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArgs {
-    /// ds.yaml or ds_config.json, or - for standard input; required. Given again, a further file, whose keys stand over the first's
+    /// ds.yaml or ds_config.json, or - for standard input; required. May be repeated: keys of later files override earlier ones
     // Optional for clap, which would otherwise also require it for a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Vec<PathBuf>,
     /// Ranks to start on this machine [default: launcher.num_processes, else pipeline.stages]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_processes: Option<u32>,
-    /// Override a value, for example zero_optimization.stage=2; may be given several times
+    /// Override a value, for example zero_optimization.stage=2; may be repeated
     #[arg(long, value_name = "PATH=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Warn of unknown keys at the top of the file, which DeepSpeed ignores, instead of refusing them
+    /// Warn about unknown top-level keys, which DeepSpeed ignores, instead of rejecting them
     #[arg(long)]
     pub(crate) ignore_unknown_keys: bool,
 }
@@ -69,28 +69,28 @@ pub(crate) struct TrainArgs {
     /// Folder of the run [default: training.output_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Continue from the newest checkpoint of the run (auto), or from a checkpoint's folder or the newest of a run's
+    /// Resume from the run's newest checkpoint (auto), from the checkpoint DIR, or from the newest one of the run DIR
     #[arg(long, value_name = "auto|DIR")]
     pub(crate) resume: Option<String>,
     /// Stop after this many optimizer steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_steps: Option<u64>,
-    /// Start all ranks again from the newest checkpoint when one has died, so often [default: launcher.max_restarts]
+    /// Restart all ranks from the newest checkpoint up to K times after one dies [default: launcher.max_restarts]
     #[arg(long, value_name = "K")]
     pub(crate) max_restarts: Option<u32>,
-    /// Restart without the ranks that died, while so many are left [default: launcher.min_ranks, else all are started]
+    /// Restart without the ranks that died as long as M are left [default: launcher.min_ranks, else all ranks restart]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) min_ranks: Option<u32>,
-    /// Train K steps, compare them with one process at stage 0, and stop
+    /// Train K steps, compare their losses with those of one process at ZeRO stage 0, and stop
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) verify: Option<u64>,
-    /// Start although the plan says that memory will not suffice
+    /// Start even if the plan exceeds the memory limit
     #[arg(long)]
     pub(crate) force: bool,
-    /// Plain lines instead of a progress bar, also on a terminal
+    /// Print plain lines instead of a progress bar, even on a terminal
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) plain: bool,
-    /// Print nothing but errors
+    /// Print only errors
     #[arg(long)]
     pub(crate) quiet: bool,
     /// Accepted for launchers of DeepSpeed scripts; has no effect
@@ -115,19 +115,19 @@ pub(crate) struct PlanArgs {
     /// Where the configuration comes from.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-    /// Draw the step: a row for each pipeline stage, a column for each slot of time
+    /// Draw the schedule of a step: one row per pipeline stage, one column per time slot
     #[arg(long, conflicts_with = "json")]
     pub(crate) grid: bool,
-    /// Plan for this many ranks, on machines that need not be this one
+    /// Plan for N ranks, which may run on other machines
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) world_size: Option<u32>,
     /// Memory that a rank may use, for example 80GiB [default: training.memory_limit, else its share of this machine]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) device_memory: Option<u64>,
-    /// Bytes of state of a rank at each ZeRO stage over 1 to 1024 ranks
+    /// Print the bytes of state per rank at each ZeRO stage on 1 to 1024 ranks
     #[arg(long, conflicts_with = "json")]
     pub(crate) stages: bool,
-    /// A cost table of `bench costs`, for the time of a step [default: training.cost_table]
+    /// Cost table written by `bench costs`, to predict the time of a step [default: training.cost_table]
     #[arg(long, value_name = "FILE")]
     pub(crate) costs: Option<PathBuf>,
     /// Print JSON
@@ -138,34 +138,34 @@ pub(crate) struct PlanArgs {
 /// Options of `autotune`.
 #[derive(Debug, Args)]
 pub(crate) struct AutotuneArgs {
-    /// Where the configuration comes from; -n is the most ranks
+    /// Where the configuration comes from; -n is the maximum number of ranks
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-    /// Train with the hyperparameters of autotuning.sweep instead, and find those with the lowest evaluation loss
+    /// Search the hyperparameters in autotuning.sweep for the lowest evaluation loss, instead of speed
     #[arg(long)]
     pub(crate) sweep: bool,
     /// Folder of the results [default: autotuning.results_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Go on with what an earlier search of the same configuration has measured
+    /// Continue an earlier search of the same configuration, keeping its measurements
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Plain lines instead of a table, also on a terminal
+    /// Print plain lines instead of a table, even on a terminal
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) plain: bool,
-    /// Print nothing but errors
+    /// Print only errors
     #[arg(long)]
     pub(crate) quiet: bool,
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or for example 80GiB or 800MB".to_string())
+    zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 80GiB or 800MB".to_string())
 }
 
 /// Options of `report`.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// Folder of a run; several are overlaid in one page
+    /// Folder of a run; several runs are overlaid on one page
     #[arg(value_name = "RUN", required = true)]
     pub(crate) runs: Vec<PathBuf>,
     /// File to write; required for several runs [default: RUN/report.html]
@@ -184,99 +184,99 @@ pub(crate) struct BenchArgs {
 /// What can be measured.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// AdamW against a loop that reads four arrays and writes three
+    /// AdamW, compared with a loop that reads four arrays and writes three
     Adam {
         /// Millions of parameters
         #[arg(long, default_value_t = 50)]
         millions: usize,
-        /// Runs of each, in turn
+        /// Alternating runs of each
         #[arg(long, default_value_t = 9)]
         repeats: usize,
     },
-    /// Collectives between processes of this machine
+    /// Collectives between processes on this machine
     Comm {
-        /// Processes
+        /// Number of processes
         #[arg(long, short, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
         num_processes: u32,
-        /// Megabytes of f32
+        /// Size of the f32 vector, in megabytes
         #[arg(long, default_value_t = 64)]
         megabytes: usize,
         /// Runs of each operation
         #[arg(long, default_value_t = 15)]
         repeats: usize,
-        /// auto, shared_memory or tcp
+        /// Transport: auto, shared_memory or tcp
         #[arg(long, default_value = "auto")]
         transport: String,
     },
-    /// What layers, transfers and the optimizer take, for `plan --costs`: a cost table
+    /// Measure layers, transfers and the optimizer, and write the cost table that `plan --costs` reads
     Costs {
         /// Where the configuration comes from.
         #[command(flatten)]
         config: ConfigArgs,
-        /// The file to write
+        /// File to write
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
-        /// Measured steps, after two that are not
+        /// Measured steps, after two warm-up steps
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=18))]
         steps: u32,
-        /// Begin no further step after so long, though fewer were measured; one always is
+        /// Stop measuring after SECONDS, even if fewer steps were measured; at least one always is
         #[arg(long, value_name = "SECONDS")]
         seconds: Option<u32>,
     },
-    /// A disk as `nvme_path` would use it, against the same bytes read and written by threads
+    /// A disk as `nvme_path` uses it, compared with threads that read and write the same bytes
     Io {
-        /// Where the file is made: a folder on the disk
+        /// Folder on the disk, in which a file is created
         #[arg(default_value = ".")]
         folder: PathBuf,
-        /// Mebibytes of the file
+        /// Size of the file, in MiB
         #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
         megabytes: u64,
-        /// Mebibytes of a request
+        /// Size of a request, in MiB
         #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
         request_megabytes: u32,
-        /// Requests at a time
+        /// Requests in flight
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..1 << 10))]
         requests: u32,
-        /// Runs of each, in turn
+        /// Alternating runs of each
         #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
-        /// Threads with positioned reads and writes instead of io_uring
+        /// Use threads with positioned reads and writes instead of io_uring
         #[arg(long)]
         threads: bool,
         /// Print one line of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Steps of a configuration whose state is on a disk, in turn with the disk alone
+    /// Training steps of a configuration with state on a disk, alternating with the disk alone
     Offload {
         /// Where the configuration comes from.
         #[command(flatten)]
         config: ConfigArgs,
-        /// Measured steps, after two that are not
+        /// Measured steps, after two warm-up steps
         #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=18))]
         steps: u32,
     },
-    /// Every operation at the shapes of two GPT steps, against what the chip allows
+    /// Every operation at the shapes of two GPT models, compared with the limit of the processor
     Ops {
-        /// Leave out attention and what is element-wise
+        /// Measure matrix products only, without attention and element-wise operations
         #[arg(value_name = "products", value_parser = ["products"])]
         only: Option<String>,
-        /// Threads of each operation
+        /// Threads per operation
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         threads: u32,
-        /// Runs of each, in turn with its limit
+        /// Runs of each, alternating with its limit
         #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
     },
-    /// Pipelines of layers that sleep, so that more stages can be run than there are cores: measured beside simulated steps
+    /// Pipelines of layers that sleep, so that stages can outnumber cores: measured and simulated step times
     Pipeline {
-        /// Numbers of stages
+        /// Numbers of stages, separated by commas
         #[arg(long, value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u32).range(1..))]
         stages: Vec<u32>,
-        /// Micro-batches of a step
+        /// Micro-batches per step
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
         micro_batches: u32,
-        /// Measured steps, after one that is not
+        /// Measured steps, after one warm-up step
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
     },
@@ -285,16 +285,16 @@ pub(crate) enum Bench {
         /// Where the configuration comes from.
         #[command(flatten)]
         config: ConfigArgs,
-        /// Measured steps, after two that are not
+        /// Measured steps, after two warm-up steps
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
         steps: u32,
     },
-    /// What checkpoints of a configuration cost training, in turn with the copying and the writing alone
+    /// Time that saving checkpoints costs training, compared with copying and writing alone
     Save {
         /// Where the configuration comes from.
         #[command(flatten)]
         config: ConfigArgs,
-        /// Where they are written: a folder on the disk
+        /// Folder on the disk, in which the checkpoints are written
         #[arg(long, value_name = "DIR", default_value = ".")]
         folder: PathBuf,
         /// Runs of each
@@ -306,13 +306,13 @@ pub(crate) enum Bench {
         /// Where the configuration comes from.
         #[command(flatten)]
         config: ConfigArgs,
-        /// Measured steps, after those that are not
+        /// Measured steps, after the warm-up steps
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
         steps: u32,
-        /// Steps before them: the first one touches all memory
+        /// Warm-up steps; the first one touches all memory
         #[arg(long, value_name = "STEPS", default_value_t = 2)]
         warm_up: u32,
-        /// Go on until steps were measured for so long
+        /// Measure for at least SECONDS
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         seconds: u32,
         /// Print one line of JSON
@@ -332,42 +332,42 @@ pub(crate) struct CheckpointArgs {
 /// What can be done with a checkpoint.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Checkpoint {
-    /// Print what is in a checkpoint: step, layout, parameters and where they are
+    /// Print a checkpoint's step, layout and parameters, and the shards that contain them
     Inspect {
-        /// A checkpoint's folder; or a run's, or its `checkpoints`, for the newest of them
+        /// Folder of a checkpoint, or of a run for its newest checkpoint
         #[arg(value_name = "DIR")]
         folder: PathBuf,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Read all of a checkpoint and name each shard and tensor that is not as it was written; status 1 if there is one
+    /// Read a whole checkpoint and list each damaged shard and tensor; exit status 1 if there is any
     Verify {
-        /// A checkpoint's folder; or a run's, or its `checkpoints`, for all of them
+        /// Folder of a checkpoint, or of a run for all its checkpoints
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Make a checkpoint at step 0 of a Hugging Face folder of GPT-2, Llama, Mistral or Qwen2, to resume from
+    /// Convert a Hugging Face model (GPT-2, Llama, Mistral or Qwen2) to a checkpoint at step 0, to resume from
     Import {
-        /// The folder: config.json and model.safetensors, or several files with an index
+        /// Folder with config.json and model.safetensors, or with several safetensors files and their index
         #[arg(value_name = "DIR")]
         folder: PathBuf,
-        /// Where the checkpoint is made, as FOLDER/step-00000000; there are no others in it yet
+        /// Folder without checkpoints, in which step-00000000 is created
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
     },
-    /// Write the weights as Hugging Face's libraries read them: safetensors, config.json, tokenizer
+    /// Write the weights as a Hugging Face model: safetensors, config.json, tokenizer
     Export {
-        /// A checkpoint's folder; or a run's, or its `checkpoints`, for the newest of them
+        /// Folder of a checkpoint, or of a run for its newest checkpoint
         #[arg(value_name = "DIR")]
         folder: PathBuf,
-        /// The folder to write, which is not there yet, or is empty
+        /// Folder to write; must be new or empty
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
-        /// Type of the floats
+        /// Number type of the weights
         #[arg(long, value_enum, default_value_t = Floats::F32)]
         dtype: Floats,
-        /// Bytes of tensors in a file, at most
+        /// Maximum size of the tensors in one file
         #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
         max_shard_size: u64,
     },
@@ -376,11 +376,11 @@ pub(crate) enum Checkpoint {
 /// Types that weights can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Floats {
-    /// As they were trained
+    /// Unchanged
     F32,
     /// Rounded
     Bf16,
-    /// Rounded; refused where a value is too large
+    /// Rounded; an error if a value is too large
     F16,
 }
 
@@ -404,7 +404,7 @@ impl TrainArgs {
         ];
         match options.into_iter().find(|(_, given)| *given) {
             Some((name, _)) => {
-                Err(format!("{name} is an option of training; write it behind the program if it is its own"))
+                Err(format!("{name} is an option of training, not of `launch` with a program; if it is an option of the program, write it after the program"))
             }
             None => Ok(()),
         }
@@ -438,7 +438,7 @@ impl Cli {
 /// Returns the parser. Flags may contain `_` in place of `-`, since torchrun, deepspeed and accelerate use both.
 fn command() -> clap::Command {
     let launch = |launch: clap::Command| {
-        let ranks = "Ranks over all hosts, as accelerate counts them";
+        let ranks = "Number of ranks on all hosts together, as for accelerate";
         launch
             .mut_arg("num_processes", |arg| arg.help(ranks).long_help(ranks))
             .mut_arg("max_restarts", |arg| arg.env("PET_MAX_RESTARTS"))

@@ -19,7 +19,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         "auto" => Transport::Auto,
         "shared_memory" => Transport::SharedMemory,
         "tcp" => Transport::Tcp,
-        other => anyhow::bail!("there is no transport `{other}`; use auto, shared_memory or tcp"),
+        other => anyhow::bail!("unknown transport `{other}`; use auto, shared_memory or tcp"),
     };
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
     if place == LauncherEnvironment::alone() {
@@ -33,13 +33,13 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         }
     };
     print(format!(
-        "{} processes over {}: vectors of f32, {repeats} runs in turn with the floor, the slowest rank of each",
+        "{} processes over {}: f32 vectors, {repeats} runs alternating with the floor, slowest rank of each run",
         comm.size(),
         comm.transport()
     ));
     print(format!(
         "  {:<15}{:>10}  {:<30}{:>7}  {:<33}{}",
-        "operation", "bytes", "ms (from – to)", "GB/s", "floor: its memory traffic alone", "times the floor"
+        "operation", "bytes", "ms (from – to)", "GB/s", "floor: memory traffic alone", "times the floor"
     ));
     for operation in [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
         let bytes = megabytes * 1_000_000;

@@ -55,12 +55,12 @@ pub(crate) fn io(folder: &Path, size: &Size, options: &Options, json: bool) -> a
         return Ok(0);
     }
     println!(
-        "{}: {} MiB in requests of {} MiB, {} at a time, by {backend}{}; runs of each in turn: {}",
+        "{}: {} MiB in requests of {} MiB, {} in flight, with {backend}{}; {} alternating runs of each",
         folder.display(),
         file.size() >> 20,
         size.request >> 20,
         size.requests,
-        if file.is_direct() { " past the page cache" } else { "" },
+        if file.is_direct() { ", bypassing the page cache" } else { "" },
         size.repeats
     );
     for notice in file.notices() {

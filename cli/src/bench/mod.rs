@@ -32,9 +32,9 @@ pub(crate) use step::{Length, step};
 pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
     let (subject, floor) = zero_optim::bench::adamw(millions * 1_000_000, repeats);
     let of_rate = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();
-    println!("AdamW on {millions} million f32 parameters, one thread, {repeats} runs each in turn");
+    println!("AdamW on {millions} million f32 parameters, one thread, {repeats} alternating runs of each");
     println!("  AdamW                       {}", summary(&subject));
     println!("  floor: reads 4, writes 3    {}", summary(&floor));
-    println!("  of the floor's rate         {}", spread(of_rate, 1, "%"));
+    println!("  share of the floor's rate   {}", spread(of_rate, 1, "%"));
     Ok(0)
 }

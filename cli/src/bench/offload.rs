@@ -51,8 +51,8 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     let update = of_update(&subject);
     let Some(folder) = config.zero.offload_optimizer.nvme_path.as_ref().filter(|_| update.written > 0) else {
         anyhow::bail!(
-            "nothing that an update reads is on a disk\n  in: zero_optimization.offload_optimizer\n  \
-             help: {{device: nvme, nvme_path: FOLDER}} puts it there"
+            "no optimizer state is offloaded to a disk\n  in: zero_optimization.offload_optimizer\n  \
+             help: set it to {{device: nvme, nvme_path: FOLDER}}"
         )
     };
     let before = moved(&subject);
@@ -173,7 +173,7 @@ fn print(what: &str, moved: Moved, times: &Times) {
     println!("  arithmetic in the subject   {}", summary(&times.computing));
     let both = times.subject.iter().zip(&times.floor);
     let of_rate = both.clone().map(|(subject, floor)| floor.as_secs_f64() / subject.as_secs_f64() * 100.0);
-    println!("  of the floor's rate         {}", spread(of_rate.collect(), 1, "%"));
+    println!("  share of the floor's rate   {}", spread(of_rate.collect(), 1, "%"));
     let bound = both.zip(&times.computing).map(|((subject, floor), computing)| (subject, floor.max(computing)));
     let times = bound.map(|(subject, bound)| subject.as_secs_f64() / bound.as_secs_f64());
     println!("  times the longer of floor and arithmetic {}", spread(times.collect(), 2, "×"));

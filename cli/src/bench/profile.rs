@@ -61,7 +61,7 @@ fn print(
     peak: f64,
 ) {
     println!(
-        "a step of rank 0 takes {:.1} ms; multiply-adds in registers beside it {:.0} GFLOP/s",
+        "a step of rank 0 takes {:.1} ms; peak, from multiply-adds in registers: {:.0} GFLOP/s",
         whole / steps * 1e3,
         peak / 1e9
     );
@@ -89,7 +89,7 @@ fn print(
     let in_operations: f64 = operations.iter().map(|one| one.time.as_secs_f64()).sum();
     let of = |wanted: TimeCategory| lanes.iter().find(|(lane, _)| *lane == wanted).map_or(0.0, |(_, seconds)| *seconds);
     let computing = of(TimeCategory::Forward) + of(TimeCategory::Backward);
-    line("forward and backward beside these", computing - in_operations, "");
+    line("rest of forward and backward", computing - in_operations, "");
     for lane in [TimeCategory::Communication, TimeCategory::Update, TimeCategory::Data] {
         line(lane.name(), of(lane), "");
     }

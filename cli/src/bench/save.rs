@@ -83,18 +83,18 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
         std::fs::remove_dir_all(&root)?;
         println!("{cores}");
         let (ranks, runs) = (counted(comm.size(), "rank", "ranks"), counted(repeats, "run", "runs"));
-        println!("{ranks}, each saves {}; rank 0, {runs} each in turn", bytes(own));
-        println!("  copy of as many bytes       {}", summary(&times.copy));
-        println!("  in the background: waited   {}   {}", summary(&times.stall), over(&times.stall, &times.copy));
+        println!("{ranks}, each saves {}; times of rank 0, {runs} of each, alternating", bytes(own));
+        println!("  copy of the same bytes      {}", summary(&times.copy));
+        println!("  background save: step waits {}   {}", summary(&times.stall), over(&times.stall, &times.copy));
         println!("  a step                      {}", summary(&times.step));
         println!(
-            "  a step beside the save      {}   {}",
+            "  a step during the save      {}   {}",
             summary(&times.step_during),
             over(&times.step_during, &times.step)
         );
-        println!("  until it was committed      {}", summary(&times.background));
+        println!("  background save: committed  {}", summary(&times.background));
         println!("  one file written and synced {}", summary(&times.floor));
-        println!("  a save that is waited for   {}   {}", summary(&times.waited), over(&times.waited, &times.floor));
+        println!("  synchronous save            {}   {}", summary(&times.waited), over(&times.waited, &times.floor));
     }
     comm.barrier().wait()?;
     Ok(0)

@@ -116,7 +116,7 @@ fn print(measured: &Measured, times: &str, seconds: f64) {
     let Measured { ranks, transport, threads, zero_stage, parameters, tokens_per_step, losses, .. } = measured;
     let isa = measured.instruction_set;
     let (ranks, threads) = (counted(*ranks, "rank", "ranks"), counted(*threads, "thread", "threads"));
-    println!("{ranks} over {transport}, {threads} each on {isa}, ZeRO stage {zero_stage}, {parameters} parameters");
+    println!("{ranks} over {transport}, {threads} each, {isa}, ZeRO stage {zero_stage}, {parameters} parameters");
     println!("  opened in     {:>9.3} ms", measured.opened_ms);
     println!("  step          {times}");
     println!("  throughput    {:>9.0} tokens/s", *tokens_per_step as f64 / seconds);

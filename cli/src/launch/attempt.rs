@@ -91,7 +91,7 @@ impl Attempt<'_> {
         }
         let token = self.token.map(TokenFile::token);
         let store = StoreServer::bind(("127.0.0.1", self.job.hosts.port.unwrap_or(0)), token);
-        let store = store.context("cannot open the port where ranks meet")?;
+        let store = store.context("cannot open the port at which the ranks connect")?;
         let address = store.address();
         Ok(Meeting { address: address.ip().to_string(), port: address.port(), _store: Some(store) })
     }
@@ -104,7 +104,7 @@ impl Attempt<'_> {
                 Ok(command)
             }
             What::Ourselves { .. } => {
-                let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+                let mut command = Command::new(std::env::current_exe().context("cannot find the executable of this program")?);
                 command
                     .args(std::env::args_os().skip(1))
                     .args(self.team.overrides.iter().flat_map(|change| ["--set", change]));
@@ -147,7 +147,7 @@ impl Attempt<'_> {
         output.prepare(&mut command, !(self.job.what.is_ours() && local_rank == 0));
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command.spawn().map_err(|error| {
-            let help = "name a program that can be run, with its path";
+            let help = "give the path of an executable program";
             anyhow::anyhow!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}")
         })?;
         if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.job.standard_input()) {
@@ -242,7 +242,7 @@ impl Ended {
         self.ranks.iter().for_each(|rank| drop(rank.printed.last_lines()));
         let Some(cause) = all.first else { return };
         let Some(first) = self.first else {
-            return eprintln!("error: {cause}; it was the first to end, the others followed");
+            return eprintln!("error: {cause}; it failed first, and the other ranks were stopped");
         };
         let own = self.failure(first);
         let (lines, unseen) = self.ranks[first].printed.last_lines();
@@ -254,12 +254,12 @@ impl Ended {
             eprint!("{lines}");
         } else if !is_ours && !unseen && !lines.is_empty() {
             // The lines have scrolled by, mixed with the output of other ranks.
-            eprintln!("the last lines of rank {}:", self.ranks[first].number);
+            eprintln!("last lines of rank {}:", self.ranks[first].number);
             lines.lines().for_each(|line| eprintln!("  {line}"));
         }
         // A training rank reports its own error, unless it is killed.
         if cause.signal.is_some() || !is_ours && !cause.is_stop() || Some(cause) != own && !cause.is_stop() {
-            eprintln!("error: {cause}; it was the first to end, the others followed");
+            eprintln!("error: {cause}; it failed first, and the other ranks were stopped");
         }
     }
 }

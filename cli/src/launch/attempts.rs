@@ -27,7 +27,7 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
     };
     let token = match line {
         Some(_) => None,
-        None => Some(TokenFile::create().context("cannot write the job's token")?),
+        None => Some(TokenFile::create().context("cannot write the job token's file")?),
     };
     let mut restarts = Restarts::default();
     let job_name = job_name();
@@ -147,6 +147,6 @@ fn told(ranks: usize, whence: &recovery::Whence) -> String {
     let ranks = counted(ranks);
     match whence.from.last() {
         Some((step, folder)) => format!("{ranks} from step {step}, {}", folder.display()),
-        None => format!("{ranks} from where the run began: it has saved no checkpoint yet"),
+        None => format!("{ranks} from the start of the run, which has saved no checkpoint yet"),
     }
 }

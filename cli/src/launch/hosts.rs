@@ -195,11 +195,11 @@ impl Line {
                 anyhow::bail!(zero_train::Error::Hosts(lost));
             }
             if signals.have_stopped() {
-                anyhow::bail!(zero_train::Error::Hosts(format!("stopped by a signal before host {missing} had come")));
+                anyhow::bail!(zero_train::Error::Hosts(format!("stopped by a signal while waiting for host {missing}")));
             }
             if Instant::now() > end {
                 let waited = GATHERING.as_secs() / 60;
-                anyhow::bail!(zero_train::Error::Hosts(format!("host {missing} has not come within {waited} minutes")));
+                anyhow::bail!(zero_train::Error::Hosts(format!("host {missing} did not connect within {waited} minutes")));
             }
             std::thread::sleep(TICK / 10);
         }
@@ -215,9 +215,9 @@ impl Line {
                 anyhow::bail!(zero_train::Error::Setting {
                     key: name.clone(),
                     message: format!(
-                        "the hosts were not started alike: {name} is {here} on host {index}, and {there} on host {host}"
+                        "the hosts were started with different settings: {name} is {here} on host {index} and {there} on host {host}"
                     ),
-                    help: "start `zero-train launch` with the same flags on each, but for --node-rank".into(),
+                    help: "start `zero-train launch` with the same flags on every host, except --node-rank".into(),
                 });
             }
         }
@@ -255,7 +255,7 @@ impl Line {
         let others = locked(&self.shared.others);
         let silent = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.changed.elapsed() > self.patience);
         let host = others.iter().position(silent)?;
-        Some(format!("host {host} has not been heard of for {:.0?}", self.patience))
+        Some(format!("host {host} has not responded for {:.0?}", self.patience))
     }
 
     /// Waits for the outcomes of all hosts and combines them. For host 0.
@@ -350,12 +350,12 @@ impl Drop for Line {
 /// Returns a random number other than 0.
 fn own_id() -> anyhow::Result<u64> {
     let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no random bytes: {error}"))?;
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("the system returned no random bytes: {error}"))?;
     Ok(u64::from_le_bytes(bytes) | 1)
 }
 
 fn serve(address: &str, port: u16, reach: &Reach) -> anyhow::Result<StoreServer> {
-    let failed = || format!("host 0 cannot open the port {port} where all meet");
+    let failed = || format!("host 0 cannot open port {port}, at which all hosts connect");
     let listen = match reach.listen {
         Some(listen) => listen,
         None => {
@@ -386,11 +386,11 @@ impl Talk {
                 Ok(()) => end = Instant::now() + self.patience,
                 Err(error) if matches!(error, StoreError::Unauthorized { .. }) || Instant::now() > end => {
                     let hint = match error {
-                        StoreError::Unauthorized { .. } => "; ZERO_TRAIN_TOKEN_FILE must hold the same on all hosts",
+                        StoreError::Unauthorized { .. } => "; the file named by ZERO_TRAIN_TOKEN_FILE must have the same content on all hosts",
                         _ => "",
                     };
                     *locked(&self.shared.lost) =
-                        Some(format!("the launcher of host 0 is not to be reached: {error}{hint}"));
+                        Some(format!("cannot reach the launcher of host 0: {error}{hint}"));
                     return;
                 }
                 // A connection that has failed in the middle of a message cannot be used any more.
@@ -424,7 +424,7 @@ impl Talk {
             if self.shared.gathered.load(Ordering::Relaxed) && met != state.id {
                 locked(&self.shared.own).met[host] = met;
                 *locked(&self.shared.lost) =
-                    Some(format!("the launcher of host {host} has ended, and another was started"));
+                    Some(format!("the launcher of host {host} ended, and a new one was started"));
                 continue;
             }
             let seen = &mut locked(&self.shared.others)[host];

@@ -58,7 +58,7 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.code, self.signal) {
-            (Some(code), _) => write!(f, "rank {} ended with status {code}", self.rank),
+            (Some(code), _) => write!(f, "rank {} exited with status {code}", self.rank),
             (None, signal) => write!(f, "rank {} was killed by signal {}", self.rank, signal.unwrap_or(0)),
         }
     }

@@ -42,14 +42,14 @@ impl FromStr for Tee {
     fn from_str(text: &str) -> Result<Self, String> {
         let streams = |text: &str| match text {
             "0" | "1" | "2" | "3" => Ok(text.as_bytes()[0] - b'0'),
-            _ => Err("write 0, 1, 2 or 3, or by rank of this host 0:3,1:2".to_string()),
+            _ => Err("write 0, 1, 2 or 3, or one per local rank: 0:3,1:2".to_string()),
         };
         if !text.contains(':') {
             return streams(text).map(Self::All);
         }
         let rank = |part: &str| {
             let (rank, shown) = part.split_once(':').ok_or_else(|| format!("`{part}` is not RANK:STREAMS"))?;
-            let rank = rank.parse().map_err(|_| format!("`{rank}` is no rank"))?;
+            let rank = rank.parse().map_err(|_| format!("`{rank}` is not a rank"))?;
             Ok((rank, streams(shown)?))
         };
         text.split(',').map(rank).collect::<Result<_, String>>().map(Self::Ranks)
@@ -114,7 +114,7 @@ fn open(folder: &Path, name: &str) -> anyhow::Result<File> {
     let path = folder.join(name);
     let file = fs::create_dir_all(folder).and_then(|()| File::create(&path));
     file.map_err(|error| {
-        let help = "name a folder that can be written to";
+        let help = "name a writable folder";
         anyhow::anyhow!("{}: {error}\n  in: --log-dir\n  help: {help}", path.display())
     })
 }

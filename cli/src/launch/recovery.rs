@@ -33,7 +33,7 @@ impl Recovery<'_> {
             return Ok(team.clone());
         }
         if left < min_ranks {
-            anyhow::bail!("{left} of {} ranks are left, and launcher.min_ranks is {min_ranks}", team.ranks);
+            anyhow::bail!("{left} of {} ranks are left, fewer than launcher.min_ranks, {min_ranks}", team.ranks);
         }
         let mut reason = None;
         for ranks in (min_ranks..=left).rev() {
@@ -44,8 +44,8 @@ impl Recovery<'_> {
             }
         }
         let numbers = if min_ranks == left { format!("{left}") } else { format!("{min_ranks} to {left}") };
-        let reason = reason.unwrap_or_else(|| anyhow::anyhow!("there is none"));
-        Err(reason.context(format!("{numbers} ranks cannot go on with the same train_batch_size")))
+        let reason = reason.unwrap_or_else(|| anyhow::anyhow!("unknown reason"));
+        Err(reason.context(format!("{numbers} ranks cannot continue with the same train_batch_size")))
     }
 
     /// Returns where the next attempt continues; `None` for a program that finds its checkpoints itself.
@@ -100,7 +100,7 @@ impl Before {
 }
 
 fn committed(out: &Path) -> anyhow::Result<Vec<(u64, PathBuf)>> {
-    zero_checkpoint::committed(&out.join("checkpoints")).context("cannot look for checkpoints")
+    zero_checkpoint::committed(&out.join("checkpoints")).context("cannot list the checkpoints")
 }
 
 /// Returns the device and inode of a folder.
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(next(Some(1), 4).expect("no rank is lost"), 4);
         assert_eq!(next(Some(1), 3).expect("a smaller team"), 2);
         let error = |min_ranks, left| format!("{:#}", next(Some(min_ranks), left).expect_err("too few ranks"));
-        assert_eq!(error(3, 3), "3 ranks cannot go on with the same train_batch_size: 8 samples over 3 ranks");
-        assert_eq!(error(3, 2), "2 of 4 ranks are left, and launcher.min_ranks is 3");
+        assert_eq!(error(3, 3), "3 ranks cannot continue with the same train_batch_size: 8 samples over 3 ranks");
+        assert_eq!(error(3, 2), "2 of 4 ranks are left, fewer than launcher.min_ranks, 3");
     }
 }

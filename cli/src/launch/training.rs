@@ -93,8 +93,8 @@ fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
     let Some(token) = token::find(|name| std::env::var_os(name)).map_err(Error::Token)? else {
         anyhow::bail!(Error::Setting {
             key: "ZERO_TRAIN_TOKEN_FILE".into(),
-            message: "several hosts need a secret, and there is none".into(),
-            help: "name a file that holds it, the same on all hosts, in ZERO_TRAIN_TOKEN_FILE".into(),
+            message: "a run on several hosts needs a job token, and none is set".into(),
+            help: "write a secret to a file on every host, the same on all, and set ZERO_TRAIN_TOKEN_FILE to its path".into(),
         });
     };
     let listen = match interface {
@@ -148,7 +148,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     if let (Some(least), Some(ranks)) = (args.min_ranks, started.ranks)
         && least as usize > ranks
     {
-        let message = format!("to go on with {least} ranks there must be as many, and there are {ranks}");
+        let message = format!("{least} is more than the {ranks} ranks of this run");
         return Err(setting("--min-ranks", &message, &format!("write at most {ranks}, or start more ranks")));
     }
     let config = typed.resolve(ranks.map(|ranks| ranks * hosts.count))?;
@@ -168,8 +168,8 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     }
     if config.launcher.transport == Transport::Threads {
         if hosts.count > 1 || started.output.log_dir.is_some() || started.output.tee.is_some() {
-            let message = "ranks that are threads of one process have one host and one output";
-            return Err(setting("launcher.transport", message, "leave it out: `launch` starts processes"));
+            let message = "with `threads`, all ranks run in one process, which has one host and one output";
+            return Err(setting("launcher.transport", message, "leave the key out: `launch` then starts processes"));
         }
         return rank::run_as_threads(&config, &options);
     }
@@ -207,11 +207,11 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
         return Ok(None);
     }
     if config.launcher.interface.is_none() {
-        let message = "nothing says by which network the hosts reach each other";
-        return Err(setting("launcher.interface", message, "name the interface that connects them, eth0 for example"));
+        let message = "a run on several hosts needs the network interface that connects them";
+        return Err(setting("launcher.interface", message, "set it to the interface's name, for example eth0"));
     }
     if config.launcher.min_ranks.is_some() {
-        let message = "ranks of several hosts are all started restarts, or none";
+        let message = "on several hosts, a restart starts all ranks";
         return Err(setting("launcher.min_ranks", message, "leave it out, or train on one host"));
     }
     reach(config.launcher.interface.as_deref(), zero_train::timeout(config)).map(Some)
@@ -230,7 +230,7 @@ fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<L
 fn unchanged(args: &TrainArgs, sources: &[Source]) -> anyhow::Result<()> {
     for (path, source) in args.config.config.iter().zip(sources).filter(|(path, _)| !is_standard_input(path)) {
         if Source::from_path(path)? != *source {
-            anyhow::bail!("{} has changed since the run began; go on with --resume auto", source.name);
+            anyhow::bail!("{} has changed since the run began; continue with --resume auto", source.name);
         }
     }
     Ok(())
@@ -249,7 +249,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
     let plan = zero_train::train::check(&config, &run_options(args)?)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
         let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
-        anyhow::bail!("each of {ranks} ranks needs {needs} at a time, and may have {has}: {}", limit.source);
+        anyhow::bail!("each of {ranks} ranks needs {needs} at its peak but may use {has}: {}", limit.source);
     }
     Ok(Team { ranks, threads: process::threads(Some(&config.launcher), ranks), overrides: changes })
 }

@@ -37,7 +37,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     }
     let Ok([mut source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
         // The search writes the best settings into the text of the file, so there must be exactly one file.
-        let told = "autotune takes one --config: merge the files, or give what the others say by --set";
+        let told = "autotune takes one --config: merge the files, or pass the keys of the others with --set";
         Cli::command().error(ErrorKind::ArgumentConflict, told).exit()
     };
     let config = crate::input::load_sources(&args.config, vec![source.clone()], &args.config.set)?;
@@ -146,9 +146,9 @@ fn counts(rows: &[Row]) -> String {
     let count = |state: State| rows.iter().filter(|row| row.state == state).count();
     let mut words = format!("{} configurations", rows.len());
     for (state, word) in [
-        (State::Refused, "do not go together"),
-        (State::TooLarge, "do not fit"),
-        (State::Predicted, "to choose from"),
+        (State::Refused, "invalid"),
+        (State::TooLarge, "too large"),
+        (State::Predicted, "candidates"),
         (State::Measured, "measured"),
         (State::Failed, "failed"),
         (State::TimedOut, "timed out"),
@@ -190,16 +190,16 @@ fn table(rows: &[Row], metric: Metric) -> Vec<String> {
 fn sentence(row: &Row, metric: Metric) -> String {
     let work = row.planned.as_ref().map(|planned| planned.work);
     let (Some(work), Some(run), State::Measured) = (work, row.runs.last(), row.state) else {
-        let reason = row.reason.as_deref().unwrap_or("for no known reason");
+        let reason = row.reason.as_deref().unwrap_or("unknown reason");
         return format!("  {}: {reason}: {}", row.state.name(), row.words());
     };
     let of = |seconds: f64| figure(value(metric, &work, seconds));
     let predicted = match row.predicted {
-        Some(seconds) => format!("{} by the cost table", of(seconds)),
+        Some(seconds) => format!("{} predicted", of(seconds)),
         None => "not predicted".into(),
     };
     let unit = unit(metric, &work);
-    format!("  {} {unit} ({predicted}), {} a rank: {}", of(run.seconds()), bytes(run.peak_bytes), row.words())
+    format!("  {} {unit} ({predicted}), {} per rank: {}", of(run.seconds()), bytes(run.peak_bytes), row.words())
 }
 
 /// Formats a row as a line of the table.
@@ -248,7 +248,7 @@ fn figure(value: f64) -> String {
 fn conclude(tuned: &Tuned) {
     println!();
     match tuned.best {
-        None => println!("nothing ran: {}", counts(&tuned.rows)),
+        None => println!("no configuration ran: {}", counts(&tuned.rows)),
         Some(best) => {
             let row = &tuned.rows[best];
             let (metric, work) = (tuned.tuning.metric, row.planned.as_ref().map(|planned| planned.work));
@@ -257,16 +257,16 @@ fn conclude(tuned: &Tuned) {
                 println!("best: {} {unit}, {}", figure(value(metric, &work, seconds.mean)), row.words());
             }
             match tuned.gain {
-                _ if best == 0 => println!("the configuration as it is; nothing that ran was better"),
+                _ if best == 0 => println!("your configuration is the best of those that ran"),
                 Some(Interval { mean, low, high }) if high.is_finite() => {
-                    println!("      {mean:.2} times as good as the configuration as it is ({low:.2} – {high:.2})");
+                    println!("      {mean:.2} times as good as your configuration ({low:.2} – {high:.2})");
                 }
                 Some(Interval { mean, .. }) => {
                     println!(
-                        "      {mean:.2} times as good as the configuration as it is; too few runs to say how sure that is"
+                        "      {mean:.2} times as good as your configuration; too few runs for a confidence interval"
                     );
                 }
-                None => println!("      the configuration as it is did not run"),
+                None => println!("      your configuration did not run"),
             }
         }
     }
@@ -274,6 +274,6 @@ fn conclude(tuned: &Tuned) {
         println!("{}", file.display());
     }
     if tuned.interrupted {
-        println!("interrupted; --resume goes on");
+        println!("interrupted; continue with --resume");
     }
 }

@@ -70,6 +70,6 @@ fn conclude(swept: &Swept) {
     }
     swept.files.iter().for_each(|file| println!("{}", file.display()));
     if swept.interrupted {
-        println!("interrupted; --resume goes on");
+        println!("interrupted; continue with --resume");
     }
 }

@@ -30,7 +30,7 @@ pub fn attach_recorded(
     recorder: Option<Arc<Recorder>>,
 ) -> Result<Arc<dyn Communicator>, CommError> {
     if let Err(reason) = Library::Nccl.available() {
-        let detail = format!("there is no NCCL: {reason}");
+        let detail = format!("NCCL is unavailable: {reason}");
         host.abort(&detail);
         return Err(CommError::Io { rank: host.rank(), detail });
     }

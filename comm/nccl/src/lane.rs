@@ -286,7 +286,7 @@ impl Drop for Lane {
             match self.settled() {
                 Ok(true) => break,
                 Ok(false) if since.elapsed() < LEAVE => sleep(NAP),
-                Ok(false) => finished = Err("the others do not leave".into()),
+                Ok(false) => finished = Err("the other ranks did not close their NCCL communicators in time".into()),
                 Err(error) => finished = Err(error),
             }
         }

@@ -206,7 +206,7 @@ fn buffers_that_the_group_cannot_use_are_refused() {
     let alone = threads(1, &Options::default()).remove(0);
     let device = device_of(0);
     let error = alone.all_reduce(up(vec![1.0], &device), ReduceOp::Sum).wait().expect_err("no devices");
-    assert!(error.to_string().contains("in a group without devices"), "{error}");
+    assert!(error.to_string().contains("the group has no devices"), "{error}");
 }
 
 #[test]

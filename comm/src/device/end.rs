@@ -44,7 +44,7 @@ impl DeviceEnd {
         deadline: Deadline,
     ) -> Result<B, Failure> {
         self.connect(tell, signature, deadline)?;
-        let Some(mut lane) = self.lane.take() else { return Err(self.failure("there is no connection")) };
+        let Some(mut lane) = self.lane.take() else { return Err(self.failure("not connected")) };
         let work = work(&buffers);
         let outcome = lane.start(&work).map_err(|error| self.failure(&error));
         match outcome.and_then(|()| self.wait(&mut *lane, deadline)) {

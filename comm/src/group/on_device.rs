@@ -25,14 +25,14 @@ impl Group {
             return Ok(BufferKind::Host);
         }
         let Some(devices) = &self.devices else {
-            return Err("a buffer in the memory of a device, in a group without devices".into());
+            return Err("the buffer is in device memory, but the group has no devices".into());
         };
         if let Some(stranger) = found.find(|device| *device != devices.device()) {
-            return Err(format!("a buffer on device {stranger}, in a group with device {}", devices.device()));
+            return Err(format!("the buffer is on device {stranger}, but the group uses device {}", devices.device()));
         }
         match buffers.iter().all(|buffer| buffer.is_on_device()) {
             true => Ok(BufferKind::Device),
-            false => Err("one buffer in the memory of a device, and one in that of the host".into()),
+            false => Err("one buffer is in device memory and another in host memory".into()),
         }
     }
 

@@ -31,7 +31,7 @@ pub(super) fn address(
             return slurm::first_host(&value).ok_or_else(|| LauncherEnvironmentError::Unreadable {
                 variable: name.into(),
                 value,
-                expected: "not a list of hosts like n[1-2,7]".into(),
+                expected: "not a host list such as n[1-2,7]".into(),
             });
         }
     }

@@ -50,7 +50,7 @@ pub struct LauncherEnvironment {
 #[non_exhaustive]
 pub enum LauncherEnvironmentError {
     /// A required variable is not set.
-    #[error("{present} is set but {missing} is not: set both, or neither")]
+    #[error("{present} is set but {missing} is not: set both or neither")]
     Missing {
         /// The variable that indicates a launcher.
         present: String,
@@ -68,7 +68,7 @@ pub enum LauncherEnvironmentError {
         expected: String,
     },
     /// The rank is not less than the size.
-    #[error("{variable}: rank {rank} of {size}")]
+    #[error("{variable}: rank {rank} is not below the number of ranks, {size}")]
     OutOfRange {
         /// The variable with the rank.
         variable: String,
@@ -78,15 +78,15 @@ pub enum LauncherEnvironmentError {
         size: usize,
     },
     /// No variable says where the rendezvous is.
-    #[error("nothing says where the {world_size} ranks meet: set MASTER_ADDR to the host of rank 0 (and MASTER_PORT)")]
+    #[error("the address at which the {world_size} ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT")]
     NoMaster {
         /// The number of ranks.
         world_size: usize,
     },
     /// The variables may count pods instead of ranks.
     #[error(
-        "RANK and WORLD_SIZE are set without LOCAL_RANK, and PET_NPROC_PER_NODE={processes}: they may count pods. Start \
-         the ranks with torchrun, or one process a pod"
+        "RANK and WORLD_SIZE are set without LOCAL_RANK, and PET_NPROC_PER_NODE={processes}, so they may count pods instead \
+         of ranks: start the ranks with torchrun, or run one process per pod"
     )]
     AmbiguousPods {
         /// Processes per pod, from `PET_NPROC_PER_NODE`.

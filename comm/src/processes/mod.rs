@@ -138,11 +138,11 @@ impl Processes {
     ) -> Result<Result<Shared, String>, (Failure, Signature)> {
         let members = &self.membership.members;
         if self.world.transport == Transport::Tcp {
-            return Ok(Err("TCP was asked for".into()));
+            return Ok(Err("the transport is set to TCP".into()));
         }
         let home = &self.world.hosts[members[0]];
         if let Some(stranger) = members.iter().find(|member| self.world.hosts[**member] != *home) {
-            return Ok(Err(format!("rank {stranger} is on another host than rank {}", members[0])));
+            return Ok(Err(format!("rank {stranger} is not on the host of rank {}", members[0])));
         }
         shm::share(endpoint, &self.membership, &self.world.arenas, deadline)
     }

@@ -56,7 +56,7 @@ pub(crate) fn share(
     let tickets = gather_all(endpoint, membership, &[ticket, arena].concat(), 0, deadline)?;
     let opened = match created {
         Ok(None) => Ticket::decode(&tickets[0])
-            .ok_or_else(|| "the first rank has no segment".to_string())
+            .ok_or_else(|| "the first rank could not create the shared memory segment".to_string())
             .and_then(|ticket| Segment::open(&ticket, membership.size(), membership.group)),
         Ok(Some((segment, _))) => Ok(segment),
         Err(detail) => Err(detail),
@@ -76,7 +76,7 @@ pub(crate) fn share(
     let neighbours = neighbours.filter(|_| votes.iter().all(|vote| vote[1] == 1));
     Ok(match (opened, refused) {
         (Err(detail), _) => Err(detail),
-        (Ok(_), Some(rank)) => Err(format!("rank {} cannot map it", membership.members[rank])),
+        (Ok(_), Some(rank)) => Err(format!("rank {} cannot map the shared memory segment", membership.members[rank])),
         (Ok(segment), None) => Ok(Shared { segment: Arc::new(segment), neighbours }),
     })
 }
@@ -91,5 +91,5 @@ pub(crate) fn host_identity() -> String {
 
 /// Returns the error of a group that is configured to use shared memory but cannot.
 pub(crate) fn unavailable(health: &Health, detail: String) -> CommError {
-    CommError::Io { rank: health.rank, detail: format!("no shared memory between the ranks: {detail}") }
+    CommError::Io { rank: health.rank, detail: format!("the ranks cannot share memory: {detail}") }
 }

@@ -51,14 +51,14 @@ impl Segment {
         let open = || -> io::Result<Segment> {
             let file = ticket.open()?;
             if file.metadata()?.len() != layout.bytes() as u64 {
-                return Err(io::Error::other("not the size of a segment for this group"));
+                return Err(io::Error::other("its size does not match this group"));
             }
             Segment::map(file, layout)
         };
         let segment = open().map_err(|error| format!("cannot map {path}: {error}"))?;
         let found = (segment.head().group.load(Ordering::Acquire), segment.head().nonce.load(Ordering::Relaxed));
         if found != (group, ticket.nonce) {
-            return Err(format!("{path} is not the segment of this group"));
+            return Err(format!("{path} belongs to another group"));
         }
         Ok(segment)
     }

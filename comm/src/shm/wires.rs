@@ -67,7 +67,7 @@ impl ShmWires {
             None => Ok(None),
             Some((slot, found)) if found == length => Ok(Some(slot)),
             Some((_, found)) => {
-                Err(Broken { detail: format!("a chunk of {found} bytes where {length} were expected") })
+                Err(Broken { detail: format!("received a chunk of {found} bytes, expected {length}") })
             }
         }
     }

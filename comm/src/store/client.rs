@@ -49,7 +49,7 @@ impl StoreClient {
                 Err(Refusal::Proof) => return Err(StoreError::Unauthorized { address: address.to_string() }),
                 Err(Refusal::Io(error)) => error,
                 Err(Refusal::Protocol | Refusal::Verdict(_)) => {
-                    let detail = "what listens there is neither our store nor PyTorch's".into();
+                    let detail = "the server at this address is neither zero-train's store nor PyTorch's".into();
                     return Err(StoreError::Unreachable { address: address.to_string(), detail });
                 }
             };
@@ -58,7 +58,7 @@ impl StoreClient {
             }
             std::thread::sleep(RETRY);
         }
-        Err(StoreError::Unreachable { address: String::new(), detail: "no address was given".into() })
+        Err(StoreError::Unreachable { address: String::new(), detail: "no address to connect to".into() })
     }
 
     /// Returns whether the server is PyTorch's, which any client can read.
@@ -143,7 +143,7 @@ impl StoreClient {
 }
 
 fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Protocol), Refusal> {
-    let mut last = io::Error::other("the name has no address");
+    let mut last = io::Error::other("the host name has no address");
     for address in address.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5))) {

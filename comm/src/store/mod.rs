@@ -42,7 +42,7 @@ pub enum StoreError {
         address: String,
     },
     /// A key did not appear in time.
-    #[error("{address}: nobody has set {key}")]
+    #[error("{address}: no rank has set {key}")]
     Missing {
         /// The address.
         address: String,
@@ -50,7 +50,7 @@ pub enum StoreError {
         key: String,
     },
     /// A key or a value is too long.
-    #[error("{what} of {bytes} bytes; at most {limit} are allowed")]
+    #[error("{what} has {bytes} bytes; at most {limit} are allowed")]
     TooLong {
         /// Which of the two is too long: `a key` or `a value`.
         what: &'static str,

@@ -54,7 +54,7 @@ pub(super) fn get(stream: &mut TcpStream, key: &str, deadline: Instant, limit: u
         other => other?,
     }
     if answer[0] != STOP_WAITING {
-        return Err(io::Error::other("the store cancelled a wait"));
+        return Err(io::Error::other("the store cancelled the wait"));
     }
     stream.write_all(&[&[GET], &string(key.as_bytes())[..]].concat())?;
     let mut length = [0; 8];

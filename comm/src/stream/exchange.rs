@@ -305,7 +305,7 @@ const DONE: u8 = 1;
 pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, health: &Health) -> Result<(), Failure> {
     let difference = match Header::decode(theirs) {
         Some(theirs) => ours.difference(&theirs),
-        None => Some((ours.signature.to_string(), "something that is no header".into())),
+        None => Some((ours.signature.to_string(), "an invalid header".into())),
     };
     match difference {
         None => Ok(()),

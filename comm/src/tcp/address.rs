@@ -23,7 +23,7 @@ pub fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
         let mut names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        format!("there is no interface {interface} with an address; there are {}", names.join(", "))
+        format!("no network interface {interface} has an address; this host has {}", names.join(", "))
     })
 }
 

@@ -102,7 +102,7 @@ impl Hub {
         let Identity { job, attempt, rank, ref key } = self.identity;
         let address = self.addresses.get().map(|addresses| addresses[peer]);
         let Some(address) = address else {
-            return Err(CommError::Io { rank, detail: format!("the address of rank {peer} is not known") });
+            return Err(CommError::Io { rank, detail: format!("the address of rank {peer} is unknown") });
         };
         let mut hello = [0; auth::HELLO_BYTES];
         hello[0..8].copy_from_slice(&job.to_le_bytes());
@@ -126,14 +126,14 @@ impl Hub {
                 // The peer may have too many unauthenticated connections at the moment.
                 Err(Refusal::Io(_)) if Instant::now() + RETRY < deadline => std::thread::sleep(RETRY),
                 Err(Refusal::Io(error)) => return Err(rendezvous(format!("rank {peer}: {error}"))),
-                Err(Refusal::Protocol) => return Err(rendezvous(format!("that is not rank {peer}"))),
+                Err(Refusal::Protocol) => return Err(rendezvous(format!("the process at this address is not a rank of zero-train; expected rank {peer}"))),
                 Err(Refusal::Verdict(OTHER_ATTEMPT)) => {
                     let detail =
                         format!("rank {peer} belongs to another attempt of the job; this is attempt {attempt}");
                     return Err(rendezvous(detail));
                 }
                 Err(Refusal::Verdict(_)) => {
-                    return Err(rendezvous(format!("what listens there is not rank {peer} of this job")));
+                    return Err(rendezvous(format!("the process at this address is not rank {peer} of this job")));
                 }
                 Err(Refusal::Proof) => {
                     let detail = format!("rank {peer} and rank {rank} have different job tokens");
@@ -152,7 +152,7 @@ impl Hub {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let detail = format!("rank {peer} has not connected in time");
+                let detail = format!("rank {peer} did not connect in time");
                 return Err(CommError::Rendezvous {
                     rank: self.identity.rank,
                     address: self.address().to_string(),
@@ -223,6 +223,6 @@ mod tests {
             assert_eq!(accepted.peer_addr().ok(), opened[index].local_addr().ok());
         }
         let late = first.accept(9, Purpose::Control, 1, Instant::now()).expect_err("no rank connects");
-        assert!(late.to_string().contains("rank 1 has not connected in time"), "{late}");
+        assert!(late.to_string().contains("rank 1 did not connect in time"), "{late}");
     }
 }

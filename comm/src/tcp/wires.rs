@@ -77,14 +77,14 @@ impl TcpWires {
     }
 
     fn peer(&mut self, peer: usize) -> Result<&mut Peer, Broken> {
-        self.peers[peer].as_mut().ok_or_else(|| Broken { detail: "there is no connection".into() })
+        self.peers[peer].as_mut().ok_or_else(|| Broken { detail: "not connected".into() })
     }
 }
 
 /// Maps the result of a non-blocking transfer: `None` if it would block, an error at the end of the stream.
 fn transferred(result: io::Result<usize>) -> Result<Option<usize>, Broken> {
     match result {
-        Ok(0) => Err(Broken { detail: "the connection was closed".into() }),
+        Ok(0) => Err(Broken { detail: "the peer closed the connection".into() }),
         Ok(count) => Ok(Some(count)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
         Err(error) => Err(error.into()),
@@ -95,7 +95,7 @@ fn transferred(result: io::Result<usize>) -> Result<Option<usize>, Broken> {
 fn intact(found: u32, sent: [u8; TAIL]) -> Result<(), Broken> {
     match found == u32::from_le_bytes(sent) {
         true => Ok(()),
-        false => Err(Broken { detail: "what it sent arrived damaged: its checksum is another".into() }),
+        false => Err(Broken { detail: "the received data is damaged: its checksum does not match".into() }),
     }
 }
 
@@ -280,7 +280,7 @@ mod tests {
                         }
                     },
                 };
-                assert!(said.detail.contains("arrived damaged"), "{}", said.detail);
+                assert!(said.detail.contains("the received data is damaged"), "{}", said.detail);
             }
         }
     }

@@ -247,7 +247,7 @@ fn stopped(transport: &str) {
     for (rank, output) in outputs.into_iter().enumerate().take(2) {
         assert_eq!(ranks.wait(rank).code(), Some(4));
         let text = rest(output);
-        assert!(text.contains(&format!("waited {PATIENCE:?} for rank 2 in all_reduce #")), "{text}");
+        assert!(text.contains(&format!("timed out after {PATIENCE:?} waiting for rank 2 in all_reduce #")), "{text}");
     }
 }
 
@@ -285,7 +285,7 @@ fn wrong_token() {
     let output = ranks.children[1].stdout.take().expect("piped");
     assert_eq!(ranks.wait(1).code(), Some(4));
     let text = rest(BufReader::new(output));
-    assert!(text.contains("does not have the same job token"), "{text}");
+    assert!(text.contains("has another job token"), "{text}");
 }
 
 fn old_attempt() {

@@ -73,20 +73,20 @@ pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, 
 fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String> {
     let section = &manifest.config["model"];
     if section.is_null() {
-        return Err("the model is not one of a configuration".into());
+        return Err("the program built the model in code, not from a `model` section".into());
     }
     let text = json!({"train_micro_batch_size_per_gpu": 1, "model": section}).to_string();
     let config =
-        Config::parse("manifest.json", text).map_err(|errors| format!("its configuration is unknown: {errors}"))?;
+        Config::parse("manifest.json", text).map_err(|errors| format!("the checkpoint's `model` section is invalid: {errors}"))?;
     let vocabulary = |name: &str| manifest.parameters.get(name).and_then(|entry| entry.shape.first()).copied();
     let (vocabulary, of) = match &config.model {
         Some(Model::Gpt2(_)) => (vocabulary("transformer.wte.weight"), "GPT-2"),
         Some(Model::Llama(_)) => (vocabulary("model.embed_tokens.weight"), "Llama"),
         Some(Model::Mlp(_)) => return Err("Hugging Face has no architecture for an MLP".into()),
-        None => return Err("the model is not one of a configuration".into()),
+        None => return Err("the program built the model in code, not from a `model` section".into()),
     };
     // A program that uses the library can train another model than the configured one.
-    let other = || format!("its parameters are not those of the {of} of its configuration");
+    let other = || format!("the checkpoint's parameters are not those of the {of} in its `model` section");
     let layers = configured_model::from_config(&config, vocabulary).map_err(|_| other())?;
     let model = layers.build(DType::F32).map_err(|_| other())?;
     let is_in = |p: &zero_model::Parameter| {
@@ -181,8 +181,8 @@ fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
             fields["max_window_layers"] = json!(if window.is_some() { 0 } else { model.num_hidden_layers });
             "Qwen2"
         }
-        (Some(_), false, true) => return Err("Hugging Face has no such architecture with biases and a window".into()),
-        (_, true, true) => return Err("Hugging Face has no such architecture with these biases".into()),
+        (Some(_), false, true) => return Err("no Hugging Face class has these biases and a sliding window".into()),
+        (_, true, true) => return Err("no Hugging Face class has these biases".into()),
     };
     fields["architectures"] = json!([format!("{class}ForCausalLM")]);
     fields["model_type"] = json!(class.to_lowercase());
@@ -193,12 +193,12 @@ fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
 #[expect(clippy::type_complexity, reason = "named files, or a reason, or an error")]
 fn tokenizer_files(manifest: &Manifest) -> Result<Result<Vec<(String, Vec<u8>)>, String>, Error> {
     let path = match manifest.config["tokenizer"].as_str() {
-        None => return Ok(Err("the checkpoint names none".into())),
-        Some("byte") => return Ok(Err("a token is a byte, for which there is no file".into())),
+        None => return Ok(Err("the checkpoint names no tokenizer".into())),
+        Some("byte") => return Ok(Err("the byte tokenizer has no file".into())),
         Some(path) => Path::new(path),
     };
     if !path.is_file() {
-        return Ok(Err(format!("{} is not there any more", path.display())));
+        return Ok(Err(format!("{} no longer exists", path.display())));
     }
     let read = |path: &Path| fs::read(path).map_err(Error::io(path));
     let mut files = vec![("tokenizer.json".to_string(), read(path)?)];

@@ -22,8 +22,8 @@ pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Err
     // Check this here: the error of `model.pretrained` would name a key that the user did not write.
     let file = folder.join("config.json");
     if !file.is_file() {
-        let help = "name a folder as `save_pretrained` of Hugging Face's transformers writes it";
-        return Err(Error::setting("<DIR>", format!("{} is not there", file.display()), help));
+        let help = "name a folder that `save_pretrained` of Hugging Face's transformers wrote";
+        return Err(Error::setting("<DIR>", format!("{} does not exist", file.display()), help));
     }
     let path = |path: &Path| path.display().to_string();
     let mut text = json!({"train_micro_batch_size_per_gpu": 1, "model": {"pretrained": path(folder)}});

@@ -29,7 +29,7 @@ impl Start {
         }
         if let Some(sources) = &config.training.initial_weights {
             let named = |error: Error| {
-                error.named("training.initial_weights", "name safetensors files that can be read, or a glob")
+                error.named("training.initial_weights", "name readable safetensors files, or a glob")
             };
             let files = crate::files::expand(sources).map_err(|error| named(error.into()))?;
             zero_checkpoint::load_weights(&files, zero, comm).map_err(|error| named(error.into()))?;
@@ -41,5 +41,5 @@ impl Start {
 /// Adds the key `model.pretrained` to an error of its folder.
 pub fn of_pretrained(error: CheckpointError) -> Error {
     Error::from(error)
-        .named("model.pretrained", "name a folder with config.json and model.safetensors, as transformers saves one")
+        .named("model.pretrained", "name a folder with config.json and model.safetensors, as transformers saves it")
 }

@@ -71,21 +71,21 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     let mut differences = vec![];
     let mut same = |what: &str, has: String, wants: String| {
         if has != wants {
-            differences.push(format!("{what} {has}, and the plan is for {wants}"));
+            differences.push(format!("{what} {has}, but the plan has {wants}"));
         }
     };
     same("dtype", has.dtype.clone(), wants.dtype);
-    same("threads a rank:", has.threads.to_string(), wants.threads.to_string());
+    same("threads per rank:", has.threads.to_string(), wants.threads.to_string());
     same("optimizer", has.optimizer.clone(), wants.optimizer);
     same("micro-batch", has.micro_batch.to_string(), wants.micro_batch.to_string());
     let tiles = |rows: Option<usize>| rows.map_or("off".to_string(), |rows| rows.to_string());
-    same("rows of a tile of the MLP:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
+    same("MLP tile rows:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
     let replicas = config.data_parallel_size();
     if replicas > 1 {
-        same("ranks of a group:", has.ranks.to_string(), replicas.to_string());
+        same("ranks per group:", has.ranks.to_string(), replicas.to_string());
     }
     if !differences.is_empty() {
-        return Err(format!("it was measured with {}", differences.join("; with ")));
+        return Err(format!("the table was measured with {}", differences.join("; with ")));
     }
     let forms = subject.table();
     let layers = (0..subject.layout.shape().layers.len()).map(|layer| of_layer(table, subject, forms.as_ref(), layer));
@@ -94,12 +94,12 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     costs.load = table.load.median;
     costs.gradient_norm = table.gradient_norm.median * in_norm(subject) as f64;
     if config.world_size > 1 {
-        let transfers = table.transfers.as_ref().ok_or("it was measured with one rank: it has no transfers")?;
+        let transfers = table.transfers.as_ref().ok_or("the table was measured with one rank, so it has no transfer times")?;
         between(transfers, &mut costs, settings.zero.reduce_scatter);
     }
     let keeps = config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Nvme);
     if subject.layout.uses_disk() || keeps {
-        let disk = table.disk.as_ref().ok_or("it has no rates of a disk")?;
+        let disk = table.disk.as_ref().ok_or("the table has no disk transfer rates")?;
         let link = |seconds: f64| Link { latency: 0.0, bandwidth: 1.0 / seconds.max(f64::MIN_POSITIVE) };
         (costs.read, costs.write) = (link(disk.read.median), link(disk.write.median));
     }
@@ -115,13 +115,13 @@ fn of_layer(
     let (name, parameters, inputs) = key(subject, forms, layer);
     let is_it = |of: &&LayerTimes| of.name == name && of.parameters == parameters && of.inputs == inputs;
     let of = table.layers.iter().find(is_it).ok_or_else(|| {
-        format!("it has no layer like `{name}` with {parameters} parameters and {inputs} bytes of inputs")
+        format!("the table has no layer like `{name}`, with {parameters} parameters and {inputs} bytes of inputs")
     })?;
     let shape = subject.layout.shape();
     let is_cut = subject.stage_plan.schedule == Schedule::ZeroBubble && shape.layers[layer].splits;
     let (first, second) = match (of.backward_input, of.backward_weight) {
         (Some(first), Some(second)) => (first.median, second.median),
-        _ if is_cut => return Err(format!("it has not the two halves of the backward of `{name}`")),
+        _ if is_cut => return Err(format!("the table lacks separate times of the two halves of the backward of `{name}`")),
         _ => (of.backward.median, 0.0),
     };
     let gradients = forms.map_or(0, |forms| match forms.layers.get(layer) {

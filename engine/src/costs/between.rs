@@ -20,7 +20,7 @@ impl CostTable {
         let share = (micro_batch - low) as f64 / (high - low) as f64;
         let same = |a: &LayerTimes, b: &LayerTimes| a.name == b.name && a.parameters == b.parameters;
         if self.layers.len() != other.layers.len() || !self.layers.iter().zip(&other.layers).all(|(a, b)| same(a, b)) {
-            return Err("two cost tables are of different layers".into());
+            return Err("the two cost tables have different layers".into());
         }
         let layers = self.layers.iter().zip(&other.layers).map(|(a, b)| LayerTimes {
             inputs: (a.inputs * (high - micro_batch) as u64 + b.inputs * (micro_batch - low) as u64)

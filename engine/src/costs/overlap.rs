@@ -100,12 +100,12 @@ pub(crate) fn chosen_by_the_first(
 
 impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let word = if self.overlap { "during" } else { "between" };
+        let word = if self.overlap { "overlapped" } else { "not overlapped" };
         match self.seconds {
-            None => write!(f, "communication {word} computing, the default: the cost table does not hold for this run"),
+            None => write!(f, "communication {word} with compute (the default): the cost table does not apply to this run"),
             Some([without, with]) => write!(
                 f,
-                "communication {word} computing: by the cost table a step takes {:.1} ms between and {:.1} ms during",
+                "communication {word} with compute: the cost table predicts {:.1} ms per step without overlap and {:.1} ms with it",
                 without * 1e3,
                 with * 1e3
             ),

@@ -146,18 +146,18 @@ impl CostTable {
             Error::setting(
                 "training.cost_table",
                 format!("{}: {message}", path.display()),
-                "measure one: `zero-train bench costs --config ds.yaml --out FILE`",
+                "measure a table with `zero-train bench costs --config ds.yaml --out FILE`",
             )
         };
-        let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("the cost table cannot be read: {e}")))?;
+        let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("cannot read the cost table: {e}")))?;
         let value: serde_json::Value =
-            serde_json::from_str(&text).map_err(|e| wrong(format!("this is no cost table: {e}")))?;
+            serde_json::from_str(&text).map_err(|e| wrong(format!("not a cost table: {e}")))?;
         match value.get("version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(VERSION) => {}
-            Some(version) => return Err(wrong(format!("a cost table of version {version}; this one reads {VERSION}"))),
-            None => return Err(wrong("this is no cost table: it has no version".into())),
+            Some(version) => return Err(wrong(format!("the cost table has version {version}; this program reads version {VERSION}"))),
+            None => return Err(wrong("not a cost table: it has no version".into())),
         }
-        serde_json::from_value(value).map_err(|e| wrong(format!("this is no cost table: {e}")))
+        serde_json::from_value(value).map_err(|e| wrong(format!("not a cost table: {e}")))
     }
 
     /// Writes the table atomically, through a temporary file.
@@ -166,7 +166,7 @@ impl CostTable {
     /// Fails if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let failed = |e: std::io::Error| {
-            Error::setting(&path.display().to_string(), format!("it cannot be written: {e}"), "choose another place")
+            Error::setting(&path.display().to_string(), format!("cannot write the cost table: {e}"), "choose another file")
         };
         let mut text = serde_json::to_string_pretty(self).map_err(|e| failed(e.into()))?;
         text.push('\n');
@@ -180,7 +180,7 @@ impl fmt::Display for CostTable {
         let tiles = tiled_mlp_rows.map_or(String::new(), |rows| format!("MLP in tiles of {rows} rows, "));
         writeln!(
             f,
-            "{dtype}, micro-batch {micro_batch}, {tiles}{} × {}, {transport}, {optimizer}; medians (smallest – largest)",
+            "{dtype}, micro-batch {micro_batch}, {tiles}{} × {}, {transport}, {optimizer}; medians (minimum – maximum)",
             counted(*ranks, "rank", "ranks"),
             counted(*threads, "thread", "threads"),
         )?;
@@ -193,7 +193,7 @@ impl fmt::Display for CostTable {
                 Scaled(layer.backward, 1e3, "ms")
             )?;
         }
-        write!(f, "  {:<24} {}", "update, a parameter", Scaled(self.update, 1e9, "ns"))?;
+        write!(f, "  {:<24} {}", "update per parameter", Scaled(self.update, 1e9, "ns"))?;
         if let Some(transfers) = &self.transfers {
             let lines = [
                 ("all_gather", &transfers.all_gather),
@@ -209,7 +209,7 @@ impl fmt::Display for CostTable {
             let percent = |time: Time| Scaled(time, 1e2, "%");
             write!(
                 f,
-                "\n  beside each other, computing goes on at {} of its speed, an all_gather at {}",
+                "\n  when they overlap, compute runs at {} of its speed, an all_gather at {}",
                 percent(transfers.computing_beside),
                 percent(transfers.transferring_beside),
             )?;

@@ -46,8 +46,8 @@ pub(super) fn warn(config: &Config, rank: usize) {
         let keys = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
         WARNED.call_once(|| {
             eprintln!(
-                "warning: `Engine` takes no notice of {keys}: these are for a training loop\n  \
-                 help: use `Trainer`, whose loop honours them; or leave out those that your own loop does not honour"
+                "warning: `Engine` ignores {keys}: only a training loop can honour them\n  \
+                 help: use `Trainer`, or leave out the keys that your own training loop does not honour"
             );
         });
     }

@@ -102,7 +102,7 @@ impl Engine {
     /// ranks do not meet.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
-            Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
+            Error::setting("launcher", e.to_string(), "unset the variable, or start all ranks with one launcher")
         })?;
         let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
         Self::with_communicator(config, model, comm)
@@ -243,7 +243,7 @@ impl Engine {
     pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
         let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
         if rows != wanted {
-            return Err(Error::Batch(format!("it has {rows} samples; `train_batch_size` is {wanted}")));
+            return Err(Error::Batch(format!("it has {rows} samples, but `train_batch_size` is {wanted}")));
         }
         let size = self.settings.micro_batch_size;
         self.train_with(|micro_batch| batch.narrow(micro_batch * size, size))
@@ -270,7 +270,7 @@ impl Engine {
             let batch = load(global(local))?;
             let rows = batch.rows()?;
             if rows != size {
-                return Err(Error::Batch(format!("a micro-batch of {rows} samples; it should have {size}")));
+                return Err(Error::Batch(format!("a micro-batch has {rows} samples, expected {size}")));
             }
             Ok((batch.inputs, Some(batch.targets)))
         };
@@ -312,7 +312,7 @@ impl Engine {
             // All ranks have the same norm, so their scalers stay equal.
             scaler.update(!norm.is_finite()).map_err(|exhausted| {
                 let key = "`fp16.min_loss_scale`";
-                Error::Diverged { reason: format!("in step {step} {exhausted} ({key}); the loss is {loss}") }
+                Error::Diverged { reason: format!("step {step}: {exhausted} ({key}); the loss is {loss}") }
             })?;
         }
         Ok(Step {

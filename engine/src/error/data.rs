@@ -15,7 +15,7 @@ pub enum DataError {
         source: io::Error,
     },
     /// A source is a directory where a file is expected.
-    #[error("{0} is a directory; {0}/**/* means all files in it", path.display())]
+    #[error("{0} is a directory; write {0}/**/* for all files in it", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum DataError {
         pattern: String,
     },
     /// A source is an address such as `s3://…`, not a local file.
-    #[error("{address} is an address, and data are read from files of this machine")]
+    #[error("{address} is a remote address; data is read from local files only")]
     Address {
         /// The address as written.
         address: String,
@@ -49,7 +49,7 @@ pub enum DataError {
         kind: &'static str,
     },
     /// The sources have different formats and cannot form one data set.
-    #[error("{} and {} have different formats and cannot be one dataset", one.display(), other.display())]
+    #[error("{} and {} have different formats and cannot form one data set", one.display(), other.display())]
     MixedFormats {
         /// A file of the first format.
         one: PathBuf,
@@ -57,14 +57,14 @@ pub enum DataError {
         other: PathBuf,
     },
     /// The sources contain no tokens and no rows.
-    #[error("{} without content", list(sources))]
+    #[error("no tokens or rows in {}", list(sources))]
     Empty {
         /// The sources.
         sources: Vec<String>,
     },
     /// The corpus is too short for one sample.
     #[error(
-        "a sequence of {sequence_length} tokens and the one that follows it are longer than the corpus of {tokens} tokens ({})",
+        "the corpus has {tokens} tokens, too few for one sequence of {sequence_length} and its next token ({})",
         list(sources)
     )]
     SequenceTooLong {
@@ -76,7 +76,7 @@ pub enum DataError {
         sources: Vec<String>,
     },
     /// The file is not UTF-8, which the tokenizer needs.
-    #[error("{}, {at}: not UTF-8, which the tokenizer needs", path.display())]
+    #[error("{}, {at}: not valid UTF-8, which the tokenizer needs", path.display())]
     NotUtf8 {
         /// The file.
         path: PathBuf,
@@ -84,7 +84,7 @@ pub enum DataError {
         at: At,
     },
     /// A token is outside of the model's vocabulary.
-    #[error("{}, {at}: token {token} is outside of a vocabulary of {vocabulary}", path.display())]
+    #[error("{}, {at}: token {token} is outside the vocabulary of {vocabulary}", path.display())]
     Token {
         /// The token.
         token: u32,
@@ -96,7 +96,7 @@ pub enum DataError {
         at: At,
     },
     /// A token file ends within a token.
-    #[error("{}: {bytes} bytes are no whole number of tokens of {width} bytes", path.display())]
+    #[error("{}: {bytes} bytes are not a multiple of the token size of {width} bytes", path.display())]
     PartialToken {
         /// The file.
         path: PathBuf,
@@ -116,7 +116,7 @@ pub enum DataError {
         message: String,
     },
     /// A row of a table has more or fewer columns than the first row.
-    #[error("{}, line {line}: {found} columns where the first row has {expected}", path.display())]
+    #[error("{}, line {line}: {found} columns, but the first row has {expected}", path.display())]
     Ragged {
         /// The file.
         path: PathBuf,
@@ -160,7 +160,7 @@ pub enum DataError {
         message: String,
     },
     /// The evaluation split is not a fraction, or leaves no sample to train on.
-    #[error("a fraction of {eval_fraction} of {samples} samples cannot be set aside for evaluation")]
+    #[error("cannot set aside a fraction of {eval_fraction} of {samples} samples for evaluation")]
     Split {
         /// Samples of the whole data set.
         samples: usize,
@@ -168,7 +168,7 @@ pub enum DataError {
         eval_fraction: f64,
     },
     /// A sample index is out of range.
-    #[error("sample {index} of {samples}")]
+    #[error("sample {index} is out of range: the data set has {samples} samples")]
     Index {
         /// The index, counted from 0.
         index: usize,
@@ -205,9 +205,9 @@ impl DataError {
     /// What to do about it, where that is the same for every key that names files.
     pub(crate) fn help(&self) -> Option<&'static str> {
         match self {
-            Self::Address { .. } => Some("copy the files to this machine, or mount the store, and name their paths"),
+            Self::Address { .. } => Some("copy the files to this machine or mount the store, then name the local paths"),
             Self::Binary { .. } => {
-                Some("unpack it or convert it to text; `data.format: bytes` trains on the bytes as they are")
+                Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }
             _ => None,
         }

@@ -52,7 +52,7 @@ pub enum Error {
     Batch(String),
     /// A step changed a module buffer, such as the running statistics of a BatchNorm in training mode.
     #[error(
-        "the step changed the buffer `{name}`: buffers that a module updates are not implemented, as their values would differ between ranks\n  \
+        "the step changed the buffer `{name}`: modules that update their buffers are unsupported, because the values would differ between ranks\n  \
          help: run BatchNorm in evaluation mode (`norm.forward_t(x, false)`), or use a norm without running statistics"
     )]
     ChangedBuffer {
@@ -93,7 +93,7 @@ pub enum Error {
     #[error("the data set failed: {0}")]
     Dataset(Box<dyn std::error::Error + Send + Sync>),
     /// `--verify` found a difference.
-    #[error("the first {steps} steps differ from those of one process at ZeRO stage 0")]
+    #[error("the losses of the first {steps} steps differ from those of one process at ZeRO stage 0")]
     NotVerified {
         /// Number of steps compared.
         steps: u64,

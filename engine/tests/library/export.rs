@@ -57,7 +57,7 @@ fn every_layout_gives_the_same_bytes() {
         (exported.tensors, exported.files.as_slice()),
         (28, &["model.safetensors", "config.json"].map(String::from)[..])
     );
-    assert_eq!(left_out, ["no tokenizer: the checkpoint names none"]);
+    assert_eq!(left_out, ["no tokenizer: the checkpoint names no tokenizer"]);
     let expected = content(&out);
     for ranks in 1..=3 {
         for stage in 0..=3 {
@@ -160,7 +160,7 @@ fn a_failed_export_leaves_no_files() {
     fs::create_dir(&used).unwrap();
     fs::write(used.join("mine"), "mine").unwrap();
     let error = zero_engine::export(&folder, &used, F32).unwrap_err();
-    assert!(error.exit_status() == 3 && error.to_string().contains("it is there already"), "{error}");
+    assert!(error.exit_status() == 3 && error.to_string().contains("the folder already exists"), "{error}");
     assert_eq!(content(&used), BTreeMap::from([("mine".to_string(), b"mine".to_vec())]));
     // Damages the first tensor of the file, which is a parameter.
     let shard = folder.join("shard-00000-of-00001.safetensors");
@@ -190,10 +190,10 @@ fn models_unknown_to_hugging_face_have_no_config() {
         assert_eq!(exported.files, ["model.safetensors"]);
         left_out[0].clone()
     };
-    assert_eq!(reason("own", ""), "no config.json: the model is not one of a configuration");
+    assert_eq!(reason("own", ""), "no config.json: the program built the model in code, not from a `model` section");
     let other =
         reason("other", "model: {type: gpt2, vocab_size: 61, n_positions: 16, n_embd: 32, n_layer: 3, n_head: 2}");
-    assert_eq!(other, "no config.json: its parameters are not those of the GPT-2 of its configuration");
+    assert_eq!(other, "no config.json: the checkpoint's parameters are not those of the GPT-2 in its `model` section");
     let mlp = reason("mlp", "model: {type: mlp, input_size: 4, hidden_sizes: [4], output_size: 2}");
     assert_eq!(mlp, "no config.json: Hugging Face has no architecture for an MLP");
 }
@@ -282,7 +282,7 @@ fn the_tokenizer_is_exported() {
     assert!(files.contains_key("tokenizer_config.json"));
     fs::remove_file(&path).unwrap();
     let (_, left_out) = zero_engine::export(&folder, &root.path().join("other"), F32).unwrap();
-    assert_eq!(left_out, [format!("no tokenizer: {} is not there any more", path.display())]);
+    assert_eq!(left_out, [format!("no tokenizer: {} no longer exists", path.display())]);
     let script = format!(
         "from transformers import AutoTokenizer\nprint(AutoTokenizer.from_pretrained({out:?})('b c x a')['input_ids'])"
     );

@@ -51,7 +51,7 @@ fn trained(root: &Path, model: &str) -> (PathBuf, Parameters, u32) {
     .remove(0);
     let out = root.join("exported");
     let (_, left_out) = zero_engine::export(&folder, &out, F32).unwrap();
-    assert_eq!(left_out, ["no tokenizer: the checkpoint names none"]);
+    assert_eq!(left_out, ["no tokenizer: the checkpoint names no tokenizer"]);
     (out, parameters, loss)
 }
 
@@ -258,11 +258,11 @@ fn tensors_that_do_not_fit_are_named() {
     refused("extra", "does not fit: `score.weight` is not in the model", &|t| {
         drop(t.insert("score.weight".into(), some(t)))
     });
-    refused("narrow", "`transformer.ln_f.weight` is [31] in it and [32] in the model", &|t| {
+    refused("narrow", "`transformer.ln_f.weight` has shape [31] in the file and [32] in the model", &|t| {
         let narrow = some(t).narrow(0, 0, 31).unwrap();
         t.insert(norm.into(), narrow);
     });
-    refused("integers", "`transformer.ln_f.weight` is U32; F32, BF16 and F16 are read", &|t| {
+    refused("integers", "`transformer.ln_f.weight` has dtype U32; only F32, BF16 and F16 are supported", &|t| {
         let integers = some(t).to_dtype(DType::U32).unwrap();
         t.insert(norm.into(), integers);
     });
@@ -271,13 +271,13 @@ fn tensors_that_do_not_fit_are_named() {
     });
     refused(
         "another-head",
-        "`lm_head.weight` differs from `transformer.wte.weight`, which the model ties it to",
+        "`lm_head.weight` differs from `transformer.wte.weight`, but the model ties the two",
         &|t| {
             let other = (t[wte].clone() + 1.0).unwrap();
             t.insert("lm_head.weight".into(), other);
         },
     );
-    refused("a-head-of-another-shape", "`lm_head.weight` is [60, 32] in it and [61, 32] in the model", &|t| {
+    refused("a-head-of-another-shape", "`lm_head.weight` has shape [60, 32] in the file and [61, 32] in the model", &|t| {
         let other = t[wte].narrow(0, 0, 60).unwrap();
         t.insert("lm_head.weight".into(), other);
     });
@@ -304,10 +304,10 @@ fn only_files_of_the_folder_are_read() {
         let error = begun(&folder).unwrap_err();
         assert!(error.contains(said), "{error}");
     };
-    refused("folder: it has neither model.safetensors nor model.safetensors.index.json");
+    refused("folder: the folder contains neither model.safetensors nor model.safetensors.index.json");
     fs::write(folder.join("pytorch_model.bin"), "pickle").unwrap();
     refused(
-        "folder: it has pytorch_model.bin and no safetensors file, and no other format is read; convert it with Python: transformers.",
+        "folder: the folder contains pytorch_model.bin but no safetensors file, the only format supported; convert it with Python: transformers.",
     );
 
     // Two files and an index.
@@ -333,14 +333,14 @@ fn only_files_of_the_folder_are_read() {
         "..".into(),
     ] {
         index(&|_| outside.clone());
-        refused(&format!("its file `{outside}` is not one of this folder"));
+        refused(&format!("the index lists the file `{outside}`, which is outside this folder"));
     }
     index(&|file| file.to_string());
     fs::remove_file(folder.join("b.safetensors")).unwrap();
     refused("b.safetensors: No such file");
     symlink("../outside.safetensors", folder.join("b.safetensors")).unwrap();
-    refused("b.safetensors: it is a link to");
-    refused("out of its folder; copy the file itself there");
+    refused("b.safetensors: the file is a link to");
+    refused("outside the folder; copy the file itself into the folder");
     fs::write(folder.join("model.safetensors.index.json"), "{}").unwrap();
     refused("model.safetensors.index.json is damaged: missing field `weight_map`");
 
@@ -362,5 +362,5 @@ fn only_files_of_the_folder_are_read() {
     assert!(begun(&snapshot).unwrap() == expected);
     fs::remove_file(snapshot.join("model.safetensors")).unwrap();
     symlink("../../../outside.safetensors", snapshot.join("model.safetensors")).unwrap();
-    assert!(begun(&snapshot).unwrap_err().contains("it is a link to"));
+    assert!(begun(&snapshot).unwrap_err().contains("the file is a link to"));
 }

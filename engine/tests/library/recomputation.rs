@@ -89,7 +89,7 @@ fn an_empty_section_enables_recomputation() {
 /// Patterns must match at least one layer other than the last.
 #[test]
 fn patterns_without_a_match_are_errors() {
-    for (pattern, wanted) in [("attention", "no layer's name matches"), ("lm_head", "it names the last layer only")] {
+    for (pattern, wanted) in [("attention", "no layer name matches"), ("lm_head", "only the last layer matches")] {
         let text = settings(1, 1, &format!("activation_checkpointing: {{layers: ['{pattern}']}}"));
         let error = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).err())[0].take();
         let error = error.unwrap_or_else(|| panic!("`{pattern}` was taken")).to_string();

@@ -93,10 +93,10 @@ impl Separate {
         let (batch, time, heads, size) = q.dims4()?;
         let (k_batch, k_time, kv_heads, k_size) = k.dims4()?;
         if k != v || (k_batch, k_time, k_size) != (batch, time, size) {
-            bail!("{OP}: q {q:?}, k {k:?} and v {v:?} do not fit together");
+            bail!("{OP}: the shapes of q {q:?}, k {k:?} and v {v:?} do not match");
         }
         if heads == 0 || size == 0 || kv_heads == 0 || heads % kv_heads != 0 {
-            bail!("{OP}: {heads} heads of {size} cannot share {kv_heads} key and value heads");
+            bail!("{OP}: {heads} heads of size {size} are not a multiple of {kv_heads} key and value heads");
         }
         Ok(Geometry { batch, time, heads, kv_heads, size })
     }
@@ -209,7 +209,7 @@ impl Packed {
         let (batch, time, width) = qkv.dims3()?;
         let heads = self.heads;
         if heads == 0 || width == 0 || width % (3 * heads) != 0 {
-            bail!("{OP}: a width of {width} is not three times {heads} heads");
+            bail!("{OP}: the width {width} is not a multiple of three times {heads} heads");
         }
         Ok(Geometry { batch, time, heads, kv_heads: heads, size: width / (3 * heads) })
     }

@@ -83,7 +83,7 @@ impl AttentionSpan {
         let mut firsts = vec![0; batch * time];
         if let Some(documents) = &self.documents {
             if documents.dims() != [batch, time] {
-                bail!("{op}: documents of {:?} do not fit {batch} rows of {time} positions", documents.shape());
+                bail!("{op}: documents of shape {:?} do not match {batch} rows of {time} positions", documents.shape());
             }
             let documents = indices_of(op, documents, usize::MAX)?;
             for (firsts, documents) in firsts.chunks_exact_mut(time.max(1)).zip(documents.chunks_exact(time.max(1))) {
@@ -94,7 +94,7 @@ impl AttentionSpan {
         }
         if let Some(window) = self.window {
             if window == 0 {
-                bail!("{op}: a window of 0 positions sees nothing");
+                bail!("{op}: the window must have at least 1 position");
             }
             for (at, first) in firsts.iter_mut().enumerate() {
                 *first = (*first).max((at % time + 1).saturating_sub(window));

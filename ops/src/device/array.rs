@@ -203,7 +203,7 @@ impl Array {
     pub(crate) fn take(&mut self, range: Range<usize>, values: &Tensor, add: bool) -> Result<()> {
         let from = Operand::of(OP, values)?;
         if from.count != range.len() {
-            bail!("{OP}: {} values for {} places", from.count, range.len());
+            bail!("{OP}: got {} values for a range of {} elements", from.count, range.len());
         }
         let (gpu, to, count) = (Gpu::of(OP, values)?, self.address(&range)?, from.count as u64);
         match (add, from.dtype) {
@@ -211,7 +211,7 @@ impl Array {
             (true, dtype) => unsafe { gpu.launch_some(add_to(dtype, count, from.address, to)) },
             (false, Dtype::F32) => {
                 let (storage, layout) = values.storage_and_layout();
-                let Storage::Cuda(storage) = &*storage else { bail!("{OP}: a tensor on a GPU expected") };
+                let Storage::Cuda(storage) = &*storage else { bail!("{OP}: expected a tensor on a GPU") };
                 match layout.contiguous_offsets() {
                     Some((start, end)) => {
                         let from = storage.as_cuda_slice::<f32>()?.slice(start..end);

@@ -91,7 +91,7 @@ impl Faults {
         Ok(Some(match fault.what % 2 {
             1 => format!("{op}: index {} at position {second} is not below {third}", first as i64),
             _ => format!(
-                "{op}: a gradient of {} for a loss that was computed for one of {}",
+                "{op}: the gradient of the loss is {}, but the forward assumed {}",
                 number(first),
                 number(second)
             ),
@@ -104,7 +104,7 @@ impl Gpu {
     pub(crate) fn check(&self) -> Result<()> {
         match self.faults.take(&self.device)? {
             None => Ok(()),
-            Some(fault) => Err(Error::Msg(format!("{fault} (found on the GPU, in what ran before)"))),
+            Some(fault) => Err(Error::Msg(format!("{fault} (in an earlier operation on the GPU)"))),
         }
     }
 

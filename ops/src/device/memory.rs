@@ -77,7 +77,7 @@ pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, targ
         (F32(from), F32(to)) => of(&device, (from, source), (to, target)),
         (BF16(from), BF16(to)) => of(&device, (from, source), (to, target)),
         (F16(from), F16(to)) => of(&device, (from, source), (to, target)),
-        _ => bail!("parameters of different dtypes, or a released one"),
+        _ => bail!("the parameters have different dtypes, or one is released"),
     }
 }
 
@@ -104,7 +104,7 @@ pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
         CudaStorageSlice::F32(slice) => Ok(CpuStorage::F32(of(from, slice, range)?)),
         CudaStorageSlice::BF16(slice) => Ok(CpuStorage::BF16(of(from, slice, range)?)),
         CudaStorageSlice::F16(slice) => Ok(CpuStorage::F16(of(from, slice, range)?)),
-        _ => bail!("parameters are f32, bf16 or f16, got {:?}", from.dtype()),
+        _ => bail!("expected parameters of dtype f32, bf16 or f16, got {:?}", from.dtype()),
     }
 }
 

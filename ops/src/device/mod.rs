@@ -142,7 +142,7 @@ impl Gpu {
     pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Self> {
         match tensor.device() {
             Device::Cuda(device) => Self::new(device),
-            other => bail!("{op}: a tensor on a GPU expected, got one on {other:?}"),
+            other => bail!("{op}: expected a tensor on a GPU, got one on {other:?}"),
         }
     }
 
@@ -191,7 +191,7 @@ impl Gpu {
             DType::F32 => of::<f32>(&self.device, count),
             DType::BF16 => of::<bf16>(&self.device, count),
             DType::F16 => of::<f16>(&self.device, count),
-            other => bail!("{op}: f32, bf16 or f16 expected, got {other:?}"),
+            other => bail!("{op}: expected f32, bf16 or f16, got {other:?}"),
         }
     }
 
@@ -207,7 +207,7 @@ pub(crate) fn kernel_dtype(op: &'static str, dtype: DType) -> Result<Dtype> {
         DType::F32 => Ok(Dtype::F32),
         DType::BF16 => Ok(Dtype::Bf16),
         DType::F16 => Ok(Dtype::F16),
-        other => bail!("{op}: f32, bf16 or f16 expected, got {other:?}"),
+        other => bail!("{op}: expected f32, bf16 or f16, got {other:?}"),
     }
 }
 
@@ -226,8 +226,8 @@ pub(crate) fn address(op: &'static str, storage: &CudaStorage) -> Result<Address
         CudaStorageSlice::U32(slice) => Ok(begin(slice)),
         CudaStorageSlice::I64(slice) => Ok(begin(slice)),
         // The storage of a released parameter.
-        CudaStorageSlice::F4(_) => bail!("{op}: reads a parameter that is released"),
-        _ => bail!("{op}: f32, bf16, f16 or indices expected, got {:?}", storage.dtype()),
+        CudaStorageSlice::F4(_) => bail!("{op}: the operation reads a released parameter"),
+        _ => bail!("{op}: expected f32, bf16, f16 or indices, got {:?}", storage.dtype()),
     }
 }
 
@@ -267,7 +267,7 @@ impl Operand {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
             Storage::Cuda(storage) => Self::new(op, storage, layout),
-            _ => bail!("{op}: a tensor on a GPU expected, got one on {:?}", tensor.device()),
+            _ => bail!("{op}: expected a tensor on a GPU, got one on {:?}", tensor.device()),
         }
     }
 }

@@ -64,7 +64,7 @@ impl<'a> Part<'a> {
     /// If the values are not on a GPU, or the parameter is released.
     pub fn of_leaf(leaf: &'a Tensor) -> Result<Self> {
         let (storage, _) = leaf.storage_and_layout();
-        let Storage::Cuda(storage) = &*storage else { bail!("{OP}: a parameter on a GPU expected") };
+        let Storage::Cuda(storage) = &*storage else { bail!("{OP}: expected a parameter on a GPU") };
         Self::of_storage(storage)
     }
 
@@ -130,7 +130,7 @@ impl Updated<'_> {
         let f32s = [parameters, gradients].into_iter().chain(states);
         let all_f32 = f32s.clone().all(|part| part.dtype == Dtype::F32);
         if !all_f32 || f32s.chain(working).any(|part| part.count != gradients.count) || states.len() > 2 {
-            bail!("{OP}: parameters, states and gradients do not belong together");
+            bail!("{OP}: parameters, states and gradients have different lengths or devices");
         }
         let mut at = [0; 2];
         at.iter_mut().zip(states).for_each(|(at, state)| *at = state.address);
@@ -210,7 +210,7 @@ impl Norms {
 
     /// Waits for the result and returns its first words from host memory.
     fn words<const N: usize>(&mut self) -> Result<[u64; N]> {
-        let Some(made) = self.made.take() else { bail!("{OP}: no norm was made") };
+        let Some(made) = self.made.take() else { bail!("{OP}: the gradient norm was not computed") };
         if !made.event().is_done().map_err(driver)? {
             made.event().wait().map_err(driver)?;
         }

@@ -31,7 +31,7 @@ impl Indices {
             DType::U8 => IndexType::U8,
             DType::U32 => IndexType::U32,
             DType::I64 => IndexType::I64,
-            other => bail!("{op}: indices of dtype u32, i64 or u8 expected, got {other:?}"),
+            other => bail!("{op}: expected indices of dtype u32, i64 or u8, got {other:?}"),
         };
         let elements = layout.shape().elem_count();
         let (count, limit) = (count32(op, elements)?, count32(op, limit)?);
@@ -63,7 +63,7 @@ impl Indices {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
             Storage::Cuda(storage) => Self::new(op, gpu, (storage, layout), limit),
-            _ => bail!("{op}: indices on a GPU expected, got some on {:?}", tensor.device()),
+            _ => bail!("{op}: expected indices on a GPU, got indices on {:?}", tensor.device()),
         }
     }
 

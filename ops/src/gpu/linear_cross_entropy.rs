@@ -27,7 +27,7 @@ pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor
     let gpu = Gpu::of(OP, x)?;
     let (xs, w, targets) = (Operand::of(OP, x)?, Operand::of(OP, weight)?, Indices::of(OP, &gpu, targets, classes)?);
     if xs.dtype != w.dtype {
-        bail!("{OP}: an input of {:?} does not fit a weight of {:?}", x.dtype(), weight.dtype());
+        bail!("{OP}: the input {:?} does not match the weight {:?}", x.dtype(), weight.dtype());
     }
     let dx = x.track_op().then(|| room_like(OP, &gpu, x.dtype(), xs.count)).transpose()?;
     let loss = gpu.floats(1)?;
@@ -47,7 +47,7 @@ pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor
         head.run(None)?;
     } else if sink::has(weight) {
         if deliver(OP, &gpu, weight, |to, onto| head.run(Some((to, onto))))?.is_some() {
-            bail!("{OP}: the place for the gradient of the weight is not on its GPU");
+            bail!("{OP}: the gradient buffer of the weight is not on the weight's GPU");
         }
         is_delivered = true;
     } else {
@@ -153,7 +153,7 @@ impl Footprint for Computed {
     const READS: Reads = Reads::NOTHING;
 
     fn footprint(&self, _: &[&Tensor]) -> Result<Costs> {
-        bail!("{OP}: it is computed already")
+        bail!("{OP}: the operation has already run")
     }
 }
 
@@ -163,7 +163,7 @@ impl CustomOp2 for Computed {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        bail!("{OP}: it was computed on a GPU")
+        bail!("{OP}: the operation ran on a GPU")
     }
 
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {

@@ -79,7 +79,7 @@ pub(crate) fn backward(
     // Both must live until the launch is on the stream.
     let of_before = before.as_ref().map(|before| Operand::of(op, before)).transpose()?;
     if of_before.as_ref().is_some_and(|before| (before.dtype, before.count) != (xs.dtype, xs.count)) {
-        candle_core::bail!("{op}: a gradient of x that does not fit it");
+        candle_core::bail!("{op}: the gradient of x does not have the shape of x");
     }
     let rows = of(op, &xs, x.shape(), eps)?;
     let weights = weights([Some(&w), of_bias.as_ref()]);

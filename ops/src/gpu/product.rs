@@ -99,7 +99,7 @@ pub(super) unsafe fn product_with(
 ) -> Result<bool> {
     let (rows, columns, inner) = (left.rows, right.columns, left.columns);
     if right.rows != inner {
-        bail!("{op}: a matrix of {rows}×{inner} times one of {}×{columns}", right.rows);
+        bail!("{op}: cannot multiply a {rows}×{inner} matrix by a {}×{columns} matrix", right.rows);
     }
     if rows == 0 || columns == 0 {
         return Ok(true);
@@ -139,7 +139,7 @@ pub(super) unsafe fn product_strided(
 ) -> Result<()> {
     let (m, n, k) = (left.rows, right.columns, left.columns);
     if right.rows != k {
-        bail!("{op}: a matrix of {m}×{k} times one of {}×{n}", right.rows);
+        bail!("{op}: cannot multiply a {m}×{k} matrix by a {}×{n} matrix", right.rows);
     }
     if m == 0 || n == 0 {
         return Ok(());

@@ -48,9 +48,9 @@ fn on_gpu((storage, shape): (CudaStorage, Shape)) -> (Storage, Shape) {
     (Storage::Cuda(storage), shape)
 }
 
-const DEVICES: &str = "its tensors are not all on the processor, nor all on one GPU";
+const DEVICES: &str = "all tensors must be on the CPU, or all on the same GPU";
 
-const NOT_COUNTED: &str = "what candle keeps of a graph is not counted";
+const NOT_COUNTED: &str = "memory that candle's autograd graph keeps is not counted";
 
 /// Counts the forward of an operation in a trace.
 fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Traced)> {
@@ -241,7 +241,7 @@ const SUM: &str = "sum";
 pub(crate) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
     let _timed = measure::forward(SUM);
     if x.shape() != y.shape() || x.dtype() != y.dtype() {
-        bail!("{SUM}: {:?} {:?} and {:?} {:?} do not fit together", x.dtype(), x.shape(), y.dtype(), y.shape());
+        bail!("{SUM}: cannot add {:?} {:?} and {:?} {:?}", x.dtype(), x.shape(), y.dtype(), y.shape());
     }
     if meta::tracing() {
         return Ok(meta::forward(&Sum, &[x, y])?.0);

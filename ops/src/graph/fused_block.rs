@@ -153,7 +153,7 @@ impl Tape {
             }
         }
         if values.is_none() && meta::tracing() {
-            bail!("{OP}: an output that is kept twice is not counted");
+            bail!("{OP}: the memory of an output that is kept twice is not counted");
         }
         Ok(values)
     }
@@ -290,7 +290,7 @@ impl CustomOp1 for FusedBlock {
         };
         match values {
             Storage::Cuda(values) => Ok((values, output.shape().clone())),
-            _ => bail!("{OP}: what was computed on a GPU is somewhere else"),
+            _ => bail!("{OP}: the values computed on a GPU are no longer there"),
         }
     }
 
@@ -323,7 +323,7 @@ impl Gradients {
     fn add(&mut self, tensor: &Tensor, gradient: Option<Tensor>) -> Result<()> {
         let Some(gradient) = gradient else { return Ok(()) };
         if !self.inside.contains(&tensor.id()) {
-            bail!("{OP}: no place for the gradient of a parameter of shape {:?}", tensor.shape());
+            bail!("{OP}: a parameter of shape {:?} has no gradient buffer", tensor.shape());
         }
         let gradient = match self.of.remove(&tensor.id()) {
             None => gradient,
@@ -429,10 +429,10 @@ mod tests {
         let layer = Conv1D::from_tensors(w.as_tensor().clone(), b.as_tensor().clone());
         let make = || crate::sink::promise(|| fused_block(&x, |x| layer.forward(x)));
         let error = make()?.sum_all()?.backward().err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains("no place for the gradient of a parameter"), "{error}");
+        assert!(error.contains("has no gradient buffer"), "{error}");
         let error =
             crate::sink::promise(|| fused_block(&x, |x| sum(x, &b))).err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains("do not fit together"), "{error}");
+        assert!(error.contains("cannot add"), "{error}");
         assert!(!recording());
         Ok(())
     }

@@ -15,15 +15,15 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
     match (storage, layout.contiguous_offsets()) {
         (CpuStorage::F32(data), Some((start, end))) => match data.get(start..end) {
             Some(view) => Ok(Cow::Borrowed(view)),
-            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+            None => bail!("{op}: the layout needs {end} elements, but the storage has {}", data.len()),
         },
         (CpuStorage::BF16(data), Some((start, end))) => match data.get(start..end) {
             Some(view) => Ok(Cow::Owned(widened(view))),
-            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+            None => bail!("{op}: the layout needs {end} elements, but the storage has {}", data.len()),
         },
         (CpuStorage::F16(data), Some((start, end))) => match data.get(start..end) {
             Some(view) => Ok(Cow::Owned(widened(view))),
-            None => bail!("{op}: the layout needs {end} elements, the storage has {}", data.len()),
+            None => bail!("{op}: the layout needs {end} elements, but the storage has {}", data.len()),
         },
         (CpuStorage::F32(_), None) => {
             let mut view = CpuStorage::F32(vec![0.0; layout.shape().elem_count()]);
@@ -50,8 +50,8 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
             }
         }
         // The storage of a released parameter.
-        (CpuStorage::F4(_), _) => bail!("{op}: reads a parameter that is released"),
-        (other, _) => bail!("{op}: f32, bf16 or f16 expected, got {:?}", other.dtype()),
+        (CpuStorage::F4(_), _) => bail!("{op}: the operation reads a released parameter"),
+        (other, _) => bail!("{op}: expected f32, bf16 or f16, got {:?}", other.dtype()),
     }
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
 ) -> Result<Cow<'a, [f32]>> {
     match &**storage {
         Storage::Cpu(storage) => f32s(op, storage, layout),
-        _ => bail!("{op}: no backward on this device"),
+        _ => bail!("{op}: no backward exists for this device"),
     }
 }
 
@@ -96,7 +96,7 @@ impl<'a> View<'a> {
     ) -> Result<Self> {
         match &**storage {
             Storage::Cpu(storage) => Self::new(op, storage, layout),
-            _ => bail!("{op}: no backward on this device"),
+            _ => bail!("{op}: no backward exists for this device"),
         }
     }
 
@@ -125,7 +125,7 @@ impl<'a> Elements<'a> {
             CpuStorage::F32(data) => Ok(Self::F32(data)),
             CpuStorage::BF16(data) => Ok(Self::Bf16(data)),
             CpuStorage::F16(data) => Ok(Self::F16(data)),
-            other => bail!("{op}: f32, bf16 or f16 expected, got {:?}", other.dtype()),
+            other => bail!("{op}: expected f32, bf16 or f16, got {:?}", other.dtype()),
         }
     }
 
@@ -161,7 +161,7 @@ pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, l
         CpuStorage::U32(_) => CpuStorage::U32(vec![0; count]),
         CpuStorage::I64(_) => CpuStorage::I64(vec![0; count]),
         CpuStorage::U8(_) => CpuStorage::U8(vec![0; count]),
-        other => bail!("{op}: indices of dtype u32, i64 or u8 expected, got {:?}", other.dtype()),
+        other => bail!("{op}: expected indices of dtype u32, i64 or u8, got {:?}", other.dtype()),
     };
     storage.copy_strided_src(&mut view, 0, layout)?;
     match &view {
@@ -178,7 +178,7 @@ pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Res
     match &*storage {
         Storage::Cpu(storage) => indices(op, storage, layout, limit),
         Storage::Cuda(storage) => indices(op, &storage.to_cpu_storage()?, layout, limit),
-        Storage::Metal(_) => bail!("{op}: not implemented on this device"),
+        Storage::Metal(_) => bail!("{op}: not implemented for this device"),
     }
 }
 
@@ -190,6 +190,6 @@ fn widened<H: HalfFloat>(values: &[H]) -> Vec<f32> {
 pub(crate) fn rows(op: &'static str, shape: &Shape) -> Result<(usize, usize)> {
     match shape.dims().split_last() {
         Some((&last, leading)) if last > 0 => Ok((leading.iter().product(), last)),
-        _ => bail!("{op}: a last dimension of at least 1 is needed, got the shape {shape:?}"),
+        _ => bail!("{op}: the last dimension must be at least 1, got the shape {shape:?}"),
     }
 }

@@ -98,7 +98,7 @@ impl Fresh {
             DType::F32 => Ok(Self::F32(Vec::with_capacity(len))),
             DType::BF16 => Ok(Self::Bf16(Vec::with_capacity(len))),
             DType::F16 => Ok(Self::F16(Vec::with_capacity(len))),
-            other => bail!("{op}: f32, bf16 or f16 expected, got {other:?}"),
+            other => bail!("{op}: expected f32, bf16 or f16, got {other:?}"),
         }
     }
 

@@ -13,7 +13,7 @@ pub fn nothing(dtype: DType, device: &Device) -> Result<Storage> {
         })),
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => crate::device::nothing(dtype, device).map(Storage::Cuda),
-        other => candle_core::bail!("parameters cannot be on {other:?}: this program was built for others"),
+        other => candle_core::bail!("parameters cannot be on {other:?}: this program was built without support for that device"),
     }
 }
 
@@ -39,7 +39,7 @@ impl Swap {
     }
 }
 
-const TWO_DEVICES: &str = "the values of a tensor are replaced by others on another device";
+const TWO_DEVICES: &str = "cannot replace the values of a tensor with values on another device";
 
 impl InplaceOp1 for Swap {
     fn name(&self) -> &'static str {

@@ -61,10 +61,10 @@ impl Affine {
         let (inputs, outputs) = self.sizes(op, weight)?;
         let (count, last) = rows(op, x)?;
         if last != inputs {
-            bail!("{op}: an input of {x:?} does not fit a weight for {inputs} inputs");
+            bail!("{op}: the input {x:?} does not match a weight with {inputs} inputs");
         }
         if let Some(bias) = bias.filter(|bias| bias.dims() != [outputs]) {
-            bail!("{op}: a bias of {bias:?} does not fit {outputs} outputs");
+            bail!("{op}: the bias {bias:?} does not match {outputs} outputs");
         }
         let mut dims = x.dims().to_vec();
         if let Some(last) = dims.last_mut() {
@@ -155,7 +155,7 @@ impl Affine {
     pub(crate) fn sizes(self, op: &'static str, weight: &Shape) -> Result<(usize, usize)> {
         let (first, second) = weight.dims2()?;
         if first == 0 || second == 0 {
-            bail!("{op}: a weight of {weight:?} has no elements");
+            bail!("{op}: the weight {weight:?} has no elements");
         }
         Ok(match self {
             Self::OutputsInputs => (second, first),

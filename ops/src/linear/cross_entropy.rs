@@ -39,10 +39,10 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
     let (count, inputs) = rows(OP, x.shape())?;
     let (classes, weight_inputs) = weight.dims2()?;
     if inputs != weight_inputs || classes == 0 {
-        bail!("{OP}: an input of {:?} does not fit a weight of {:?}", x.shape(), weight.shape());
+        bail!("{OP}: the input {:?} does not match the weight {:?}", x.shape(), weight.shape());
     }
     if count == 0 || targets.dims() != &x.dims()[..x.rank() - 1] {
-        bail!("{OP}: an input of {:?} and targets of {:?} do not fit together", x.shape(), targets.shape());
+        bail!("{OP}: the input {:?} does not match the targets {:?}", x.shape(), targets.shape());
     }
     if meta::tracing() {
         return count2(x, weight, &ToCompute { targets });
@@ -191,7 +191,7 @@ impl Footprint for Computed {
     const READS: Reads = Reads::NOTHING;
 
     fn footprint(&self, _: &[&Tensor]) -> Result<Costs> {
-        bail!("{OP}: it is computed already")
+        bail!("{OP}: the operation has already run")
     }
 }
 
@@ -250,7 +250,7 @@ impl CustomOp2 for Computed {
                 }
             })?,
             None if scale != 1.0 && weight.track_op() => {
-                bail!("{OP}: a gradient of {d_loss} for a loss that was computed for one of {}", self.gradient)
+                bail!("{OP}: the gradient of the loss is {d_loss}, but the forward assumed {}", self.gradient)
             }
             None => None,
         };

@@ -65,7 +65,7 @@ pub fn trace<T>(written: HashSet<TensorId>, run: impl FnOnce() -> Result<T>) -> 
     // Dropped only after it has been replaced: its contents look up `HEAP` when they are dropped.
     let inner = HEAP.replace(outer);
     drop(inner);
-    result.unwrap_or_else(|_| bail!("{META}: the layer panics where there are no values"))
+    result.unwrap_or_else(|_| bail!("{META}: the layer panicked on tensors without values"))
 }
 
 /// Returns whether operations on this thread are counted instead of computed.
@@ -187,7 +187,7 @@ pub(crate) fn nothing(dtype: DType) -> Result<CpuStorage> {
         DType::U32 => CpuStorage::U32(vec![]),
         DType::I64 => CpuStorage::I64(vec![]),
         DType::U8 => CpuStorage::U8(vec![]),
-        other => bail!("no operation of this crate takes {other:?}"),
+        other => bail!("no operation supports {other:?}"),
     })
 }
 
@@ -266,7 +266,7 @@ impl Traced {
 }
 
 fn never<T>() -> Result<T> {
-    bail!("{META}: there are no values to compute with")
+    bail!("{META}: meta tensors have no values")
 }
 
 impl CustomOp1 for Traced {

@@ -154,7 +154,7 @@ impl<'a> Matrix<'a> {
         let data = data.into();
         // `multiply` relies on this check.
         let needed = if rows == 0 || columns == 0 { 0 } else { (rows - 1) * row_stride + columns };
-        assert!(needed <= data.len(), "a {rows}x{columns} matrix needs {needed} elements, there are {}", data.len());
+        assert!(needed <= data.len(), "a {rows}x{columns} matrix needs {needed} elements, got {}", data.len());
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
 

@@ -173,7 +173,7 @@ fn all_units_of_the_processor_keep_their_promises() {
 #[test]
 fn sums_in_squares_continue_from_whole_steps() {
     if !Bf16Units::available().contains(&Bf16Units::Squares) {
-        return eprintln!("skipped: this processor has no AMX");
+        return eprintln!("skipped: this processor does not support AMX");
     }
     let (rows, columns, depth) = (40, 70, 256);
     let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", depth * columns)));

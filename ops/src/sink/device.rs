@@ -11,7 +11,7 @@ use crate::device::{Array, Gpu};
 /// what to do with the values that are there.
 pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, Onto) -> Result<()>) -> Result<bool> {
     if tiles::running() {
-        candle_core::bail!("gradients in tiles of rows are not made on a GPU");
+        candle_core::bail!("gradients in tiles of rows are unsupported on a GPU");
     }
     if defers(parameter) {
         // Computed at once: deferring it would take GPU memory and save no time.

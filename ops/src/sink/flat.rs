@@ -149,7 +149,7 @@ impl FlatBuffer {
             #[cfg(feature = "cuda")]
             (Self::Device(to), Self::Device(from)) => to.add(from),
             #[cfg(feature = "cuda")]
-            _ => candle_core::bail!("a sum of values on the host and on a GPU"),
+            _ => candle_core::bail!("cannot add values on the host to values on a GPU"),
         }
     }
 }

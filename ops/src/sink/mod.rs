@@ -55,7 +55,7 @@ impl Slot<'_> {
         match self {
             Self::First(to) => to.copy_from_slice(gradient),
             Self::Another(to) | Self::Further(to) => {
-                assert_eq!(to.len(), gradient.len(), "gradient of another length than its parameter");
+                assert_eq!(to.len(), gradient.len(), "the gradient and its parameter have different lengths");
                 for (to, &from) in to.iter_mut().zip(gradient) {
                     *to += from;
                 }

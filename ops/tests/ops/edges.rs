@@ -27,27 +27,27 @@ fn errors_name_the_cause() {
     refuses(table.forward(&at(-1)), "index -1 at position 1");
     refuses(table.forward(&n(&[2])), "dtype");
     refuses(ops::cross_entropy(&n(&[2, 3]), &at(3)), "index 3 at position 1 is not below 3");
-    refuses(ops::cross_entropy(&n(&[3, 3]), &at(0)), "fit");
-    refuses(ops::cross_entropy(&n(&[0, 3]), &ids("t", &[0], 3)), "fit");
+    refuses(ops::cross_entropy(&n(&[3, 3]), &at(0)), "match");
+    refuses(ops::cross_entropy(&n(&[0, 3]), &ids("t", &[0], 3)), "match");
     refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[3, 4]), &at(3), 1.0), "index 3 at position 1 is not below 3");
-    refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[3, 5]), &at(0), 1.0), "fit a weight");
-    refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[0, 4]), &at(0), 1.0), "fit a weight");
-    refuses(ops::linear_cross_entropy(&n(&[3, 4]), &n(&[3, 4]), &at(0), 1.0), "fit together");
-    refuses(ops::linear_cross_entropy(&n(&[0, 4]), &n(&[3, 4]), &ids("t", &[0], 3), 1.0), "fit together");
+    refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[3, 5]), &at(0), 1.0), "match the weight");
+    refuses(ops::linear_cross_entropy(&n(&[2, 4]), &n(&[0, 4]), &at(0), 1.0), "match the weight");
+    refuses(ops::linear_cross_entropy(&n(&[3, 4]), &n(&[3, 4]), &at(0), 1.0), "match the targets");
+    refuses(ops::linear_cross_entropy(&n(&[0, 4]), &n(&[3, 4]), &ids("t", &[0], 3), 1.0), "match the targets");
     refuses(ops::LayerNorm::from_tensors(n(&[3]), n(&[4]), 1e-5).forward(&n(&[2, 3])), "bias");
     refuses(ops::RmsNorm::from_tensor(n(&[4]), 1e-5).forward(&n(&[2, 3])), "weight");
     refuses(ops::swiglu(&n(&[2, 3]), &n(&[3, 2])), "shape");
-    refuses(ops::causal_attention(&n(&[1, 2, 3, 4]), &n(&[1, 2, 2, 4]), &n(&[1, 2, 2, 4])), "cannot share 2");
-    refuses(ops::causal_attention(&n(&[1, 2, 2, 4]), &n(&[1, 3, 2, 4]), &n(&[1, 3, 2, 4])), "do not fit");
+    refuses(ops::causal_attention(&n(&[1, 2, 3, 4]), &n(&[1, 2, 2, 4]), &n(&[1, 2, 2, 4])), "not a multiple of 2");
+    refuses(ops::causal_attention(&n(&[1, 2, 2, 4]), &n(&[1, 3, 2, 4]), &n(&[1, 3, 2, 4])), "do not match");
     refuses(ops::causal_attention_packed(&n(&[1, 2, 8]), 2), "three times 2 heads");
     refuses(ops::causal_attention_packed(&n(&[1, 2, 6]), 0), "0 heads");
     let within = |span| ops::causal_attention_packed_within(&n(&[1, 2, 12]), 2, &span);
-    refuses(within(ops::AttentionSpan::default().window(0)), "sees nothing");
-    refuses(within(ops::AttentionSpan::default().documents(at(0))), "do not fit 1 rows of 2 positions");
+    refuses(within(ops::AttentionSpan::default().window(0)), "at least 1 position");
+    refuses(within(ops::AttentionSpan::default().documents(at(0))), "do not match 1 rows of 2 positions");
     refuses(within(ops::AttentionSpan::default().documents(n(&[1, 2]))), "dtype");
     let rotary = ops::Rotary::new(4, 3, 1e4).unwrap();
     refuses(rotary.apply(&n(&[1, 4, 1, 4])), "longer than the 3 positions");
-    refuses(rotary.apply(&n(&[1, 2, 1, 6])), "heads of 4");
+    refuses(rotary.apply(&n(&[1, 2, 1, 6])), "heads of size 4");
     assert!(ops::Rotary::new(5, 3, 1e4).is_err());
     let llama3 = |factor, low_freq_factor, high_freq_factor| ops::RopeScaling::Llama3 {
         factor,

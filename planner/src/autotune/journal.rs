@@ -43,8 +43,8 @@ impl Journal {
         if lines.next().as_ref() != Some(head) {
             return Err(Error::setting(
                 "autotuning.results_dir",
-                format!("{} is of another configuration, or of another zero-train", path.display()),
-                "leave out --resume to begin anew, or name another folder",
+                format!("{} belongs to another configuration or another version of zero-train", path.display()),
+                "leave out --resume to start over, or name another folder",
             ));
         }
         let lines = lines.collect();

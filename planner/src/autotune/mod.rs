@@ -74,9 +74,9 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     let began = Instant::now();
     let (base, tuning, head) = begin(request)?;
     if tuning.sweep.is_some() {
-        watch.say("autotuning.sweep is for --sweep: this is a search of speed");
+        watch.say("autotuning.sweep has no effect without --sweep: this search optimizes speed");
     }
-    zero_engine::device::only_the_processor(&base, "a search of speed")?;
+    zero_engine::device::only_the_processor(&base, "a search for speed")?;
     let planner = (request.planner)(&base)?;
     let outlook =
         Outlook { source: &request.source, overrides: &request.overrides, planner: &planner, threads: request.threads };
@@ -241,7 +241,7 @@ impl Bench<'_> {
             }
             if enough.is_some_and(|enough| self.began.elapsed() >= enough) {
                 let left = zero_engine::format::counted(asked.len() - index, "profile is", "profiles are");
-                self.watch.say(&format!("{left} left out: half of autotuning.budget_seconds is over"));
+                self.watch.say(&format!("{left} skipped: half of autotuning.budget_seconds is used up"));
                 break;
             }
             self.watch.say(&format!(
@@ -280,7 +280,7 @@ impl Bench<'_> {
                 Ended::TimedOut | Ended::Dropped => too_long(self.tuning),
                 Ended::TooLarge(bytes) => too_much(bytes),
             };
-            self.watch.say(&format!("  no table: {told}"));
+            self.watch.say(&format!("  the profile failed: {told}"));
         }
         Ok((tables, false))
     }
@@ -297,7 +297,7 @@ impl Measure for Bench<'_> {
             Ended::Interrupted => return Ok(RunOutcome::Interrupted),
             Ended::Well(text) => match read(&text) {
                 Some((step_seconds, peak_bytes)) => RunOutcome::Ran { step_seconds, peak_bytes },
-                None => RunOutcome::Fell(State::Failed, "it did not say how long its steps took".into()),
+                None => RunOutcome::Fell(State::Failed, "the trial printed no step times".into()),
             },
             Ended::Badly { reason, .. } => RunOutcome::Fell(State::Failed, reason),
             Ended::TimedOut | Ended::Dropped => RunOutcome::Fell(State::TimedOut, too_long(self.tuning)),

@@ -52,7 +52,7 @@ pub fn unit(metric: Metric, work: &StepWork) -> &'static str {
         (Metric::Throughput, Some(_)) => "tokens/s",
         (Metric::Throughput, None) => "samples/s",
         (Metric::Latency, _) => "s",
-        (Metric::Flops, _) => "FLOP/s a rank",
+        (Metric::Flops, _) => "FLOP/s per rank",
     }
 }
 

@@ -59,7 +59,7 @@ impl Outlook<'_> {
                 row.planned = Some(planned);
                 if let Some(limit) = planned.limit_bytes.filter(|&limit| planned.peak_bytes > limit) {
                     let (needs, has) = (zero_engine::bytes(planned.peak_bytes), zero_engine::bytes(limit));
-                    let reason = format!("a rank needs {needs} at a time, and may have {has}");
+                    let reason = format!("a rank needs {needs} at its peak but may use {has}");
                     (row.state, row.reason) = (State::TooLarge, Some(reason));
                 }
             }

@@ -78,7 +78,7 @@ pub(super) fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value)
 pub(super) fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Copy + '_ {
     |source| {
         let error = Error::Io { path: folder.to_path_buf(), source };
-        error.named("autotuning.results_dir", "name a folder that can be written to, there or with --out")
+        error.named("autotuning.results_dir", "name a writable folder, in this key or with --out")
     }
 }
 
@@ -90,17 +90,17 @@ pub(super) fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<
     }
     Err(Error::setting(
         "autotuning.results_dir",
-        format!("{} has results already, and `autotuning.overwrite` is false", folder.display()),
-        "go on with --resume, or name another folder",
+        format!("{} already contains results, and `autotuning.overwrite` is false", folder.display()),
+        "continue with --resume, or name another folder",
     ))
 }
 
 pub(super) fn too_long(tuning: &Autotuning) -> String {
-    format!("it took longer than {} s: autotuning.trial_timeout_seconds", tuning.trial_timeout_seconds)
+    format!("the trial took longer than {} s (autotuning.trial_timeout_seconds)", tuning.trial_timeout_seconds)
 }
 
 pub(super) fn too_much(bytes: u64) -> String {
-    format!("it held {}, more than this machine can give", zero_engine::bytes(bytes))
+    format!("the trial used {}, more memory than this machine has for it", zero_engine::bytes(bytes))
 }
 
 /// The bytes that a trial with this number of ranks may use, if known.

@@ -157,8 +157,8 @@ impl Space<'_> {
             if more.len() > MOST {
                 return Err(Error::setting(
                     "autotuning.space",
-                    format!("there are more than {MOST} configurations to try"),
-                    "give some keys fewer values; `autotuning.fast: true` tries ZeRO stages and micro-batches alone",
+                    format!("the search space has more than {MOST} configurations"),
+                    "give some keys fewer values; `autotuning.fast: true` tries only ZeRO stages and micro-batches",
                 ));
             }
         }

@@ -36,21 +36,21 @@ impl Tables {
     /// A description of what was not measured.
     pub(super) fn of(&self, conditions: &Conditions, config: &Config) -> Result<CostTable, String> {
         let micro = config.train_micro_batch_size_per_gpu;
-        let all = self.0.get(conditions).ok_or("no layer was measured with these ranks and threads")?;
+        let all = self.0.get(conditions).ok_or("no profile has this number of ranks and threads")?;
         let below = all.range(..=micro).next_back();
         let above = all.range(micro..).next();
         let table = match (below, above) {
             (Some((&exact, table)), _) if exact == micro => table.clone(),
             (Some((_, below)), Some((_, above))) => below.between(above, micro)?,
             _ => {
-                return Err(format!("no layer was measured with a micro-batch of {micro}, or one below and one above"));
+                return Err(format!("no profile has a micro-batch of {micro}, or a smaller and a larger one"));
             }
         };
         if table.has_disk() || !uses_disk(config) {
             return Ok(table);
         }
         let disk = self.0.values().flat_map(BTreeMap::values).find(|table| table.has_disk());
-        Ok(table.with_disk_of(disk.ok_or("the disk was not measured")?))
+        Ok(table.with_disk_of(disk.ok_or("no profile measured the disk")?))
     }
 }
 

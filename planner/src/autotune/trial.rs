@@ -68,7 +68,7 @@ impl Trial<'_> {
         let child = match command.spawn() {
             Ok(child) => child,
             Err(error) => {
-                let reason = format!("{} cannot be started: {error}", self.program.display());
+                let reason = format!("cannot start {}: {error}", self.program.display());
                 return Ended::Badly { status: None, reason };
             }
         };
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(run("exit 1", LONG, None, &stop), badly(Some(1), "status 1"));
         let none =
             Trial { program: Path::new("/nowhere"), arguments: vec![], deadline: LONG, memory: None, stop: &stop };
-        assert!(matches!(none.run(), Ended::Badly { reason, .. } if reason.starts_with("/nowhere cannot be started")));
+        assert!(matches!(none.run(), Ended::Badly { reason, .. } if reason.starts_with("cannot start /nowhere: ")));
     }
 
     #[test]

@@ -15,7 +15,7 @@ impl fmt::Display for Plan {
         let mesh = self.memory_plan.stage_plan.mesh;
         writeln!(
             f,
-            "{} = {} × {}, ZeRO stage {}, {} a step = {} × {} × {}",
+            "{} = {} × {}, ZeRO stage {}, {} per step = {} × {} × {}",
             counted(mesh.world_size(), "rank", "ranks"),
             counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
             counted(mesh.data(), "replica", "replicas"),
@@ -25,7 +25,7 @@ impl fmt::Display for Plan {
             counted(self.memory_plan.settings.micro_batches, "micro-batch", "micro-batches"),
             counted(mesh.data(), "replica", "replicas"),
         )?;
-        let header = ["stage", "ranks", "parameters", "state a rank", "sent a step", "alive", "layers"];
+        let header = ["stage", "ranks", "parameters", "state/rank", "sent/step", "alive", "layers"];
         let mut rows = vec![header.map(String::from)];
         for stage in 0..mesh.pipe() {
             let (share, ranks) = (self.share(stage), ranks(mesh, stage));
@@ -47,13 +47,13 @@ impl fmt::Display for Plan {
         }
         writeln!(
             f,
-            "sent: collectives and tied parameters; activations besides. alive: micro-batches between forward and backward"
+            "sent: bytes of collectives and tied parameters, without activations. alive: micro-batches between forward and backward"
         )?;
         self.memory(f)?;
         if self.memory_plan.config.pipeline.stages > 1
             && self.memory_plan.config.pipeline.partition_method == PartitionMethod::Time
         {
-            writeln!(f, "cut as if every layer took equally long: a run measures them first, and cuts by that")?;
+            writeln!(f, "stages assume that all layers take equally long; a run measures the layers first and cuts by time")?;
         }
         if let Some(gathering) = self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape()) {
             writeln!(f, "{gathering}")?;
@@ -66,7 +66,7 @@ impl fmt::Display for Plan {
         }
         write!(
             f,
-            "{}: {:.1} % of a step is bubble if every chunk of layers takes equally long",
+            "{}: {:.1} % of a step is bubble if all chunks of layers take equally long",
             self.memory_plan.stage_plan.schedule,
             self.bubble() * 100.0
         )
@@ -82,7 +82,7 @@ impl Plan {
     fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
         // With a GPU, the totals are listed separately for its memory and the host's.
-        let at_a_time: &[&str] = if self.has_gpu() { &["on the GPU", "on the host"] } else { &["at a time"] };
+        let at_a_time: &[&str] = if self.has_gpu() { &["on the GPU", "on the host"] } else { &["peak"] };
         let heads = ["stage"].iter().chain(&names).chain(at_a_time).chain(&["disk"]);
         let mut rows = vec![heads.map(ToString::to_string).collect::<Vec<_>>()];
         for (stage, needs) in self.memory_plan.needs.iter().enumerate() {
@@ -95,24 +95,24 @@ impl Plan {
             row.push(bytes(needs.disk.optimizer + needs.disk.parameters));
             rows.push(row);
         }
-        writeln!(f, "memory of a rank, at most:")?;
+        writeln!(f, "peak memory per rank:")?;
         table(f, &rows)?;
         match self.knows_activations() {
             true => writeln!(
                 f,
-                "categories have their peaks at different times; buffers that wait for their next use are staging"
+                "categories peak at different times, so the peak is less than their sum; staging is buffers kept for reuse"
             ),
-            false => writeln!(f, "activations are not in it: the model has a layer that only a run can tell of"),
+            false => writeln!(f, "without activations: the model has a layer whose activations are only known in a run"),
         }
     }
 
     fn time(&self, prediction: &Result<Prediction, String>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prediction = match prediction {
             Ok(prediction) => prediction,
-            Err(missing) => return writeln!(f, "no time: the cost table does not hold for this plan: {missing}"),
+            Err(missing) => return writeln!(f, "time unknown: the cost table does not apply to this plan: {missing}"),
         };
         let tokens = prediction.tokens_per_second.map_or(String::new(), |rate| format!(", {rate:.0} tokens/s"));
-        writeln!(f, "a step takes {:.1} ms by the cost table{tokens}:", prediction.step_seconds * 1e3)?;
+        writeln!(f, "predicted time of a step: {:.1} ms{tokens}", prediction.step_seconds * 1e3)?;
         let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
         let mut rows = vec![names.map(String::from).to_vec()];
         // The first rank stands for its stage.

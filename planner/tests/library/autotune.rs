@@ -97,8 +97,8 @@ fn crashes_hangs_and_memory_bombs_do_not_end_the_search() {
         assert_eq!(row.state, state, "{}: {:?}", row.words(), row.reason);
         let told = match state {
             State::Failed => "status 2: planted crash",
-            State::TimedOut => "it took longer than 3 s",
-            State::OutOfMemory => "it held ",
+            State::TimedOut => "the trial took longer than 3 s",
+            State::OutOfMemory => "the trial used ",
             _ => continue,
         };
         assert!(row.reason.as_deref().is_some_and(|reason| reason.contains(told)), "{:?}", row.reason);
@@ -123,7 +123,7 @@ fn configurations_that_do_not_fit_are_never_started() {
     let tuned = search(&planted, 1, false, usize::MAX);
     assert_eq!((tuned.best, planted.runs()), (None, 0));
     let reason = tuned.rows[0].reason.as_deref().unwrap();
-    assert!(tuned.rows[0].state == State::TooLarge && reason.contains("may have 1.0 MB"), "{reason}");
+    assert!(tuned.rows[0].state == State::TooLarge && reason.contains("may use 1.0 MB"), "{reason}");
     assert!(!planted.results().join("best.yaml").exists());
 }
 

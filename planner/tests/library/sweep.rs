@@ -76,11 +76,11 @@ fn the_lowest_loss_wins_and_failed_trials_are_recorded() {
     let reasons = [
         (3, "status 2: planted crash"),
         (4, "longer than 5 s"),
-        (5, "it held "),
-        (6, "by step 20"),
+        (5, "the trial used "),
+        (6, "at step 20"),
         (7, "after step 20 is not finite"),
         (8, "status 5: training diverged"),
-        (9, "it was not evaluated"),
+        (9, "the trial was never evaluated"),
     ];
     for (id, told) in reasons {
         let reason = swept.trials[id].reason.as_deref();
@@ -113,7 +113,7 @@ fn an_interrupted_sweep_continues_with_the_same_points() {
         assert!(part.interrupted && part.trials.len() == 4 && part.best.is_some());
         let (rest, said) = search(&planted, true, usize::MAX);
         assert_eq!((&rest.trials, rest.best), (&whole.trials, whole.best));
-        assert!(said.iter().any(|word| word == "4 trials of an earlier sweep"), "{said:?}");
+        assert!(said.iter().any(|word| word == "resumed 4 trials of an earlier sweep"), "{said:?}");
         assert_eq!(planted.runs(), 14);
     }
 }
@@ -128,10 +128,10 @@ fn mistakes_are_reported_before_anything_runs() {
         error.to_string()
     };
     let error = told("");
-    assert!(error.contains("there is no such section") && error.contains("in: autotuning.sweep"), "{error}");
+    assert!(error.contains("--sweep needs this section") && error.contains("in: autotuning.sweep"), "{error}");
     let lr = "optimizer: {type: AdamW}\nautotuning: {sweep: {space: {optimizer.params.lr: [0.1]}}}\n";
     let error = told("autotuning: {sweep: {space: {launcher.num_processes: [1, 2]}}}\n");
-    assert!(error.contains("`launcher.num_processes` is no hyperparameter"), "{error}");
+    assert!(error.contains("`launcher.num_processes` cannot be searched"), "{error}");
     let error = told(&format!("{lr}training: {{epochs: 1}}\n"));
     assert!(error.contains("in: training.eval_every"), "{error}");
     let error = told(&format!("{lr}training: {{eval_every: 11, max_steps: 10}}\n"));

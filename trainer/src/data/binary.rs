@@ -9,7 +9,7 @@ const MAGIC: [(&[u8], &str); 31] = [
     (b"\x04\x22\x4d\x18", "an lz4 archive"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!\x1a\x07", "a rar archive"),
-    (b"PK\x03\x04", "a zip archive, as .docx, .npz and PyTorch's .pt are"),
+    (b"PK\x03\x04", "a zip archive (such as .docx, .npz or PyTorch's .pt)"),
     (b"PAR1", "a Parquet file"),
     (b"ARROW1", "an Arrow file"),
     (b"\xff\xff\xff\xff", "an Arrow stream"),

@@ -102,7 +102,7 @@ impl Corpus<'_> {
             let failed = |message: String| DataError::Json { path: path.into(), line: number, message };
             let value: serde_json::Value = serde_json::from_slice(&line).map_err(|error| failed(reason(&error)))?;
             let Some(text) = value.get(text_key).and_then(serde_json::Value::as_str) else {
-                return Err(failed(format!("no string under the key `{text_key}`")));
+                return Err(failed(format!("the key `{text_key}` is missing or not a string")));
             };
             self.add_document(text.as_bytes(), path, At::Line(number))?;
         }

@@ -99,12 +99,12 @@ where
             let (own, first) = (dims(&mut sample.iter().copied()), dims(&mut columns.iter().filter_map(|c| c.first())));
             if !first.is_empty() && own != first {
                 let other = indices[0];
-                return Err(format!("sample {index} has tensors of {own:?}, and sample {other} of {first:?}").into());
+                return Err(format!("sample {index} has tensors of shapes {own:?}, but sample {other} of {first:?}").into());
             }
             columns.iter_mut().zip(sample).for_each(|(column, tensor)| column.push(tensor.clone()));
         }
         let mut stacked = columns.iter().map(|column| Tensor::stack(column, 0)).collect::<Result<Vec<_>, _>>()?;
-        let targets = stacked.pop().ok_or("a batch of no samples")?;
+        let targets = stacked.pop().ok_or("the batch has no samples")?;
         Ok(Batch::new(Activations::new(stacked), targets))
     }
 }
@@ -136,6 +136,6 @@ mod tests {
         assert_eq!(batch.inputs.single().unwrap().to_vec2::<f32>().unwrap(), [[4., 4.], [1., 1.]]);
         assert_eq!(batch.targets.to_vec1::<u32>().unwrap(), [4, 1]);
         let error = data.batch(&[4, 9]).unwrap_err().to_string();
-        assert_eq!(error, "sample 9 has tensors of [[3], []], and sample 4 of [[2], []]");
+        assert_eq!(error, "sample 9 has tensors of shapes [[3], []], but sample 4 of [[2], []]");
     }
 }

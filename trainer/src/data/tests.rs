@@ -187,21 +187,21 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(message("empty.txt"), "empty.txt without content");
     assert_eq!(
         message("short.txt"),
-        "a sequence of 3 tokens and the one that follows it are longer than the corpus of 3 tokens (short.txt)"
+        "the corpus has 3 tokens, too few for one sequence of 3 and its next token (short.txt)"
     );
     assert_eq!(
         files.message(&["short.txt", "table.csv"], |_| ()),
-        "short.txt and table.csv have different formats and cannot be one dataset"
+        "short.txt and table.csv have different formats and cannot form one data set"
     );
-    assert_eq!(message("odd.bin"), "odd.bin: 3 bytes are no whole number of tokens of 2 bytes");
-    assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside of a vocabulary of 256");
+    assert_eq!(message("odd.bin"), "odd.bin: 3 bytes are not a multiple of the token size of 2 bytes");
+    assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside the vocabulary of 256");
     assert_eq!(message("bad.jsonl"), "bad.jsonl, line 3: column 10: expected value");
-    assert_eq!(message("key.jsonl"), "key.jsonl, line 1: no string under the key `text`");
-    assert_eq!(message("list.jsonl"), "list.jsonl, line 1: no string under the key `text`");
+    assert_eq!(message("key.jsonl"), "key.jsonl, line 1: the key `text` is missing or not a string");
+    assert_eq!(message("list.jsonl"), "list.jsonl, line 1: the key `text` is missing or not a string");
     assert!(message("latin.jsonl").starts_with("latin.jsonl, line 1: "), "{}", message("latin.jsonl"));
     assert_eq!(
         files.message(&["bytes.txt"], |options| options.vocabulary = 128),
-        "bytes.txt, byte 6: token 255 is outside of a vocabulary of 128"
+        "bytes.txt, byte 6: token 255 is outside the vocabulary of 128"
     );
     assert!(files.message(&["short.txt"], |options| options.sequence_length = 0).contains("a sequence of 0 tokens"));
 }
@@ -229,9 +229,9 @@ fn tokenizers_need_utf8_and_tokens_within_the_vocabulary() {
         let error = open(&options, &tokenizer::tests::words()).err().unwrap().to_string();
         error.replace(&format!("{}/", files.0.path().display()), "")
     };
-    assert_eq!(message("latin.txt", 8), "latin.txt, byte 8: not UTF-8, which the tokenizer needs");
-    assert_eq!(message("mat.txt", 7), "mat.txt, byte 4: token 7 is outside of a vocabulary of 7");
-    assert_eq!(message("mat.jsonl", 7), "mat.jsonl, line 2: token 7 is outside of a vocabulary of 7");
+    assert_eq!(message("latin.txt", 8), "latin.txt, byte 8: not valid UTF-8, which the tokenizer needs");
+    assert_eq!(message("mat.txt", 7), "mat.txt, byte 4: token 7 is outside the vocabulary of 7");
+    assert_eq!(message("mat.jsonl", 7), "mat.jsonl, line 2: token 7 is outside the vocabulary of 7");
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn errors_in_rows_name_the_position() {
         let files = Files::new(&[("t.csv", content)]);
         files.message(&["t.csv"], |options| options.vocabulary = 2)
     };
-    assert_eq!(message(b"1,2,0\n1,0\n"), "t.csv, line 2: 2 columns where the first row has 3");
+    assert_eq!(message(b"1,2,0\n1,0\n"), "t.csv, line 2: 2 columns, but the first row has 3");
     assert_eq!(message(b"a,b,c\n1,NaN,0\n"), "t.csv, line 2, column 2: `NaN` is not a finite number");
     assert_eq!(message(b"1,1e39,0\n"), "t.csv, line 1, column 2: `1e39` is not a finite number");
     assert_eq!(message(b"1,,0\n"), "t.csv, line 1, column 2: `` is not a finite number");

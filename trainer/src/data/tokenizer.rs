@@ -79,7 +79,7 @@ impl Tokenizer {
             };
             return Err(DataError::Tokenizer {
                 path,
-                message: format!("token {token} is not in the vocabulary of {vocabulary}"),
+                message: format!("token {token} is outside the vocabulary of {vocabulary}"),
             });
         }
         match self {

@@ -56,7 +56,7 @@ impl Sink for Csv {
     }
 
     fn help(&self) -> String {
-        "make room there, or set `csv_monitor.output_path`".into()
+        "free some space there, or set `csv_monitor.output_path`".into()
     }
 }
 

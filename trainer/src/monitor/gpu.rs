@@ -55,8 +55,8 @@ impl Gpus {
         };
         if indices.is_empty() {
             let why = match (count, visible) {
-                (1.., Some(visible)) => format!("CUDA_VISIBLE_DEVICES=\"{visible}\" lets through none of {count}"),
-                _ => "the driver has none".into(),
+                (1.., Some(visible)) => format!("CUDA_VISIBLE_DEVICES=\"{visible}\" hides all {count}"),
+                _ => "the driver lists none".into(),
             };
             return Err(Absent::None(why));
         }
@@ -85,7 +85,7 @@ impl Gpus {
                 Err(error) => troubles.push(error.to_string()),
             }
             if !troubles.is_empty() && !std::mem::replace(&mut gpu.has_failed, true) {
-                say(format!("`machine_monitor` does not have all of GPU {}: {}", gpu.index, troubles.join("; ")));
+                say(format!("`machine_monitor` cannot read all metrics of GPU {}: {}", gpu.index, troubles.join("; ")));
             }
         }
         scalars

@@ -65,9 +65,9 @@ fn watch(interval: Duration, stopped: &Receiver<()>, news: &Mutex<News>) {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let mut gpus = Gpus::find(visible.as_deref())
         .map_err(|absent| match absent {
-            Absent::None(why) => lock(news).lines.push(format!("`machine_monitor` has no GPU to watch: {why}")),
+            Absent::None(why) => lock(news).lines.push(format!("`machine_monitor` found no GPU: {why}")),
             Absent::Failed(why) => {
-                lock(news).words.push(format!("`machine_monitor` cannot watch GPUs: NVML: {why}; training goes on"));
+                lock(news).words.push(format!("`machine_monitor` cannot monitor GPUs: NVML: {why}; training continues"));
             }
         })
         .ok();

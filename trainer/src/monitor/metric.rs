@@ -50,7 +50,7 @@ const fn counter(tag: &'static str, name: &'static str, help: &'static str) -> M
 }
 
 const fn phase(tag: &'static str, of: &'static str) -> Metric {
-    let help = "What a part of the last step took on rank 0; backward is backward_inner and backward_allreduce.";
+    let help = "Time of a part of the last step on rank 0; backward is backward_inner plus backward_allreduce.";
     Metric { tag, name: "phase_seconds", label: Some(("phase", of)), kind: Kind::Gauge, scale: 1e-3, help }
 }
 
@@ -68,14 +68,14 @@ macro_rules! metrics {
 metrics! {
     TRAIN_LOSS = gauge("Train/Samples/train_loss", "loss", 1.0, "Mean loss of the last step, before its update.");
     LR = gauge("Train/Samples/lr", "learning_rate", 1.0, "Learning rate of the last update.");
-    LOSS_SCALE = gauge("Train/Samples/loss_scale", "loss_scale", 1.0, "What the loss of the last step was multiplied by.");
+    LOSS_SCALE = gauge("Train/Samples/loss_scale", "loss_scale", 1.0, "Factor by which the loss of the last step was multiplied.");
     EVAL_LOSS = gauge("Train/Samples/eval_loss", "evaluation_loss", 1.0, "Mean loss of the last evaluation.");
     GRAD_NORM = gauge("Train/Samples/grad_norm", "gradient_norm", 1.0, "L2 norm of the last gradient, before clipping.");
-    STEP_TIME = gauge("Train/Samples/elapsed_time_ms", "step_seconds", 1e-3, "The last step, on the slowest rank.");
-    TOKENS_PER_SECOND = gauge("Train/Samples/tokens_per_second", "tokens_per_second", 1.0, "Tokens of the last step in its time.");
-    PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "The largest rank's peak of tracked bytes.");
-    SENT_BYTES = counter("Train/Samples/sent_bytes", "sent_bytes_total", "Payload of all steps of this process, over all ranks.");
-    SKIPPED = counter("Train/Samples/skipped", "skipped_steps_total", "Steps of this process that updated nothing.");
+    STEP_TIME = gauge("Train/Samples/elapsed_time_ms", "step_seconds", 1e-3, "Time of the last step on the slowest rank.");
+    TOKENS_PER_SECOND = gauge("Train/Samples/tokens_per_second", "tokens_per_second", 1.0, "Tokens per second in the last step.");
+    PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "Largest peak of tracked bytes of any rank.");
+    SENT_BYTES = counter("Train/Samples/sent_bytes", "sent_bytes_total", "Bytes sent by all ranks since this process started.");
+    SKIPPED = counter("Train/Samples/skipped", "skipped_steps_total", "Skipped updates since this process started.");
     FORWARD_TIME = phase("Train/Samples/elapsed_time_ms_forward", "forward");
     BACKWARD_TIME = phase("Train/Samples/elapsed_time_ms_backward", "backward");
     BACKWARD_INNER_TIME = phase("Train/Samples/elapsed_time_ms_backward_inner", "backward_inner");
@@ -85,23 +85,23 @@ metrics! {
     GATHER_TIME = phase("Train/Samples/elapsed_time_ms_gather", "gather");
     MESSAGES_TIME = phase("Train/Samples/elapsed_time_ms_pipeline", "pipeline");
     DISK_TIME = phase("Train/Samples/elapsed_time_ms_disk", "disk");
-    CPU = gauge("Machine/cpu_percent", "machine_cpu_ratio", 0.01, "Share of all cores of rank 0's machine that was busy.");
-    PROCESS_CPU = gauge("Machine/process_cpu_percent", "process_cpu_ratio", 0.01, "Cores that rank 0's process kept busy.");
-    RESIDENT = gauge("Machine/process_resident_bytes", "process_resident_bytes", 1.0, "Memory of rank 0's process.");
-    AVAILABLE = gauge("Machine/memory_available_bytes", "machine_memory_available_bytes", 1.0, "Memory that rank 0's machine has left.");
-    DISK_READ = gauge("Machine/disk_read_bytes_per_second", "process_disk_read_bytes_per_second", 1.0, "Of rank 0's process.");
-    DISK_WRITTEN = gauge("Machine/disk_written_bytes_per_second", "process_disk_written_bytes_per_second", 1.0, "Of rank 0's process.");
-    RECEIVED = gauge("Machine/network_received_bytes_per_second", "machine_network_received_bytes_per_second", 1.0, "Of rank 0's machine.");
-    SENT = gauge("Machine/network_sent_bytes_per_second", "machine_network_sent_bytes_per_second", 1.0, "Of rank 0's machine.");
+    CPU = gauge("Machine/cpu_percent", "machine_cpu_ratio", 0.01, "Busy share of all cores of rank 0's machine.");
+    PROCESS_CPU = gauge("Machine/process_cpu_percent", "process_cpu_ratio", 0.01, "Number of cores that rank 0's process keeps busy.");
+    RESIDENT = gauge("Machine/process_resident_bytes", "process_resident_bytes", 1.0, "Resident memory of rank 0's process.");
+    AVAILABLE = gauge("Machine/memory_available_bytes", "machine_memory_available_bytes", 1.0, "Available memory of rank 0's machine.");
+    DISK_READ = gauge("Machine/disk_read_bytes_per_second", "process_disk_read_bytes_per_second", 1.0, "Bytes per second that rank 0's process reads from disks.");
+    DISK_WRITTEN = gauge("Machine/disk_written_bytes_per_second", "process_disk_written_bytes_per_second", 1.0, "Bytes per second that rank 0's process writes to disks.");
+    RECEIVED = gauge("Machine/network_received_bytes_per_second", "machine_network_received_bytes_per_second", 1.0, "Bytes per second that rank 0's machine receives.");
+    SENT = gauge("Machine/network_sent_bytes_per_second", "machine_network_sent_bytes_per_second", 1.0, "Bytes per second that rank 0's machine sends.");
 }
 
 /// Creates the metrics of the GPU `index`: utilization, memory, power and temperature. Leaks some hundred bytes,
 /// because metrics live as long as the process.
 pub(crate) fn gpu_metrics(index: u32) -> [&'static Metric; 4] {
     let table = [
-        ("utilization_percent", "utilization_ratio", 0.01, "Share of the time in which a kernel ran on the GPU."),
-        ("memory_used_bytes", "memory_used_bytes", 1.0, "Memory of the GPU that is taken, by whomever."),
-        ("power_watts", "power_watts", 1.0, "What the GPU draws."),
+        ("utilization_percent", "utilization_ratio", 0.01, "Share of the time during which a kernel ran on the GPU."),
+        ("memory_used_bytes", "memory_used_bytes", 1.0, "Used memory of the GPU, by all processes."),
+        ("power_watts", "power_watts", 1.0, "Power draw of the GPU."),
         ("temperature_celsius", "temperature_celsius", 1.0, "Temperature of the GPU."),
     ];
     table.map(|(tag, name, scale, help)| {

@@ -31,21 +31,21 @@ pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String
     let uri = uri.map(|uri| uri.trim_end_matches('/').to_string()).filter(|uri| !uri.is_empty());
     let key = "mlflow.tracking_uri";
     let Some(uri) = uri else {
-        let help = "write the address of a tracking server, or set MLFLOW_TRACKING_URI";
-        return Err(Error::setting(key, "there is no tracking server to write to", help));
+        let help = "set it, or the variable MLFLOW_TRACKING_URI";
+        return Err(Error::setting(key, "the address of the tracking server is missing", help));
     };
     let is_http = uri.strip_prefix("http://").is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'));
     if uri.starts_with("https://") {
-        let message = format!("{uri} is reached over TLS, which this program does not speak");
+        let message = format!("{uri} requires TLS, which is unsupported");
         return Err(Error::setting(
             key,
             message,
-            "name the http:// address of a proxy or a tunnel to it on this machine",
+            "write the http:// address of a proxy or tunnel to it on this machine",
         ));
     }
     if !is_http {
-        let message = format!("{uri} is no address of a tracking server");
-        return Err(Error::setting(key, message, "write one as `http://host:5000`; `mlflow server` starts one"));
+        let message = format!("{uri} is not the address of a tracking server");
+        return Err(Error::setting(key, message, "write an address such as `http://host:5000`; `mlflow server` starts a server"));
     }
     Ok(Some(uri))
 }
@@ -115,7 +115,7 @@ impl Mlflow {
             None => request,
         };
         let answer = self.read(path, request.send(body.to_string()))?;
-        answer.ok_or_else(|| Trouble(format!("{}: there is no {path}", self.uri)))
+        answer.ok_or_else(|| Trouble(format!("{}: the server does not know {path}", self.uri)))
     }
 
     fn url(&self, path: &str) -> String {
@@ -133,7 +133,7 @@ impl Mlflow {
         let text = answer.body_mut().read_to_string().map_err(|error| trouble(error.to_string()))?;
         let value: Option<Value> = serde_json::from_str(&text).ok();
         if status.is_success() {
-            return value.map(Some).ok_or_else(|| trouble("the answer is no JSON".into()));
+            return value.map(Some).ok_or_else(|| trouble("the response is not JSON".into()));
         }
         let code = value.as_ref().and_then(|value| value["error_code"].as_str()).unwrap_or_default();
         if code == "RESOURCE_DOES_NOT_EXIST" {
@@ -194,7 +194,7 @@ impl Mlflow {
         }
         let made = self.tell("runs/create", &run)?;
         let Some(id) = made["run"]["info"]["run_id"].as_str() else {
-            return Err(Trouble(format!("{}: runs/create: the answer has no run_id", self.uri)));
+            return Err(Trouble(format!("{}: runs/create: the response has no run_id", self.uri)));
         };
         let known = json!({ "tracking_uri": self.uri, "experiment_id": experiment, "run_id": id });
         // Without this file, the run is logged anyway, but a resumed run creates another one.
@@ -215,7 +215,7 @@ impl Mlflow {
             Ok(made) => made["experiment_id"]
                 .as_str()
                 .map(str::to_string)
-                .ok_or_else(|| Trouble(format!("{}: experiments/create: the answer has no experiment_id", self.uri))),
+                .ok_or_else(|| Trouble(format!("{}: experiments/create: the response has no experiment_id", self.uri))),
             // Another run may have created it in the meantime.
             Err(trouble) => find()?.ok_or(trouble),
         }
@@ -238,7 +238,7 @@ impl Sink for Mlflow {
     }
 
     fn help(&self) -> String {
-        "see that the tracking server runs, or set `mlflow.tracking_uri`".into()
+        "check that the tracking server runs, or set `mlflow.tracking_uri`".into()
     }
 
     fn finish(&mut self, outcome: RunStatus) -> Result<(), Trouble> {

@@ -72,7 +72,7 @@ impl Monitors {
         let interval = Duration::from_secs_f64(config.machine_monitor.interval_seconds);
         let machine = config.machine_monitor.enabled.then(|| Machine::start(interval));
         let machine = machine.and_then(|machine| {
-            machine.map_err(|error| said.push(format!("`machine_monitor` has no thread: {error}"))).ok()
+            machine.map_err(|error| said.push(format!("`machine_monitor` cannot start its thread: {error}"))).ok()
         });
         Self { workers, machine, said, words: vec![], has_ended: false }
     }

@@ -106,22 +106,22 @@ impl Page {
         let mut text = String::new();
         let labels: Vec<String> =
             self.info.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
-        family(&mut text, "info", "gauge", "What runs.");
+        family(&mut text, "info", "gauge", "Labels that describe the run.");
         let _ = writeln!(text, "zero_train_info{{{}}} 1", labels.join(","));
         if self.step == 0 {
             return text;
         }
-        family(&mut text, "steps_total", "counter", "Optimizer steps of the run, those before it went on included.");
+        family(&mut text, "steps_total", "counter", "Optimizer steps of the run, including those before a resume.");
         let _ = writeln!(text, "zero_train_steps_total {}", self.step);
         family(&mut text, "samples_total", "counter", "Samples of these steps, over all ranks.");
         let _ = writeln!(text, "zero_train_samples_total {}", self.samples);
-        family(&mut text, "last_step_timestamp_seconds", "gauge", "When the last step was done, since 1970.");
+        family(&mut text, "last_step_timestamp_seconds", "gauge", "Time at which the last step ended, since 1970.");
         let _ = writeln!(text, "zero_train_last_step_timestamp_seconds {}", number(self.time));
         family(
             &mut text,
             "rank_work_seconds",
             "gauge",
-            "Each rank's own work in the last step, without what it waited for others.",
+            "Time of each rank's own work in the last step, without waiting for other ranks.",
         );
         for (rank, ms) in self.rank_ms.iter().enumerate() {
             let _ = writeln!(text, "zero_train_rank_work_seconds{{rank=\"{rank}\"}} {}", number(ms / 1e3));
@@ -205,9 +205,9 @@ fn answer(mut stream: TcpStream, page: &Mutex<Page>) -> std::io::Result<()> {
     let is_http = version.is_some_and(|version| version.starts_with("HTTP/1.")) && words.next().is_none();
     let path = target.map(|target| target.split('?').next().unwrap_or_default());
     let (status, body) = match (method, path) {
-        _ if !is_http => ("400 Bad Request", "this is no HTTP\n".to_string()),
+        _ if !is_http => ("400 Bad Request", "not an HTTP request\n".to_string()),
         (Some("GET" | "HEAD"), Some("/metrics")) => ("200 OK", lock(page).text()),
-        (Some("GET" | "HEAD"), _) => ("404 Not Found", "it is at /metrics\n".to_string()),
+        (Some("GET" | "HEAD"), _) => ("404 Not Found", "the metrics are at /metrics\n".to_string()),
         _ => ("405 Method Not Allowed", "only GET\n".to_string()),
     };
     let head = format!(

@@ -56,7 +56,7 @@ impl Sink for TensorBoard {
     }
 
     fn help(&self) -> String {
-        "make room there, or set `tensorboard.output_path`".into()
+        "free some space there, or set `tensorboard.output_path`".into()
     }
 }
 

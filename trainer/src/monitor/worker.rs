@@ -88,7 +88,7 @@ impl Worker {
         if let Err(error) = started {
             let mut state = lock(&shared);
             state.has_ended = true;
-            state.words.push(format!("the monitor `{name}` has no thread: {error}; training goes on without it"));
+            state.words.push(format!("cannot start the thread of the monitor `{name}`: {error}; training continues without it"));
         }
         Self { name, shared }
     }
@@ -126,7 +126,7 @@ impl Worker {
         let mut state = lock(&self.shared);
         while !state.has_ended {
             if *slices == 0 {
-                let word = format!("the monitor `{}` was too slow at the end: it may lack the last steps", self.name);
+                let word = format!("the monitor `{}` did not finish in time; its last steps may be missing", self.name);
                 state.words.push(word);
                 return;
             }
@@ -146,10 +146,10 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
             Ok(()) if is_failing => {
                 is_failing = false;
                 let word = match std::mem::take(&mut state.lost) {
-                    0 => format!("the monitor `{name}` is written again, and nothing is missing"),
+                    0 => format!("the monitor `{name}` can be written again; no step is missing"),
                     lost => {
                         let lost = counted(lost as usize, "step is", "steps are");
-                        format!("the monitor `{name}` is written again; {lost} missing")
+                        format!("the monitor `{name}` can be written again; {lost} missing")
                     }
                 };
                 state.words.push(word);
@@ -158,7 +158,7 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
             Err(Trouble(error)) => {
                 if !std::mem::replace(&mut is_failing, true) {
                     let help = sink.help();
-                    state.words.push(format!("the monitor `{name}` is not written: {error}; training goes on; {help}"));
+                    state.words.push(format!("cannot write the monitor `{name}`: {error}; training continues; {help}"));
                 }
                 for record in records.into_iter().rev() {
                     if state.waiting.len() < WAITING {
@@ -176,10 +176,10 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
         let finished = if is_failing { Ok(()) } else { sink.finish(outcome) };
         let word = match finished {
             Ok(()) if missing > 0 => {
-                Some(format!("the monitor `{name}` lacks {}", counted(missing as usize, "step", "steps")))
+                Some(format!("the monitor `{name}` is missing {}", counted(missing as usize, "step", "steps")))
             }
             Ok(()) => None,
-            Err(Trouble(error)) => Some(format!("the monitor `{name}` is not ended: {error}; {}", sink.help())),
+            Err(Trouble(error)) => Some(format!("cannot finish the monitor `{name}`: {error}; {}", sink.help())),
         };
         lock(shared).words.extend(word);
         return;
@@ -258,10 +258,10 @@ mod tests {
         while words.is_empty() && began.elapsed() < Duration::from_secs(60) {
             words = worker.words();
         }
-        assert_eq!(words, ["the monitor `planted` is not written: place: no space; training goes on; make room"]);
+        assert_eq!(words, ["cannot write the monitor `planted`: place: no space; training continues; make room"]);
         sink.fails.store(false, Ordering::Relaxed);
         give(&worker, 3..9);
-        assert_eq!(end(&worker, 60), ["the monitor `planted` is written again, and nothing is missing"]);
+        assert_eq!(end(&worker, 60), ["the monitor `planted` can be written again; no step is missing"]);
         assert_eq!(*sink.seen.lock().expect("no panic"), (0..9).collect::<Vec<_>>());
     }
 
@@ -277,10 +277,10 @@ mod tests {
         // The thread is blocked in the first step, and the others wait.
         give(&worker, 1..1 + WAITING as u64 + 7);
         let words = end(&worker, 0);
-        assert_eq!(words, ["the monitor `planted` was too slow at the end: it may lack the last steps"]);
+        assert_eq!(words, ["the monitor `planted` did not finish in time; its last steps may be missing"]);
         sink.hangs.store(false, Ordering::Relaxed);
         worker.wait(&mut 600);
-        assert_eq!(worker.words(), ["the monitor `planted` lacks 7 steps"]);
+        assert_eq!(worker.words(), ["the monitor `planted` is missing 7 steps"]);
         assert_eq!(sink.seen.lock().expect("no panic").len(), 1 + WAITING);
     }
 
@@ -292,6 +292,6 @@ mod tests {
         give(&worker, 0..5);
         let words = end(&worker, 60);
         assert_eq!(words.len(), 2, "{words:?}");
-        assert_eq!(words[1], "the monitor `planted` lacks 5 steps");
+        assert_eq!(words[1], "the monitor `planted` is missing 5 steps");
     }
 }

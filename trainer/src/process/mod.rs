@@ -55,7 +55,7 @@ pub fn set_up(config: &Config) -> Result<String, Error> {
 /// Returns this process's rank, as given by the launcher's environment.
 pub(crate) fn place() -> Result<LauncherEnvironment, Error> {
     LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|error| {
-        Error::setting("launcher", error.to_string(), "unset the variable, or start the ranks with one launcher")
+        Error::setting("launcher", error.to_string(), "unset the variable, or start all ranks with one launcher")
     })
 }
 
@@ -149,7 +149,7 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
     {
         return Err(Error::Setting {
             key: "launcher.bind_core_list".into(),
-            message: format!("`{list}` names no core that this process may use, which are {}", Cores::allowed()),
+            message: format!("`{list}` contains none of the cores that this process may use: {}", Cores::allowed()),
             help: "write it as `0-3,8`, or leave the key out".into(),
         });
     }
@@ -157,7 +157,7 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
     compute_threads(threads);
     let binding = bind(launcher, &cores, threads, place);
     let missing = launcher.bind_core_list.as_ref().filter(|list| Cores::listed(list).as_ref() != Some(&cores));
-    let missing = missing.map_or(String::new(), |list| format!(" (of {list} this process may use no others)"));
+    let missing = missing.map_or(String::new(), |list| format!(" (this process may not use the others of {list})"));
     Ok(format!("cores {cores}{missing}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
 }
 
@@ -166,7 +166,7 @@ pub fn settle_threads(config: &Config) -> String {
     let threads = threads(Some(&config.launcher), config.world_size);
     compute_threads(threads);
     let cores = allowed(&config.launcher);
-    format!("cores {cores}: {}, not bound: they are threads of one process", counted(config.world_size, threads))
+    format!("cores {cores}: {}, not bound because they are threads of one process", counted(config.world_size, threads))
 }
 
 const ALLOCATOR: &str = "large buffers in shared memory";
@@ -187,17 +187,17 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
         return "not bound: more ranks than cores".into();
     };
     if !launcher.bind_cores_to_rank {
-        return "not bound: switched off".into();
+        return "not bound: bind_cores_to_rank is false".into();
     }
     if quota() < Cores::allowed().cpus().len() {
-        return "not bound: this container has a share of the time, and no cores".into();
+        return "not bound: this container has a CPU quota instead of cores".into();
     }
     if threads > share.cpus().len() {
         return "not bound: more threads than cores".into();
     }
     match share.bind() {
         Ok(()) if place.local_world_size == 1 => format!("bound to {share}"),
-        Ok(()) => format!("each rank bound to its own (rank {}: {share})", place.rank),
+        Ok(()) => format!("each rank bound to its own cores (rank {}: {share})", place.rank),
         Err(error) => format!("not bound: {error}"),
     }
 }

@@ -48,8 +48,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Line>, Error> {
             Err(_) if text.last() != Some(&b'\n') => return Ok(lines),
             Err(error) => {
                 let place = format!("{}:{}", path.display(), lines.len() + 1);
-                let help = "remove the line, or restore the file; a resumed run also removes lines that it cannot read";
-                return Err(damaged(place, &format!("the line is not a step's metrics: {error}"), help));
+                let help = "remove the line or restore the file; resuming the run also removes unreadable lines";
+                return Err(damaged(place, &format!("the line does not contain the metrics of a step: {error}"), help));
             }
         }
     }

@@ -129,7 +129,7 @@ fn json_file(path: &Path) -> Result<Option<Value>, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(|source| Error::Io { path: path.to_path_buf(), source })?,
     };
-    let help = "restore the file, or move it out of the folder: the page is made without it";
+    let help = "restore the file, or move it out of the folder; the report is then written without it";
     let parsed: Value = serde_json::from_slice(&text)
         .map_err(|error| damaged(path.display().to_string(), &format!("not JSON: {error}"), help))?;
     match parsed {
@@ -145,7 +145,7 @@ fn damaged(place: String, message: &str, help: &str) -> Error {
 
 /// Returns the error for a folder whose metrics cannot be read.
 fn no_run(path: &Path, source: &io::Error) -> Error {
-    let help = "name the folder of a run: `training.output_dir`, or the one given by `--out`";
+    let help = "name the folder of a run, from `training.output_dir` or `--out`";
     damaged("<RUN>".to_string(), &format!("{}: {source}", path.display()), help)
 }
 

@@ -13,7 +13,7 @@ const WIDTH: usize = 120;
 pub(super) fn said(config: &Config) -> Option<String> {
     let autos = config.autos().into_iter().filter(|(path, _)| !OWN.iter().any(|own| path.starts_with(own)));
     let words = autos.map(|(path, value)| match value.as_str() {
-        "auto" => format!("{path} as the engine finds best"),
+        "auto" => format!("{path} chosen by the engine"),
         value => format!("{path} {value}"),
     });
     let mut lines: Vec<String> = Vec::new();
@@ -41,7 +41,7 @@ mod tests {
                     zero_optimization: {stage: 2, reduce_bucket_size: auto}\nmodel: {type: gpt2, vocab_size: auto}";
         let config = Config::with_world_size("ds.yaml", text, 2).unwrap();
         let expected = "auto: train_batch_size 16, train_micro_batch_size_per_gpu 8, optimizer.params.lr 5.0e-5,\n      \
-                        zero_optimization.reduce_bucket_size as the engine finds best";
+                        zero_optimization.reduce_bucket_size chosen by the engine";
         assert_eq!(said(&config).as_deref(), Some(expected));
         let without = Config::parse("ds.yaml", "train_batch_size: 2\nmodel: {type: gpt2, vocab_size: auto}").unwrap();
         assert_eq!(said(&without), None);

@@ -10,7 +10,7 @@ use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
 
 /// The help for errors in `data.train` and `data.eval`.
-const READABLE: &str = "name files that can be read, or a glob";
+const READABLE: &str = "name readable files, or a glob";
 
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
 pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
@@ -55,8 +55,8 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
     if model.is_none() && data.sequence_length.is_none() && matches!(all.shape(), SampleShape::Tokens(_)) {
         return Err(Error::setting(
             "data.sequence_length",
-            "the program's own model does not say how many tokens it takes",
-            "write the tokens of a sample there",
+            "the model does not state its maximum number of tokens",
+            "set it to the number of tokens per sample",
         ));
     }
     let (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>) = match &data.eval {
@@ -67,7 +67,7 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
         }
         None => (Arc::new(all), None),
     };
-    evaluates_on(config, eval.as_ref(), "name files in `data.eval`, or set `data.eval_fraction`")?;
+    evaluates_on(config, eval.as_ref(), "set `data.eval` to files, or set `data.eval_fraction`")?;
     let order = Order { seed: config.training.seed, shuffle: data.shuffle };
     let extent = Extent::Batches(config.training.eval_batches.max(1));
     let mut corpus = Corpus::new(config, (train, eval), order, extent)?;
@@ -133,8 +133,8 @@ fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Op
     match (model.and_then(|model| model.pretrained()), model.and_then(classes)) {
         (Some(folder), Some(known)) if by_default && vocabulary != Some(known) => Err(Error::setting(
             "data.tokenizer",
-            format!("{folder} has no tokenizer.json, and its model knows {known} tokens, which are not bytes"),
-            "name the tokenizer.json that the model was trained with",
+            format!("{folder} has no tokenizer.json, and its model has {known} tokens, so its tokens are not bytes"),
+            "set it to the tokenizer.json that the model was trained with",
         )),
         _ => Ok(()),
     }
@@ -146,8 +146,8 @@ pub(super) fn sequence_length(model: Option<&config::Model>, data: &config::Data
     match (data.sequence_length, longest) {
         (Some(length), Some(longest)) if length > longest => Err(Error::setting(
             "data.sequence_length",
-            format!("{length} tokens are more than the model's {longest}"),
-            format!("set it to at most {longest}, or make the model's longest sequence longer"),
+            format!("{length} tokens are more than the model's maximum of {longest}"),
+            format!("set it to at most {longest}, or increase the maximum sequence length of the model"),
         )),
         (Some(length), _) => Ok(length),
         (None, longest) => Ok(longest.unwrap_or(1)),
@@ -169,12 +169,12 @@ fn fits(model: Option<&config::Model>, shape: SampleShape) -> Result<(), Error> 
         (config::Model::Mlp(m), SampleShape::Features(n)) if m.input_size == n => Ok(()),
         (config::Model::Mlp(m), SampleShape::Features(n)) => Err(Error::setting(
             "model.input_size",
-            format!("it is {}, and the table has {n} features besides the label", m.input_size),
+            format!("it is {}, but the table has {n} features besides the label", m.input_size),
             format!("set it to {n}"),
         )),
         (config::Model::Mlp(_), SampleShape::Tokens(_)) => Err(Error::setting(
             "data.format",
-            "an mlp trains on tables, not on tokens",
+            "an MLP trains on tables, not on tokens",
             "name .csv files in `data.train`",
         )),
         (_, SampleShape::Features(_)) => Err(Error::setting(

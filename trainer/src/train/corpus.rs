@@ -62,11 +62,11 @@ impl Corpus {
                 return Err(Error::setting(
                     "Trainer::data",
                     format!("the {what} data set has no samples"),
-                    "give a data set of one sample or more",
+                    "pass a data set with at least one sample",
                 ));
             }
         }
-        evaluates_on(config, eval.as_ref(), "give `Trainer::data` an evaluation data set, or leave the key out")?;
+        evaluates_on(config, eval.as_ref(), "pass an evaluation data set to `Trainer::data`, or leave the key out")?;
         let order = Order { seed: config.training.seed, shuffle };
         let extent = match config.origins.is_written("training.eval_batches") {
             true => Extent::Batches(config.training.eval_batches.max(1)),
@@ -105,7 +105,7 @@ impl Corpus {
 /// Rejects `training.eval_every` without evaluation data; `help` says how to add some.
 pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, help: &str) -> Result<(), Error> {
     match config.training.eval_every > 0 && eval.is_none() {
-        true => Err(Error::setting("training.eval_every", "there is nothing to evaluate on", help)),
+        true => Err(Error::setting("training.eval_every", "the run has no evaluation data", help)),
         false => Ok(()),
     }
 }
@@ -118,8 +118,8 @@ fn samples_per_epoch(samples: usize, config: &Config) -> Result<u64, Error> {
         (false, _) => Ok(samples as u64),
         (true, 0) => Err(Error::setting(
             "dataloader_drop_last",
-            format!("{samples} samples are less than one batch of {}", config.train_batch_size),
-            "switch it off, or make `train_batch_size` smaller",
+            format!("the {samples} samples are fewer than one batch of {}", config.train_batch_size),
+            "set it to false, or use a smaller `train_batch_size`",
         )),
         (true, whole) => Ok(whole as u64),
     }
@@ -130,7 +130,7 @@ fn batch(dataset: &dyn Dataset, indices: &[usize]) -> Result<Batch, Error> {
     let rows = batch.rows()?;
     if rows != indices.len() {
         return Err(Error::Batch(format!(
-            "the data set gave a batch of {rows}, and was asked for {}",
+            "the data set returned a batch of {rows} instead of {}",
             counted(indices.len(), "sample", "samples")
         )));
     }

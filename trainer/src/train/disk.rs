@@ -30,25 +30,25 @@ pub(super) fn describe(engine: &Engine) -> Vec<String> {
         let elements = engine.zero().layout().elements();
         if lives(|tiers| tiers.parameters) && engine.config().zero.stage3_max_reuse_distance >= elements {
             let why =
-                "by stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
-            lines.push(format!("{why}; with 0 only those in use do"));
+                "because of stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
+            lines.push(format!("{why}; set it to 0 to keep only those in use"));
         }
     }
     let disk = &engine.settings().zero.disk;
     if engine.zero().disk_use().is_none() && (disk.optimizer.is_some() || disk.parameters.is_some()) {
         let least = bytes(engine.config().aio.block_size as u64);
         lines.push(format!(
-            "disk: nothing of rank 0 goes there; what is smaller than aio.block_size, {least}, stays in memory"
+            "disk: rank 0 offloads nothing, because segments smaller than aio.block_size, {least}, stay in memory"
         ));
     }
     if let Some(notices) = engine.kept_notices() {
-        lines.push("disk: inputs that are kept for layers to be run again".to_string());
+        lines.push("disk: checkpointed activations".to_string());
         lines.extend(notices.iter().cloned());
     }
     let sections = on_host(engine.config());
     if !sections.is_empty() && engine.config().training.device == Compute::Cpu {
-        let device = "the memory of this machine is the device's";
-        lines.push(format!("{}: `device: cpu` changes nothing, {device}", sections.join(", ")));
+        let device = "because training runs on the CPU";
+        lines.push(format!("{}: `device: cpu` has no effect, {device}", sections.join(", ")));
     }
     lines
 }

@@ -65,12 +65,12 @@ impl Divergence {
         }
         let limit = self.limit();
         let is_finite = norm.is_finite() && loss.is_finite();
-        let done = if skipped { ", and nothing was updated" } else { "" };
+        let done = if skipped { ", so the update was skipped" } else { "" };
         let reason = if !is_finite {
-            Some(format!("in step {number} the loss is {loss} and the gradient norm {norm}"))
+            Some(format!("step {number}: loss {loss}, gradient norm {norm}"))
         } else if norm > limit {
             Some(format!(
-                "in step {number} the gradient norm is {norm:.3e}, the median of those before it {:.3e}",
+                "step {number}: gradient norm {norm:.3e}, median of the previous steps {:.3e}",
                 self.median()
             ))
         } else {
@@ -85,10 +85,10 @@ impl Divergence {
             true => self.spikes.as_ref().is_some_and(|spikes| spikes.action == OnSpike::Stop),
         };
         if stops {
-            return Err(Error::Diverged { reason: format!("{reason}; the configuration says to stop then") });
+            return Err(Error::Diverged { reason: format!("{reason}; the configuration stops the run in this case") });
         }
         if self.skipped_in_a_row >= self.max_skipped {
-            let reason = format!("{reason}, the last of {} such steps in a row", self.skipped_in_a_row);
+            let reason = format!("{reason}; this was the last of {} such steps in a row", self.skipped_in_a_row);
             return Err(Error::Diverged { reason });
         }
         Ok(())
@@ -157,11 +157,11 @@ mod tests {
         let mut usual = divergence("");
         assert_eq!(outcome(&mut usual, &[1.0, nan, 1.0]).unwrap(), [false, true, false]);
         let error = outcome(&mut usual, &[nan; 20]).unwrap_err();
-        assert!(error.contains("in step 20 ") && error.contains("the last of 20 such steps in a row"), "{error}");
+        assert!(error.contains("step 20: ") && error.contains("the last of 20 such steps in a row"), "{error}");
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, nan, 1.0, nan, nan]).unwrap();
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, f64::INFINITY, nan]).unwrap_err();
         let error = outcome(&mut divergence("nonfinite: stop"), &[1.0, nan]).unwrap_err();
-        assert!(error.starts_with("training diverged: in step 2 the loss is 1 and the gradient norm NaN"), "{error}");
+        assert!(error.starts_with("training diverged: step 2: loss 1, gradient norm NaN"), "{error}");
     }
 
     /// Overflows that lower the loss scale cause no warning and are not counted, unless the loss itself is not finite.
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(outcome(&mut divergence(&text("warn")), &norms).unwrap(), [false; 6]);
         let error = outcome(&mut divergence(&text("stop")), &norms).unwrap_err();
         assert!(
-            error.contains("in step 4 the gradient norm is 2.100e1, the median of those before it 2.000e0"),
+            error.contains("step 4: gradient norm 2.100e1, median of the previous steps 2.000e0"),
             "{error}"
         );
         // A norm that stays high becomes the median after half a window.

@@ -34,7 +34,7 @@ impl EarlyStop {
         let known = std::iter::once(LOSS).chain(metrics.iter().map(Metric::name)).collect::<Vec<_>>().join(", ");
         Err(Error::setting(
             "training.early_stopping.metric",
-            format!("no metric is called `{metric}`"),
+            format!("unknown metric `{metric}`"),
             format!("name one of these: {known}"),
         ))
     }
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(early("loss"), Ok(()));
         let error = early("accuracy").unwrap_err();
         assert!(
-            error.contains("no metric is called `accuracy`") && error.contains("name one of these: loss"),
+            error.contains("unknown metric `accuracy`") && error.contains("name one of these: loss"),
             "{error}"
         );
     }

@@ -33,18 +33,18 @@ impl Files {
         progress: &Progress,
     ) -> Result<Self, Error> {
         let unusable = |error: Error| {
-            error.named("training.output_dir", "name a folder that can be written to, there or with --out")
+            error.named("training.output_dir", "name a writable folder, in this key or with --out")
         };
         let mut lock = RunLock::take(out).map_err(|error| unusable(error.into()))?;
         let folder = if goes_on {
             for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {
-                progress.say(&format!("a checkpoint of a later step is now {}", aside.display()));
+                progress.say(&format!("moved a checkpoint of a later step to {}", aside.display()));
             }
             Folder::resume(out, engine.steps())?
         } else {
             let (folder, moved) = Folder::new(out).map_err(unusable)?;
             if let Some(moved) = moved {
-                progress.say(&format!("an earlier run was moved to {}", moved.display()));
+                progress.say(&format!("moved an earlier run to {}", moved.display()));
                 // The lock file moved with the folder.
                 lock = RunLock::take(out)?;
             }
@@ -64,13 +64,13 @@ impl Files {
         match written {
             Ok(()) if self.missing > 0 => {
                 let missing = counted(self.missing as usize, "step is", "steps are");
-                progress.warn(&format!("the log is written again from step {step}; {missing} missing"));
+                progress.warn(&format!("metrics.jsonl can be written again from step {step}; {missing} missing"));
                 self.missing = 0;
             }
             Ok(()) => {}
             Err(error) if error.is_only_a_file() => {
                 if self.missing == 0 {
-                    progress.warn(&format!("the log of step {step} is not written: {error}; training goes on"));
+                    progress.warn(&format!("cannot write step {step} to metrics.jsonl: {error}; training continues"));
                 }
                 self.missing += 1;
             }

@@ -23,12 +23,12 @@ impl Metric {
     pub(crate) fn new(name: &str, taken: &[Self], function: Function) -> std::result::Result<Self, Error> {
         let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(is_word) {
-            let message = format!("a metric cannot be called `{name}`");
+            let message = format!("`{name}` is not a valid name of a metric");
             return Err(Error::setting("Trainer::metric", message, "use lowercase letters, digits and `_`"));
         }
         if name == "loss" || taken.iter().any(|other| other.name == name) {
-            let message = format!("the name `{name}` is taken");
-            return Err(Error::setting("Trainer::metric", message, "give every metric a name of its own"));
+            let message = format!("another metric already has the name `{name}`");
+            return Err(Error::setting("Trainer::metric", message, "give every metric a different name"));
         }
         Ok(Self { monitored: metric::evaluated(name), name: name.into(), function })
     }
@@ -99,6 +99,6 @@ fn values(metric: &Metric, seen: &Observed<'_>, samples: usize) -> Result<Values
     match value.dims() {
         [] => Ok(Values::Mean(numbers[0])),
         [rows, ..] if *rows == samples => Ok(Values::Each(numbers)),
-        dims => candle_core::bail!("{dims:?} is neither a scalar nor a value for each of {samples} samples"),
+        dims => candle_core::bail!("the shape {dims:?} is neither a scalar nor one value for each of {samples} samples"),
     }
 }

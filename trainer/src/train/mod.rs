@@ -137,7 +137,7 @@ pub(crate) fn fit(
     let from = resumed.map(|(from, _)| from);
     intro::say(&engine, &corpus, &progress, steps, from.as_deref());
     if main && let Some(reason) = no_sample {
-        progress.warn(&format!("`training.sample` will write nothing: {reason}"));
+        progress.warn(&format!("`training.sample` has no effect: {reason}"));
     }
     let saves = Saves::new(&out, from.as_ref().map(|_| engine.steps()));
     if main {
@@ -244,8 +244,8 @@ fn refuse_addresses(config: &Config) -> Result<(), Error> {
     paths("training.initial_weights", config.training.initial_weights.as_deref())?;
     let folder = &config.training.output_dir;
     if are_paths(std::slice::from_ref(folder)).is_err() {
-        let message = format!("{folder} is an address, and a run is written to a folder of this machine");
-        return Err(Error::setting("training.output_dir", message, "name a folder, and copy it when the run is over"));
+        let message = format!("{folder} is a remote address, but a run is written to a local folder");
+        return Err(Error::setting("training.output_dir", message, "name a local folder, and copy it after the run"));
     }
     Ok(())
 }
@@ -292,7 +292,7 @@ fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Optio
         None => return Ok(None),
         Some(Resume::From(folder)) => {
             let named = |error: Error| {
-                error.named("--resume", "name a checkpoint's folder, a run's, which means the newest in it, or `auto`")
+                error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`")
             };
             let folder = zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?;
             let state = engine.load_checkpoint(&folder).map_err(named)?;
@@ -306,7 +306,7 @@ fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Optio
             Ok(state) => return Ok(Some((folder, state))),
             Err(error) if error.is_damage() => {
                 if engine.communicator().rank() == 0 {
-                    eprintln!("warning: step {step} cannot be loaded: {error}");
+                    eprintln!("warning: cannot load the checkpoint of step {step}: {error}");
                 }
                 damaged = damaged.or(Some(error));
             }

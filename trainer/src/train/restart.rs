@@ -46,7 +46,7 @@ impl Restarts {
         options.job = std::env::var(process::JOB).ok();
         if let Ok(told) = std::env::var(process::RESTARTED) {
             options.restarts = Self::from_json(&told).map_err(|error| {
-                let message = format!("it is not what our launcher sets: {error}");
+                let message = format!("the variable was not set by zero-train's launcher: {error}");
                 Error::setting(process::RESTARTED, message, "unset the variable")
             })?;
         }

@@ -119,7 +119,7 @@ impl<'a> Run<'a> {
                 self.engine.compare_replicas()?;
             }
             if together.signal != 0 {
-                self.progress.say(&format!("stopping after step {}: signal {}", step.step, together.signal));
+                self.progress.say(&format!("stopping after step {}: received signal {}", step.step, together.signal));
                 return Ok(Finished::Stopped(together.signal as i32));
             }
             if evaluation.is_some_and(|evaluation| self.early.is_over(&evaluation)) {
@@ -127,7 +127,7 @@ impl<'a> Run<'a> {
                 break;
             }
             if together.save {
-                self.progress.say(&format!("saving after step {}: SIGUSR1", step.step));
+                self.progress.say(&format!("saving after step {}: received SIGUSR1", step.step));
             }
             let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
             let saves = saves || together.save;
@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
             Some(path) => match profile::write(path, &text) {
                 Ok(()) => self.progress.say(&format!("profile     {}", path.display())),
                 Err(error) => self.progress.warn(&format!(
-                    "the profile is not written: {error}; training goes on; name another `flops_profiler.output_file`"
+                    "cannot write the profile: {error}; training continues; set `flops_profiler.output_file` to another file"
                 )),
             },
         }
@@ -319,7 +319,7 @@ impl<'a> Run<'a> {
             Ok(text) => Ok(Some(text)),
             Err(error @ Error::Data(_)) => {
                 if self.engine.communicator().rank() == 0 {
-                    self.progress.warn(&format!("there is no sample: {error}"));
+                    self.progress.warn(&format!("cannot decode the sample: {error}"));
                 }
                 Ok(None)
             }
@@ -368,8 +368,8 @@ impl<'a> Run<'a> {
 
 /// Formats the line about a step whose gradients overflowed.
 fn overflow(step: u64, before: f64, after: f64) -> String {
-    let then = if after == before { "it stays".to_string() } else { format!("it is {after} now") };
-    format!("step {step:>6}  gradients overflowed at a loss scale of {before}, and nothing was updated; {then}")
+    let then = if after == before { "the scale stays".to_string() } else { format!("the scale is now {after}") };
+    format!("step {step:>6}  gradients overflowed at a loss scale of {before}, so the update was skipped; {then}")
 }
 
 fn round(x: f64) -> f64 {

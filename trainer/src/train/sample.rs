@@ -17,9 +17,9 @@ pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'stati
     let Some(sample) = &config.training.sample else { return Ok(None) };
     if corpus.vocabulary.is_none() {
         let reason = match config.model {
-            Some(zero_config::Model::Mlp(_)) => "an mlp writes no text",
-            None => "the program's own data have no tokenizer",
-            _ => "nothing makes text of the tokens; name the tokenizer.json that made them in `data.tokenizer`",
+            Some(zero_config::Model::Mlp(_)) => "an MLP generates no text",
+            None => "data passed by the program has no tokenizer",
+            _ => "no tokenizer can decode the tokens; set `data.tokenizer` to the tokenizer.json that made them",
         };
         return Ok(Some(reason));
     }
@@ -28,7 +28,7 @@ pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'stati
         Err(error) => Err(Error::setting(
             "training.sample.prompt",
             error.to_string(),
-            "write a prompt of words that the tokenizer knows",
+            "write a prompt that the tokenizer can encode",
         )),
     }
 }

@@ -36,7 +36,7 @@ impl Saves {
             match engine.save_checkpoint_in_background(&self.root, state) {
                 Ok(_) => {
                     self.begun = Some(began);
-                    progress.say(&format!("saving step {step} in the background: waited {}", time(began.elapsed())));
+                    progress.say(&format!("saving step {step} in the background, after waiting {}", time(began.elapsed())));
                     Ok(())
                 }
                 Err(error) => self.ended(Ended { step, result: Err(error) }, began, progress),
@@ -60,7 +60,7 @@ impl Saves {
         self.look(engine, progress)?;
         engine.save_checkpoint_with(&self.root, state).inspect_err(|_| {
             if let Some(newest) = self.newest {
-                progress.warn(&format!("the last step is not saved; --resume auto goes on after step {newest}"));
+                progress.warn(&format!("the last step was not saved; --resume auto continues after step {newest}"));
             }
         })
     }
@@ -73,8 +73,8 @@ impl Saves {
                 Ok(())
             }
             Err(error) if error.is_only_a_file() => {
-                let newest = self.newest.map_or("there is none".into(), |step| format!("the newest is step {step}"));
-                progress.warn(&format!("step {} is not saved: {error}; training goes on, {newest}", ended.step));
+                let newest = self.newest.map_or("the run has no checkpoint yet".into(), |step| format!("the newest checkpoint is step {step}"));
+                progress.warn(&format!("cannot save step {}: {error}; training continues, {newest}", ended.step));
                 Ok(())
             }
             Err(error) => Err(error),
@@ -92,7 +92,7 @@ impl Saves {
                 bytes(total),
                 time(Duration::from_secs_f64(total as f64 / rate))
             ),
-            Err(error) => format!("checkpoint: {}; its folder cannot be written now: {error}", bytes(total)),
+            Err(error) => format!("checkpoint: {}; warning: its folder is not writable: {error}", bytes(total)),
         }
     }
 }

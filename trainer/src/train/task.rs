@@ -51,8 +51,8 @@ impl Task<'_> {
     /// Opens the program's data or the configuration's data. Having both is an error.
     pub(super) fn corpus(&mut self, config: &Config) -> Result<Corpus, Error> {
         let both = |key: &str, method: &str| {
-            let message = format!("the configuration has a `{key}` section, and the program gives `{method}`");
-            Error::setting(key, message, format!("leave out the section, or the call of `{method}`"))
+            let message = format!("the configuration has a `{key}` section, but the program also calls `{method}`");
+            Error::setting(key, message, format!("remove the section or the call of `{method}`"))
         };
         if self.layers.is_some() && config.model.is_some() {
             return Err(both("model", "Trainer::model"));
@@ -61,8 +61,8 @@ impl Task<'_> {
             Some(_) if config.data.is_some() => Err(both("data", "Trainer::data")),
             Some(data) => Corpus::given(config, data, self.shuffle),
             None if self.layers.is_some() && config.data.is_none() => {
-                let help = "call `Trainer::data`, or add a `data` section";
-                Err(Error::setting("data", "there is nothing to train on", help))
+                let help = "call `Trainer::data` or add a `data` section";
+                Err(Error::setting("data", "the run has no training data", help))
             }
             None => configured_data::open(config, self.layers.is_some()),
         }

@@ -74,7 +74,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
         let difference = (f64::from(a) - f64::from(b)).abs() / f64::from(b).abs();
         worst = if difference > worst || difference.is_nan() { difference } else { worst };
         progress.say(&format!(
-            "step {:>6}  loss {a:.7}  one process at stage 0 {b:.7}  {}",
+            "step {:>6}  loss {a:.7}  one process at ZeRO stage 0 {b:.7}  {}",
             step + 1,
             if a.to_bits() == b.to_bits() { "same bits".to_string() } else { format!("differ by {difference:.1e}") }
         ));

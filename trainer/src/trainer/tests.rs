@@ -165,7 +165,7 @@ fn early_stopping_follows_a_metric_or_the_loss() {
     let folder = tempfile::tempdir().unwrap();
     let more = "eval_every: 2, early_stopping: {patience: 3, metric: f1}";
     let told = mistake(|| quiet(config(folder.path(), more)).model(model()).data(points(64), points(8)));
-    assert!(told.contains("no metric is called `f1`"), "{told}");
+    assert!(told.contains("unknown metric `f1`"), "{told}");
 }
 
 #[test]
@@ -173,14 +173,14 @@ fn mistakes_are_reported_before_training() {
     let folder = tempfile::tempdir().unwrap();
     let new = || quiet(config(folder.path(), "max_steps: 2"));
     assert!(mistake(|| new().model(model())).contains("call `Trainer::data`"));
-    assert!(mistake(|| new().train_data(points(8))).contains("there is no model to train"));
+    assert!(mistake(|| new().train_data(points(8))).contains("the configuration has no model"));
     let empty = || from_fn(0, |_| Ok((Tensor::new(&[0f32], &Device::Cpu)?, Tensor::new(0u32, &Device::Cpu)?)));
     assert!(mistake(|| new().model(model()).train_data(empty())).contains("the training data set has no samples"));
     let told = mistake(|| new().model(model()).data(points(8), empty()));
     assert!(told.contains("the evaluation data set has no samples"), "{told}");
     let twice = || new().model(model()).train_data(points(8)).metric("a", accuracy).metric("a", accuracy);
-    assert!(mistake(twice).contains("the name `a` is taken"));
-    assert!(mistake(|| new().metric("loss", accuracy)).contains("the name `loss` is taken"));
+    assert!(mistake(twice).contains("another metric already has the name `a`"));
+    assert!(mistake(|| new().metric("loss", accuracy)).contains("another metric already has the name `loss`"));
     assert!(mistake(|| new().metric("F 1", accuracy)).contains("cannot be called `F 1`"));
     let text = "train_batch_size: 2\nmodel: {type: mlp, input_size: 2, output_size: 2}\ndata: {train: a.csv}";
     let zoo = || quiet(Config::parse("ds.yaml", text).unwrap());
@@ -207,7 +207,7 @@ fn errors_of_data_sets_and_metrics_end_the_run() {
         }
     }
     assert!(
-        mistake(|| new().train_data(Short)).contains("the data set gave a batch of 1, and was asked for 2 samples")
+        mistake(|| new().train_data(Short)).contains("the data set returned a batch of 1 instead of 2 samples")
     );
     let broken = || {
         from_fn(9, |_| match std::fs::File::open("/nowhere") {

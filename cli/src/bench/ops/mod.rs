@@ -69,11 +69,11 @@ pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     keep_pages();
     println!("{}: {}", Isa::current(), machine::described());
     println!(
-        "{}, {repeats} runs each in turn with its limit: time, rate, share of the limit (least – most), `<` below {:.0} %",
+        "{}, {repeats} runs of each, alternating with its limit: time, rate, share of the limit (lowest – highest), `<` marks less than {:.0} %",
         zero_train::counted(threads, "thread", "threads"),
         ENOUGH * 100.0
     );
-    println!("gemm: the same product in f32 by candle's gemm crate, held to the same instruction set; ours over it");
+    println!("gemm: the same product in f32 by candle's gemm crate with the same instruction set, and our rate divided by its rate");
     let (mut below, mut all) = (0, 0);
     for dtype in [DType::F32, DType::BF16] {
         for shape in &SHAPES {

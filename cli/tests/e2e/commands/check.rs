@@ -11,18 +11,18 @@ use case::{Case, text};
 fn check_reports_the_same_errors_as_a_run() {
     let case = Case::new();
     let refused = [
-        ("data.train=s3://bucket/a.txt", "s3://bucket/a.txt is an address", "data.train"),
-        ("data={train: corpus.txt, eval: gs://bucket/a.txt}", "gs://bucket/a.txt is an address", "data.eval"),
-        ("data.tokenizer=https://host/tokenizer.json", "https://host/tokenizer.json is an address", "data.tokenizer"),
+        ("data.train=s3://bucket/a.txt", "s3://bucket/a.txt is a remote address", "data.train"),
+        ("data={train: corpus.txt, eval: gs://bucket/a.txt}", "gs://bucket/a.txt is a remote address", "data.eval"),
+        ("data.tokenizer=https://host/tokenizer.json", "https://host/tokenizer.json is a remote address", "data.tokenizer"),
         (
             "training.initial_weights=hf://model/a.safetensors",
-            "hf://model/a.safetensors is an address",
+            "hf://model/a.safetensors is a remote address",
             "initial_weights",
         ),
-        ("training.output_dir=s3://bucket/run", "s3://bucket/run is an address", "training.output_dir"),
+        ("training.output_dir=s3://bucket/run", "s3://bucket/run is a remote address", "training.output_dir"),
         (
             "mlflow={enabled: true, tracking_uri: https://host}",
-            "https://host is reached over TLS",
+            "https://host requires TLS",
             "mlflow.tracking_uri",
         ),
         ("data.format=csv", "a language model trains on text or tokens, not on a table", "data.format"),
@@ -43,7 +43,7 @@ fn check_reports_the_same_errors_as_a_run() {
     if cfg!(not(feature = "cuda")) {
         let args = ["check", "--config", "ds.yaml", "--set", "training.device=cuda"];
         let output = case.command(&args).output().unwrap();
-        assert!(text(&output.stderr).contains("built without support for GPUs"), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("built without GPU support"), "{}", text(&output.stderr));
         assert_eq!(output.status.code(), Some(2));
     }
     assert!(!case.path("run").exists() && !case.path("s3:").exists(), "nothing is written");
@@ -51,7 +51,7 @@ fn check_reports_the_same_errors_as_a_run() {
     fs::write(case.path("own.json"), "{\"train_batch_size\": 8}").unwrap();
     let check = |set: &str| case.command(&["check", "--config", "own.json", "--set", set]).output().unwrap();
     assert!(check("steps_per_print=1").status.success());
-    assert!(text(&check("data_types.grad_accum_dtype=bf16").stderr).contains("gradients are always added up in fp32"));
+    assert!(text(&check("data_types.grad_accum_dtype=bf16").stderr).contains("gradients are always accumulated in fp32"));
 }
 
 #[test]

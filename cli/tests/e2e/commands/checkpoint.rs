@@ -36,7 +36,7 @@ fn inspect_describes_a_checkpoint() {
         let files: u64 = value["shards"].as_array().unwrap().iter().map(|shard| shard["bytes"].as_u64().unwrap()).sum();
         assert!(held == 12 * elements && value["bytes"].as_u64() == Some(files) && files > held, "{held}, {files}");
     }
-    for (path, reason) in [("nowhere", "there is no such folder"), (".", "there is no checkpoint in it")] {
+    for (path, reason) in [("nowhere", "no such folder"), (".", "contains no checkpoint")] {
         for command in ["inspect", "verify"] {
             let (status, out) = checkpoint(&case, &[command, path]);
             assert!(status == 3 && out.starts_with("error: ") && out.contains(reason), "{status}: {out}");
@@ -64,7 +64,7 @@ fn verify_names_damaged_and_intact_checkpoints() {
         "{line}"
     );
     assert!(
-        out.contains("help: go on from the newest that is intact: --resume run/checkpoints/step-00000002"),
+        out.contains("help: resume from the newest intact checkpoint: --resume run/checkpoints/step-00000002"),
         "{out}"
     );
     // The run resumes from the intact checkpoint and not from the damaged one.
@@ -90,7 +90,7 @@ fn a_run_from_the_checkpoint_of_another_run_has_its_own_folder() {
     case.train(&["--quiet", "--max-steps", "3", "--out", "a"]);
     case.train(&["--quiet", "--max-steps", "4", "--out", "b", "--set", "training.save_every=2"]);
     let said = case.train(&["--max-steps", "5", "--out", "b", "--resume", "a/checkpoints/step-00000003"]);
-    assert!(said.contains("an earlier run was moved to b.1"), "{said}");
+    assert!(said.contains("moved an earlier run to b.1"), "{said}");
     assert_eq!((steps("b"), steps("b.1")), (vec![4, 5], vec![1, 2, 3, 4]));
     assert!(!case.path("b/checkpoints/step-00000004").exists() && case.path("b.1/checkpoints/step-00000004").exists());
     // A run resumes in its own folder, however the path is written.

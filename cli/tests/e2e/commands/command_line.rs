@@ -61,7 +61,7 @@ fn a_stopped_run_resumes_bit_for_bit() {
     assert_eq!(case.losses("whole"), case.losses("parts"));
     assert_eq!(case.shards("whole", 20), case.shards("parts", 20));
     let again = case.train(&["--plain", "-n", "2", "--out", "parts", "--resume", "auto"]);
-    assert!(again.contains("\ntrained no step: the run was at its end already\n"), "{again}");
+    assert!(again.contains("\ntrained no step: the run was already complete\n"), "{again}");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_killed_rank_ends_the_others_within_a_second_and_is_named() {
         let output = child.wait_with_output().unwrap();
         let errors = text(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{errors}");
-        assert!(errors.contains("rank 2 was killed by signal 9; it was the first to end"), "{errors}");
+        assert!(errors.contains("rank 2 was killed by signal 9; it failed first"), "{errors}");
         assert!(errors.contains("rank 0") && errors.contains('#'), "rank 0 names itself and the operation: {errors}");
     }
 }
@@ -257,7 +257,7 @@ fn a_second_run_moves_the_first_aside() {
     case.train(&["--quiet", "--max-steps", "2"]);
     let first = case.losses("run");
     let out = case.train(&["--plain", "--max-steps", "3"]);
-    assert!(out.contains("an earlier run was moved to run.1"), "{out}");
+    assert!(out.contains("moved an earlier run to run.1"), "{out}");
     assert_eq!((case.losses("run.1"), case.losses("run").len()), (first, 3));
 }
 
@@ -295,7 +295,7 @@ fn diverging_ends_with_status_5() {
         said.contains("error: training diverged: ") && said.contains("the last of 20 such steps in a row"),
         "{said}"
     );
-    assert_eq!(said.lines().filter(|line| line.contains("the gradient norm NaN, and nothing was updated")).count(), 20);
+    assert_eq!(said.lines().filter(|line| line.contains("the gradient norm NaN, so the update was skipped")).count(), 20);
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn an_impossible_sample_is_a_warning_and_does_not_end_the_run() {
     let output = case.run(&[&numbers[..], &["--set", sample]].concat());
     let errors = text(&output.stderr);
     assert!(output.status.success() && text_of(&text(&output.stdout)).is_none(), "{errors}");
-    let warning = "warning: `training.sample` will write nothing: nothing makes text of the tokens";
+    let warning = "warning: `training.sample` has no effect: no tokenizer can decode the tokens";
     assert_eq!(errors.matches(warning).count(), 1, "{errors}");
     // A tokenizer without an unknown token.
     let words = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -435,7 +435,7 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (
             &["--set", "data.train=odd.bin", "--set", "model.vocab_size=auto"],
             2,
-            "`auto` needs a tokenizer to take it from\n  in: model.vocab_size",
+            "`auto` takes the vocabulary size from the tokenizer, but the data has none\n  in: model.vocab_size",
         ),
         (&["--set", "data.sequence_length=17"], 2, "data.sequence_length"),
         (&["--set", "model.vocab_size=100"], 2, "model.vocab_size"),
@@ -443,7 +443,7 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (&["--set", "train_batch_size=8", "-n", "3"], 2, "train_batch_size"),
         (&["--set", "model.n_head=3"], 2, "n_head"),
         (&["--set", "nothing"], 2, "nothing"),
-        (&["--resume", "nowhere"], 3, "nowhere: there is no such folder\n  in: --resume"),
+        (&["--resume", "nowhere"], 3, "nowhere: no such folder\n  in: --resume"),
         (&["--set", "training.reproducible=true", "-n", "3"], 2, "reproducible"),
         (&["--set", "zero_optimization.zero_quantized_weights=true"], 2, "not implemented"),
         (&["--set", "pipeline={schedule: 2f2b}"], 2, "pipeline.schedule"),
@@ -454,7 +454,7 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
             2,
             "pipeline.virtual_stages",
         ),
-        (&["--set", "pipeline={stages: 2, partition_method: 'type:nothing'}", "-n", "2"], 2, "no layer's name matches"),
+        (&["--set", "pipeline={stages: 2, partition_method: 'type:nothing'}", "-n", "2"], 2, "no layer name matches"),
         (&["--set", "pipeline={stages: 2}", "--set", "training.reproducible=true", "-n", "6"], 2, "reproducible"),
         (&["--no-such-option"], 2, "no-such-option"),
         (&["--max-steps", "0"], 2, "--max-steps <N>"),
@@ -501,7 +501,7 @@ fn missing_cores_are_named_with_their_list() {
         let told = case.train(&["--plain", "--max-steps", "1", "--set", &format!("launcher.bind_core_list={list}")]);
         told.lines().next().unwrap().to_string()
     };
-    assert!(first("0-999").contains(" (of 0-999 this process may use no others): 1 rank"), "{}", first("0-999"));
+    assert!(first("0-999").contains(" (this process may not use the others of 0-999): 1 rank"), "{}", first("0-999"));
     let all = first("0-999").split([' ', '(']).nth(1).unwrap().to_string();
-    assert!(!first(&all).contains("no others"), "{}", first(&all));
+    assert!(!first(&all).contains("the others of"), "{}", first(&all));
 }

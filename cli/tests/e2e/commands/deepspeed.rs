@@ -93,7 +93,7 @@ fn a_search_takes_one_file_and_standard_input_is_one() {
         assert!(text(&output.stderr).contains(told), "{}", text(&output.stderr));
     };
     refused(&["autotune", "--config", "ds.yaml", "--config", "ds.yaml"], "autotune takes one --config");
-    refused(&["--config", "-", "--config", "-"], "standard input, -, is one file");
+    refused(&["--config", "-", "--config", "-"], "standard input (-) can be given only once");
     fs::write(case.path("wrong.yaml"), "training: {max_step: 3}").unwrap();
     refused(&["--config", "ds.yaml", "--config", "wrong.yaml"], "in: training.max_step (wrong.yaml:1:12)");
 }

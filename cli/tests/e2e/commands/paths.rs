@@ -103,12 +103,12 @@ fn programs_that_cannot_be_started() {
 fn an_incomplete_launcher_environment_is_rejected() {
     let case = Case::new();
     for (variables, said) in [
-        (&[("WORLD_SIZE", "2")][..], Some("WORLD_SIZE is set but RANK is not: set both, or neither")),
-        (&[("RANK", "1")], Some("RANK is set but WORLD_SIZE is not: set both, or neither")),
-        (&[("RANK", "0")], Some("RANK is set but WORLD_SIZE is not: set both, or neither")),
+        (&[("WORLD_SIZE", "2")][..], Some("WORLD_SIZE is set but RANK is not: set both or neither")),
+        (&[("RANK", "1")], Some("RANK is set but WORLD_SIZE is not: set both or neither")),
+        (&[("RANK", "0")], Some("RANK is set but WORLD_SIZE is not: set both or neither")),
         (
             &[("RANK", "1"), ("WORLD_SIZE", "2")],
-            Some("nothing says where the 2 ranks meet: set MASTER_ADDR to the host of rank 0 (and MASTER_PORT)"),
+            Some("the address at which the 2 ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT"),
         ),
         (&[("RANK", "0"), ("WORLD_SIZE", "1")], None),
         (&[("WORLD_SIZE", "1")], None),

@@ -40,7 +40,7 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     let resolved = case.path("run/resolved.yaml").display().to_string();
     let output = case.command(&["--config", &resolved, "--resume", "auto", "--max-steps", "6"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("hf/config.json is not there: the model is what is written here alone"));
+    assert!(text(&output.stderr).contains("hf/config.json does not exist: the model is what is written here alone"));
     assert!(!text(&output.stdout).contains("pretrained:"), "{}", text(&output.stdout));
     assert_eq!(case.losses("run"), case.losses("whole"));
     assert_eq!(case.shards("run", 6), case.shards("whole", 6));
@@ -52,7 +52,7 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     assert_eq!(said.matches("error:").count(), 1, "{said}");
     let output = case.run(&[]);
     let said = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("hf/config.json is not there"), "{said}");
+    assert!(output.status.code() == Some(2) && said.contains("hf/config.json does not exist"), "{said}");
     assert!(said.contains("resolved.yaml"), "{said}");
 }
 
@@ -112,14 +112,14 @@ fn a_failed_import_leaves_no_files() {
         let (got, told) = checkpoint(&case, &["import", folder, "--out", out]);
         assert!(got == status && told.starts_with("error: ") && told.contains(said), "{got}: {told}");
     };
-    refused("nowhere", "new", 2, "nowhere/config.json is not there\n  in: <DIR>\n  help: ");
+    refused("nowhere", "new", 2, "nowhere/config.json does not exist\n  in: <DIR>\n  help: ");
     fs::remove_file(case.path("hf/model.safetensors")).unwrap();
     refused("hf", "new", 3, "it has neither model.safetensors nor");
     fs::copy(case.path("first/resolved.yaml"), case.path("hf/model.safetensors")).unwrap();
-    refused("hf", "new", 3, "its header claims");
+    refused("hf", "new", 3, "the header claims");
     assert!(!case.path("new").exists());
     checkpoint(&case, &["export", "first", "--out", "second"]);
-    refused("second", "first/checkpoints", 3, "there are checkpoints in it already");
+    refused("second", "first/checkpoints", 3, "the folder already contains checkpoints");
     // A truncated file is detected when it is read.
     let path = case.path("second/model.safetensors");
     let bytes = fs::read(&path).unwrap();
@@ -140,7 +140,7 @@ fn the_tokenizer_must_match_the_model() {
         let told = text(&output.stderr);
         assert!(output.status.code() == Some(2) && told.contains(said), "{told}");
     };
-    refused(&[], "hf has no tokenizer.json, and its model knows 300 tokens, which are not bytes\n  in: data.tokenizer");
+    refused(&[], "hf has no tokenizer.json, and its model has 300 tokens, so its tokens are not bytes\n  in: data.tokenizer");
     case.train(&["--quiet", "--max-steps", "1", "--set", "data.tokenizer=byte"]);
     let words: Vec<String> = (0..301).map(|token| format!("\"w{token}\": {token}")).collect();
     let tokenizer = |words: &[String]| {
@@ -153,7 +153,7 @@ fn the_tokenizer_must_match_the_model() {
         fs::write(case.path("hf/tokenizer.json"), json).unwrap();
     };
     tokenizer(&words);
-    refused(&[], "it has 301 tokens, and the pretrained model knows 300\n  in: data.tokenizer");
+    refused(&[], "the tokenizer has 301 tokens, but the pretrained model has 300\n  in: data.tokenizer");
     tokenizer(&words[..300]);
     let said = case.train(&["--max-steps", "1"]);
     assert!(said.contains("pretrained: weights and tokenizer of hf\n"), "{said}");

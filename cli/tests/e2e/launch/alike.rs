@@ -34,7 +34,7 @@ fn a_token_file_that_others_can_read_is_rejected_with_one_error() {
     for (status, errors) in run(0o644) {
         assert_eq!(status, Some(2), "{errors}");
         assert!(errors.starts_with("error: ZERO_TRAIN_TOKEN_FILE: ") && errors.contains("has mode 644"), "{errors}");
-        assert!(errors.contains("help: use a file of your own that only you can read: chmod 600"), "{errors}");
+        assert!(errors.contains("help: use a regular file that you own and only you can read: chmod 600"), "{errors}");
         assert_eq!(errors.lines().count(), 2, "{errors}");
     }
     for (status, errors) in run(0o600) {
@@ -75,7 +75,7 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
     for (program, odd, message) in refused {
         for (status, errors) in started(program, odd) {
             assert_eq!(status, Some(2), "{errors}");
-            assert!(errors.starts_with("error: the ranks were not started alike: "), "{errors}");
+            assert!(errors.starts_with("error: the ranks were started with different settings: "), "{errors}");
             assert!(errors.contains(message) && errors.lines().count() == 1, "{errors}");
         }
         assert!(!case.path("run").exists(), "a rejected run wrote files");

@@ -107,7 +107,7 @@ fn both_launchers_exit_with_the_status_of_the_failed_rank_and_name_it() {
     for launcher in launchers {
         let (status, errors) = launcher.end();
         assert_eq!(status, Some(4), "{errors}");
-        assert!(errors.contains("error: rank 3 was killed by signal 9; it was the first to end"), "{errors}");
+        assert!(errors.contains("error: rank 3 was killed by signal 9; it failed first"), "{errors}");
     }
 }
 
@@ -172,9 +172,9 @@ fn a_launcher_that_was_killed_is_not_replaced_in_the_middle_of_a_job() {
     let another = start(&case, &hosts, 1, &args);
     let (status, errors) = first.end();
     assert_eq!(status, Some(4), "{errors}");
-    assert!(errors.ends_with("error: the launcher of host 1 has ended, and another was started\n"), "{errors}");
+    assert!(errors.ends_with("error: the launcher of host 1 ended, and a new one was started\n"), "{errors}");
     // The replacement waits for a host 0 that knows it, until its timeout.
     let (status, errors) = another.end();
     assert_eq!(status, Some(4), "{errors}");
-    assert!(errors.starts_with("error: the launcher of host 0 is not to be reached: "), "{errors}");
+    assert!(errors.starts_with("error: cannot reach the launcher of host 0: "), "{errors}");
 }

@@ -324,7 +324,7 @@ impl Drop for Head {
 
 #[test]
 fn ray_job() {
-    let mut launcher = Launcher::new("Ray, job", "", 1, &["rank 1 ended with status 137; it was the first to end"]);
+    let mut launcher = Launcher::new("Ray, job", "", 1, &["rank 1 exited with status 137; it failed first"]);
     launcher.version = version_beside("ray", "ray");
     if launcher.found().is_none() {
         return;
@@ -349,7 +349,7 @@ fn ray_job() {
 
 #[test]
 fn ray() {
-    let mut launcher = Launcher::new("Ray", "", 137, &["rank 1 ended with status 137; it was the first to end"]);
+    let mut launcher = Launcher::new("Ray", "", 137, &["rank 1 exited with status 137; it failed first"]);
     launcher.version = vec![python(), "-c".into(), "import ray; print(ray.__version__)".into()];
     launcher.start = vec![python(), adapter("zero_ray.py"), "-n".into(), "2".into(), "--".into()];
     launcher.variables = vec![("RAY_DEDUP_LOGS", "0".into()), ("RAY_raylet_start_wait_time_s", "300".into())];
@@ -360,7 +360,7 @@ fn ray() {
 
 #[test]
 fn spark() {
-    let mut launcher = Launcher::new("Spark", "", 1, &["rank 1 ended with status -9"]);
+    let mut launcher = Launcher::new("Spark", "", 1, &["rank 1 exited with status -9"]);
     launcher.version = vec![python(), "-c".into(), "import pyspark; print(pyspark.__version__)".into()];
     launcher.start = vec![python(), adapter("zero_spark.py"), "-n".into(), "2".into(), "--".into()];
     launcher.variables = vec![

@@ -71,7 +71,7 @@ fn the_first_failure_is_reported_with_its_last_lines_and_the_other_ranks_are_end
     assert_eq!((status, out.as_str()), (Some(17), "[rank 0]: told\n"), "{errors}");
     assert!(errors.starts_with("61\n62\n") && errors.contains("\n100\n"), "{errors}");
     assert!(
-        errors.ends_with("error: rank 1 ended with status 17; it was the first to end, the others followed\n"),
+        errors.ends_with("error: rank 1 exited with status 17; it failed first, and the other ranks were stopped\n"),
         "{errors}"
     );
     // A rank that ignores SIGTERM is killed.
@@ -106,7 +106,7 @@ fn another_program_is_restarted_up_to_max_restarts_times() {
     let told: Vec<&str> = errors.lines().collect();
     assert_eq!(
         told,
-        ["restart 1 of 5: rank 1 ended with status 2; 2 ranks", "restart 2 of 5: rank 1 ended with status 2; 2 ranks"]
+        ["restart 1 of 5: rank 1 exited with status 2; 2 ranks", "restart 2 of 5: rank 1 exited with status 2; 2 ranks"]
     );
     let ran = |attempt: usize| case.path(&format!("attempt{attempt}")).exists();
     assert!(ran(0) && ran(1) && ran(2) && !ran(3));
@@ -120,7 +120,7 @@ fn invalid_arguments_are_rejected() {
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         text(&output.stderr)
     };
-    assert!(refused(&["--config", "ds.yaml", "sh"]).contains("either --config or a program"));
+    assert!(refused(&["--config", "ds.yaml", "sh"]).contains("give either --config or a program, not both"));
     assert!(refused(&["--max-steps", "3", "sh"]).contains("--max-steps is an option of training"));
     assert!(refused(&[]).contains("--config <FILE> is missing"));
     assert!(refused(&["--nproc-per-node", "2", "-n", "3", "sh"]).contains("makes 2"));

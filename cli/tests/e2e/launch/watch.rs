@@ -35,13 +35,13 @@ fn a_gradient_that_is_not_finite_is_skipped_or_ends_the_run() {
     let (steps, said, status) = skipped(&case, &args, &[], "skips");
     let [step] = steps[..] else { panic!("{steps:?}: {said}") };
     assert_eq!(status, Some(0), "{said}");
-    let expected = format!("warning: in step {step} the loss is ");
-    assert!(said.starts_with(&expected) && said.contains(", and nothing was updated"), "{said}");
+    let expected = format!("warning: step {step}: loss ");
+    assert!(said.starts_with(&expected) && said.contains(", so the update was skipped"), "{said}");
     assert_eq!(case.metrics("skips").len(), 22);
     let (steps, said, status) = skipped(&case, &args, &["--set", "training.nonfinite=stop"], "stops");
     assert_eq!((steps, status), (vec![step], Some(5)), "{said}");
     let last = said.lines().last().unwrap();
-    assert!(last.starts_with(&format!("error: training diverged: in step {step} ")), "{said}");
+    assert!(last.starts_with(&format!("error: training diverged: step {step}: ")), "{said}");
     let most = ["--set", "training.max_skipped_steps=1"];
     let (_, said, status) = skipped(&case, &args, &most, "most");
     assert!(status == Some(5) && said.contains("the last of 1 such steps in a row"), "{said}");
@@ -54,12 +54,12 @@ fn a_spike_is_reported_or_skipped_or_ends_the_run() {
     let spikes = |action: &str| format!("training.spikes={{window: 4, factor: 20, action: {action}}}");
     let (steps, said, status) = skipped(&case, &args, &["--set", &spikes("skip")], "skips");
     let [step] = steps[..] else { panic!("{steps:?}: {said}") };
-    assert!(status == Some(0) && said.contains(&format!("warning: in step {step} the gradient norm is ")), "{said}");
-    assert!(said.contains("the median of those before it") && said.contains(", and nothing was updated"), "{said}");
+    assert!(status == Some(0) && said.contains(&format!("warning: step {step}: gradient norm ")), "{said}");
+    assert!(said.contains("median of the previous steps") && said.contains(", so the update was skipped"), "{said}");
     let (steps, said, status) = skipped(&case, &args, &["--set", &spikes("warn")], "warns");
     assert_eq!((steps, status), (vec![], Some(0)), "{said}");
-    assert!(said.contains(&format!("warning: in step {step} the gradient norm is ")), "{said}");
-    assert!(!said.contains("nothing was updated"), "{said}");
+    assert!(said.contains(&format!("warning: step {step}: gradient norm ")), "{said}");
+    assert!(!said.contains("the update was skipped"), "{said}");
     let (steps, said, status) = skipped(&case, &args, &["--set", &spikes("stop")], "stops");
     assert_eq!((steps, status), (vec![step], Some(5)), "{said}");
     // Without `training.spikes`, spikes have no effect.

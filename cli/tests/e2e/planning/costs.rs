@@ -36,7 +36,7 @@ fn a_cost_table_predicts_the_time_of_steps() {
         assert!((of("computing") + of("idle") - seconds).abs() < 1e-9, "{rank}");
     }
     let told = plan(&["--stages"]);
-    assert!(told.contains("by the cost table") && told.contains("communication "), "{told}");
+    assert!(told.contains("from the cost table") && told.contains("communication "), "{told}");
     // More layers of a measured kind and more micro-batches take more computing time.
     let of = |args: &[&str]| json(args)["time"]["ranks"][0]["computing"].as_f64().unwrap();
     assert!(of(&["--set", "model.n_layer=8"]) > of(&[]));
@@ -44,20 +44,20 @@ fn a_cost_table_predicts_the_time_of_steps() {
 
     // A plan names the first setting for which the table does not hold.
     let missing = |args: &[&str]| json(args)["time"]["missing"].as_str().unwrap().to_string();
-    assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, and the plan is for 1"));
-    assert!(missing(&["--set", "bf16.enabled=true"]).contains("dtype f32, and the plan is for bf16"));
+    assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, but the plan has 1"));
+    assert!(missing(&["--set", "bf16.enabled=true"]).contains("dtype f32, but the plan has bf16"));
     let tiles = missing(&["--set", "model.tiled_mlp_rows=64"]);
-    assert!(tiles.contains("rows of a tile of the MLP: off, and the plan is for 64"), "{tiles}");
-    assert!(missing(&["--set", "launcher.threads_per_rank=7"]).contains("the plan is for 7"));
-    assert!(missing(&["--world-size", "4"]).contains("ranks of a group: 2, and the plan is for 4"));
+    assert!(tiles.contains("MLP tile rows: off, but the plan has 64"), "{tiles}");
+    assert!(missing(&["--set", "launcher.threads_per_rank=7"]).contains("the plan has 7"));
+    assert!(missing(&["--world-size", "4"]).contains("ranks per group: 2, but the plan has 4"));
     let missing = missing(&["--set", "model.n_embd=32"]);
-    assert!(missing.starts_with("it has no layer like `"), "{missing}");
+    assert!(missing.starts_with("the table has no layer like `"), "{missing}");
 
     // The choice of overlap does not change the results.
     let run =
         |out: &str, set: &str| case.train(&["-n", "2", "--plain", "--max-steps", "3", "--out", out, "--set", set]);
     let told = run("by_table", "training.cost_table=costs.json");
-    assert!(told.contains("computing: by the cost table a step takes"), "{told}");
+    assert!(told.contains("with compute: the cost table predicts "), "{told}");
     let losses = case.losses("by_table");
     for (out, overlap) in [("with", true), ("without", false)] {
         run(out, &format!("zero_optimization.overlap_comm={overlap}"));
@@ -76,14 +76,14 @@ fn an_invalid_table_is_an_error_that_names_the_file() {
         let output = case.command(&args).output().unwrap();
         let told = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.starts_with(&format!("error: {table}: ")) && told.contains("help: measure one"), "{told}");
+        assert!(told.starts_with(&format!("error: {table}: ")) && told.contains("help: measure a table"), "{told}");
         told
     };
-    assert!(refused("none.json").contains("cannot be read"));
+    assert!(refused("none.json").contains("cannot read the cost table"));
     for (content, wanted) in [
-        ("nonsense", "this is no cost table"),
+        ("nonsense", "not a cost table"),
         ("{}", "it has no version"),
-        (r#"{"version": 99}"#, "of version 99"),
+        (r#"{"version": 99}"#, "has version 99"),
         (r#"{"version": 1}"#, "missing field"),
     ] {
         std::fs::write(case.path("bad.json"), content).unwrap();

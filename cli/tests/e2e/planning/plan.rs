@@ -33,7 +33,7 @@ fn json(case: &Case, args: &[&str]) -> Value {
 fn a_plan_reports_the_memory_of_a_rank_and_starts_no_run() {
     let case = Case::new();
     let told = plan(&case, &["-n", "2"]);
-    for wanted in ["memory of a rank, at most", "optimizer", "activations", "staging", "fits: a rank needs"] {
+    for wanted in ["peak memory per rank", "optimizer", "activations", "staging", "fits: a rank needs"] {
         assert!(told.contains(wanted), "{wanted} is not in\n{told}");
     }
     assert!(!case.path("run").exists());
@@ -93,7 +93,7 @@ fn a_trillion_parameters_can_be_planned_on_one_machine() {
     let told = plan(&case, &[&trillion[..], &["--device-memory", "80GiB"]].concat());
     assert!(told.contains("1,008,014,617,600"), "{told}");
     assert!(told.contains("does not fit: a rank needs") && told.contains("85.9 GB: `--device-memory`"), "{told}");
-    assert!(told.contains("one of these makes it fit") && told.contains("of its disk"), "{told}");
+    assert!(told.contains("any one of these changes makes it fit") && told.contains("of disk per rank"), "{told}");
     // The memory of other machines is unknown, so without a limit nothing is said about it.
     assert!(!plan(&case, &trillion).contains("fit"));
 }
@@ -115,7 +115,7 @@ fn a_deep_pipeline_with_many_micro_batches_is_planned_in_time() {
     ];
     let told = plan(&case, &[&deep[..], &["--set", "pipeline.schedule=gpipe", "--device-memory", "1kB"]].concat());
     assert!(
-        told.contains("does not fit: a rank needs") && told.contains("nor do more ranks, since what a rank"),
+        told.contains("does not fit: a rank needs") && told.contains("more ranks do not help either"),
         "{told}"
     );
     // For p stages and m micro-batches, the bubble of 1F1B is (p − 1)/(m + p − 1), and that of ZB-H1 a third of it.
@@ -129,9 +129,9 @@ fn another_number_of_ranks_is_advised_if_no_setting_helps() {
     let case = Case::new();
     let wide = ["--set", "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 64, n_layer: 24, n_head: 2}"];
     let told = plan(&case, &[&wide[..], &["-n", "400000"]].concat());
-    assert!(told.contains("use fewer ranks on this machine: of "), "{told}");
+    assert!(told.contains("use fewer ranks on this machine: with "), "{told}");
     let told = plan(&case, &[&wide[..], &["-n", "2", "--device-memory", "5MB"]].concat());
-    assert!(told.contains("use more ranks, each with as much memory: of "), "{told}");
+    assert!(told.contains("use more ranks with the same memory each: with "), "{told}");
 }
 
 /// Stages 0 to 3 over N ranks: 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N and 16Ψ/N bytes, as in figure 1 of the ZeRO paper.

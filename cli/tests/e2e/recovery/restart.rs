@@ -106,7 +106,7 @@ fn restarts_are_limited_and_divergence_and_stops_are_not_restarted() {
     let (status, _, errors) = end(run);
     assert_eq!(status, Some(4), "{errors}");
     assert!(errors.contains("restart 1 of 1"), "{errors}");
-    assert!(errors.contains("error: rank 1 was killed by signal 9; it was the first to end"), "{errors}");
+    assert!(errors.contains("error: rank 1 was killed by signal 9; it failed first"), "{errors}");
     // Divergence and a request to stop cause no restart.
     let diverges = ["--set", "optimizer.params.lr=1e38", "--set", "gradient_clipping=0"];
     let run = start(&case, "diverges", 200, &[&diverges[..], &["-n", "2", "--max-restarts", "2"]].concat());
@@ -162,7 +162,7 @@ fn fewer_ranks_than_min_ranks_are_an_error() {
     signal(rank_process(run.id(), 0), "KILL");
     let (status, _, errors) = end(run);
     assert_eq!(status, Some(4), "{errors}");
-    assert!(errors.contains("error: no restart: 1 of 2 ranks are left, and launcher.min_ranks is 2"), "{errors}");
+    assert!(errors.contains("error: no restart: 1 of 2 ranks are left, fewer than launcher.min_ranks, 2"), "{errors}");
     assert!(errors.contains("rank 0 was killed by signal 9"), "{errors}");
 }
 

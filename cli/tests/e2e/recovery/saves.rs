@@ -86,10 +86,10 @@ fn a_full_disk_does_not_end_training() {
             let said = text(&ended.stderr);
             assert!(ended.status.success(), "{out}: {said}");
             assert!(
-                said.contains("warning: step 4 is not saved: ") && said.contains("No space left on device"),
+                said.contains("warning: cannot save step 4: ") && said.contains("No space left on device"),
                 "{said}"
             );
-            assert!(said.contains("training goes on, the newest is step 2"), "{said}");
+            assert!(said.contains("training continues, the newest checkpoint is step 2"), "{said}");
             assert_eq!(said.lines().count(), 1, "{said}");
             assert_eq!(committed(&case, &out), [2, 6], "{out}");
             assert_eq!(case.losses(&out), case.losses("whole"), "{out}");
@@ -121,8 +121,8 @@ fn training_continues_when_a_small_disk_fills_up() {
         }
     };
     let (out, said) = (text(&output.stdout), text(&output.stderr));
-    assert!(said.contains("warning: step ") && said.contains("No space left on device"), "{said}");
-    assert!(said.contains("training goes on, the newest is step "), "{said}");
+    assert!(said.contains("warning: cannot save step ") && said.contains("No space left on device"), "{said}");
+    assert!(said.contains("training continues, the newest checkpoint is step "), "{said}");
     assert!(out.contains("step     30/30  loss "), "{out}\n{said}");
     // The last checkpoint is the result of the run, so failing to save it is an error.
     assert!(out.contains("status 3") && said.contains("error: "), "{out}\n{said}");
@@ -140,8 +140,8 @@ fn a_second_run_in_the_same_folder_is_rejected() {
         let refused = case.run(&[&["--quiet", "-n", "2", "--max-steps", "3"], more].concat());
         let said = text(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{said}");
-        assert!(said.starts_with(&format!("error: run belongs to process {holder} on ")), "{said}");
-        assert!(said.contains("help: one run at a time"), "{said}");
+        assert!(said.starts_with(&format!("error: run is in use by process {holder} on ")), "{said}");
+        assert!(said.contains("help: only one run at a time"), "{said}");
     }
     assert!(!case.path("run.1").exists(), "the folder of a running run is moved aside");
     // A killed run does not block its folder.
@@ -173,7 +173,7 @@ fn damaged_checkpoints_are_skipped() {
     assert!(resumed.status.success(), "{said}");
     let warned: Vec<&str> = said.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert!(
-        matches!(warned[..], [six, four] if six.contains("step 6 cannot be loaded") && four.contains("step 4")),
+        matches!(warned[..], [six, four] if six.contains("cannot load the checkpoint of step 6") && four.contains("step 4")),
         "{said}"
     );
     assert_eq!(case.losses("run"), case.losses("whole"));

@@ -113,20 +113,20 @@ fn a_monitor_that_cannot_be_written_is_reported_once_and_training_continues() {
         (
             "csv",
             &["csv_monitor={enabled: true, output_path: file}"],
-            "the monitor `csv_monitor` is not written: file/DeepSpeedJobName: Not a directory (os error 20); training goes on; \
-             make room there, or set `csv_monitor.output_path`",
+            "cannot write the monitor `csv_monitor`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
+             free some space there, or set `csv_monitor.output_path`",
         ),
         (
             "tensorboard",
             &["tensorboard={enabled: true, output_path: file}"],
-            "the monitor `tensorboard` is not written: file/DeepSpeedJobName: Not a directory (os error 20); training goes on; \
-             make room there, or set `tensorboard.output_path`",
+            "cannot write the monitor `tensorboard`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
+             free some space there, or set `tensorboard.output_path`",
         ),
         (
             "full",
             &["csv_monitor={enabled: true, output_path: full/csv_monitor}"],
-            "the monitor `csv_monitor` is not written: full/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv: No space left \
-             on device (os error 28); training goes on; make room there, or set `csv_monitor.output_path`",
+            "cannot write the monitor `csv_monitor`: full/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv: No space left \
+             on device (os error 28); training continues; free some space there, or set `csv_monitor.output_path`",
         ),
     ];
     for (out, sets, expected) in cases {
@@ -215,8 +215,8 @@ for family in text_string_to_metric_families({seen:?}):
     let errors = text(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let expected = format!(
-        "warning: the monitor `prometheus` is not written: {address}: Address already in use (os error 98); training goes on; free \
-         the port, or set `prometheus.port`\nwarning: the monitor `prometheus` lacks 20 steps\n"
+        "warning: cannot write the monitor `prometheus`: {address}: Address already in use (os error 98); training continues; free \
+         the port, or set `prometheus.port`\nwarning: the monitor `prometheus` is missing 20 steps\n"
     );
     assert_eq!(errors, expected);
     assert_eq!(case.losses("taken"), losses);
@@ -361,13 +361,13 @@ fn a_missing_silent_or_broken_server_neither_ends_nor_changes_training() {
     let errors = run("gone", port);
     let start =
         format!("warning: the monitor `mlflow` is not written: http://127.0.0.1:{port}: experiments/get-by-name: ");
-    let end = "; training goes on; see that the tracking server runs, or set `mlflow.tracking_uri`\n\
-               warning: the monitor `mlflow` lacks 20 steps\n";
+    let end = "; training continues; check that the tracking server runs, or set `mlflow.tracking_uri`\n\
+               warning: the monitor `mlflow` is missing 20 steps\n";
     assert!(errors.starts_with(&start) && errors.contains("onnection refused") && errors.ends_with(end), "{errors}");
     // A server that accepts connections but never responds.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let errors = run("mute", mute.local_addr().unwrap().port());
-    assert!(errors.contains("the monitor `mlflow` was too slow at the end") || errors.contains("timeout"), "{errors}");
+    assert!(errors.contains("the monitor `mlflow` did not finish in time") || errors.contains("timeout"), "{errors}");
     let broken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = broken.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -379,16 +379,16 @@ fn a_missing_silent_or_broken_server_neither_ends_nor_changes_training() {
         }
     });
     let errors = run("broken", port);
-    assert!(errors.contains("experiments/get-by-name: 500 Internal Server Error; training goes on"), "{errors}");
+    assert!(errors.contains("experiments/get-by-name: 500 Internal Server Error; training continues"), "{errors}");
 }
 
 #[test]
 fn an_unsupported_address_is_rejected_before_anything_starts() {
     let case = Case::new();
     for (set, expected) in [
-        ("mlflow={enabled: true, tracking_uri: \"https://mlflow.example.com\"}", "is reached over TLS"),
-        ("mlflow={enabled: true, tracking_uri: databricks}", "databricks is no address of a tracking server"),
-        ("mlflow={enabled: true}", "there is no tracking server to write to"),
+        ("mlflow={enabled: true, tracking_uri: \"https://mlflow.example.com\"}", "requires TLS"),
+        ("mlflow={enabled: true, tracking_uri: databricks}", "databricks is not the address of a tracking server"),
+        ("mlflow={enabled: true}", "the address of the tracking server is missing"),
     ] {
         let mut command = case.command(&["--config", "ds.yaml", "--quiet", "-n", "2", "--set", set]);
         let output = command.env_remove("MLFLOW_TRACKING_URI").output().unwrap();
@@ -507,7 +507,7 @@ fn missing_gpu_metrics_are_reported_once() {
     let [out, errors] =
         watched(&case, "failing", &[], &variables, || samples("failing", "gpu_0_temperature_celsius") > 30);
     let lines: Vec<&str> = errors.lines().collect();
-    let start = |gpu: usize| format!("warning: `machine_monitor` does not have all of GPU {gpu}: ");
+    let start = |gpu: usize| format!("warning: `machine_monitor` cannot read all metrics of GPU {gpu}: ");
     assert_eq!(lines.len(), 2, "{errors}{out}");
     assert_eq!(lines[0], start(0) + "power: the requested operation is not available on the target device");
     assert!(lines[1].starts_with(&(start(1) + "device fell off the bus")), "{errors}");
@@ -520,15 +520,15 @@ fn missing_gpu_metrics_are_reported_once() {
     fs::write(broken.join("libnvidia-ml.so.1"), "").unwrap();
     let broken = broken.display().to_string();
     let path = ("LD_LIBRARY_PATH", here.as_str());
-    let no_gpu = |why: &str| format!("`machine_monitor` has no GPU to watch: {why}\n");
+    let no_gpu = |why: &str| format!("`machine_monitor` found no GPU: {why}\n");
     let mut cases = vec![
         (vec![("LD_LIBRARY_PATH", broken.as_str())], no_gpu(&format!("{broken}/libnvidia-ml.so.1: file too short")), false),
         (vec![path, ("MOCK_NVML_INIT", "9")], no_gpu("NVIDIA driver is not loaded"), false),
-        (vec![path, ("MOCK_NVML_GPUS", "0")], no_gpu("the driver has none"), false),
+        (vec![path, ("MOCK_NVML_GPUS", "0")], no_gpu("the driver lists none"), false),
         (vec![path, ("CUDA_VISIBLE_DEVICES", "")], no_gpu("CUDA_VISIBLE_DEVICES=\"\" lets through none of 3"), false),
         (
             vec![path, ("MOCK_NVML_INIT", "18")],
-            "warning: `machine_monitor` cannot watch GPUs: NVML: RM detects a driver/library version mismatch; training goes on\n".into(),
+            "warning: `machine_monitor` cannot monitor GPUs: NVML: RM detects a driver/library version mismatch; training continues\n".into(),
             true,
         ),
     ];

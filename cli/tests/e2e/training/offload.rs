@@ -123,7 +123,7 @@ fn a_model_too_small_to_offload_is_reported() {
     let case = case_with_disk();
     let offload = ["--set", "zero_optimization.offload_optimizer={device: nvme, nvme_path: disk}"];
     let said = case.train(&[&["--plain", "--out", "small", "--max-steps", "1"], &offload[..]].concat());
-    assert!(said.contains("\ndisk: nothing of rank 0 goes there; what is smaller than aio.block_size"), "{said}");
+    assert!(said.contains("\ndisk: rank 0 offloads nothing, because segments smaller than aio.block_size"), "{said}");
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn two_runs_can_offload_to_the_same_path() {
 #[test]
 fn an_unsuitable_path_is_an_error_before_any_rank_starts() {
     let case = case_with_disk();
-    for (path, message) in [("nowhere", "nowhere: there is no such folder"), ("corpus.txt", "this is no folder")] {
+    for (path, message) in [("nowhere", "nowhere: no such folder"), ("corpus.txt", "not a folder")] {
         for section in ["offload_optimizer", "offload_param"] {
             let other = format!("zero_optimization.{section}={{device: nvme, nvme_path: {path}}}");
             let output = command(&case, "disk", &["-n", "2", "--set", &other]).output().unwrap();
@@ -162,7 +162,7 @@ fn an_unsuitable_path_is_an_error_before_any_rank_starts() {
 #[test]
 fn full_and_read_only_disks_are_errors_before_any_rank_starts() {
     let case = case_with_disk();
-    for (options, message) in [("size=64k", " are needed, 65536 bytes are free"), ("ro", "Read-only file system")] {
+    for (options, message) in [("size=64k", " , but only 65536 bytes are free"), ("ro", "Read-only file system")] {
         let Some(output) = behind_a_mount(&case, options, &["-n", "2"]) else { return };
         let errors = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{errors}");
@@ -180,7 +180,7 @@ fn a_tmpfs_is_reported_once_and_training_is_bit_identical() {
     let Some(output) = behind_a_mount(&case, "size=64m", &["-n", "2"]) else { return };
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(case.losses("memory"), case.losses("run"));
-    assert_eq!(text(&output.stdout).matches("this is a tmpfs").count(), 1, "{}", text(&output.stdout));
+    assert_eq!(text(&output.stdout).matches("the folder is on a tmpfs").count(), 1, "{}", text(&output.stdout));
 }
 
 #[test]
@@ -197,8 +197,8 @@ fn a_truncated_file_ends_all_ranks_and_is_named() {
         File::options().write(true).open(&files[rank]).unwrap().set_len(4096).unwrap();
         let (status, errors) = end(child);
         assert_eq!(status, Some(1), "{errors}");
-        assert!(errors.contains("it was cut short") && errors.contains("disk"), "{errors}");
-        assert!(errors.contains("help: nothing may touch the file during a run"), "{errors}");
+        assert!(errors.contains("the swap file was truncated") && errors.contains("disk"), "{errors}");
+        assert!(errors.contains("help: no other program may change the file during a run"), "{errors}");
         assert!(is_empty(&disk));
     }
 }

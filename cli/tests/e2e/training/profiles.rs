@@ -84,15 +84,15 @@ fn profilers_print_their_results_and_do_not_change_the_training() {
     for part in [
         "profile of step:",
         "depth 1:",
-        "memory held at most in each part of step 4, by rank",
+        "peak memory in each part of step 4, by rank",
         "comm op: all_gather | ",
     ] {
         assert!(out.contains(part), "{part} is not in {out}");
     }
     assert!(!out.contains("depth 2:"), "{out}");
     // Printed at steps 1, 2 and 4, with four parts of the step for each rank.
-    assert_eq!(out.matches("memory held at most").count(), 3, "{out}");
-    let table = out.split("memory held at most in each part of step 4, by rank\n").nth(1).unwrap();
+    assert_eq!(out.matches("peak memory in each part").count(), 3, "{out}");
+    let table = out.split("peak memory in each part of step 4, by rank\n").nth(1).unwrap();
     let rows: Vec<&str> = table.lines().skip(1).take(8).collect();
     let is_of = |row: &&str| row.trim_start().starts_with("1  backward");
     assert_eq!(rows.iter().filter(|row| is_of(row)).count(), 1, "{out}");
@@ -122,6 +122,6 @@ fn a_profile_that_cannot_be_written_is_a_warning() {
     let output = case.run(&["--quiet", "--set", "flops_profiler={enabled: true, output_file: file/profile.txt}"]);
     let errors = text(&output.stderr);
     assert!(output.status.success() && errors.lines().count() == 1, "{errors}");
-    assert!(errors.starts_with("warning: the profile is not written: file: "), "{errors}");
-    assert!(errors.contains("name another `flops_profiler.output_file`"), "{errors}");
+    assert!(errors.starts_with("warning: cannot write the profile: file: "), "{errors}");
+    assert!(errors.contains("set `flops_profiler.output_file` to another file"), "{errors}");
 }

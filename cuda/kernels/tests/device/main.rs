@@ -173,6 +173,6 @@ fn too_large_a_grid_is_rejected() {
     let Some(bench) = Bench::new() else { return };
     let launch = Launch { grid: [1, 1 << 16, 1], ..widen(Dtype::Bf16, 1, 0, 0).unwrap() };
     let error = bench.try_launch(&launch, &bench.stream).unwrap_err();
-    let blocks = "widen_bf16: 1 × 65536 × 1 blocks; a grid has 1 to 2147483647 × 65535 × 65535";
+    let blocks = "widen_bf16: a grid of 1 × 65536 × 1 blocks; the maximum is 2147483647 × 65535 × 65535";
     assert_eq!((error.call, error.words.as_deref()), ("cuLaunchKernel", Some(blocks)), "{error}");
 }

@@ -216,7 +216,7 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
 fn unsupported_geometries_are_rejected() {
     let message = |of: Geometry| forward(&of, [0; 3], 0, 0).unwrap_err().to_string();
     let large = message(Geometry { size: 160, ..SMALL });
-    assert_eq!(large, "attention on a GPU: a head has 1 to 128 elements, not 160");
+    assert_eq!(large, "attention on a GPU: a head must have 1 to 128 elements, got 160");
     let odd = message(Geometry { heads: 3, kv_heads: 2, ..SMALL });
-    assert_eq!(odd, "attention on a GPU: 3 heads are no multiple of 2");
+    assert_eq!(odd, "attention on a GPU: 3 heads are not a multiple of 2 key and value heads");
 }

@@ -2,9 +2,9 @@
 
 const GROUPS = [
   ["too large", "Does not fit into memory"],
-  ["refused", "Refused by the configuration"],
+  ["refused", "Invalid configuration"],
   ["failed", "Failed"],
-  ["timed out", "Ran out of time"],
+  ["timed out", "Timed out"],
   ["stopped early", "Stopped early"],
 ];
 
@@ -56,7 +56,7 @@ function read(raw) {
 
 // The differences to the user's own file, on one line.
 function settingsOf(row, results) {
-  if (row.settings.length === 0) return row === results.base ? `${results.configuration} as it is` : "no difference";
+  if (row.settings.length === 0) return row === results.base ? `${results.configuration}, unchanged` : "no difference";
   return row.settings.map(([key, value]) => `${results.short.get(key)}:\u00a0${value}`).join(", ");
 }
 

@@ -33,7 +33,7 @@ function drawMemory(figure, text, results, width) {
   const isDone = row => row.state === "measured" && known(row.metric.value);
   const value = row => (isDone(row) ? row.metric.value : row.predicted);
   const all = results.rows.filter(row => known(row.planned) && known(value(row)));
-  if (all.length === 0) return void (text.textContent = "Nothing was measured or predicted whose memory is known.");
+  if (all.length === 0) return void (text.textContent = "No configuration has a known memory use and a measured or predicted speed.");
   // Rows that need far more memory than available would squeeze the others into a corner.
   const drawn = known(limit) ? all.filter(row => isDone(row) || row.planned <= limit * 1.25) : all;
   const [shown, beyond] = drawn.length > 0 ? [drawn, all.length - drawn.length] : [all, 0];
@@ -48,7 +48,7 @@ function drawMemory(figure, text, results, width) {
   const y = linear(low, high, height - 40, 40);
   const gutter = 10 + 7.2 * Math.max(...y.ticks(height / 50).map(([, label]) => label.length), 2);
   const x = linear(least, most, gutter, width - 8);
-  const svg = chart(`${metric.name} against planned memory`, `${shown.length} configurations; the line joins the measured ones that no other beats.`,
+  const svg = chart(`${metric.name} against planned memory`, `${shown.length} configurations; the line is the Pareto front of the measured ones.`,
     x, y, `planned memory of a rank (${bytesName})`, `${metric.name} (${name ? `${name}, ` : ""}${metric.isHigherBetter ? "higher" : "lower"} is better)`, width, height);
   if (isLimitShown) {
     const right = x.of(limit / bytes), label = `limit ${amount(limit, "B")}`;
@@ -76,7 +76,7 @@ function drawMemory(figure, text, results, width) {
   if (edge.length > 1) states.push(["Pareto front of the measured", make("path", { class: "front", d: "M1 10H9V3H17" })]);
   const readout = explore(svg, marks, width);
   figure.append(svg, legend(states), readout);
-  const notes = [`Every mark is a configuration; what is further ${metric.isHigherBetter ? "up" : "down"} and to the left is better.`];
+  const notes = [`Every mark is a configuration; marks further ${metric.isHigherBetter ? "up" : "down"} and to the left are better.`];
   if (beyond > 0) notes.push(`Not drawn: ${beyond} that would need more than 1.25 times the limit.`);
   notes.push(...cut);
   if (known(limit) && !isLimitShown) notes.push(`The limit, ${amount(limit, "B")}, lies beyond the right edge.`);

@@ -7,12 +7,12 @@ function headline(section, results) {
   if (!best) return void section.append(make("p", { class: "text" }, "Nothing was measured, so there is no best configuration."));
   const { value } = best.metric;
   section.append(make("p", { class: "value" }, known(value) ? amount(value, metric.unit, 4) : `${metric.name} unknown`));
-  let verdict = `The gain over ${configuration} as it is, is not known.`;
-  if (best === base) verdict = `Nothing that was measured is better than ${configuration} as it is.`;
+  let verdict = `The gain over the unchanged ${configuration} is unknown.`;
+  if (best === base) verdict = `No measured configuration is better than the unchanged ${configuration}.`;
   else if (known(gain.ratio)) {
     const factor = value => digits(value, value < 1 ? 2 : 3);
     const isKnown = known(gain.low) && known(gain.high), isChance = isKnown && gain.low <= 1 && gain.high >= 1;
-    verdict = `Gain over ${configuration} as it is: a factor of ${factor(gain.ratio)}${isKnown ? ` (${factor(gain.low)} to ${factor(gain.high)})` : ""}`;
+    verdict = `Gain over the unchanged ${configuration}: a factor of ${factor(gain.ratio)}${isKnown ? ` (${factor(gain.low)} to ${factor(gain.high)})` : ""}`;
     verdict += isChance ? ", which may be chance: the interval contains 1." : ".";
   }
   section.append(make("p", { class: "text" }, verdict));
@@ -22,7 +22,7 @@ function headline(section, results) {
   fact(`Differs from ${configuration} in`, settings.length > 0 ? make("ul", { class: "plain" }, ...settings) : "nothing");
   const runs = known(best.runs) ? `, from ${plural(best.runs, "run", "runs")}` : "";
   fact(`Measured ${metric.name}`, `${measured(best.metric, metric.unit)}${runs}`);
-  if (base && base !== best && known(base.metric.value)) fact("That of your own", measured(base.metric, metric.unit));
+  if (base && base !== best && known(base.metric.value)) fact("Metric of your configuration", measured(base.metric, metric.unit));
   if (known(best.seconds.value)) fact("Time of a step", measured(best.seconds, "s"));
   const limit = known(results.limit) ? `; the limit is ${amount(results.limit, "B")}` : "";
   fact("Memory of a rank", `${amount(best.planned, "B")} planned, ${amount(best.used, "B")} measured${limit}`);

@@ -111,7 +111,7 @@ impl<'a> Search<'a> {
             // Knowing which of two measured configurations is better is worth more than measuring a third.
             let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
             if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
-                measure.say("what is left of autotuning.budget_seconds is for the best in turn");
+                measure.say("the rest of autotuning.budget_seconds is for comparing the best configurations");
                 return Ok(None);
             }
             // The best so far runs along, because the machine may be slower now than it was then.
@@ -131,14 +131,14 @@ impl<'a> Search<'a> {
         let tried = self.rows.iter().filter(|row| !row.runs.is_empty() || row.state.has_fallen()).count();
         let left = self.tuning.tuner_num_trials.saturating_sub(tried);
         if left == 0 && !open.is_empty() {
-            measure.say(&format!("{tried} configurations are measured: autotuning.tuner_num_trials"));
+            measure.say(&format!("{tried} configurations were measured, the limit of autotuning.tuner_num_trials"));
         }
         let patience = self.tuning.tuner_early_stopping;
         if left == 0 || open.is_empty() {
             return vec![];
         }
         if patience > 0 && self.without_gain() >= patience {
-            measure.say(&format!("the last {patience} configurations were no better: autotuning.tuner_early_stopping"));
+            measure.say(&format!("the last {patience} configurations were no better, the limit of autotuning.tuner_early_stopping"));
             return vec![];
         }
         let predicted = |row: &Row| row.predicted_cost(self.metric()).unwrap_or(f64::INFINITY);
@@ -159,7 +159,7 @@ impl<'a> Search<'a> {
             let is_hopeless = predicted(best).is_finite() && predicted(best) * (-spread).exp() >= found;
             if is_hopeless && self.without_gain() >= CONVINCED {
                 measure.say(&format!(
-                    "no other is predicted to be better, within the {:.0} % by which predictions are off",
+                    "no other configuration is predicted to be better, allowing for the {:.0} % error of predictions",
                     spread * 100.0
                 ));
                 return vec![];
@@ -205,7 +205,7 @@ impl<'a> Search<'a> {
             if contenders.len() < 2 {
                 break;
             }
-            measure.say(&format!("round {round}: {} configurations in turn", contenders.len()));
+            measure.say(&format!("round {round}: {} configurations, one after the other", contenders.len()));
             // The order alternates: the first in one round is the last in the next.
             contenders.reverse();
             let number = self.rounds();

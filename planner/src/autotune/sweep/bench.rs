@@ -104,7 +104,7 @@ impl Bench<'_> {
 /// Returns why there will be no evaluation, if so.
 fn no_evaluation(config: &Config) -> Option<String> {
     match (config.training.eval_every, config.training.max_steps) {
-        (0, _) => Some("training.eval_every is 0, and a sweep is judged by the evaluation loss".into()),
+        (0, _) => Some("training.eval_every is 0, but a sweep compares evaluation losses".into()),
         (every, Some(steps)) if every > steps => {
             Some(format!("training.eval_every is {every}, more than the {steps} steps of a trial"))
         }
@@ -154,7 +154,7 @@ impl Train for Bench<'_> {
             (Ended::Interrupted, _) => return Ok(None),
             (_, Some((state, reason))) => (state, Some(reason)),
             (Ended::Well(_), None) if !seen.evaluations.is_empty() => (TrialState::Finished, None),
-            (Ended::Well(_) | Ended::Dropped, None) => (TrialState::Failed, Some("it was not evaluated".into())),
+            (Ended::Well(_) | Ended::Dropped, None) => (TrialState::Failed, Some("the trial was never evaluated".into())),
             (Ended::Badly { status: Some(DIVERGED), reason }, None) => (TrialState::Diverged, Some(reason)),
             (Ended::Badly { reason, .. }, None) => (TrialState::Failed, Some(reason)),
             (Ended::TimedOut, None) => (TrialState::TimedOut, Some(too_long(self.tuning))),

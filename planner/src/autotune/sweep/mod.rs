@@ -68,8 +68,8 @@ pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept,
     let began = Instant::now();
     let (base, tuning, head) = begin(request)?;
     let Some(sweep) = &tuning.sweep else {
-        let help = "write for example `autotuning: {sweep: {space: {optimizer.params.lr: [1e-4, 3e-4, 1e-3]}}}`";
-        return Err(Error::setting("autotuning.sweep", "there is no such section, and it says what to try", help));
+        let help = "add it, for example `autotuning: {sweep: {space: {optimizer.params.lr: [1e-4, 3e-4, 1e-3]}}}`";
+        return Err(Error::setting("autotuning.sweep", "--sweep needs this section, which lists the values to try", help));
     };
     let (_, most) = propose::strategy(sweep)?;
     let changes = changes(&base, sweep, watch)?;
@@ -80,14 +80,14 @@ pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept,
     watch.say(&format!("{} of {}", counted(most, "trial", "trials"), method(sweep)));
     let earlier = lines.iter().filter(|line| line["event"] == "trial").count();
     if earlier > 0 {
-        watch.say(&format!("{} of an earlier sweep", counted(earlier, "trial", "trials")));
+        watch.say(&format!("resumed {} of an earlier sweep", counted(earlier, "trial", "trials")));
     }
     let overrides = request.overrides.iter().cloned().chain(changes).collect();
     let mut bench = Bench { request, base: &base, tuning: &tuning, overrides, file, folder, journal, watch };
     let until = tuning.budget_seconds.map(|seconds| began + Duration::from_secs(seconds));
     let (trials, end) = search::run(sweep, &lines, until, &mut bench)?;
     if end == End::Budget {
-        bench.watch.say("the time is over: autotuning.budget_seconds");
+        bench.watch.say("stopped: autotuning.budget_seconds is used up");
     }
     finish(request, &tuning.results_dir, bench.journal, trials, end)
 }
@@ -104,7 +104,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
     let ours = ["launcher.num_processes", "training.output_dir"];
     if let Some(dimension) = sweep.space.iter().find(|dimension| ours.contains(&dimension.path.as_str())) {
         let message = format!(
-            "`{}` is no hyperparameter: all trials have the same ranks, and folders of their own",
+            "`{}` cannot be searched: all trials have the same number of ranks, and each has its own folder",
             dimension.path
         );
         return Err(Error::setting("autotuning.sweep.space", message, "leave it out"));
@@ -124,21 +124,21 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
         (0, Some(steps)) => {
             let every = (steps / EVALUATIONS).max(1);
             watch.say(&format!(
-                "training.eval_every is not given: trials are evaluated every {}",
+                "training.eval_every is not set: trials are evaluated every {}",
                 counted(every, "step", "steps")
             ));
             changes.push(format!("{EVAL_EVERY}={every}"));
         }
         (0, None) => {
-            let message = "it is 0, and a sweep is judged by the evaluation loss";
-            return Err(Error::setting(EVAL_EVERY, message, "write every how many steps a trial is evaluated"));
+            let message = "the value is 0, but a sweep compares evaluation losses";
+            return Err(Error::setting(EVAL_EVERY, message, "set it to the number of steps between evaluations"));
         }
         (every, Some(steps)) if every > steps => {
-            let message = format!("{every} is more than the {steps} steps of a trial: it would not be evaluated");
+            let message = format!("{every} is more than the {steps} steps of a trial, so trials would never be evaluated");
             return Err(Error::setting(
                 EVAL_EVERY,
                 message,
-                "write a smaller one, or a larger autotuning.sweep.max_steps",
+                "write a smaller number, or a larger autotuning.sweep.max_steps",
             ));
         }
         _ => {}

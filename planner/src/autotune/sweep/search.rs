@@ -52,7 +52,7 @@ pub(super) fn run(
                     trials.iter().filter(is_complete).map(|trial| &trial.evaluations[..]).collect();
                 let judge = |own: &[Evaluation]| {
                     let median = behind(own, &complete)?;
-                    Some(format!("behind the others, whose median is {median:.4} by step {}", own.last()?.step))
+                    Some(format!("worse than the median of the others, {median:.4} at step {}", own.last()?.step))
                 };
                 let Some(outcome) = train.train(id, &settings, &judge)? else { return Ok((trials, End::Interrupted)) };
                 outcome
@@ -129,7 +129,7 @@ mod tests {
         use TrialState::{Diverged, Finished, Stopped};
         assert_eq!(states, [Finished, Finished, Diverged, Finished, Stopped, Finished]);
         assert_eq!(trials[4].evaluations.len(), 2, "it is stopped at its second evaluation");
-        assert!(trials[4].reason.as_ref().unwrap().contains("by step 2"), "{:?}", trials[4].reason);
+        assert!(trials[4].reason.as_ref().unwrap().contains("at step 2"), "{:?}", trials[4].reason);
         let best = trials.iter().min_by(|a, b| a.compare(b)).unwrap();
         assert_eq!(best.words(), "optimizer.params.lr=1e-3");
         let mut sorted: Vec<&SweepTrial> = trials.iter().collect();

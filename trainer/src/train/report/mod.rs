@@ -156,7 +156,7 @@ impl fmt::Display for Report {
             skipped => format!(" ({skipped} skipped)"),
         };
         if self.steps == 0 {
-            return f.write_str("trained no step: the run was at its end already");
+            return f.write_str("trained no step: the run was already complete");
         }
         write!(
             f,
@@ -264,8 +264,8 @@ pub(super) fn memory_table(engine: &Engine) -> Result<Option<String>, Error> {
     let Some(points) = engine.timing().points() else { return Ok(None) };
     let columns = CATEGORIES.len() + 1;
     let ranks = over_ranks(engine, points.bytes().iter().flatten().map(|&bytes| bytes as i64).collect())?;
-    let names = CATEGORIES.iter().map(ToString::to_string).chain(["all at a time".to_string()]);
-    let mut lines = vec![format!("memory held at most in each part of step {}, by rank", engine.steps())];
+    let names = CATEGORIES.iter().map(ToString::to_string).chain(["total".to_string()]);
+    let mut lines = vec![format!("peak memory in each part of step {}, by rank", engine.steps())];
     lines.push(names.fold(format!("{:>4}  {:<9}", "rank", "part"), |line, name| line + &format!("{name:>16}")));
     for (rank, row) in ranks.iter().enumerate() {
         for (part, held) in Points::NAMES.iter().zip(row.chunks(columns)) {

@@ -91,7 +91,7 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
     line("fwd MACs of rank 0:", scaled(total.forward.macs as f64, "MACs"));
     line("fwd latency:", duration(forward));
     line("fwd FLOPS = 2 * fwd MACs / fwd latency:", rate(flops(total.forward.macs), forward));
-    line("bwd MACs, recomputation and the head's forward among them:", scaled(total.backward.macs as f64, "MACs"));
+    line("bwd MACs, including recomputation and the head's forward:", scaled(total.backward.macs as f64, "MACs"));
     line("bwd latency:", duration(backward));
     line("bwd FLOPS = 2 * bwd MACs / bwd latency:", rate(flops(total.backward.macs), backward));
     line("fwd+bwd FLOPS:", rate(both, forward + backward));
@@ -100,8 +100,8 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
     line("FLOPS = 2 * (fwd + bwd MACs) / iter latency:", rate(both, iteration));
     if let Some(peak) = peak {
         let of = counted(threads(), "thread", "threads");
-        line(&format!("peak: multiply-adds in registers of {of}:"), scaled(peak, "FLOPS"));
-        line("share of the peak in fwd+bwd, and in the whole iteration:", {
+        line(&format!("peak, from multiply-adds in registers of {of}:"), scaled(peak, "FLOPS"));
+        line("share of the peak in fwd+bwd and in the whole iteration:", {
             format!("{}, {}", share(both / (forward + backward), peak), share(both / iteration, peak))
         });
     }
