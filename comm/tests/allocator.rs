@@ -1,4 +1,4 @@
-//! The shared allocator as the allocator of a whole program. Blocks are disjoint and zeroed on request, and survive
+//! The shared allocator as the allocator of a program of its own, whose memory is measured. Blocks are disjoint and zeroed on request, and survive
 //! growing, shrinking and moving between arena and system.
 
 use std::os::unix::process::CommandExt;

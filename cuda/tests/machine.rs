@@ -1,5 +1,4 @@
 //! Tests of the mock driver itself: it detects faults, counts memory, and exposes missing synchronization.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
 mod mock;

@@ -1,6 +1,5 @@
 //! Compares products with an epilogue with f64, checks that unsupported products are rejected, and that a shape gives
 //! the same bits each time. Runs on the mock of cuBLASLt, or with `ZERO_TRAIN_CUDA_TESTS=1` on a GPU.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
 mod mock;

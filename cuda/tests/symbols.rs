@@ -1,6 +1,5 @@
 //! Compares the symbol lists with the sources of the linked bindings, and checks how calls behave without the
 //! libraries.
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;

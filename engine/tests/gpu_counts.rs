@@ -1,6 +1,5 @@
 //! Driver calls of a training step: launches, copies, bytes and host waits, counted by the mock of the driver for
 //! models with GPT-2's layers. The counts do not depend on the width, so the models are narrow.
-#![cfg(feature = "cuda")]
 
 #[path = "../../cuda/tests/mock/mod.rs"]
 mod mock;

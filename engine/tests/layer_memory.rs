@@ -1,6 +1,5 @@
-//! Compares the memory that a dry run plans for each layer with the bytes that the program's allocator counts.
-//!
-//! This is the only test of its program, since allocations of a parallel test would be counted too.
+//! Compares the memory that a dry run plans for each layer with the bytes that the allocator counts, in a program of its
+//! own, because allocations of a parallel test would be counted too.
 
 use std::alloc::System;
 use std::time::{Duration, Instant};

@@ -1,8 +1,6 @@
 //! The backward of a residual stream is bit-identical with and without fused blocks: in a fused block the norms add to
 //! the existing gradient, and otherwise candle adds the gradients.
 
-#![cfg(feature = "cuda")]
-
 #[path = "../../ops/tests/ops/check.rs"]
 #[allow(dead_code, reason = "the tests of operations use all of it")]
 mod check;

@@ -1,6 +1,5 @@
 //! Compares training on a GPU with training on the CPU. The GPU is the emulated one of docs/gpu-kernels.md, or with
 //! `ZERO_TRAIN_CUDA_TESTS=1` a GPU of this machine.
-#![cfg(feature = "cuda")]
 
 #[path = "../../cuda/tests/mock/mod.rs"]
 mod mock;

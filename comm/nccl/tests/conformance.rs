@@ -3,7 +3,6 @@
 //!
 //! By default, NCCL and the driver are mocks that use host memory; with `ZERO_TRAIN_CUDA_TESTS=1` they are those of
 //! this machine. The values are chosen so that sums in every order are equal.
-#![cfg(feature = "cuda")]
 
 #[path = "../../tests/conformance/suite.rs"]
 #[macro_use]

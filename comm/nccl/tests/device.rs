@@ -1,7 +1,6 @@
 //! Tests specific to groups with devices: faults of NCCL, buffers on host and device, and release of all resources.
 //!
 //! The tests run one at a time, because the mock's faults are global to the process.
-#![cfg(feature = "cuda")]
 
 #[path = "../../../cuda/tests/mock/mod.rs"]
 mod mock;

@@ -2,6 +2,7 @@
 //! `golden.txt` were recorded on x86-64. After an intended change of results, run `UPDATE_GOLDEN=1 cargo test -p
 //! zero-optim --test golden`.
 
+mod pytorch;
 mod record;
 
 use half::{bf16, f16};

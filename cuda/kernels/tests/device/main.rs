@@ -1,5 +1,4 @@
 //! Loads kernels into a device and launches them on its streams (`tests/card`).
-#![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 
 #[path = "../card/mod.rs"]

@@ -1,13 +1,13 @@
 //! Models are bit-identical on every processor. The files in `golden` were recorded on x86-64. After an intended change
-//! of bits, run `UPDATE_GOLDEN=1 cargo test --workspace --test golden`.
+//! of bits, run `UPDATE_GOLDEN=1 cargo test --workspace --test models golden`.
 //!
 //! Products of two bf16 operands give other bits on a processor with AMX. Their digests are skipped there. They must be
 //! recorded on a processor without AMX or in `qemu-x86_64`.
 
-#[path = "../../ops/tests/ops/check.rs"]
+#[path = "../../../ops/tests/ops/check.rs"]
 #[allow(dead_code, reason = "the tests of operations use all of it")]
 mod check;
-#[path = "../../optim/tests/golden/record.rs"]
+#[path = "../../../optim/tests/golden/record.rs"]
 mod record;
 
 use candle_core::{CpuStorage, DType, Result, Tensor};
@@ -78,5 +78,5 @@ fn models() {
             record.add(name, gradients.iter().chain([&loss]).map(|value| value.to_bits()));
         }
     }
-    record.compare(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/models.txt"));
+    record.compare(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/golden/models.txt"));
 }

@@ -1,27 +1,20 @@
-//! The conformance suite of all transports: what a communicator promises, for jobs of 1 to 8 ranks.
+//! The conformance suite of all transports: what a communicator promises, for jobs of 1 to 8 ranks. `meeting.rs` tests
+//! how the ranks connect.
 //!
 //! The ranks are threads here, each of which calls `connect` as a process would; `processes.rs` uses real processes.
 
-#[path = "conformance/suite.rs"]
 #[macro_use]
 mod suite;
-#[path = "conformance/collectives.rs"]
+
 mod collectives;
-#[path = "conformance/faults.rs"]
 mod faults;
-#[path = "conformance/groups.rs"]
 mod groups;
-#[path = "conformance/hosts.rs"]
 mod hosts;
-#[path = "conformance/in_place.rs"]
 mod in_place;
-#[path = "conformance/mesh.rs"]
+mod meeting;
 mod mesh;
-#[path = "conformance/messages.rs"]
 mod messages;
-#[path = "conformance/oracle.rs"]
 mod oracle;
-#[path = "conformance/world.rs"]
 mod world;
 
 /// Sums follow the tree of ranks and are compared bit for bit.

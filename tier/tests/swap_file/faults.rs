@@ -1,12 +1,11 @@
 //! Faults of a swap file: each is reported at once as an error that names its place, and leaves no file behind.
 
-mod place;
-
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use crate::place;
 use zero_tier::{ALIGNMENT, AlignedBuffer, Backend, DiskError, Options, Pending, SwapFile, check};
 
 const PAGE: u64 = ALIGNMENT as u64;
@@ -97,7 +96,7 @@ fn checking_space_leaves_no_file() {
 
 #[test]
 fn a_full_and_a_read_only_disk() {
-    place::with_own_disk("a_full_and_a_read_only_disk", |disk, remount_read_only| {
+    place::with_own_disk("faults::a_full_and_a_read_only_disk", |disk, remount_read_only| {
         check(disk, 900_000).expect("less than it has");
         let too_much = check(disk, 2_000_000).expect_err("more than it has");
         assert_eq!(
@@ -146,7 +145,7 @@ fn two_files_in_one_folder_are_independent() {
 
 #[test]
 fn a_killed_process_leaves_no_file() {
-    const NAME: &str = "a_killed_process_leaves_no_file";
+    const NAME: &str = "faults::a_killed_process_leaves_no_file";
     if let Some(folder) = place::given() {
         let file = SwapFile::create(&folder, 64 << 20, &Options::default()).expect("a file");
         println!("ready");
@@ -170,7 +169,7 @@ fn a_killed_process_leaves_no_file() {
 
 #[test]
 fn threads_replace_a_refused_io_uring() {
-    const NAME: &str = "threads_replace_a_refused_io_uring";
+    const NAME: &str = "faults::threads_replace_a_refused_io_uring";
     let Some(folder) = place::given() else {
         let folder = tempfile::tempdir().expect("a folder");
         let output = place::again(NAME, folder.path()).output().expect("a child");
@@ -252,7 +251,7 @@ fn requests_and_options_out_of_range_are_errors() {
 
 #[test]
 fn a_file_size_limit_is_an_error_and_not_a_signal() {
-    const NAME: &str = "a_file_size_limit_is_an_error_and_not_a_signal";
+    const NAME: &str = "faults::a_file_size_limit_is_an_error_and_not_a_signal";
     let Some(folder) = place::given() else {
         let folder = tempfile::tempdir().expect("a folder");
         let output = place::again(NAME, folder.path()).output().expect("a child");
