@@ -10,7 +10,6 @@ mod input;
 mod launch;
 mod plan;
 mod printed;
-mod progress;
 mod rank;
 mod report;
 mod tuner;

@@ -278,7 +278,6 @@ fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
             (_, true) => Printing::Plain,
             _ => Printing::Auto,
         },
-        bar: Some(crate::progress::draw),
         ..RunOptions::default()
     };
     Restarts::of_launcher(&mut options)?;

@@ -23,11 +23,10 @@ const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "help
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
 
 /// Third-party crates, each with the lowest crate that may depend on it.
-const ENTER: [(&str, &str); 8] = [
+const ENTER: [(&str, &str); 7] = [
     ("anyhow", "cli"),
     ("clap", "cli"),
     ("console", "cli"),
-    ("indicatif", "cli"),
     ("lexopt", "trainer"),
     ("nvml-wrapper", "trainer"),
     ("tokenizers", "trainer"),

@@ -1,10 +1,8 @@
-//! A progress bar on one line of standard error, for programs that do not draw their own.
+//! A progress bar on one line of standard error.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
 use std::time::{Duration, Instant};
-
-use super::progress::{Bar, seconds};
 
 /// Minimum time between two redraws.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -12,55 +10,52 @@ const PAUSE: Duration = Duration::from_millis(100);
 const WIDTH: u64 = 30;
 /// Moves the cursor to the start of the line and clears the line.
 const CLEAR: &str = "\r\x1b[2K";
+/// Make the terminal cut off a line that is too long, and wrap it again.
+const CUT: [&str; 2] = ["\x1b[?7l", "\x1b[?7h"];
 
-struct Line {
-    from: u64,
-    steps: u64,
-    started: Instant,
+/// A bar that may be drawn again after each step.
+#[derive(Default)]
+pub(super) struct Bar {
     drawn: Cell<Option<Instant>>,
     shown: RefCell<String>,
     is_finished: Cell<bool>,
 }
 
-/// Draws a bar over `steps` steps, starting at step `from`.
-pub(crate) fn draw(from: u64, steps: u64) -> Box<dyn Bar> {
-    let (started, drawn, shown) = (Instant::now(), Cell::new(None), RefCell::default());
-    Box::new(Line { from, steps, started, drawn, shown, is_finished: Cell::new(false) })
-}
-
-impl Bar for Line {
-    fn set(&self, step: u64, message: String) {
-        let done = step.saturating_sub(self.from).max(1);
-        let left = self.started.elapsed().mul_f64(self.steps.saturating_sub(step) as f64 / done as f64);
-        *self.shown.borrow_mut() = text(step, self.steps, &message, left);
+impl Bar {
+    /// Shows that `step` of `steps` steps are done, with `message` beside the bar.
+    pub(super) fn set(&self, step: u64, steps: u64, message: &str) {
+        *self.shown.borrow_mut() = text(step, steps, message);
         if self.drawn.get().is_none_or(|drawn| drawn.elapsed() >= PAUSE) {
             self.drawn.set(Some(Instant::now()));
-            write(&format!("{CLEAR}{}", self.shown.borrow()));
+            self.draw();
         }
     }
 
-    fn suspend(&self, print: &dyn Fn()) {
+    /// Hides the bar while `print` writes to the terminal.
+    pub(super) fn suspend(&self, print: &dyn Fn()) {
+        if self.is_finished.get() {
+            return print();
+        }
         write(CLEAR);
         print();
-        if !self.is_finished.get() {
-            write(&self.shown.borrow());
-        }
+        self.draw();
     }
 
-    fn is_finished(&self) -> bool {
-        self.is_finished.get()
-    }
-
-    fn finish(&self) {
+    /// Removes the bar.
+    pub(super) fn finish(&self) {
         self.is_finished.set(true);
         write(CLEAR);
     }
+
+    fn draw(&self) {
+        write(&format!("{CLEAR}{}{}{}", CUT[0], self.shown.borrow(), CUT[1]));
+    }
 }
 
-fn text(step: u64, steps: u64, message: &str, left: Duration) -> String {
+fn text(step: u64, steps: u64, message: &str) -> String {
     let full = (WIDTH * step.min(steps) / steps.max(1)) as usize;
     let bar = "█".repeat(full) + &"░".repeat(WIDTH as usize - full);
-    format!("{bar} {step}/{steps}  {message}  eta {}", seconds(left))
+    format!("{bar} {step}/{steps}  {message}")
 }
 
 /// Writes to standard error. Errors are ignored, because a closed terminal must not end the run.
@@ -75,9 +70,9 @@ mod tests {
 
     #[test]
     fn the_bar_fills() {
-        let shown = |step| text(step, 60, "loss 1.0", Duration::from_secs(75));
+        let shown = |step| text(step, 60, "loss 1.0  eta 1m 15s");
         assert_eq!(shown(30), format!("{}{} 30/60  loss 1.0  eta 1m 15s", "█".repeat(15), "░".repeat(15)));
         assert!(shown(60).starts_with(&"█".repeat(30)) && shown(61).starts_with(&"█".repeat(30)));
-        assert!(text(0, 0, "", Duration::ZERO).starts_with('░'));
+        assert!(text(0, 0, "").starts_with('░'));
     }
 }

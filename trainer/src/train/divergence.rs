@@ -130,7 +130,7 @@ mod tests {
 
     /// Judges steps with these norms, and returns for each whether the engine would skip its update.
     fn outcome(divergence: &mut Divergence, norms: &[f64]) -> Result<Vec<bool>, String> {
-        let progress = Progress::new(Output::Quiet, None, 1, 0, norms.len() as u64);
+        let progress = Progress::new(Output::Quiet, 1, 0, norms.len() as u64);
         let mut skipped = vec![];
         for (index, &norm) in norms.iter().enumerate() {
             let skips = divergence.spikes.as_ref().is_some_and(|spikes| spikes.action != OnSpike::Warn);
@@ -187,7 +187,7 @@ mod tests {
             duration: Duration::ZERO,
             sent_bytes: 0,
         };
-        let progress = Progress::new(Output::Quiet, None, 1, 0, 2);
+        let progress = Progress::new(Output::Quiet, 1, 0, 2);
         diverges.judge(&step(1), &progress).unwrap();
         assert_eq!(diverges.judge(&step(2), &progress).unwrap_err().exit_status(), 5);
     }

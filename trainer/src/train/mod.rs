@@ -52,13 +52,12 @@ use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::{Error, Layers};
 use zero_planner::{Plan, Planner};
 
-pub(crate) use bar::draw;
 pub use connection::connect;
 pub use evaluation::Evaluation;
 pub use folder::holds_a_run;
 pub(crate) use metrics::Metric;
 pub use options::{Finished, Resume, RunOptions};
-pub use progress::{Bar, DrawBar, Output};
+pub use progress::Output;
 pub use restart::{Restart, Restarts};
 pub use signals::note_save_requests;
 pub use steps::{Steps, measure_costs};
@@ -128,7 +127,7 @@ pub(crate) fn fit(
         }
     };
     let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
-    let progress = Progress::new(output, options.bar, engine.config().steps_per_print, engine.steps(), steps);
+    let progress = Progress::new(output, engine.config().steps_per_print, engine.steps(), steps);
     // A run that resumes from a checkpoint in another folder is a new run in this one.
     let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;

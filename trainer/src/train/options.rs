@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::progress::{DrawBar, Output};
+use super::progress::Output;
 use super::restart::Restarts;
 
 /// The checkpoint to resume from.
@@ -29,8 +29,6 @@ pub struct RunOptions {
     pub force: bool,
     /// How much the run prints.
     pub output: Output,
-    /// Draws the progress bar on a terminal.
-    pub bar: Option<DrawBar>,
 }
 
 /// How a run ended without an error.

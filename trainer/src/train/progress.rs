@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use zero_config::LogLevel;
 
+use super::bar::Bar;
+
 /// How much a run prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
@@ -25,24 +27,6 @@ impl Output {
     }
 }
 
-/// A progress bar over the steps of a run.
-pub trait Bar {
-    /// Shows that `step` steps are done, with `message` beside the bar.
-    fn set(&self, step: u64, message: String);
-
-    /// Hides the bar while `print` writes to the terminal.
-    fn suspend(&self, print: &dyn Fn());
-
-    /// Returns whether the bar was removed.
-    fn is_finished(&self) -> bool;
-
-    /// Removes the bar.
-    fn finish(&self);
-}
-
-/// Draws a bar. The arguments are the current step and the total number of steps.
-pub type DrawBar = fn(u64, u64) -> Box<dyn Bar>;
-
 /// The values that a line of progress shows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shown {
@@ -54,7 +38,7 @@ pub(super) struct Shown {
 }
 
 pub(super) struct Progress {
-    bar: Option<Box<dyn Bar>>,
+    bar: Option<Bar>,
     lines: bool,
     every: u64,
     last: u64,
@@ -63,11 +47,9 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Creates the progress display of the rank that prints; other ranks pass [`Output::Quiet`]. Without a bar, a
-    /// terminal shows plain lines too.
-    pub(super) fn new(output: Output, bar: Option<DrawBar>, every: usize, from: u64, steps: u64) -> Self {
-        let terminal = output == Output::Auto && std::io::stderr().is_terminal();
-        let bar = bar.filter(|_| terminal).map(|draw| draw(from, steps));
+    /// Creates the progress display of the rank that prints; other ranks pass [`Output::Quiet`].
+    pub(super) fn new(output: Output, every: usize, from: u64, steps: u64) -> Self {
+        let bar = (output == Output::Auto && std::io::stderr().is_terminal()).then(Bar::default);
         let lines = output != Output::Quiet && bar.is_none();
         Self { bar, lines, every: every as u64, last: steps, from, started: Instant::now() }
     }
@@ -75,7 +57,8 @@ impl Progress {
     pub(super) fn step(&self, shown: &Shown) {
         let Shown { step, loss, lr, grad_norm, tokens_per_s } = *shown;
         if let Some(bar) = &self.bar {
-            bar.set(step, format!("loss {loss:.4}  {tokens_per_s:.0} tokens/s"));
+            let eta = self.eta(step);
+            bar.set(step, self.last, &format!("loss {loss:.4}  {tokens_per_s:.0} tokens/s  eta {eta}"));
         }
         if self.lines && self.is_due(step) {
             show(&format!(
@@ -103,8 +86,7 @@ impl Progress {
     /// Prints a line between steps.
     pub(super) fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) if !bar.is_finished() => bar.suspend(&|| show(line)),
-            Some(_) => show(line),
+            Some(bar) => bar.suspend(&|| show(line)),
             None if self.lines => show(line),
             None => {}
         }

@@ -68,7 +68,8 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
         (_, Dtype::Bf16) => TOLERANCE_BF16,
         (_, Dtype::F16) => TOLERANCE_F16,
     };
-    let progress = Progress::new(output, None, 0, 0, 0);
+    let output = if output == Output::Auto { Output::Plain } else { output };
+    let progress = Progress::new(output, 0, 0, 0);
     let mut worst = 0.0f64;
     for (step, (&a, &b)) in ours.iter().zip(&reference).enumerate() {
         let difference = (f64::from(a) - f64::from(b)).abs() / f64::from(b).abs();

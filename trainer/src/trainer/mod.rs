@@ -13,7 +13,7 @@ use zero_engine::{Activations, Error, Layers};
 
 use crate::data::Dataset;
 use crate::process;
-use crate::train::{self, DrawBar, Evaluation, Metric, Output, Restarts, Resume, RunOptions, StepInfo, Summary, Task};
+use crate::train::{self, Evaluation, Metric, Output, Restarts, Resume, RunOptions, StepInfo, Summary, Task};
 use arguments::Arguments;
 
 /// Trains a model on any number of ranks, with evaluation, metrics, checkpoints, resume, restarts, early stopping,
@@ -53,8 +53,7 @@ impl<'a> Trainer<'a> {
     /// change the process; [`process::set_up`] prepares it.
     pub fn new(config: Config) -> Self {
         let task = Task { evaluates_last: true, ..Task::default() };
-        let options = RunOptions { bar: Some(train::draw), ..RunOptions::default() };
-        Self { config, options, task, comm: None, said: vec![], mistake: None }
+        Self { config, options: RunOptions::default(), task, comm: None, said: vec![], mistake: None }
     }
 
     /// Creates a trainer from this program's command line (`--config`, `--set`, `--max-steps`, `--out`, `--resume`,
@@ -190,12 +189,6 @@ impl<'a> Trainer<'a> {
     /// Sets how much the run prints.
     pub fn output(mut self, output: Output) -> Self {
         self.options.output = output;
-        self
-    }
-
-    /// Replaces the progress bar that is drawn on a terminal.
-    pub fn progress_bar(mut self, draw: DrawBar) -> Self {
-        self.options.bar = Some(draw);
         self
     }
 
