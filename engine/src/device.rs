@@ -296,8 +296,8 @@ pub(crate) fn explained(error: Error) -> Error {
         return error;
     }
     let said = said.lines().next().unwrap_or_default();
-    let help = "less is needed with a smaller `train_micro_batch_size_per_gpu`, with `activation_checkpointing`, with `stage: 3`, or in bf16";
-    Error::Memory(format!("the memory of the GPU does not suffice: {said}\n  in: {KEY}\n  help: {help}"))
+    let help = "use a smaller `train_micro_batch_size_per_gpu`, `activation_checkpointing`, `stage: 3` or bf16";
+    Error::Memory(format!("out of GPU memory: {said}\n  in: {KEY}\n  help: {help}"))
 }
 
 /// Copies tensors to a device.

@@ -371,7 +371,7 @@ fn too_little_memory_is_said_in_words() {
     });
     let error = all.remove(0).expect_err("it cannot fit");
     assert_eq!(error.exit_status(), 2);
-    assert!(error.to_string().starts_with("the memory of the GPU does not suffice: "), "{error}");
+    assert!(error.to_string().starts_with("out of GPU memory: "), "{error}");
 }
 
 /// Compares the driver's peak memory with the plan. Each case runs in its own process, because the driver counts per

@@ -106,7 +106,7 @@ fn part(gpu: &CudaDevice, values: &CpuStorage, start: usize, end: Option<usize>)
         (start, end): (usize, Option<usize>),
     ) -> Result<Option<CudaStorage>> {
         let Some(values) = values.get(start..end.unwrap_or(values.len())) else {
-            bail!("a tensor that ends beyond its storage");
+            bail!("the tensor ends beyond its storage");
         };
         Ok(Some(CudaStorage::wrap_cuda_slice(Gpu::new(gpu)?.upload(values)?, gpu.clone())))
     }
