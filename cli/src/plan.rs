@@ -67,7 +67,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     if args.grid {
         let terminal = console::Term::stdout();
         let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
-        show("\nassuming that a chunk's forward takes one unit of time, its backward two, and a message none:\n");
+        show("\nassuming that the forward of a chunk takes one second, the backward two, and a message no time:\n");
         show(&plan.grid(columns));
     }
     Ok(0)

@@ -23,7 +23,7 @@ pub struct Points {
 
 impl Points {
     /// Names of the rows of [`Points::bytes`].
-    pub const NAMES: [&'static str; 4] = ["forward", "backward", "step", "its end"];
+    pub const NAMES: [&'static str; 4] = ["forward", "backward", "step", "end"];
 
     pub(crate) fn new() -> Self {
         Self { part: Part::Forward, most: [[0; CATEGORIES.len() + 1]; 4] }

@@ -101,7 +101,7 @@ fn profilers_print_their_results_and_do_not_change_the_training() {
         let row = rows.iter().find(|row| row.trim_start().starts_with(&format!("0  {part}"))).unwrap();
         row.split("  ").filter(|cell| !cell.trim().is_empty()).nth(3).unwrap().trim()
     };
-    assert_eq!((gradients("forward"), gradients("its end")), ("0 B", "0 B"), "{out}");
+    assert_eq!((gradients("forward"), gradients("end")), ("0 B", "0 B"), "{out}");
     assert_eq!((gradients("backward"), gradients("step")), ("17.5 kB", "17.5 kB"), "{out}");
     // The summary counts all calls of all operations.
     let summary = out.split("Comm. Op").nth(1).unwrap();
