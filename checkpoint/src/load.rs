@@ -60,9 +60,15 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
     for parameter in zero.model().parameters() {
         let (name, shape) = (parameter.name(), parameter.shape().dims());
         match manifest.parameters.get(name) {
-            None => return Err(CheckpointError::mismatch(&path, format!("the model's parameter `{name}` is not in the checkpoint"))),
+            None => {
+                return Err(CheckpointError::mismatch(
+                    &path,
+                    format!("the model's parameter `{name}` is not in the checkpoint"),
+                ));
+            }
             Some(entry) if entry.shape != shape => {
-                let reason = format!("`{name}` has shape {:?} in the checkpoint and {shape:?} in the model", entry.shape);
+                let reason =
+                    format!("`{name}` has shape {:?} in the checkpoint and {shape:?} in the model", entry.shape);
                 return Err(CheckpointError::mismatch(&path, reason));
             }
             Some(_) => {}
@@ -71,21 +77,34 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
     if let Some(name) =
         manifest.parameters.keys().find(|name| !zero.model().parameters().iter().any(|p| p.name() == *name))
     {
-        return Err(CheckpointError::mismatch(&path, format!("the checkpoint's parameter `{name}` is not in the model")));
+        return Err(CheckpointError::mismatch(
+            &path,
+            format!("the checkpoint's parameter `{name}` is not in the model"),
+        ));
     }
     for buffer in zero.model().buffers() {
         let (name, elements) = (buffer.name(), buffer.shape().elem_count());
         match manifest.buffers.get(name).map(Vec::len) {
-            None => return Err(CheckpointError::mismatch(&path, format!("the model's buffer `{name}` is not in the checkpoint"))),
+            None => {
+                return Err(CheckpointError::mismatch(
+                    &path,
+                    format!("the model's buffer `{name}` is not in the checkpoint"),
+                ));
+            }
             Some(len) if len != elements => {
-                let reason = format!("the buffer `{name}` has {len} elements in the checkpoint and {elements} in the model");
+                let reason =
+                    format!("the buffer `{name}` has {len} elements in the checkpoint and {elements} in the model");
                 return Err(CheckpointError::mismatch(&path, reason));
             }
             Some(_) => {}
         }
     }
     if manifest.states != zero.state_names() && !has_parameters_alone(manifest) {
-        let reason = format!("the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}", manifest.states, zero.state_names());
+        let reason = format!(
+            "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
+            manifest.states,
+            zero.state_names()
+        );
         return Err(CheckpointError::mismatch(&path, reason));
     }
     Ok(())

@@ -162,6 +162,7 @@ fn inside(folder: &Path, file: &Path) -> Result<(), CheckpointError> {
     if target.starts_with(&root) || blobs.is_some_and(|blobs| target.parent() == Some(&blobs)) {
         return Ok(());
     }
-    let reason = format!("the file is a link to {}, outside the folder; copy the file itself into the folder", target.display());
+    let reason =
+        format!("the file is a link to {}, outside the folder; copy the file itself into the folder", target.display());
     Err(CheckpointError::refused(file, reason))
 }

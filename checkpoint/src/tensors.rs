@@ -95,7 +95,10 @@ impl TensorFile {
         let length = u64::from_le_bytes(prefix);
         let size = file.metadata().map_err(CheckpointError::io(path))?.len();
         if length > MAX_HEADER || length > size.saturating_sub(8) {
-            return Err(CheckpointError::damaged(path, format!("the header claims to have {length} bytes, but the file has {size}")));
+            return Err(CheckpointError::damaged(
+                path,
+                format!("the header claims to have {length} bytes, but the file has {size}"),
+            ));
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(CheckpointError::io(path))?;
@@ -149,7 +152,10 @@ impl TensorFile {
         let info = self.info(tensor)?;
         let elements: usize = info.shape.iter().product();
         if start.checked_add(out.len()).is_none_or(|end| end > elements) {
-            let reason = format!("`{tensor}` has {elements} elements; elements from {start} on, {} of them, were expected", out.len());
+            let reason = format!(
+                "`{tensor}` has {elements} elements; elements from {start} on, {} of them, were expected",
+                out.len()
+            );
             return Err(CheckpointError::damaged(&self.path, reason));
         }
         let at = |width: usize| self.data_start + (info.data_offsets.0 + start * width) as u64;
@@ -162,7 +168,9 @@ impl TensorFile {
         let widen: fn(u16) -> f32 = match info.dtype {
             Dtype::BF16 => |bits| half::bf16::from_bits(bits).to_f32(),
             Dtype::F16 => |bits| half::f16::from_bits(bits).to_f32(),
-            other => return Err(CheckpointError::mismatch(&self.path, format!("`{tensor}` is {other:?}, not a float type"))),
+            other => {
+                return Err(CheckpointError::mismatch(&self.path, format!("`{tensor}` is {other:?}, not a float type")));
+            }
         };
         for (value, bits) in out.iter_mut().zip(bits) {
             *value = widen(bits);

@@ -120,7 +120,10 @@ fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
         found.push(damage(Some(tensor), "the tensor is missing".into()));
     }
     if found.is_empty() && end != size {
-        found.push(damage(None, format!("the header is damaged: its tensors end at byte {end}, but the file has {size} bytes")));
+        found.push(damage(
+            None,
+            format!("the header is damaged: its tensors end at byte {end}, but the file has {size} bytes"),
+        ));
     }
     if found.is_empty() && whole.finalize() != entry.crc32 {
         found.push(damage(None, "the header is damaged: the file's checksum does not match the manifest".into()));

@@ -102,7 +102,8 @@ impl Weights {
                     Meaning::Computed => continue,
                 };
                 if let Some((other, first)) = place.insert(parameter, (index, name.clone())) {
-                    let reason = format!("`{name}` is the same parameter as `{first}` in {}", files[other].path.display());
+                    let reason =
+                        format!("`{name}` is the same parameter as `{first}` in {}", files[other].path.display());
                     return Err(CheckpointError::mismatch(&file.path, reason));
                 }
             }

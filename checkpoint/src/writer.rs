@@ -45,7 +45,10 @@ impl TensorWriter {
         // The data begins at a multiple of eight bytes, so that it may be mapped as floats.
         header.resize(header.len().next_multiple_of(8), b' ');
         if header.len() as u64 > MAX_HEADER {
-            return Err(refused(format!("the header would have {} bytes; readers accept at most {MAX_HEADER}", header.len())));
+            return Err(refused(format!(
+                "the header would have {} bytes; readers accept at most {MAX_HEADER}",
+                header.len()
+            )));
         }
         let file = File::create(path).map_err(CheckpointError::io(path))?;
         reserve(&file, (8 + header.len() + end) as u64).map_err(CheckpointError::io(path))?;

@@ -16,7 +16,10 @@ pub(crate) fn report() -> String {
     line("zero-train", env!("CARGO_PKG_VERSION"));
     let cores = Cores::allowed();
     line("cores", &format!("{}, hardware threads {cores}", cores.count()));
-    line("processor", &zero_train::processor::name().unwrap_or_else(|| "unknown: /proc/cpuinfo does not name it".into()));
+    line(
+        "processor",
+        &zero_train::processor::name().unwrap_or_else(|| "unknown: /proc/cpuinfo does not name it".into()),
+    );
     line("instructions", &instructions());
     #[cfg(target_arch = "aarch64")]
     line("vector units", &zero_train::processor::vector_features().join(", "));
@@ -50,8 +53,10 @@ fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
         let reach = if peers.is_empty() { "no other GPU".into() } else { peers.join(", ") };
         let memory = zero_train::bytes(device.memory);
         let name = &device.name;
-        lines
-            .push(("GPU", format!("{ordinal}: {name}, compute capability {major}.{minor}, {memory}, peer access to {reach}")));
+        lines.push((
+            "GPU",
+            format!("{ordinal}: {name}, compute capability {major}.{minor}, {memory}, peer access to {reach}"),
+        ));
     }
     if found.devices.is_empty() {
         lines.push(("GPUs", "none: the driver shows no device to this process; check CUDA_VISIBLE_DEVICES".into()));

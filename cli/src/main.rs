@@ -91,7 +91,9 @@ fn launch(args: &LaunchArgs) -> anyhow::Result<u8> {
     match (args.program.is_empty(), args.train.config.config.is_empty()) {
         (true, _) => launch::launch_training(args),
         (false, true) => launch::launch_program(args),
-        (false, false) => Cli::command().error(ErrorKind::ArgumentConflict, "give either --config or a program, not both").exit(),
+        (false, false) => {
+            Cli::command().error(ErrorKind::ArgumentConflict, "give either --config or a program, not both").exit()
+        }
     }
 }
 

@@ -80,7 +80,9 @@ pub enum CommError {
         detail: String,
     },
     /// Two ranks were started with different versions, programs or settings ([`Options::terms`](crate::Options)).
-    #[error("the ranks were started with different settings: {key} is {here} on rank {rank} and {there} on rank {peer}")]
+    #[error(
+        "the ranks were started with different settings: {key} is {here} on rank {rank} and {there} on rank {peer}"
+    )]
     Disagreement {
         /// The lowest rank of the job.
         rank: usize,

@@ -50,7 +50,9 @@ impl TokenError {
         match self {
             Self::Both => format!("unset {TOKEN}"),
             Self::Unreadable { .. } => "set it to the path of a file with the job token, the same on all ranks".into(),
-            Self::NotPrivate { path, .. } => format!("use a regular file that you own and only you can read: chmod 600 {path}"),
+            Self::NotPrivate { path, .. } => {
+                format!("use a regular file that you own and only you can read: chmod 600 {path}")
+            }
         }
     }
 }

@@ -45,10 +45,7 @@ fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<(), String> {
         command.args(["-gencode", code]);
     }
     let output = command.arg(source).arg("-o").arg(&to).output().map_err(|error| {
-        format!(
-            "{}: {error}: the feature `cuda` needs nvcc of CUDA 12 or 13; see docs/gpu.md",
-            nvcc.display()
-        )
+        format!("{}: {error}: the feature `cuda` needs nvcc of CUDA 12 or 13; see docs/gpu.md", nvcc.display())
     })?;
     match output.status.success() {
         true => Ok(()),

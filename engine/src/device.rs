@@ -100,9 +100,7 @@ pub(crate) fn on_gpu(config: &Config) -> OnGpu {
 pub fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
     match config.training.device {
         Compute::Cpu => Ok(()),
-        Compute::Cuda => {
-            Err(Error::setting(KEY, format!("{what} measures the CPU only"), "write `device: cpu`"))
-        }
+        Compute::Cuda => Err(Error::setting(KEY, format!("{what} measures the CPU only"), "write `device: cpu`")),
     }
 }
 
@@ -115,8 +113,7 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
     check(config)?;
     #[cfg(feature = "cuda")]
     if config.training.device == Compute::Cuda {
-        let unusable =
-            |why: String| Error::setting(KEY, why, "run `zero-train doctor` to see what is missing");
+        let unusable = |why: String| Error::setting(KEY, why, "run `zero-train doctor` to see what is missing");
         let count = zero_cuda::Device::count().map_err(|error| unusable(format!("no GPU: {error}")))?;
         if count == 0 {
             return Err(unusable("no GPU is visible; check CUDA_VISIBLE_DEVICES".into()));
@@ -178,7 +175,9 @@ pub(crate) fn connect(
         && comm.size() > 1
     {
         let device = zero_cuda::Device::open(device.cuda_stream().context().ordinal());
-        let device = device.map_err(|error| Error::setting(KEY, error.to_string(), "run `zero-train doctor` to see what is missing"))?;
+        let device = device.map_err(|error| {
+            Error::setting(KEY, error.to_string(), "run `zero-train doctor` to see what is missing")
+        })?;
         let own = nccl::facts(&device);
         let all = Buffer::U8(vec![0; own.len() * comm.size()]);
         let all = comm.all_gather(Buffer::U8(own.to_vec()), all, &vec![own.len(); comm.size()]).wait()?;

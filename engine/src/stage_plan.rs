@@ -54,7 +54,10 @@ impl StagePlan {
         if let Some(segment) = stages.tied_within_a_stage() {
             return Err(Error::setting(
                 "pipeline.virtual_stages",
-                format!("the tied parameter `{}` is used in two chunks of the same stage", layout.segments()[segment].name),
+                format!(
+                    "the tied parameter `{}` is used in two chunks of the same stage",
+                    layout.segments()[segment].name
+                ),
                 "use `schedule: 1f1b`, or another number of virtual stages",
             ));
         }

@@ -228,7 +228,10 @@ mod tests {
     fn unavailable_sets_are_reported_with_their_source() {
         let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
         let error = named(foreign, VARIABLE).expect_err("of another architecture");
-        assert_eq!((error.to_string(), error.source()), (format!("this processor does not support {foreign}"), "ZERO_TRAIN_ISA"));
+        assert_eq!(
+            (error.to_string(), error.source()),
+            (format!("this processor does not support {foreign}"), "ZERO_TRAIN_ISA")
+        );
         assert!(error.help().starts_with("choose one of baseline"));
         let error = named("sse9", CONFIGURED).expect_err("no set");
         assert_eq!(error.to_string(), "unknown instruction set `sse9`");

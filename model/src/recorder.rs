@@ -92,7 +92,10 @@ impl Record {
     fn buffer(&mut self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
         if let Some(known) = self.buffers.iter().find(|buffer| buffer.name() == name) {
             if *known.shape() != shape {
-                candle_core::bail!("`{name}` is requested with shape {shape:?}, but an earlier layer created it with {:?}", known.shape());
+                candle_core::bail!(
+                    "`{name}` is requested with shape {shape:?}, but an earlier layer created it with {:?}",
+                    known.shape()
+                );
             }
             return Ok(known.tensor().clone());
         }

@@ -43,7 +43,9 @@ pub(crate) fn row_loss(largest: f32, sum: f32, logit: f32) -> f64 {
 fn fits(count: usize, logits: &Layout, targets: &Layout) -> Result<()> {
     match count > 0 && targets.dims() == &logits.dims()[..logits.dims().len() - 1] {
         true => Ok(()),
-        false => bail!("{OP}: the shapes of logits {:?} and targets {:?} do not match", logits.shape(), targets.shape()),
+        false => {
+            bail!("{OP}: the shapes of logits {:?} and targets {:?} do not match", logits.shape(), targets.shape())
+        }
     }
 }
 

@@ -145,7 +145,9 @@ impl TiledMlp {
 /// Checks that the weights match and that tiles do not change the results.
 fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<()> {
     if tile_rows == 0 || !tile_rows.is_multiple_of(TILE_UNIT) {
-        bail!("{OP}: tiles of {tile_rows} rows; the number must be a multiple of {TILE_UNIT}, so that sums over rows keep their bits");
+        bail!(
+            "{OP}: tiles of {tile_rows} rows; the number must be a multiple of {TILE_UNIT}, so that sums over rows keep their bits"
+        );
     }
     let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);
     for projection in hidden {
@@ -179,9 +181,7 @@ impl Module for TiledMlp {
         if meta::tracing() {
             return counted2([x, &chain], op(None), Tiled::READS, y.clone());
         }
-        let Storage::Cpu(values) = take(&y)? else {
-            bail!("{OP}: the values computed on the CPU are no longer there")
-        };
+        let Storage::Cpu(values) = take(&y)? else { bail!("{OP}: the values computed on the CPU are no longer there") };
         apply2(x, &chain, op(Some(values)))
     }
 }

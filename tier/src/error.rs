@@ -130,7 +130,9 @@ impl DiskError {
             DiskError::Refused { .. } => {
                 "set `nvme_path` to a folder on a local disk; also check `ulimit -a` and quotas"
             }
-            DiskError::CutShort { .. } => "no other program may change the file during a run; resume from the last checkpoint",
+            DiskError::CutShort { .. } => {
+                "no other program may change the file during a run; resume from the last checkpoint"
+            }
             DiskError::Full { .. } => {
                 "the space was reserved at the start, so check quotas and thin volumes; then resume from the last checkpoint"
             }

@@ -120,7 +120,10 @@ impl LaunchArgs {
         let index = match (count, self.node_rank) {
             (1, _) => 0,
             (_, None) => {
-                return Err(format!("the index of this host among {count} is missing: give --node-rank, from 0 to {}", count - 1));
+                return Err(format!(
+                    "the index of this host among {count} is missing: give --node-rank, from 0 to {}",
+                    count - 1
+                ));
             }
             (_, Some(index)) if index >= count => {
                 return Err(format!("--node-rank {index} is out of range: the {count} hosts are 0 to {}", count - 1));
@@ -151,9 +154,9 @@ impl LaunchArgs {
                 "--num-processes {all} is the number of all ranks, but --nproc-per-node {here} on {hosts} hosts makes {}",
                 here * hosts
             )),
-            _ if !all.is_multiple_of(hosts) => {
-                Err(format!("--num-processes {all} is the number of all ranks; it is not a multiple of the {hosts} hosts"))
-            }
+            _ if !all.is_multiple_of(hosts) => Err(format!(
+                "--num-processes {all} is the number of all ranks; it is not a multiple of the {hosts} hosts"
+            )),
             _ => Ok(Some(all / hosts)),
         }
     }

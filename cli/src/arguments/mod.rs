@@ -403,9 +403,9 @@ impl TrainArgs {
             ("--quiet", self.quiet),
         ];
         match options.into_iter().find(|(_, given)| *given) {
-            Some((name, _)) => {
-                Err(format!("{name} is an option of training, not of `launch` with a program; if it is an option of the program, write it after the program"))
-            }
+            Some((name, _)) => Err(format!(
+                "{name} is an option of training, not of `launch` with a program; if it is an option of the program, write it after the program"
+            )),
             None => Ok(()),
         }
     }

@@ -104,7 +104,8 @@ impl Attempt<'_> {
                 Ok(command)
             }
             What::Ourselves { .. } => {
-                let mut command = Command::new(std::env::current_exe().context("cannot find the executable of this program")?);
+                let mut command =
+                    Command::new(std::env::current_exe().context("cannot find the executable of this program")?);
                 command
                     .args(std::env::args_os().skip(1))
                     .args(self.team.overrides.iter().flat_map(|change| ["--set", change]));

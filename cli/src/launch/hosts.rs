@@ -195,11 +195,15 @@ impl Line {
                 anyhow::bail!(zero_train::Error::Hosts(lost));
             }
             if signals.have_stopped() {
-                anyhow::bail!(zero_train::Error::Hosts(format!("stopped by a signal while waiting for host {missing}")));
+                anyhow::bail!(zero_train::Error::Hosts(format!(
+                    "stopped by a signal while waiting for host {missing}"
+                )));
             }
             if Instant::now() > end {
                 let waited = GATHERING.as_secs() / 60;
-                anyhow::bail!(zero_train::Error::Hosts(format!("host {missing} did not connect within {waited} minutes")));
+                anyhow::bail!(zero_train::Error::Hosts(format!(
+                    "host {missing} did not connect within {waited} minutes"
+                )));
             }
             std::thread::sleep(TICK / 10);
         }
@@ -386,11 +390,12 @@ impl Talk {
                 Ok(()) => end = Instant::now() + self.patience,
                 Err(error) if matches!(error, StoreError::Unauthorized { .. }) || Instant::now() > end => {
                     let hint = match error {
-                        StoreError::Unauthorized { .. } => "; the file named by ZERO_TRAIN_TOKEN_FILE must have the same content on all hosts",
+                        StoreError::Unauthorized { .. } => {
+                            "; the file named by ZERO_TRAIN_TOKEN_FILE must have the same content on all hosts"
+                        }
                         _ => "",
                     };
-                    *locked(&self.shared.lost) =
-                        Some(format!("cannot reach the launcher of host 0: {error}{hint}"));
+                    *locked(&self.shared.lost) = Some(format!("cannot reach the launcher of host 0: {error}{hint}"));
                     return;
                 }
                 // A connection that has failed in the middle of a message cannot be used any more.

@@ -94,7 +94,8 @@ fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
         anyhow::bail!(Error::Setting {
             key: "ZERO_TRAIN_TOKEN_FILE".into(),
             message: "a run on several hosts needs a job token, and none is set".into(),
-            help: "write a secret to a file on every host, the same on all, and set ZERO_TRAIN_TOKEN_FILE to its path".into(),
+            help: "write a secret to a file on every host, the same on all, and set ZERO_TRAIN_TOKEN_FILE to its path"
+                .into(),
         });
     };
     let listen = match interface {

@@ -78,7 +78,9 @@ pub enum LauncherEnvironmentError {
         size: usize,
     },
     /// No variable says where the rendezvous is.
-    #[error("the address at which the {world_size} ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT")]
+    #[error(
+        "the address at which the {world_size} ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT"
+    )]
     NoMaster {
         /// The number of ranks.
         world_size: usize,

@@ -66,9 +66,7 @@ impl ShmWires {
         match self.segment.control(self.lane(), peer, self.rank).full_slot() {
             None => Ok(None),
             Some((slot, found)) if found == length => Ok(Some(slot)),
-            Some((_, found)) => {
-                Err(Broken { detail: format!("received a chunk of {found} bytes, expected {length}") })
-            }
+            Some((_, found)) => Err(Broken { detail: format!("received a chunk of {found} bytes, expected {length}") }),
         }
     }
 }

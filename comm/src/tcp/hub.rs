@@ -126,7 +126,11 @@ impl Hub {
                 // The peer may have too many unauthenticated connections at the moment.
                 Err(Refusal::Io(_)) if Instant::now() + RETRY < deadline => std::thread::sleep(RETRY),
                 Err(Refusal::Io(error)) => return Err(rendezvous(format!("rank {peer}: {error}"))),
-                Err(Refusal::Protocol) => return Err(rendezvous(format!("the process at this address is not a rank of zero-train; expected rank {peer}"))),
+                Err(Refusal::Protocol) => {
+                    return Err(rendezvous(format!(
+                        "the process at this address is not a rank of zero-train; expected rank {peer}"
+                    )));
+                }
                 Err(Refusal::Verdict(OTHER_ATTEMPT)) => {
                     let detail =
                         format!("rank {peer} belongs to another attempt of the job; this is attempt {attempt}");

@@ -68,7 +68,9 @@ impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (size, [heads, kv_heads]) = (self.size, self.heads);
         match size {
-            1..=LARGEST_HEAD => write!(f, "attention on a GPU: {heads} heads are not a multiple of {kv_heads} key and value heads"),
+            1..=LARGEST_HEAD => {
+                write!(f, "attention on a GPU: {heads} heads are not a multiple of {kv_heads} key and value heads")
+            }
             _ => write!(f, "attention on a GPU: a head must have 1 to {LARGEST_HEAD} elements, got {size}"),
         }
     }

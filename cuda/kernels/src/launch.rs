@@ -170,7 +170,8 @@ impl<A> Launch<A> {
     pub(crate) fn check_grid(&self) -> Result<(), String> {
         let ([x, y, z], [most_x, most, _]) = (self.grid, MOST);
         let fits = self.grid.iter().zip(MOST).all(|(&blocks, most)| (1..=most).contains(&blocks));
-        let words = || format!("{}: a grid of {x} × {y} × {z} blocks; the maximum is {most_x} × {most} × {most}", self.entry);
+        let words =
+            || format!("{}: a grid of {x} × {y} × {z} blocks; the maximum is {most_x} × {most} × {most}", self.entry);
         fits.then_some(()).ok_or_else(words)
     }
 

@@ -76,8 +76,8 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
         return Err("the program built the model in code, not from a `model` section".into());
     }
     let text = json!({"train_micro_batch_size_per_gpu": 1, "model": section}).to_string();
-    let config =
-        Config::parse("manifest.json", text).map_err(|errors| format!("the checkpoint's `model` section is invalid: {errors}"))?;
+    let config = Config::parse("manifest.json", text)
+        .map_err(|errors| format!("the checkpoint's `model` section is invalid: {errors}"))?;
     let vocabulary = |name: &str| manifest.parameters.get(name).and_then(|entry| entry.shape.first()).copied();
     let (vocabulary, of) = match &config.model {
         Some(Model::Gpt2(_)) => (vocabulary("transformer.wte.weight"), "GPT-2"),

@@ -28,9 +28,8 @@ impl Start {
             zero_checkpoint::load_pretrained(folder.as_ref(), zero, comm).map_err(of_pretrained)?;
         }
         if let Some(sources) = &config.training.initial_weights {
-            let named = |error: Error| {
-                error.named("training.initial_weights", "name readable safetensors files, or a glob")
-            };
+            let named =
+                |error: Error| error.named("training.initial_weights", "name readable safetensors files, or a glob");
             let files = crate::files::expand(sources).map_err(|error| named(error.into()))?;
             zero_checkpoint::load_weights(&files, zero, comm).map_err(|error| named(error.into()))?;
         }

@@ -94,7 +94,8 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     costs.load = table.load.median;
     costs.gradient_norm = table.gradient_norm.median * in_norm(subject) as f64;
     if config.world_size > 1 {
-        let transfers = table.transfers.as_ref().ok_or("the table was measured with one rank, so it has no transfer times")?;
+        let transfers =
+            table.transfers.as_ref().ok_or("the table was measured with one rank, so it has no transfer times")?;
         between(transfers, &mut costs, settings.zero.reduce_scatter);
     }
     let keeps = config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Nvme);
@@ -121,7 +122,9 @@ fn of_layer(
     let is_cut = subject.stage_plan.schedule == Schedule::ZeroBubble && shape.layers[layer].splits;
     let (first, second) = match (of.backward_input, of.backward_weight) {
         (Some(first), Some(second)) => (first.median, second.median),
-        _ if is_cut => return Err(format!("the table lacks separate times of the two halves of the backward of `{name}`")),
+        _ if is_cut => {
+            return Err(format!("the table lacks separate times of the two halves of the backward of `{name}`"));
+        }
         _ => (of.backward.median, 0.0),
     };
     let gradients = forms.map_or(0, |forms| match forms.layers.get(layer) {

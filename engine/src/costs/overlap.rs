@@ -102,7 +102,9 @@ impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let word = if self.overlap { "overlapped" } else { "not overlapped" };
         match self.seconds {
-            None => write!(f, "communication {word} with compute (the default): the cost table does not apply to this run"),
+            None => {
+                write!(f, "communication {word} with compute (the default): the cost table does not apply to this run")
+            }
             Some([without, with]) => write!(
                 f,
                 "communication {word} with compute: the cost table predicts {:.1} ms per step without overlap and {:.1} ms with it",

@@ -154,7 +154,11 @@ impl CostTable {
             serde_json::from_str(&text).map_err(|e| wrong(format!("not a cost table: {e}")))?;
         match value.get("version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(VERSION) => {}
-            Some(version) => return Err(wrong(format!("the cost table has version {version}; this program reads version {VERSION}"))),
+            Some(version) => {
+                return Err(wrong(format!(
+                    "the cost table has version {version}; this program reads version {VERSION}"
+                )));
+            }
             None => return Err(wrong("not a cost table: it has no version".into())),
         }
         serde_json::from_value(value).map_err(|e| wrong(format!("not a cost table: {e}")))
@@ -166,7 +170,11 @@ impl CostTable {
     /// Fails if the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let failed = |e: std::io::Error| {
-            Error::setting(&path.display().to_string(), format!("cannot write the cost table: {e}"), "choose another file")
+            Error::setting(
+                &path.display().to_string(),
+                format!("cannot write the cost table: {e}"),
+                "choose another file",
+            )
         };
         let mut text = serde_json::to_string_pretty(self).map_err(|e| failed(e.into()))?;
         text.push('\n');

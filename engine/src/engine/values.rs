@@ -49,7 +49,10 @@ impl Engine {
         let id = self.parameter(name)?;
         let elements = self.model().parameters()[id].elements();
         if values.len() != elements {
-            return Err(Error::Batch(format!("got {} values for `{name}`, which has {elements} elements", values.len())));
+            return Err(Error::Batch(format!(
+                "got {} values for `{name}`, which has {elements} elements",
+                values.len()
+            )));
         }
         for range in self.zero.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == id) {
             self.zero.write(Kind::Parameter, &range, &values[range.elements.clone()])?;

@@ -205,7 +205,9 @@ impl DataError {
     /// What to do about it, where that is the same for every key that names files.
     pub(crate) fn help(&self) -> Option<&'static str> {
         match self {
-            Self::Address { .. } => Some("copy the files to this machine or mount the store, then name the local paths"),
+            Self::Address { .. } => {
+                Some("copy the files to this machine or mount the store, then name the local paths")
+            }
             Self::Binary { .. } => {
                 Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }

@@ -198,8 +198,16 @@ fn damage_is_refused_by_every_rank() {
             "checksum",
         ),
         ("a flipped bit in a header", Box::new(|f| edit(&shard(f, 1), |b| b[9] ^= 4)), "header is damaged"),
-        ("a flipped bit in a name", Box::new(|f| edit(&shard(f, 1), |b| b[20] ^= 4)), "the tensor is not in the manifest"),
-        ("a flipped bit in the manifest", Box::new(|f| edit(&manifest(f), |b| b[20] ^= 4)), "the checksum does not match"),
+        (
+            "a flipped bit in a name",
+            Box::new(|f| edit(&shard(f, 1), |b| b[20] ^= 4)),
+            "the tensor is not in the manifest",
+        ),
+        (
+            "a flipped bit in the manifest",
+            Box::new(|f| edit(&manifest(f), |b| b[20] ^= 4)),
+            "the checksum does not match",
+        ),
         ("a truncated shard", Box::new(|f| edit(&shard(f, 1), |b| b.truncate(b.len() / 2))), "when it was written"),
         ("an empty shard", Box::new(|f| edit(&shard(f, 0), Vec::clear)), "0 bytes, but"),
         ("a longer shard", Box::new(|f| edit(&shard(f, 0), |b| b.push(0))), "when it was written"),
@@ -227,7 +235,11 @@ fn damage_is_refused_by_every_rank() {
             Box::new(|f| replace(&manifest(f), "shard-00001", "../shard-00001")),
             "is named `../shard",
         ),
-        ("a gap", Box::new(|f| replace(&manifest(f), "\"start\": 0", "\"start\": 1")), "a gap or an overlap at element 0"),
+        (
+            "a gap",
+            Box::new(|f| replace(&manifest(f), "\"start\": 0", "\"start\": 1")),
+            "a gap or an overlap at element 0",
+        ),
         ("another shape", Box::new(|f| replace(&manifest(f), "61,", "62,")), "of 1984 elements"),
     ];
     for (number, (name, damage, expected)) in cases.iter().enumerate() {
@@ -259,15 +271,31 @@ fn another_model_or_optimizer_is_refused_by_every_rank() {
     let sgd = "train_micro_batch_size_per_gpu: 1\noptimizer: {type: SGD, params: {lr: 0.1}}";
     let adamw = "train_micro_batch_size_per_gpu: 1";
     let cases: [(Model, &str, &str); 5] = [
-        (Box::new(with(16, 2, 64)), adamw, "`transformer.wte.weight` has shape [61, 32] in the checkpoint and [61, 16] in the model"),
-        (Box::new(with(32, 3, 64)), adamw, "the model's parameter `transformer.h.2.ln_1.weight` is not in the checkpoint"),
-        (Box::new(with(32, 1, 64)), adamw, "the checkpoint's parameter `transformer.h.1.attn.c_attn.bias` is not in the model"),
+        (
+            Box::new(with(16, 2, 64)),
+            adamw,
+            "`transformer.wte.weight` has shape [61, 32] in the checkpoint and [61, 16] in the model",
+        ),
+        (
+            Box::new(with(32, 3, 64)),
+            adamw,
+            "the model's parameter `transformer.h.2.ln_1.weight` is not in the checkpoint",
+        ),
+        (
+            Box::new(with(32, 1, 64)),
+            adamw,
+            "the checkpoint's parameter `transformer.h.1.attn.c_attn.bias` is not in the model",
+        ),
         (
             Box::new(with(32, 2, 32)),
             adamw,
             "`transformer.h.0.mlp.c_fc.weight` has shape [32, 64] in the checkpoint and [32, 32] in the model",
         ),
-        (Box::new(gpt2), sgd, "the checkpoint has optimizer states [\"exp_avg\", \"exp_avg_sq\"], but the configured optimizer has []"),
+        (
+            Box::new(gpt2),
+            sgd,
+            "the checkpoint has optimizer states [\"exp_avg\", \"exp_avg_sq\"], but the configured optimizer has []",
+        ),
     ];
     for (model, text, expected) in cases {
         let said = world(2, |comm| {

@@ -122,8 +122,14 @@ fn unsuitable_files_are_rejected_by_every_rank() {
             "missing.safetensors does not fit: `transformer.ln_f.weight` is missing",
         ),
         (changed("strange.safetensors", &strange), "`transformer.h.0.attn.bias` is not in the model"),
-        (changed("narrow.safetensors", &narrow), "`transformer.ln_f.weight` has shape [31] in the file and [32] in the model"),
-        (changed("integers.safetensors", &integers), "`transformer.ln_f.weight` has dtype U32; only F32, BF16 and F16 are supported"),
+        (
+            changed("narrow.safetensors", &narrow),
+            "`transformer.ln_f.weight` has shape [31] in the file and [32] in the model",
+        ),
+        (
+            changed("integers.safetensors", &integers),
+            "`transformer.ln_f.weight` has dtype U32; only F32, BF16 and F16 are supported",
+        ),
         (format!("[{whole}, {again}]"), "is the same parameter as"),
         (cut, "cut.safetensors: failed to fill whole buffer"),
         (header.display().to_string(), "the header claims to have 18446744073709551615 bytes"),

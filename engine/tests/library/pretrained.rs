@@ -277,10 +277,14 @@ fn tensors_that_do_not_fit_are_named() {
             t.insert("lm_head.weight".into(), other);
         },
     );
-    refused("a-head-of-another-shape", "`lm_head.weight` has shape [60, 32] in the file and [61, 32] in the model", &|t| {
-        let other = t[wte].narrow(0, 0, 60).unwrap();
-        t.insert("lm_head.weight".into(), other);
-    });
+    refused(
+        "a-head-of-another-shape",
+        "`lm_head.weight` has shape [60, 32] in the file and [61, 32] in the model",
+        &|t| {
+            let other = t[wte].narrow(0, 0, 60).unwrap();
+            t.insert("lm_head.weight".into(), other);
+        },
+    );
     let all = refused("all", "; and 19 more", &|t| *t = BTreeMap::from([("x".into(), some(t))]));
     assert_eq!(all.matches(" is missing").count(), 10, "{all}");
     // An untied head is an ordinary parameter, which must exist.

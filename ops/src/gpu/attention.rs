@@ -139,5 +139,7 @@ pub(crate) fn backward<const N: usize>(
         }
     }
     let rooms: Vec<CudaStorage> = rooms.into_iter().map(|(room, _)| room).collect();
-    rooms.try_into().map_err(|_| Error::Msg(format!("{op}: the number of gradients differs from the number of operands")))
+    rooms
+        .try_into()
+        .map_err(|_| Error::Msg(format!("{op}: the number of gradients differs from the number of operands")))
 }

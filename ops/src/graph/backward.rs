@@ -16,7 +16,11 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Sha
 pub fn backward_from(outputs: &[(Tensor, Tensor)]) -> Result<GradStore> {
     for (output, upstream) in outputs {
         if output.shape() != upstream.shape() {
-            candle_core::bail!("the gradient has shape {:?}, but the output has {:?}", upstream.shape(), output.shape());
+            candle_core::bail!(
+                "the gradient has shape {:?}, but the output has {:?}",
+                upstream.shape(),
+                output.shape()
+            );
         }
     }
     if let [(output, upstream)] = outputs

@@ -54,7 +54,9 @@ impl CustomOp2 for Carry {
         d_chain: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let mut carried = self.carried.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(gradient) = carried.get_mut(self.index) else { bail!("{OP}: this backward ran before the backward of the operation") };
+        let Some(gradient) = carried.get_mut(self.index) else {
+            bail!("{OP}: this backward ran before the backward of the operation")
+        };
         Ok((chain.track_op().then(|| d_chain.clone()), gradient.take()))
     }
 }

@@ -13,7 +13,9 @@ pub fn nothing(dtype: DType, device: &Device) -> Result<Storage> {
         })),
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => crate::device::nothing(dtype, device).map(Storage::Cuda),
-        other => candle_core::bail!("parameters cannot be on {other:?}: this program was built without support for that device"),
+        other => candle_core::bail!(
+            "parameters cannot be on {other:?}: this program was built without support for that device"
+        ),
     }
 }
 

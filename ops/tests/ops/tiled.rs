@@ -248,11 +248,16 @@ fn invalid_arguments_are_errors() -> Result<()> {
     let linear = |outputs, inputs| Linear::from_tensors(normal("w", &[outputs, inputs]), None);
     for rows in [0, 1, 63, 65, 100] {
         let error = message(TiledMlp::new(linear(8, 4), Activation::Relu, linear(4, 8), rows));
-        assert!(error.contains(&format!("tiles of {rows} rows; the number must be a multiple of {TILE_UNIT}")), "{error}");
+        assert!(
+            error.contains(&format!("tiles of {rows} rows; the number must be a multiple of {TILE_UNIT}")),
+            "{error}"
+        );
     }
     let error = message(TiledMlp::new(linear(8, 4), Activation::Relu, linear(4, 9), 64));
     assert!(
-        error.contains("a projection of 4 to 8 does not match the first one, of 4 inputs, and the last one, of 9 inputs"),
+        error.contains(
+            "a projection of 4 to 8 does not match the first one, of 4 inputs, and the last one, of 9 inputs"
+        ),
         "{error}"
     );
     assert!(message(TiledMlp::gated(linear(8, 4), linear(8, 5), linear(4, 8), 64)).contains("5 to 8 does not match"));

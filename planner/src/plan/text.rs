@@ -53,7 +53,10 @@ impl fmt::Display for Plan {
         if self.memory_plan.config.pipeline.stages > 1
             && self.memory_plan.config.pipeline.partition_method == PartitionMethod::Time
         {
-            writeln!(f, "stages assume that all layers take equally long; a run measures the layers first and cuts by time")?;
+            writeln!(
+                f,
+                "stages assume that all layers take equally long; a run measures the layers first and cuts by time"
+            )?;
         }
         if let Some(gathering) = self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape()) {
             writeln!(f, "{gathering}")?;
@@ -102,7 +105,9 @@ impl Plan {
                 f,
                 "categories peak at different times, so the peak is less than their sum; staging is buffers kept for reuse"
             ),
-            false => writeln!(f, "without activations: the model has a layer whose activations are only known in a run"),
+            false => {
+                writeln!(f, "without activations: the model has a layer whose activations are only known in a run")
+            }
         }
     }
 

@@ -99,7 +99,9 @@ where
             let (own, first) = (dims(&mut sample.iter().copied()), dims(&mut columns.iter().filter_map(|c| c.first())));
             if !first.is_empty() && own != first {
                 let other = indices[0];
-                return Err(format!("sample {index} has tensors of shapes {own:?}, but sample {other} of {first:?}").into());
+                return Err(
+                    format!("sample {index} has tensors of shapes {own:?}, but sample {other} of {first:?}").into()
+                );
             }
             columns.iter_mut().zip(sample).for_each(|(column, tensor)| column.push(tensor.clone()));
         }

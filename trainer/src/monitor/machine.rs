@@ -67,7 +67,9 @@ fn watch(interval: Duration, stopped: &Receiver<()>, news: &Mutex<News>) {
         .map_err(|absent| match absent {
             Absent::None(why) => lock(news).lines.push(format!("`machine_monitor` found no GPU: {why}")),
             Absent::Failed(why) => {
-                lock(news).words.push(format!("`machine_monitor` cannot monitor GPUs: NVML: {why}; training continues"));
+                lock(news)
+                    .words
+                    .push(format!("`machine_monitor` cannot monitor GPUs: NVML: {why}; training continues"));
             }
         })
         .ok();

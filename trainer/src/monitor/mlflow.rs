@@ -45,7 +45,11 @@ pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String
     }
     if !is_http {
         let message = format!("{uri} is not the address of a tracking server");
-        return Err(Error::setting(key, message, "write an address such as `http://host:5000`; `mlflow server` starts a server"));
+        return Err(Error::setting(
+            key,
+            message,
+            "write an address such as `http://host:5000`; `mlflow server` starts a server",
+        ));
     }
     Ok(Some(uri))
 }

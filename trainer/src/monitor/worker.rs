@@ -88,7 +88,9 @@ impl Worker {
         if let Err(error) = started {
             let mut state = lock(&shared);
             state.has_ended = true;
-            state.words.push(format!("cannot start the thread of the monitor `{name}`: {error}; training continues without it"));
+            state.words.push(format!(
+                "cannot start the thread of the monitor `{name}`: {error}; training continues without it"
+            ));
         }
         Self { name, shared }
     }

@@ -29,8 +29,7 @@ pub(super) fn describe(engine: &Engine) -> Vec<String> {
         lines.extend(used.notices);
         let elements = engine.zero().layout().elements();
         if lives(|tiers| tiers.parameters) && engine.config().zero.stage3_max_reuse_distance >= elements {
-            let why =
-                "because of stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
+            let why = "because of stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
             lines.push(format!("{why}; set it to 0 to keep only those in use"));
         }
     }

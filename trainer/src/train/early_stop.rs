@@ -115,9 +115,6 @@ mod tests {
         };
         assert_eq!(early("loss"), Ok(()));
         let error = early("accuracy").unwrap_err();
-        assert!(
-            error.contains("unknown metric `accuracy`") && error.contains("name one of these: loss"),
-            "{error}"
-        );
+        assert!(error.contains("unknown metric `accuracy`") && error.contains("name one of these: loss"), "{error}");
     }
 }

@@ -99,6 +99,8 @@ fn values(metric: &Metric, seen: &Observed<'_>, samples: usize) -> Result<Values
     match value.dims() {
         [] => Ok(Values::Mean(numbers[0])),
         [rows, ..] if *rows == samples => Ok(Values::Each(numbers)),
-        dims => candle_core::bail!("the shape {dims:?} is neither a scalar nor one value for each of {samples} samples"),
+        dims => {
+            candle_core::bail!("the shape {dims:?} is neither a scalar nor one value for each of {samples} samples")
+        }
     }
 }

@@ -290,9 +290,8 @@ fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Optio
         _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
         None => return Ok(None),
         Some(Resume::From(folder)) => {
-            let named = |error: Error| {
-                error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`")
-            };
+            let named =
+                |error: Error| error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`");
             let folder = zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?;
             let state = engine.load_checkpoint(&folder).map_err(named)?;
             return Ok(Some((folder, state)));

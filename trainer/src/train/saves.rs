@@ -36,7 +36,8 @@ impl Saves {
             match engine.save_checkpoint_in_background(&self.root, state) {
                 Ok(_) => {
                     self.begun = Some(began);
-                    progress.say(&format!("saving step {step} in the background, after waiting {}", time(began.elapsed())));
+                    progress
+                        .say(&format!("saving step {step} in the background, after waiting {}", time(began.elapsed())));
                     Ok(())
                 }
                 Err(error) => self.ended(Ended { step, result: Err(error) }, began, progress),
@@ -73,7 +74,9 @@ impl Saves {
                 Ok(())
             }
             Err(error) if error.is_only_a_file() => {
-                let newest = self.newest.map_or("the run has no checkpoint yet".into(), |step| format!("the newest checkpoint is step {step}"));
+                let newest = self.newest.map_or("the run has no checkpoint yet".into(), |step| {
+                    format!("the newest checkpoint is step {step}")
+                });
                 progress.warn(&format!("cannot save step {}: {error}; training continues, {newest}", ended.step));
                 Ok(())
             }

@@ -73,7 +73,9 @@ pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
         zero_train::counted(threads, "thread", "threads"),
         ENOUGH * 100.0
     );
-    println!("gemm: the same product in f32 by candle's gemm crate with the same instruction set, and our rate divided by its rate");
+    println!(
+        "gemm: the same product in f32 by candle's gemm crate with the same instruction set, and our rate divided by its rate"
+    );
     let (mut below, mut all) = (0, 0);
     for dtype in [DType::F32, DType::BF16] {
         for shape in &SHAPES {

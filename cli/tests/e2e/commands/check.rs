@@ -13,18 +13,18 @@ fn check_reports_the_same_errors_as_a_run() {
     let refused = [
         ("data.train=s3://bucket/a.txt", "s3://bucket/a.txt is a remote address", "data.train"),
         ("data={train: corpus.txt, eval: gs://bucket/a.txt}", "gs://bucket/a.txt is a remote address", "data.eval"),
-        ("data.tokenizer=https://host/tokenizer.json", "https://host/tokenizer.json is a remote address", "data.tokenizer"),
+        (
+            "data.tokenizer=https://host/tokenizer.json",
+            "https://host/tokenizer.json is a remote address",
+            "data.tokenizer",
+        ),
         (
             "training.initial_weights=hf://model/a.safetensors",
             "hf://model/a.safetensors is a remote address",
             "initial_weights",
         ),
         ("training.output_dir=s3://bucket/run", "s3://bucket/run is a remote address", "training.output_dir"),
-        (
-            "mlflow={enabled: true, tracking_uri: https://host}",
-            "https://host requires TLS",
-            "mlflow.tracking_uri",
-        ),
+        ("mlflow={enabled: true, tracking_uri: https://host}", "https://host requires TLS", "mlflow.tracking_uri"),
         ("data.format=csv", "a language model trains on text or tokens, not on a table", "data.format"),
         ("model.vocab_size=61", "61 is smaller than the data's vocabulary of 256 tokens", "model.vocab_size"),
         ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
@@ -51,7 +51,9 @@ fn check_reports_the_same_errors_as_a_run() {
     fs::write(case.path("own.json"), "{\"train_batch_size\": 8}").unwrap();
     let check = |set: &str| case.command(&["check", "--config", "own.json", "--set", set]).output().unwrap();
     assert!(check("steps_per_print=1").status.success());
-    assert!(text(&check("data_types.grad_accum_dtype=bf16").stderr).contains("gradients are always accumulated in fp32"));
+    assert!(
+        text(&check("data_types.grad_accum_dtype=bf16").stderr).contains("gradients are always accumulated in fp32")
+    );
 }
 
 #[test]

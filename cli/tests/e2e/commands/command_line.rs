@@ -295,7 +295,10 @@ fn diverging_ends_with_status_5() {
         said.contains("error: training diverged: ") && said.contains("the last of 20 such steps in a row"),
         "{said}"
     );
-    assert_eq!(said.lines().filter(|line| line.contains("the gradient norm NaN, so the update was skipped")).count(), 20);
+    assert_eq!(
+        said.lines().filter(|line| line.contains("the gradient norm NaN, so the update was skipped")).count(),
+        20
+    );
 }
 
 #[test]

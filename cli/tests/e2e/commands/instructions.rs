@@ -59,7 +59,8 @@ fn an_unavailable_instruction_set_is_rejected_before_anything_starts() {
     let output = case.command(&["doctor"]).env("ZERO_TRAIN_ISA", foreign).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    let expected = format!("this processor does not support {foreign}\n  in: ZERO_TRAIN_ISA\n  help: choose one of baseline");
+    let expected =
+        format!("this processor does not support {foreign}\n  in: ZERO_TRAIN_ISA\n  help: choose one of baseline");
     assert!(said.contains(&expected), "{said}");
     let set = format!("launcher.instruction_set={foreign}");
     let output = case.command(&["--config", "ds.yaml", "--set", &set]).env_remove("ZERO_TRAIN_ISA").output().unwrap();

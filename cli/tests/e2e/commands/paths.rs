@@ -108,7 +108,9 @@ fn an_incomplete_launcher_environment_is_rejected() {
         (&[("RANK", "0")], Some("RANK is set but WORLD_SIZE is not: set both or neither")),
         (
             &[("RANK", "1"), ("WORLD_SIZE", "2")],
-            Some("the address at which the 2 ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT"),
+            Some(
+                "the address at which the 2 ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT",
+            ),
         ),
         (&[("RANK", "0"), ("WORLD_SIZE", "1")], None),
         (&[("WORLD_SIZE", "1")], None),

@@ -106,7 +106,10 @@ fn another_program_is_restarted_up_to_max_restarts_times() {
     let told: Vec<&str> = errors.lines().collect();
     assert_eq!(
         told,
-        ["restart 1 of 5: rank 1 exited with status 2; 2 ranks", "restart 2 of 5: rank 1 exited with status 2; 2 ranks"]
+        [
+            "restart 1 of 5: rank 1 exited with status 2; 2 ranks",
+            "restart 2 of 5: rank 1 exited with status 2; 2 ranks"
+        ]
     );
     let ran = |attempt: usize| case.path(&format!("attempt{attempt}")).exists();
     assert!(ran(0) && ran(1) && ran(2) && !ran(3));

@@ -32,8 +32,7 @@ fn the_best_configuration_can_be_trained() {
     let output = autotune(&case, &[]);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
-    for word in
-        ["configurations to plan", "profile 1 of ", " predicted), ", "round 1: ", "\nbest: ", "tuned/best.yaml"]
+    for word in ["configurations to plan", "profile 1 of ", " predicted), ", "round 1: ", "\nbest: ", "tuned/best.yaml"]
     {
         assert!(said.contains(word), "{word}: {said}");
     }

@@ -114,10 +114,7 @@ fn a_deep_pipeline_with_many_micro_batches_is_planned_in_time() {
         "pipeline.stages=32",
     ];
     let told = plan(&case, &[&deep[..], &["--set", "pipeline.schedule=gpipe", "--device-memory", "1kB"]].concat());
-    assert!(
-        told.contains("does not fit: a rank needs") && told.contains("more ranks do not help either"),
-        "{told}"
-    );
+    assert!(told.contains("does not fit: a rank needs") && told.contains("more ranks do not help either"), "{told}");
     // For p stages and m micro-batches, the bubble of 1F1B is (p − 1)/(m + p − 1), and that of ZB-H1 a third of it.
     assert!(plan(&case, &deep).contains("1f1b: 10.8 % of a step is bubble"));
     assert!(plan(&case, &[&deep[..], &["--set", "pipeline.schedule=zb_h1"]].concat()).contains("zb_h1: "));

@@ -81,12 +81,9 @@ fn profilers_print_their_results_and_do_not_change_the_training() {
     ];
     let out = case.train(&[&common[..], &all, &["--out", "with"]].concat());
     assert_eq!((case.losses("with"), case.shards("with", 4)), (case.losses("without"), case.shards("without", 4)));
-    for part in [
-        "profile of step:",
-        "depth 1:",
-        "peak memory in each part of step 4, by rank",
-        "comm op: all_gather | ",
-    ] {
+    for part in
+        ["profile of step:", "depth 1:", "peak memory in each part of step 4, by rank", "comm op: all_gather | "]
+    {
         assert!(out.contains(part), "{part} is not in {out}");
     }
     assert!(!out.contains("depth 2:"), "{out}");

@@ -64,7 +64,10 @@ fn an_index_out_of_range_is_nan_and_an_error_later() -> Result<()> {
         // The values have arrived, so the fault has too. The next operation reports it, once.
         let good = Tensor::new(&[1u32], &Device::Cpu)?;
         let late = look_up(&of_gpu, &good).expect_err("an error").to_string();
-        assert!(late.contains(&format!("embedding: {says} is not below 5 (in an earlier operation on the GPU")), "{late}");
+        assert!(
+            late.contains(&format!("embedding: {says} is not below 5 (in an earlier operation on the GPU")),
+            "{late}"
+        );
         check(&gpu)?;
         look_up(&of_gpu, &good)?;
 

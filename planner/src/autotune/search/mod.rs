@@ -138,7 +138,9 @@ impl<'a> Search<'a> {
             return vec![];
         }
         if patience > 0 && self.without_gain() >= patience {
-            measure.say(&format!("the last {patience} configurations were no better, the limit of autotuning.tuner_early_stopping"));
+            measure.say(&format!(
+                "the last {patience} configurations were no better, the limit of autotuning.tuner_early_stopping"
+            ));
             return vec![];
         }
         let predicted = |row: &Row| row.predicted_cost(self.metric()).unwrap_or(f64::INFINITY);

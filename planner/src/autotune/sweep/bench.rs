@@ -154,7 +154,9 @@ impl Train for Bench<'_> {
             (Ended::Interrupted, _) => return Ok(None),
             (_, Some((state, reason))) => (state, Some(reason)),
             (Ended::Well(_), None) if !seen.evaluations.is_empty() => (TrialState::Finished, None),
-            (Ended::Well(_) | Ended::Dropped, None) => (TrialState::Failed, Some("the trial was never evaluated".into())),
+            (Ended::Well(_) | Ended::Dropped, None) => {
+                (TrialState::Failed, Some("the trial was never evaluated".into()))
+            }
             (Ended::Badly { status: Some(DIVERGED), reason }, None) => (TrialState::Diverged, Some(reason)),
             (Ended::Badly { reason, .. }, None) => (TrialState::Failed, Some(reason)),
             (Ended::TimedOut, None) => (TrialState::TimedOut, Some(too_long(self.tuning))),

@@ -69,7 +69,11 @@ pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept,
     let (base, tuning, head) = begin(request)?;
     let Some(sweep) = &tuning.sweep else {
         let help = "add it, for example `autotuning: {sweep: {space: {optimizer.params.lr: [1e-4, 3e-4, 1e-3]}}}`";
-        return Err(Error::setting("autotuning.sweep", "--sweep needs this section, which lists the values to try", help));
+        return Err(Error::setting(
+            "autotuning.sweep",
+            "--sweep needs this section, which lists the values to try",
+            help,
+        ));
     };
     let (_, most) = propose::strategy(sweep)?;
     let changes = changes(&base, sweep, watch)?;
@@ -134,7 +138,8 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
             return Err(Error::setting(EVAL_EVERY, message, "set it to the number of steps between evaluations"));
         }
         (every, Some(steps)) if every > steps => {
-            let message = format!("{every} is more than the {steps} steps of a trial, so trials would never be evaluated");
+            let message =
+                format!("{every} is more than the {steps} steps of a trial, so trials would never be evaluated");
             return Err(Error::setting(
                 EVAL_EVERY,
                 message,
