@@ -6,8 +6,8 @@ use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
 use zero_partition::{Layout, ZeroError};
 use zero_pipeline::split::{self, SplitError};
 use zero_pipeline::{
-    Coordinates, Costs, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, Simulation, StageId, Stages,
-    World, schedule::Size, simulate, validate,
+    Coordinates, Costs, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, Timeline, World,
+    schedule::Size, simulate, validate,
 };
 
 use crate::costs::cut::CutCosts;
@@ -106,7 +106,7 @@ impl StagePlan {
     ///
     /// # Errors
     /// Fails if the table belongs to another model.
-    pub fn simulate(&self, programs: &[Program], shape: &ModelShape, costs: &Costs) -> Result<Simulation, Error> {
+    pub fn simulate(&self, programs: &[Program], shape: &ModelShape, costs: &Costs) -> Result<Timeline, Error> {
         let simulated = simulate(&self.of_all_ranks(programs), &self.world(shape), costs);
         simulated.map_err(|e| Error::Zero(ZeroError::Internal(e.to_string())))
     }

@@ -1,6 +1,6 @@
 //! Predicts the exact costs of a program and a layout: bytes of state and bytes sent.
 
-use zero_pipeline::{Content, Coordinates, Instruction, Placement, Program, SegmentId, Stages, Tier, ZeroStage};
+use zero_pipeline::{Action, Content, Coordinates, Placement, Program, SegmentId, Stages, Tier, Transfer, ZeroStage};
 
 use crate::layout::Layout;
 use crate::zero::ZeroOptions;
@@ -93,11 +93,12 @@ pub fn expected_payload(
     let bytes: usize = program
         .instructions
         .iter()
-        .map(|instruction| match instruction {
-            Instruction::Gather { segment } => gathered(*segment),
-            Instruction::Reduce { segments, .. } => segments.iter().map(|&id| reduced(id)).sum(),
-            Instruction::Refresh { segments } => segments.iter().map(|&id| gathered(id)).sum(),
-            Instruction::Send { message } => match message.content {
+        .map(|instruction| match instruction.effects().action {
+            Action::Starts(Transfer::Gather(segments) | Transfer::Refresh(segments)) => {
+                segments.iter().map(|&id| gathered(id)).sum()
+            }
+            Action::Starts(Transfer::Reduce(segments, _)) => segments.iter().map(|&id| reduced(id)).sum(),
+            Action::Starts(Transfer::Send(message)) => match message.content {
                 content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
                 Content::TiedGradient { segment, .. } => elements(segment) * 4,
                 Content::TiedParameters { segment } => match layout.segments()[segment].placements.parameters {

@@ -1,12 +1,14 @@
 //! Gradients, from a layer's backward to the reduced sum.
 
+use candle_core::TensorId;
 use candle_core::backprop::GradStore;
 use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
 use zero_model::sink::{DeferredGradients, FlatBuffer, Gradients};
-use zero_model::{BuiltLayer, Parameter};
+use zero_model::{BuiltLayer, Parameter, ParameterId};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
 use crate::error::ZeroError;
+use crate::gpu::{self, Arriving};
 use crate::ledger::Category;
 use crate::zero::ShardedState;
 
@@ -14,8 +16,7 @@ use crate::zero::ShardedState;
 pub(crate) struct Open {
     buffer: FlatBuffer,
     /// A download from the GPU in flight, which replaces the buffer.
-    #[cfg(feature = "cuda")]
-    arriving: Option<zero_model::device::Arriving>,
+    arriving: Option<Arriving>,
     /// Whether each piece has received a contribution.
     written: Vec<bool>,
 }
@@ -35,29 +36,21 @@ impl Open {
     }
 
     /// Returns the buffer, and whether each piece has received a contribution.
-    #[cfg(feature = "cuda")]
     pub(crate) fn into_parts(self) -> (FlatBuffer, Vec<bool>) {
         (self.buffer, self.written)
     }
 
     /// Returns whether a piece has received a contribution.
-    #[cfg(feature = "cuda")]
     pub(crate) fn is_written(&self, piece: usize) -> bool {
         self.written.get(piece).copied().unwrap_or(false)
     }
 
     pub(crate) fn new(buffer: FlatBuffer, written: Vec<bool>) -> Self {
-        Self {
-            buffer,
-            #[cfg(feature = "cuda")]
-            arriving: None,
-            written,
-        }
+        Self { buffer, arriving: None, written }
     }
 
     /// Creates a gradient from a download in flight that covers every piece.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn arriving(values: zero_model::device::Arriving, pieces: usize) -> Self {
+    pub(crate) fn arriving(values: Arriving, pieces: usize) -> Self {
         Self { buffer: FlatBuffer::default(), arriving: Some(values), written: vec![true; pieces] }
     }
 }
@@ -88,52 +81,67 @@ impl ShardedState {
         layer: LayerId,
         backward: impl FnOnce() -> Result<(GradStore, T), ZeroError>,
     ) -> Result<T, ZeroError> {
-        #[cfg(feature = "cuda")]
-        if self.brings_gradients() {
-            return self.backward_on_gpu(layer, backward);
-        }
-        let (ids, sink) = self.sink(self.layout.shape().layers[layer].segments.clone())?;
-        let (mut sink, result) = sink.capture(backward);
+        let (mut sink, result) = self.sink_of(layer)?.capture(backward);
         let (mut store, value) = result?;
         let model = self.model.clone();
         let built = &model.layers()[layer];
         for &parameter in built.uses() {
             let parameter = &model.parameters()[parameter];
-            let leaf = parameter.leaf();
-            sink.absorb(&mut store, leaf)?;
-            if !sink.is_written(leaf.id()) {
+            sink.absorb(&mut store, parameter.leaf())?;
+            if !self.is_written(layer, parameter, &sink) {
                 if !self.options.ignore_unused {
                     return Err(no_gradient(parameter, built));
                 }
-                sink.zero(leaf.id())?;
+                sink.zero(parameter.leaf().id())?;
             }
         }
-        self.keep_open(ids, sink);
+        self.store(layer, sink)?;
         Ok(value)
     }
 
-    /// Creates a sink for the gradients of a layer's parameters, which adds to the segments' open gradients.
-    pub(crate) fn sink(&mut self, ids: Vec<SegmentId>) -> Result<(Vec<SegmentId>, Gradients), ZeroError> {
-        let mut sink = Gradients::default();
-        for &id in &ids {
-            let open = self.opened(id)?;
-            let pieces = &self.layout.segments()[id].pieces;
-            let leaf = |p: usize| self.model.parameters()[p].leaf().id();
-            let places = pieces.iter().zip(&open.written).map(|(p, &w)| (leaf(p.parameter), p.range.clone(), w));
-            sink.add_buffer(open.buffer, places.collect::<Vec<_>>());
+    /// Creates the sink of a layer's backward, on the device that computes the gradients.
+    fn sink_of(&mut self, layer: LayerId) -> Result<Gradients, ZeroError> {
+        if self.brings_gradients() {
+            return self.sink_on_gpu(layer);
         }
-        Ok((ids, sink))
+        let layout = self.layout.clone();
+        self.sink(&layout.shape().layers[layer].segments)
     }
 
-    pub(crate) fn keep_open(&mut self, ids: Vec<SegmentId>, sink: Gradients) {
-        let written: Vec<Vec<bool>> = ids
-            .iter()
-            .map(|&id| {
-                let pieces = self.layout.segments()[id].pieces.iter();
-                pieces.map(|p| sink.is_written(self.model.parameters()[p.parameter].leaf().id())).collect()
-            })
-            .collect();
-        for ((id, buffer), written) in ids.into_iter().zip(sink.into_flat()).zip(written) {
+    /// Stores what a backward has written into the sink of [`ShardedState::sink_of`].
+    fn store(&mut self, layer: LayerId, sink: Gradients) -> Result<(), ZeroError> {
+        if self.brings_gradients() {
+            return self.bring(layer, sink);
+        }
+        let layout = self.layout.clone();
+        self.keep_open(&layout.shape().layers[layer].segments, sink);
+        Ok(())
+    }
+
+    /// Creates a sink that adds to the open gradients of segments.
+    pub(crate) fn sink(&mut self, ids: &[SegmentId]) -> Result<Gradients, ZeroError> {
+        let mut sink = Gradients::default();
+        for &id in ids {
+            let open = self.opened(id)?;
+            let pieces = &self.layout.segments()[id].pieces;
+            let places = pieces.iter().zip(&open.written).map(|(p, &w)| (self.leaf(p.parameter), p.range.clone(), w));
+            sink.add_buffer(open.buffer, places.collect::<Vec<_>>());
+        }
+        Ok(sink)
+    }
+
+    pub(crate) fn leaf(&self, parameter: ParameterId) -> TensorId {
+        self.model.parameters()[parameter].leaf().id()
+    }
+
+    pub(crate) fn keep_open(&mut self, ids: &[SegmentId], sink: Gradients) {
+        let layout = self.layout.clone();
+        let of_segment = |&id: &SegmentId| {
+            let pieces = layout.segments()[id].pieces.iter();
+            pieces.map(|p| sink.is_written(self.leaf(p.parameter))).collect()
+        };
+        let written: Vec<Vec<bool>> = ids.iter().map(of_segment).collect();
+        for ((&id, buffer), written) in ids.iter().zip(sink.into_flat()).zip(written) {
             self.segments[id].open = Some(Open::new(buffer, written));
         }
     }
@@ -171,23 +179,27 @@ impl ShardedState {
     pub fn backward_weight(&mut self, layer: LayerId, micro_batch: usize) -> Result<(), ZeroError> {
         let later = self.deferred.remove(&(layer, micro_batch));
         let later = later.ok_or_else(|| ZeroError::internal("no weight gradients were put off"))?;
-        #[cfg(feature = "cuda")]
-        if self.brings_gradients() {
-            let mut on_gpu = self.sink_on_gpu(layer)?;
-            later.flush(&mut on_gpu)?;
-            return self.bring(layer, on_gpu);
-        }
-        let (ids, mut sink) = self.sink(self.layout.shape().layers[layer].segments.clone())?;
+        let mut sink = self.sink_of(layer)?;
         later.flush(&mut sink)?;
         let model = self.model.clone();
         for &parameter in model.layers()[layer].uses() {
-            let leaf = model.parameters()[parameter].leaf().id();
-            if !sink.is_written(leaf) {
-                sink.zero(leaf)?;
+            let parameter = &model.parameters()[parameter];
+            if !self.is_written(layer, parameter, &sink) {
+                sink.zero(parameter.leaf().id())?;
             }
         }
-        self.keep_open(ids, sink);
-        Ok(())
+        self.store(layer, sink)
+    }
+
+    /// Returns whether a parameter has a gradient: in the sink, or in an open buffer on the host to which the gradients
+    /// of a GPU are added.
+    fn is_written(&self, layer: LayerId, parameter: &Parameter, sink: &Gradients) -> bool {
+        let leaf = parameter.leaf().id();
+        sink.is_written(leaf)
+            || self.layout.shape().layers[layer].segments.iter().any(|&id| {
+                let place = self.layout.segments()[id].pieces.iter().position(|p| self.leaf(p.parameter) == leaf);
+                place.zip(self.segments[id].open.as_ref()).is_some_and(|(place, open)| open.is_written(place))
+            })
     }
 
     /// Takes a segment's partial gradient of the current micro-batch, opening a new one if necessary.
@@ -215,16 +227,11 @@ impl ShardedState {
     }
 
     /// Waits for the gradient to arrive from the GPU, if it is in flight.
-    #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, clippy::unused_self))]
     fn arrived(&mut self, open: Open) -> Result<Open, ZeroError> {
-        #[cfg(feature = "cuda")]
-        if let Open { arriving: Some(arriving), written, .. } = open {
-            let mut values = self.pool.take(arriving.len());
-            let staging = self.staging.as_mut().ok_or_else(|| ZeroError::internal("a gradient comes from no GPU"))?;
-            staging.take(arriving, &mut values)?;
-            return Ok(Open::new(FlatBuffer::Host(values), written));
-        }
-        Ok(open)
+        let Open { arriving: Some(arriving), written, .. } = open else { return Ok(open) };
+        let mut values = self.pool.take(arriving.len());
+        self.gpu_mut()?.await_download(arriving, &mut values)?;
+        Ok(Open::new(FlatBuffer::Host(values), written))
     }
 
     /// Runs the instructions that wait for gradients from the GPU.
@@ -257,11 +264,7 @@ impl ShardedState {
     /// Runs the pending instructions immediately, unless gradients come from a GPU. Those run once the next layer's
     /// backward has been launched.
     fn unless_on_their_way(&mut self) -> Result<(), ZeroError> {
-        #[cfg(feature = "cuda")]
-        if self.brings_gradients() {
-            return Ok(());
-        }
-        self.catch_up()
+        if self.brings_gradients() { Ok(()) } else { self.catch_up() }
     }
 
     /// Adds a summand, which the ledger counts as staging, to the accumulator. The summand's memory moves to the
@@ -322,7 +325,10 @@ impl ShardedState {
             let is_shared = self.comm.size() > 1;
             let scatters = placements.optimizer == Placement::Sharded && self.options.reduce_scatter && is_shared;
             started.push(match scatters {
-                false if !is_shared && local.host().is_none() => Reduction::Alone(self.travelled_alone(local)?),
+                false if !is_shared && local.host().is_none() => {
+                    // Rounded to the communication dtype, when it is read.
+                    Reduction::Alone(gpu::travelled(local, self.options.communication)?)
+                }
                 false => {
                     let local = self.packed(local)?;
                     Reduction::All(self.comm.all_reduce(local, ReduceOp::Sum))
@@ -332,16 +338,6 @@ impl ShardedState {
         }
         self.reducing.push_back(PendingReduce { segments: ids.to_vec(), micro_batch, started });
         Ok(())
-    }
-
-    /// Returns the result of an all-reduce with a single rank: the values rounded to the communication dtype. On a GPU,
-    /// the rounding happens when they are read.
-    fn travelled_alone(&self, local: FlatBuffer) -> Result<FlatBuffer, ZeroError> {
-        match local {
-            #[cfg(feature = "cuda")]
-            FlatBuffer::Device(array) => Ok(FlatBuffer::Device(array.travelled(self.options.communication)?)),
-            local => Ok(local),
-        }
     }
 
     fn scatter(&mut self, id: SegmentId, local: FlatBuffer) -> Result<Pending<Scattered>, ZeroError> {
@@ -450,6 +446,6 @@ impl ShardedState {
     }
 }
 
-pub(crate) fn no_gradient(parameter: &Parameter, layer: &BuiltLayer) -> ZeroError {
+fn no_gradient(parameter: &Parameter, layer: &BuiltLayer) -> ZeroError {
     ZeroError::NoGradient { parameter: parameter.name().to_string(), layer: layer.name().to_string() }
 }

@@ -9,6 +9,7 @@ use zero_pipeline::SegmentId;
 
 use crate::disk::Stored;
 use crate::error::ZeroError;
+use crate::gpu;
 use crate::ledger::Category;
 use crate::rounding::working;
 use crate::transfer::{incoming, on_host, outgoing};
@@ -267,13 +268,11 @@ impl ShardedState {
     }
 
     /// Uploads host values to the GPU.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, clippy::unused_self))]
     fn on_gpu(&mut self, values: &Storage) -> Result<Storage, ZeroError> {
-        #[cfg(feature = "cuda")]
-        if let Storage::Cpu(values) = values {
-            return self.uploaded(values);
+        match values {
+            Storage::Cpu(values) => self.gpu_mut()?.upload_staged(values),
+            _ => Err(ZeroError::internal("an upload of values that are on a GPU")),
         }
-        Err(ZeroError::internal("values that go to no GPU"))
     }
 
     fn reuse(&mut self, used: CpuStorage) {
@@ -304,28 +303,12 @@ pub(crate) fn copy(
     target: Range<usize>,
 ) -> Result<(), ZeroError> {
     match (from, to) {
-        (Storage::Cpu(from), Storage::Cpu(to)) => copy_on_host(from, source, to, target)?,
-        #[cfg(feature = "cuda")]
-        (Storage::Cuda(from), Storage::Cuda(to)) => zero_model::device::copy(from, source, to, target)?,
-        #[cfg(feature = "cuda")]
-        (Storage::Cuda(from), Storage::Cpu(to)) => {
-            let values = zero_model::device::download(from, source)?;
-            copy_on_host(&values, 0..target.len(), to, target)?;
-        }
-        #[cfg(feature = "cuda")]
-        (Storage::Cpu(from), Storage::Cuda(to)) => {
-            let len = source.len();
-            let mut part = working(vec![0.0; len], candle_core::backend::BackendStorage::dtype(to));
-            copy_on_host(from, source, &mut part, 0..len)?;
-            let part = zero_model::device::upload(&to.device, &part)?;
-            zero_model::device::copy(&part, 0..len, to, target)?;
-        }
-        _ => return Err(ZeroError::internal("parameters on devices that are not known here")),
+        (Storage::Cpu(from), Storage::Cpu(to)) => Ok(copy_on_host(from, source, to, target)?),
+        (from, to) => gpu::copy(from, source, to, target),
     }
-    Ok(())
 }
 
-fn copy_on_host(
+pub(crate) fn copy_on_host(
     from: &CpuStorage,
     source: Range<usize>,
     to: &mut CpuStorage,

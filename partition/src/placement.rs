@@ -6,6 +6,7 @@ use zero_model::sink::FlatBuffer;
 use zero_pipeline::SegmentId;
 
 use crate::error::ZeroError;
+use crate::gpu::{Gpu, elsewhere};
 use crate::layout::{Layout, Segment};
 use crate::rounding::working;
 use crate::zero::ShardedState;
@@ -41,63 +42,49 @@ impl OnGpu {
     }
 }
 
-#[cfg(feature = "cuda")]
 impl ShardedState {
-    pub(crate) fn gpu(&self) -> Result<&candle_core::CudaDevice, ZeroError> {
-        match self.model.device() {
-            candle_core::Device::Cuda(device) => Ok(device),
-            _ => Err(ZeroError::internal("something on a GPU, and layers that are on none")),
-        }
+    pub(crate) fn gpu(&self) -> Result<&Gpu, ZeroError> {
+        self.gpu.as_ref().ok_or_else(elsewhere)
     }
-}
 
-impl ShardedState {
+    pub(crate) fn gpu_mut(&mut self) -> Result<&mut Gpu, ZeroError> {
+        self.gpu.as_mut().ok_or_else(elsewhere)
+    }
+
     /// Returns whether the optimizer state, master and gradients of a segment are on the GPU.
     pub(crate) fn is_resident(&self, id: SegmentId) -> bool {
         self.residents[id]
     }
 
     /// Notes that GPU memory to which parameters were uploaded has been freed. Does nothing without a GPU.
-    #[cfg_attr(not(feature = "cuda"), expect(clippy::unused_self))]
     pub(crate) fn released_on_gpu(&mut self) {
-        #[cfg(feature = "cuda")]
-        if let Some(staging) = &mut self.staging {
-            staging.released();
+        if let Some(gpu) = &mut self.gpu {
+            gpu.released();
         }
     }
 
     /// Allocates uninitialized memory for gradients or state. The driver's pool reuses freed GPU memory, and `Pool`
     /// reuses host memory.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn room(&mut self, id: SegmentId, len: usize) -> Result<FlatBuffer, ZeroError> {
-        #[cfg(feature = "cuda")]
         if self.is_resident(id) {
-            return Ok(FlatBuffer::Device(zero_model::device::Array::room(self.gpu()?, len)?));
+            return self.gpu()?.room(len);
         }
         Ok(FlatBuffer::Host(self.pool.take(len)))
     }
 
     /// Allocates zeroed state.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn zeros(&self, id: SegmentId, len: usize) -> Result<FlatBuffer, ZeroError> {
-        #[cfg(feature = "cuda")]
         if self.is_resident(id) {
-            let mut zeros = zero_model::device::Array::room(self.gpu()?, len)?;
-            zeros.zero(0..len)?;
-            return Ok(FlatBuffer::Device(zeros));
+            return self.gpu()?.zeros(len);
         }
         // `vec![0.0; len]` asks for zeroed pages, which the system provides without touching them.
         Ok(FlatBuffer::Host(vec![0.0; len]))
     }
 
     /// Moves host values to the device of the segment's state.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub(crate) fn settled(&self, id: SegmentId, values: Vec<f32>) -> Result<FlatBuffer, ZeroError> {
-        #[cfg(feature = "cuda")]
         if self.is_resident(id) {
-            let mut array = zero_model::device::Array::room(self.gpu()?, values.len())?;
-            array.upload(0, &values)?;
-            return Ok(FlatBuffer::Device(array));
+            return self.gpu()?.buffer_of(&values);
         }
         Ok(FlatBuffer::Host(values))
     }
@@ -105,28 +92,21 @@ impl ShardedState {
     /// Rounds f32 values to the working dtype and moves them to the device of parameter shards.
     pub(crate) fn shard_of(&self, values: Vec<f32>) -> Result<Storage, ZeroError> {
         let values = working(values, self.dtype);
-        #[cfg(feature = "cuda")]
         if self.options.on_gpu.parameters {
-            return Ok(Storage::Cuda(zero_model::device::upload(self.gpu()?, &values)?));
+            return self.gpu()?.upload(&values);
         }
         Ok(Storage::Cpu(values))
     }
 
     /// Allocates an uninitialized buffer of the working dtype, on the GPU or on the host.
     pub(crate) fn blank(&mut self, len: usize, on_gpu: bool) -> Result<Storage, ZeroError> {
-        #[cfg(feature = "cuda")]
         if on_gpu {
-            return Ok(Storage::Cuda(zero_model::device::room(self.gpu()?, self.dtype, len)?));
+            return self.gpu()?.blank(self.dtype, len);
         }
-        debug_assert!(!on_gpu);
-        Ok(Storage::Cpu(self.blank_on_host(len)))
-    }
-
-    pub(crate) fn blank_on_host(&mut self, len: usize) -> CpuStorage {
-        match self.dtype {
+        Ok(Storage::Cpu(match self.dtype {
             DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
             DType::F16 => CpuStorage::F16(vec![f16::ZERO; len]),
             _ => CpuStorage::F32(self.pool.take(len)),
-        }
+        }))
     }
 }

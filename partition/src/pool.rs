@@ -44,10 +44,8 @@ impl Pool {
 
     /// Keeps a host buffer for reuse. For GPU buffers, the driver's pool does that.
     pub(crate) fn give_back(&mut self, buffer: FlatBuffer) {
-        match buffer {
-            FlatBuffer::Host(buffer) => self.give(buffer),
-            #[cfg(feature = "cuda")]
-            FlatBuffer::Device(_) => {}
+        if let Some(values) = buffer.if_on_host() {
+            self.give(values);
         }
     }
 

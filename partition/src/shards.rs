@@ -9,6 +9,7 @@ use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
 
 use crate::disk::Stored;
 use crate::error::ZeroError;
+use crate::gpu;
 use crate::layout::{Layout, Segment};
 use crate::ledger::Category;
 use crate::parameters::overwrite;
@@ -56,14 +57,12 @@ fn missing() -> ZeroError {
 }
 
 fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
-    match from {
-        FlatBuffer::Host(from) => copy(from.get(range).ok_or_else(missing)?, values),
-        #[cfg(feature = "cuda")]
-        FlatBuffer::Device(from) if range.start <= range.end && range.end <= from.len() => {
-            from.to_host(range, values)?
-        }
-        #[cfg(feature = "cuda")]
-        FlatBuffer::Device(_) => return Err(missing()),
+    if range.start > range.end || range.end > from.len() {
+        return Err(missing());
+    }
+    match from.host() {
+        Some(from) => copy(&from[range], values),
+        None => from.read(range, values)?,
     }
     Ok(())
 }
@@ -72,8 +71,7 @@ fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32
 fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
     match from {
         Storage::Cpu(CpuStorage::F32(from)) => copy(from.get(range).ok_or_else(missing)?, values),
-        #[cfg(feature = "cuda")]
-        Storage::Cuda(from) => match zero_model::device::download(from, range)? {
+        Storage::Cuda(from) => match gpu::download(from, range)? {
             CpuStorage::F32(from) => copy(&from, values),
             _ => return Err(missing()),
         },

@@ -7,14 +7,14 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_model::sink::FlatBuffer;
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Step};
-#[cfg(feature = "cuda")]
-use zero_pipeline::Placement;
-use zero_pipeline::SegmentId;
+use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
 use crate::disk::{Tile, stride};
 use crate::error::ZeroError;
+use crate::gpu::Gpu;
 use crate::ledger::Category;
+use crate::on_gpu::refill;
 use crate::parameters::copy;
 use crate::rounding::{round_bytes, round_to, working};
 use crate::threads::{add_parameter_range, update};
@@ -25,7 +25,6 @@ use crate::zero::ShardedState;
 pub(crate) enum Judged {
     Here(Verdict),
     /// Still on the GPU; the host does not wait for it.
-    #[cfg(feature = "cuda")]
     OnGpu,
 }
 
@@ -37,17 +36,16 @@ impl ShardedState {
     /// # Errors
     /// Returns the error of the collective.
     pub fn gradient_norm(&mut self, limits: &Limits) -> Result<(), ZeroError> {
-        #[cfg(feature = "cuda")]
-        if self.groups.world().size() == 1 && self.residents.contains(&true) && !self.brings_gradients() {
-            self.judge_on_gpu(limits)?;
+        let has_residents = self.residents.contains(&true);
+        if self.groups.world().size() == 1 && has_residents && !self.brings_gradients() {
+            self.with_gradients_on_gpu(|gpu, gradients| gpu.judge(gradients, limits))?;
             self.judged = Some(Judged::OnGpu);
             return Ok(());
         }
-        let mut sum = ExactSum::new();
-        #[cfg(feature = "cuda")]
-        if self.residents.contains(&true) {
-            sum = self.squares_on_gpu()?;
-        }
+        let mut sum = match has_residents {
+            true => self.with_gradients_on_gpu(Gpu::squares)?,
+            false => ExactSum::new(),
+        };
         let rank = self.comm.rank();
         let owned: Vec<SegmentId> = (0..self.segments.len()).filter(|&id| self.owns(id)).collect();
         for id in owned {
@@ -82,7 +80,6 @@ impl ShardedState {
     pub(crate) fn scale(&self) -> Result<Option<f32>, ZeroError> {
         match self.judged {
             Some(Judged::Here(verdict)) => Ok(verdict.is_admitted.then_some(verdict.scale)),
-            #[cfg(feature = "cuda")]
             Some(Judged::OnGpu) => Ok(Some(1.0)),
             None => Err(ZeroError::internal("an update without a gradient norm")),
         }
@@ -98,7 +95,6 @@ impl ShardedState {
         if self.scale()?.is_none() {
             return self.discard(id);
         }
-        #[cfg(feature = "cuda")]
         if self.is_resident(id) {
             self.updating.push(id);
             return Ok(());
@@ -112,15 +108,13 @@ impl ShardedState {
     ///
     /// # Errors
     /// Returns the error of the GPU driver.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub fn carry_out_updates(&mut self, lr: f64) -> Result<(), ZeroError> {
-        #[cfg(feature = "cuda")]
-        if !self.updating.is_empty() {
-            let ids = std::mem::take(&mut self.updating);
-            self.update_on_gpu(&ids, lr)?;
-            return ids.into_iter().try_for_each(|id| self.discard(id));
+        if self.updating.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let ids = std::mem::take(&mut self.updating);
+        self.update_on_gpu(&ids, lr)?;
+        ids.into_iter().try_for_each(|id| self.discard(id))
     }
 
     /// Runs the optimizer step on `part` of this rank's part of a segment. Uses the values in `tile`, and memory for
@@ -135,11 +129,10 @@ impl ShardedState {
         let Some(grad_scale) = self.scale()? else { return Ok(()) };
         let own = self.own_range(id);
         let states = self.options.optimizer.states().len();
-        #[cfg(feature = "cuda")]
-        let is_refreshed = self.comm.size() > 1 && tile.state.is_none();
-        #[rustfmt::skip]
-        let Self { layout, model, segments, options, #[cfg(feature = "cuda")] staging, .. } = self;
+        let Self { layout, model, segments, options, gpu, .. } = self;
         let (segment, state) = (&layout.segments()[id], &mut segments[id]);
+        let is_sharded = segment.placements.optimizer == Placement::Sharded;
+        let is_refreshed = self.comm.size() > 1 && tile.state.is_none() && is_sharded;
         let gradients: &[f32] = match (&tile.gradients, &state.reduced) {
             (Some(buffer), _) => buffer.as_f32(),
             (None, Some(reduced)) => {
@@ -176,13 +169,9 @@ impl ShardedState {
                         let rounded = Storage::Cpu(working(master.to_vec(), parameter.dtype()));
                         copy(&rounded, 0..in_shard.len(), shard, in_shard)?;
                     }
-                    #[cfg(feature = "cuda")]
                     // A refresh will gather these parameters from the masters.
-                    _ if parameter.is_on_gpu()
-                        && is_refreshed
-                        && segment.placements.optimizer == Placement::Sharded => {}
-                    #[cfg(feature = "cuda")]
-                    _ if parameter.is_on_gpu() => crate::on_gpu::refill(parameter, inside, master, staging)?,
+                    _ if parameter.is_on_gpu() && is_refreshed => {}
+                    _ if parameter.is_on_gpu() => refill(parameter, inside, master, gpu.as_mut())?,
                     _ => parameter.update(|full| round_to(master, full, inside).map_err(candle_core::Error::wrap))?,
                 }
                 continue;
@@ -208,8 +197,7 @@ impl ShardedState {
         let verdict = match self.judged.take() {
             None => return Ok(None),
             Some(Judged::Here(verdict)) => verdict,
-            #[cfg(feature = "cuda")]
-            Some(Judged::OnGpu) => self.verdict_of_gpu()?,
+            Some(Judged::OnGpu) => self.gpu_mut()?.verdict()?,
         };
         if verdict.is_admitted {
             self.drop_buffers();

@@ -13,6 +13,7 @@ use zero_pipeline::{LayerId, Placement, SegmentId, Stages};
 use crate::accumulator::{Accumulator, Order};
 use crate::disk::{Disk, DiskOptions, Stored, places};
 use crate::error::ZeroError;
+use crate::gpu::Gpu;
 use crate::gradients::{Late, Open, PendingReduce};
 use crate::groups::Groups;
 use crate::layout::{Layout, Segment};
@@ -97,14 +98,9 @@ pub struct ShardedState {
     pub(crate) late: VecDeque<Late>,
     pub(crate) refreshing: VecDeque<PendingRefresh>,
     pub(crate) pool: Pool,
-    /// Streams and host memory for copies between GPU and host.
-    #[cfg(feature = "cuda")]
-    pub(crate) staging: Option<zero_model::device::Staging>,
-    /// Gradient norms computed on the GPU.
-    #[cfg(feature = "cuda")]
-    pub(crate) norms: Option<zero_model::device::optimizer::Norms>,
+    /// The GPU that runs the layers, if they run on one.
+    pub(crate) gpu: Option<Gpu>,
     /// Segments on the GPU whose update is pending, so that one launch can update all of them.
-    #[cfg(feature = "cuda")]
     pub(crate) updating: Vec<SegmentId>,
     /// The disk, if any state is offloaded.
     pub(crate) disk: Option<Disk>,
@@ -146,6 +142,7 @@ impl ShardedState {
         assert_eq!(stages.count(), groups.mesh().pipe(), "the model is cut for another number of stages");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
         let residents = options.on_gpu.residents(&layout);
+        let gpu = Gpu::open(model.device())?;
         let mut zero = Self {
             model,
             layout: Arc::new(layout),
@@ -160,11 +157,7 @@ impl ShardedState {
             late: VecDeque::new(),
             refreshing: VecDeque::new(),
             pool: Pool::default(),
-            #[cfg(feature = "cuda")]
-            staging: None,
-            #[cfg(feature = "cuda")]
-            norms: None,
-            #[cfg(feature = "cuda")]
+            gpu,
             updating: vec![],
             disk: None,
             ledger: Ledger::default(),
@@ -173,11 +166,6 @@ impl ShardedState {
             judged: None,
             updates: 0,
         };
-        #[cfg(feature = "cuda")]
-        if zero.model.device().is_cuda() {
-            zero.staging = Some(zero_model::device::Staging::new(zero.gpu()?)?);
-            zero.norms = Some(zero_model::device::optimizer::Norms::new(zero.gpu()?)?);
-        }
         zero.disk = zero.make_disk()?;
         let bounce = zero.disk.as_ref().map_or(0, Disk::bounce_bytes);
         zero.ledger.add(Category::Staging, bounce as usize, 1);

@@ -2,9 +2,13 @@
 //!
 //! Communication comes in two halves: one instruction starts it, and a later one awaits it. Instructions in between
 //! overlap with it, so a pass controls prefetching by where it puts the first half.
+//!
+//! [`Instruction::effects`] states once what each instruction does; the walks over a program read that table.
 
 use std::fmt;
+use std::slice::from_ref;
 
+use crate::effects::{Action, Computation, Effects, Operand, Transfer};
 use crate::message::Message;
 use crate::tier::Item;
 
@@ -173,116 +177,69 @@ pub enum Instruction {
     },
 }
 
-impl Instruction {
-    /// Returns whether the instruction only waits for work done elsewhere. Such time counts as idle in the bubble.
-    #[must_use]
-    pub fn is_wait(&self) -> bool {
-        matches!(
-            self,
-            Self::AwaitGather { .. }
-                | Self::AwaitSend { .. }
-                | Self::AwaitReceive { .. }
-                | Self::AwaitReduce { .. }
-                | Self::AwaitRefresh { .. }
-                | Self::AwaitFetch { .. }
-                | Self::AwaitOffload { .. }
-                | Self::GradientNorm
-        )
-    }
-
-    /// Returns the instruction's name as used in reports.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Load { .. } => "load",
-            Self::Gather { .. } => "gather",
-            Self::AwaitGather { .. } => "await_gather",
-            Self::Release { .. } => "release",
-            Self::Forward { .. } => "forward",
-            Self::Keep { .. } => "keep",
-            Self::Discard { .. } => "discard",
-            Self::Recompute { .. } => "recompute",
-            Self::Backward { .. } => "backward",
-            Self::BackwardInput { .. } => "backward_input",
-            Self::BackwardWeight { .. } => "backward_weight",
-            Self::Send { .. } => "send",
-            Self::AwaitSend { .. } => "await_send",
-            Self::Receive { .. } => "receive",
-            Self::AwaitReceive { .. } => "await_receive",
-            Self::Accumulate { .. } => "accumulate",
-            Self::Reduce { .. } => "reduce",
-            Self::AwaitReduce { .. } => "await_reduce",
-            Self::GradientNorm => "gradient_norm",
-            Self::Update { .. } => "update",
-            Self::UpdateTile { .. } => "update_tile",
-            Self::Fetch { .. } => "fetch",
-            Self::AwaitFetch { .. } => "await_fetch",
-            Self::Offload { .. } => "offload",
-            Self::AwaitOffload { .. } => "await_offload",
-            Self::Refresh { .. } => "refresh",
-            Self::AwaitRefresh { .. } => "await_refresh",
-        }
-    }
-
-    /// Returns whether the instruction starts a collective of the data-parallel group or of all ranks. All members must
-    /// start these in the same order.
-    #[must_use]
-    pub fn is_collective(&self) -> bool {
-        matches!(self, Self::Gather { .. } | Self::Reduce { .. } | Self::GradientNorm | Self::Refresh { .. })
-    }
+/// Builds a row of the table of effects.
+fn row<'a, const N: usize>(kind: &'static str, operands: [Operand<'a>; N], action: Action<'a>) -> Effects<'a> {
+    let mut operands = operands.into_iter();
+    Effects { kind, operands: [operands.next(), operands.next()], action }
 }
 
 impl Instruction {
-    /// Returns the instruction that awaits the data-parallel collective started by this one, if any.
+    /// Returns the instruction's row in the table of effects.
     #[must_use]
-    pub fn awaited_with(&self) -> Option<Self> {
+    pub fn effects(&self) -> Effects<'_> {
+        use Action::{Awaits, Computes, Meets, Releases, Saves, Starts};
+        use Operand::{From, Item, Layer, MicroBatch, Segment, Segments, Tile, To};
         match self {
-            Self::Gather { segment } => Some(Self::AwaitGather { segment: *segment }),
-            Self::Reduce { segments, micro_batch } => {
-                Some(Self::AwaitReduce { segments: segments.clone(), micro_batch: *micro_batch })
+            Self::Load { micro_batch } => row("load", [MicroBatch(*micro_batch)], Computes(Computation::Load)),
+            Self::Gather { segment } => row("gather", [Segment(segment)], Starts(Transfer::Gather(from_ref(segment)))),
+            Self::AwaitGather { segment } => {
+                row("await_gather", [Segment(segment)], Awaits(Transfer::Gather(from_ref(segment))))
             }
-            Self::Refresh { segments } => Some(Self::AwaitRefresh { segments: segments.clone() }),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Instruction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = self.kind();
-        match self {
-            Self::Load { micro_batch } => write!(f, "{kind} micro-batch {micro_batch}"),
-            Self::Gather { segment }
-            | Self::AwaitGather { segment }
-            | Self::Release { segment }
-            | Self::Update { segment } => write!(f, "{kind} segment {segment}"),
+            Self::Release { segment } => row("release", [Segment(segment)], Releases),
+            Self::Forward { layer: l, micro_batch: m } => {
+                row("forward", [Layer(*l), MicroBatch(*m)], Computes(Computation::Forward(*l)))
+            }
+            Self::Keep { layer: l, micro_batch: m } => row("keep", [Layer(*l), MicroBatch(*m)], Saves),
+            Self::Discard { layer: l, micro_batch: m } => row("discard", [Layer(*l), MicroBatch(*m)], Saves),
+            Self::Recompute { layer: l, micro_batch: m } => {
+                row("recompute", [Layer(*l), MicroBatch(*m)], Computes(Computation::Recompute(*l)))
+            }
+            Self::Backward { layer: l, micro_batch: m } => {
+                row("backward", [Layer(*l), MicroBatch(*m)], Computes(Computation::Backward(*l)))
+            }
+            Self::BackwardInput { layer: l, micro_batch: m } => {
+                row("backward_input", [Layer(*l), MicroBatch(*m)], Computes(Computation::BackwardInput(*l)))
+            }
+            Self::BackwardWeight { layer: l, micro_batch: m } => {
+                row("backward_weight", [Layer(*l), MicroBatch(*m)], Computes(Computation::BackwardWeight(*l)))
+            }
+            Self::Send { message } => row("send", [To(message)], Starts(Transfer::Send(message))),
+            Self::AwaitSend { message } => row("await_send", [To(message)], Awaits(Transfer::Send(message))),
+            Self::Receive { message } => row("receive", [From(message)], Starts(Transfer::Receive(message))),
+            Self::AwaitReceive { message } => row("await_receive", [From(message)], Awaits(Transfer::Receive(message))),
             Self::Accumulate { segment, micro_batch } => {
-                write!(f, "{kind} segment {segment} of micro-batch {micro_batch}")
+                let operands = [Segment(segment), MicroBatch(*micro_batch)];
+                row("accumulate", operands, Computes(Computation::Accumulate(*segment)))
             }
-            Self::Forward { layer, micro_batch }
-            | Self::Keep { layer, micro_batch }
-            | Self::Discard { layer, micro_batch }
-            | Self::Recompute { layer, micro_batch }
-            | Self::Backward { layer, micro_batch }
-            | Self::BackwardInput { layer, micro_batch }
-            | Self::BackwardWeight { layer, micro_batch } => {
-                write!(f, "{kind} layer {layer} of micro-batch {micro_batch}")
+            Self::Reduce { segments, micro_batch: m } => {
+                row("reduce", [Segments(segments), MicroBatch(*m)], Starts(Transfer::Reduce(segments, *m)))
             }
-            Self::Send { message } | Self::AwaitSend { message } => {
-                write!(f, "{kind} {} to stage {}", message.content, message.to)
+            Self::AwaitReduce { segments, micro_batch: m } => {
+                row("await_reduce", [Segments(segments), MicroBatch(*m)], Awaits(Transfer::Reduce(segments, *m)))
             }
-            Self::Receive { message } | Self::AwaitReceive { message } => {
-                write!(f, "{kind} {} from stage {}", message.content, message.from)
+            Self::GradientNorm => row("gradient_norm", [], Meets),
+            Self::Update { segment } => row("update", [Segment(segment)], Computes(Computation::Update(*segment))),
+            Self::UpdateTile { segment, tile } => {
+                row("update_tile", [Tile(*tile), Segment(segment)], Computes(Computation::UpdateTile(*segment)))
             }
-            Self::Reduce { segments, micro_batch } | Self::AwaitReduce { segments, micro_batch } => {
-                write!(f, "{kind} segments {segments:?} of micro-batch {micro_batch}")
+            Self::Fetch { item } => row("fetch", [Item(item)], Starts(Transfer::Fetch(item))),
+            Self::AwaitFetch { item } => row("await_fetch", [Item(item)], Awaits(Transfer::Fetch(item))),
+            Self::Offload { item } => row("offload", [Item(item)], Starts(Transfer::Offload(item))),
+            Self::AwaitOffload { item } => row("await_offload", [Item(item)], Awaits(Transfer::Offload(item))),
+            Self::Refresh { segments } => row("refresh", [Segments(segments)], Starts(Transfer::Refresh(segments))),
+            Self::AwaitRefresh { segments } => {
+                row("await_refresh", [Segments(segments)], Awaits(Transfer::Refresh(segments)))
             }
-            Self::Refresh { segments } | Self::AwaitRefresh { segments } => write!(f, "{kind} segments {segments:?}"),
-            Self::UpdateTile { segment, tile } => write!(f, "{kind} {tile} of segment {segment}"),
-            Self::Fetch { item } | Self::AwaitFetch { item } | Self::Offload { item } | Self::AwaitOffload { item } => {
-                write!(f, "{kind} {item}")
-            }
-            Self::GradientNorm => f.write_str(kind),
         }
     }
 }
@@ -294,6 +251,14 @@ pub struct Program {
     pub instructions: Vec<Instruction>,
     /// Number of micro-batches of this rank.
     pub micro_batches: usize,
+}
+
+impl Program {
+    /// Returns whether the program trains, that is, has a gradient norm. Other programs only run forwards.
+    #[must_use]
+    pub fn trains(&self) -> bool {
+        self.instructions.contains(&Instruction::GradientNorm)
+    }
 }
 
 impl fmt::Display for Program {

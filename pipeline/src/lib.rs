@@ -3,11 +3,13 @@
 //! For one global batch, each rank runs a list of [`Instruction`]s. A [`schedule`] writes the compute and the messages
 //! between pipeline stages. Passes then rewrite the program; they live in the crate that owns the ZeRO layout.
 //! [`validate()`] checks the programs of all ranks together before anything runs. The executor is one exhaustive
-//! `match` over the same instructions.
+//! `match` over the same instructions. [`Instruction::effects`] states once what each of them does.
 //!
-//! [`split`] chooses where to cut a model into stages. [`simulate()`] predicts the timing and memory of a step.
+//! [`split`] chooses where to cut a model into stages. [`simulate()`] predicts the timing of a step.
 //! [`grid`] and [`trace`] display a [`Timeline`], simulated or measured.
 
+mod alive;
+mod effects;
 pub mod grid;
 mod instruction;
 mod mesh;
@@ -22,12 +24,14 @@ mod timeline;
 pub mod trace;
 mod validate;
 
+pub use alive::alive;
+pub use effects::{Action, Computation, Effects, Operand, Transfer};
 pub use instruction::{Instruction, LayerId, Program, SegmentId};
 pub use mesh::{Coordinates, Mesh, MeshError};
 pub use message::{Channel, Content, Kind, Message, StageId};
 pub use schedule::Schedule;
 pub use shape::{LayerShape, ModelShape, Placement, Placements, SegmentShape, ZeroStage};
-pub use simulate::{Costs, Simulation, simulate};
+pub use simulate::{Costs, simulate};
 pub use stages::{Stages, StagesError};
 pub use tier::{Item, Tier, Tiers};
 pub use timeline::{Event, Lane, Timeline};

@@ -57,6 +57,14 @@ pub struct Placements {
     pub optimizer: Placement,
 }
 
+impl Placements {
+    /// Returns whether ranks hold whole parameters of which each of them updates a part.
+    #[must_use]
+    pub fn need_refresh(self) -> bool {
+        self.parameters == Placement::Replicated && self.optimizer == Placement::Sharded
+    }
+}
+
 /// The properties of a layer that programs depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerShape {

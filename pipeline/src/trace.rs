@@ -6,8 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use crate::effects::Operand;
 use crate::instruction::Instruction;
 use crate::timeline::{Event, Lane, Timeline};
 
@@ -105,35 +106,22 @@ fn span(
 
 /// Returns the instruction's operands, for searching and grouping.
 fn arguments(instruction: &Instruction) -> Value {
-    match instruction {
-        Instruction::Load { micro_batch } => json!({ "micro_batch": micro_batch }),
-        Instruction::Forward { layer, micro_batch }
-        | Instruction::Keep { layer, micro_batch }
-        | Instruction::Discard { layer, micro_batch }
-        | Instruction::Recompute { layer, micro_batch }
-        | Instruction::Backward { layer, micro_batch }
-        | Instruction::BackwardInput { layer, micro_batch }
-        | Instruction::BackwardWeight { layer, micro_batch } => json!({ "layer": layer, "micro_batch": micro_batch }),
-        Instruction::Gather { segment }
-        | Instruction::AwaitGather { segment }
-        | Instruction::Release { segment }
-        | Instruction::Update { segment } => json!({ "segment": segment }),
-        Instruction::Accumulate { segment, micro_batch } => json!({ "segment": segment, "micro_batch": micro_batch }),
-        Instruction::Reduce { segments, micro_batch } | Instruction::AwaitReduce { segments, micro_batch } => {
-            json!({ "segments": segments, "micro_batch": micro_batch })
-        }
-        Instruction::Refresh { segments } | Instruction::AwaitRefresh { segments } => json!({ "segments": segments }),
-        Instruction::Send { message }
-        | Instruction::AwaitSend { message }
-        | Instruction::Receive { message }
-        | Instruction::AwaitReceive { message } => {
-            json!({ "content": message.content.to_string(), "from_stage": message.from, "to_stage": message.to })
-        }
-        Instruction::UpdateTile { segment, tile } => json!({ "segment": segment, "tile": tile }),
-        Instruction::Fetch { item }
-        | Instruction::AwaitFetch { item }
-        | Instruction::Offload { item }
-        | Instruction::AwaitOffload { item } => json!({ "item": item.to_string() }),
-        Instruction::GradientNorm => json!({}),
+    let mut arguments = Map::new();
+    for operand in instruction.effects().operands.into_iter().flatten() {
+        let (key, value) = match operand {
+            Operand::MicroBatch(micro_batch) => ("micro_batch", json!(micro_batch)),
+            Operand::Layer(layer) => ("layer", json!(layer)),
+            Operand::Segment(segment) => ("segment", json!(segment)),
+            Operand::Segments(segments) => ("segments", json!(segments)),
+            Operand::Tile(tile) => ("tile", json!(tile)),
+            Operand::Item(item) => ("item", json!(item.to_string())),
+            Operand::To(message) | Operand::From(message) => {
+                arguments.insert("from_stage".into(), json!(message.from));
+                arguments.insert("to_stage".into(), json!(message.to));
+                ("content", json!(message.content.to_string()))
+            }
+        };
+        arguments.insert(key.into(), value);
     }
+    Value::Object(arguments)
 }

@@ -144,7 +144,7 @@ fn simulated(config: &Config, chunks: usize, pace: Duration) -> anyhow::Result<f
         .collect();
     let segments = vec![SegmentCosts::default(); chunks];
     let costs = Costs::of_compute(layers, segments);
-    Ok(Plan::new(config.clone(), model(chunks, Duration::ZERO))?.simulate(&costs)?.timeline.makespan())
+    Ok(Plan::new(config.clone(), model(chunks, Duration::ZERO))?.simulate(&costs)?.makespan())
 }
 
 fn measured(config: &Config, chunks: usize, pace: Duration, repeats: usize) -> anyhow::Result<Vec<Duration>> {

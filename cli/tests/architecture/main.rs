@@ -6,7 +6,7 @@
 
 mod imports;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -237,6 +237,28 @@ fn import_cycles_are_short() {
         let loops = imports::loops(&files.collect());
         let long: Vec<_> = loops.into_iter().filter(|files| files.len() > LOOP).collect();
         assert!(long.is_empty(), "{folder}: an import cycle has more than {LOOP} files: {long:?}");
+    }
+}
+
+/// Every other file reads the table of effects, so that a new instruction touches few files.
+#[test]
+fn only_the_listed_files_distinguish_all_instructions() {
+    let sources = sources();
+    let names = |text: &str| -> BTreeSet<String> {
+        let code = code(text);
+        let parts = code.split("Instruction::").skip(1);
+        parts.map(|part| part.chars().take_while(|&c| is_word(c)).collect()).collect()
+    };
+    let is_source = |path: &str| path.contains("/src/") && !path.starts_with("fuzz/");
+    let all: BTreeSet<String> = names(&sources["engine/src/executor/mod.rs"]);
+    assert!(all.len() > 20, "the executor has {} instructions", all.len());
+    let found =
+        sources.iter().filter(|(path, text)| is_source(path) && 2 * names(text).intersection(&all).count() > all.len());
+    let page = read("ARCHITECTURE.md");
+    let section = page.split("\n## A new instruction\n").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let section = section.expect("ARCHITECTURE.md has no section on a new instruction");
+    for (path, _) in found {
+        assert!(section.contains(&format!("| `{path}` |")), "{path} distinguishes most instructions");
     }
 }
 

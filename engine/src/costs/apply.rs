@@ -136,8 +136,6 @@ fn of_layer(
         backward: of.backward.median,
         backward_input: first,
         backward_weight: second,
-        activations: 0,
-        put_off: 0,
         inputs,
         input_gradients: gradients,
     })

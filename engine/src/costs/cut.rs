@@ -19,7 +19,8 @@ use crate::settings::Settings;
 /// Runs per layer. The shortest counts, since other load on the machine only adds time.
 const REPEATS: usize = 3;
 
-/// Measures seconds and bytes of each layer for a micro-batch, with initial parameters. Calls `found` after each layer.
+/// Measures seconds and bytes of each layer for a micro-batch, with initial parameters. Calls `found` after each layer,
+/// with its index, its costs, and a lower bound of the bytes of its saved activations: inputs and outputs.
 ///
 /// # Errors
 /// Returns errors of layers and of `found`.
@@ -27,7 +28,7 @@ pub(crate) fn measure(
     model: &Model,
     batch: &Batch,
     seed: u64,
-    mut found: impl FnMut(usize, &LayerCosts) -> Result<(), Error>,
+    mut found: impl FnMut(usize, &LayerCosts, u64) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut flow = batch.inputs.clone();
     for layer in 0..model.layers().len() {
@@ -41,7 +42,8 @@ pub(crate) fn measure(
             model.parameters()[parameter].release()?;
         }
         let (cost, outputs) = measured?;
-        found(layer, &cost)?;
+        let is_last = layer + 1 == model.layers().len();
+        found(layer, &cost, cost.inputs + if is_last { 0 } else { size(outputs.tensors()) })?;
         flow = outputs;
     }
     Ok(())
@@ -79,12 +81,12 @@ impl CutCosts {
         if comm.rank() == 0 {
             let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
             let states = settings.zero.optimizer.states().len();
-            measure(model, &micro_batch()?, seed, |layer, measured| {
+            measure(model, &micro_batch()?, seed, |layer, measured, activations| {
                 costs.layers[layer] = LayerCost {
                     forward: measured.forward,
                     backward: measured.backward,
                     state: state(layer, &layout, settings.dtype, states),
-                    activations: measured.activations,
+                    activations,
                 };
                 let LayerCost { forward, backward, state, activations } = costs.layers[layer];
                 broadcast(vec![forward.to_bits(), backward.to_bits(), state, activations]).map(drop)
@@ -182,8 +184,6 @@ fn of_layer(
     let mut cost = best.unwrap_or_default();
     cost.inputs = size(inputs.tensors());
     cost.input_gradients = size(&inputs.tensors().iter().filter(|x| x.dtype().is_float()).cloned().collect::<Vec<_>>());
-    // Lower bound of the saved activations: inputs and outputs.
-    cost.activations = cost.inputs + if is_last { 0 } else { size(outputs.tensors()) };
     Ok((cost, outputs))
 }
 
@@ -283,7 +283,7 @@ mod tests {
             let model = zoo::gpt2(&config).build(dtype).expect("a model");
             let ids = Tensor::zeros((2, 8), DType::U32, &Device::Cpu).expect("ids");
             let mut costs = vec![];
-            let keep = |_: usize, cost: &LayerCosts| {
+            let keep = |_: usize, cost: &LayerCosts, _: u64| {
                 costs.push(*cost);
                 Ok(())
             };

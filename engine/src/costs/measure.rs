@@ -214,7 +214,7 @@ fn split_backwards(table: &mut CostTable, subject: &impl Trainee) -> Result<(), 
     }
     let model = subject.model()?;
     let mut costs = vec![];
-    cut::measure(&model, &subject.micro_batch()?, engine.config().training.seed, |_, cost| {
+    cut::measure(&model, &subject.micro_batch()?, engine.config().training.seed, |_, cost, _| {
         costs.push(*cost);
         Ok(())
     })?;

@@ -65,7 +65,7 @@ pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<
             return Ok(Some(Choice { overlap: default, seconds: None }));
         };
         let simulated = stage_plan.simulate(&programs, layout.shape(), &costs)?;
-        *seconds = Prediction::of(&simulated.timeline, None).step_seconds;
+        *seconds = Prediction::of(&simulated, None).step_seconds;
     }
     let [without, with] = seconds;
     let is_same = (with - without).abs() <= SAME * without;

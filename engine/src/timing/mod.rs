@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use zero_config::Config;
 use zero_cuda::{Subject, Track};
 use zero_partition::Ledger;
-use zero_pipeline::{Instruction, Program};
+use zero_pipeline::{Action, Computation, Instruction, Program, Transfer};
 
 use crate::timing::gpu_timeline::{GpuSpan, GpuTimeline};
 use crate::timing::points::Points;
@@ -98,28 +98,26 @@ impl Phase {
     const COUNT: usize = Self::Update as usize + 1;
 
     fn of(instruction: &Instruction) -> Self {
-        match instruction {
-            Instruction::Load { .. } => Self::Data,
-            Instruction::Forward { .. } | Instruction::Keep { .. } | Instruction::Discard { .. } => Self::Forward,
-            Instruction::Recompute { .. } => Self::Recomputation,
-            Instruction::Backward { .. } | Instruction::BackwardInput { .. } | Instruction::BackwardWeight { .. } => {
-                Self::Backward
-            }
-            Instruction::Gather { .. } | Instruction::AwaitGather { .. } | Instruction::Release { .. } => Self::Gather,
-            Instruction::Reduce { .. } | Instruction::AwaitReduce { .. } => Self::Reduce,
-            Instruction::Refresh { .. } | Instruction::AwaitRefresh { .. } => Self::Refresh,
-            Instruction::Send { .. }
-            | Instruction::AwaitSend { .. }
-            | Instruction::Receive { .. }
-            | Instruction::AwaitReceive { .. } => Self::Messages,
-            Instruction::Fetch { .. }
-            | Instruction::AwaitFetch { .. }
-            | Instruction::Offload { .. }
-            | Instruction::AwaitOffload { .. } => Self::Disk,
-            Instruction::UpdateTile { .. }
-            | Instruction::Accumulate { .. }
-            | Instruction::GradientNorm
-            | Instruction::Update { .. } => Self::Update,
+        match instruction.effects().action {
+            Action::Computes(computation) => match computation {
+                Computation::Load => Self::Data,
+                Computation::Forward(_) => Self::Forward,
+                Computation::Recompute(_) => Self::Recomputation,
+                Computation::Backward(_) | Computation::BackwardInput(_) | Computation::BackwardWeight(_) => {
+                    Self::Backward
+                }
+                Computation::Accumulate(_) | Computation::Update(_) | Computation::UpdateTile(_) => Self::Update,
+            },
+            Action::Starts(transfer) | Action::Awaits(transfer) => match transfer {
+                Transfer::Gather(_) => Self::Gather,
+                Transfer::Reduce(..) => Self::Reduce,
+                Transfer::Refresh(_) => Self::Refresh,
+                Transfer::Send(_) | Transfer::Receive(_) => Self::Messages,
+                Transfer::Fetch(_) | Transfer::Offload(_) => Self::Disk,
+            },
+            Action::Meets => Self::Update,
+            Action::Releases => Self::Gather,
+            Action::Saves => Self::Forward,
         }
     }
 

@@ -66,6 +66,16 @@ impl FlatBuffer {
         }
     }
 
+    /// Returns the values if they are on the host, and frees them otherwise.
+    #[must_use]
+    pub fn if_on_host(self) -> Option<Vec<f32>> {
+        match self {
+            Self::Host(values) => Some(values),
+            #[cfg(feature = "cuda")]
+            Self::Device(_) => None,
+        }
+    }
+
     /// Returns the values on the host. Values on a GPU are copied after all earlier work on the stream.
     ///
     /// # Errors

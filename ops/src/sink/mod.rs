@@ -307,12 +307,7 @@ impl Gradients {
     /// Returns the buffers on the host, in the order in which they were added.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Vec<f32>> {
-        let host = |buffer| match buffer {
-            FlatBuffer::Host(values) => Some(values),
-            #[cfg(feature = "cuda")]
-            FlatBuffer::Device(_) => None,
-        };
-        self.buffers.into_iter().filter_map(host).collect()
+        self.buffers.into_iter().filter_map(FlatBuffer::if_on_host).collect()
     }
 
     /// Returns the place of `leaf` on the host, whether or not it is written.

@@ -1,6 +1,6 @@
 //! Gathers sharded parameters before they are needed and releases them afterwards.
 
-use zero_pipeline::{Instruction, ModelShape, Placement, Program, SegmentId};
+use zero_pipeline::{Action, Instruction, ModelShape, Placement, Program, SegmentId};
 
 /// Options of gathers, named by DeepSpeed's `stage3_*` keys, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,15 +49,8 @@ fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
     instructions
         .iter()
         .filter_map(|instruction| {
-            let read = match instruction {
-                Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => {
-                    &shape.layers[*layer].segments
-                }
-                Instruction::Backward { layer, .. } | Instruction::BackwardInput { layer, .. } => {
-                    &shape.layers[*layer].read_backward
-                }
-                _ => return None,
-            };
+            let Action::Computes(computation) = instruction.effects().action else { return None };
+            let read = computation.reads(shape)?;
             let segments: Vec<_> = read.iter().copied().filter(sharded).collect();
             let elements = segments.iter().map(|&s| shape.segments[s].elements).sum();
             Some(Use { instruction: instruction.clone(), segments, elements })

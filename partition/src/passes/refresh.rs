@@ -1,7 +1,7 @@
 //! Gathers updated parameters that are replicated but updated in parts by different ranks: all parameters at ZeRO
 //! stages 1 and 2, and persistent parameters at stage 3.
 
-use zero_pipeline::{Instruction, ModelShape, Placement, Program, SegmentId};
+use zero_pipeline::{Instruction, ModelShape, Program, SegmentId};
 
 /// Options of the gather after the optimizer step, named by DeepSpeed's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,10 +15,7 @@ pub struct RefreshOptions {
 /// Inserts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] after the updates.
 #[must_use]
 pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -> Program {
-    let needs = |segment: SegmentId| {
-        let placements = shape.segments[segment].placements;
-        placements.parameters == Placement::Replicated && placements.optimizer == Placement::Sharded
-    };
+    let needs = |segment: SegmentId| shape.segments[segment].placements.need_refresh();
     let elements = |segments: &[SegmentId]| segments.iter().map(|&s| shape.segments[s].elements).sum::<usize>();
     let mut out = vec![];
     let mut bucket: Vec<SegmentId> = vec![];

@@ -29,6 +29,10 @@ struct End {
 }
 
 impl Agenda {
+    pub(super) fn new(slots: usize) -> Self {
+        Self { slots: vec![Slot::default(); slots], ..Self::default() }
+    }
+
     /// Adds a slot.
     pub(super) fn slot(&mut self) -> usize {
         self.slots.push(Slot::default());

@@ -1,6 +1,7 @@
 //! The cost table: durations and sizes.
 
-use crate::instruction::{Instruction, SegmentId};
+use crate::effects::{Computation, Transfer};
+use crate::instruction::SegmentId;
 use crate::message::{Content, Message};
 use crate::shape::{ModelShape, Placement};
 use crate::simulate::SimulationError;
@@ -72,10 +73,6 @@ pub struct LayerCosts {
     pub backward_input: f64,
     /// Seconds of the deferred gradients.
     pub backward_weight: f64,
-    /// Bytes that its forward saves for its backward.
-    pub activations: u64,
-    /// Bytes kept for the deferred gradients after the first half of the backward.
-    pub put_off: u64,
     /// Bytes of its inputs, which are sent to its stage.
     pub inputs: u64,
     /// Bytes of the gradients of its inputs, which its stage sends back.
@@ -163,42 +160,50 @@ impl Costs {
         }
     }
 
-    /// Returns the compute time of an instruction in seconds; 0 for instructions that only start an operation or wait.
-    pub(super) fn compute(&self, instruction: &Instruction, shape: &ModelShape) -> f64 {
-        match instruction {
-            Instruction::Load { .. } => self.load,
-            Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => self.layers[*layer].forward,
-            Instruction::Backward { layer, .. } => self.layers[*layer].backward,
-            Instruction::BackwardInput { layer, .. } => self.layers[*layer].backward_input,
-            Instruction::BackwardWeight { layer, .. } => self.layers[*layer].backward_weight,
-            Instruction::Accumulate { segment, .. } => self.segments[*segment].accumulate,
-            Instruction::Update { segment } => self.segments[*segment].update,
-            Instruction::UpdateTile { segment, .. } => {
-                self.segments[*segment].update / shape.segments[*segment].tiers.tiles.max(1) as f64
+    /// Returns the seconds of a computation.
+    pub(super) fn compute(&self, computation: Computation, shape: &ModelShape) -> f64 {
+        match computation {
+            Computation::Load => self.load,
+            Computation::Forward(layer) | Computation::Recompute(layer) => self.layers[layer].forward,
+            Computation::Backward(layer) => self.layers[layer].backward,
+            Computation::BackwardInput(layer) => self.layers[layer].backward_input,
+            Computation::BackwardWeight(layer) => self.layers[layer].backward_weight,
+            Computation::Accumulate(segment) => self.segments[segment].accumulate,
+            Computation::Update(segment) => self.segments[segment].update,
+            Computation::UpdateTile(segment) => {
+                self.segments[segment].update / shape.segments[segment].tiers.tiles.max(1) as f64
             }
-            Instruction::Fetch { .. }
-            | Instruction::AwaitFetch { .. }
-            | Instruction::Offload { .. }
-            | Instruction::AwaitOffload { .. }
-            | Instruction::Keep { .. }
-            | Instruction::Discard { .. }
-            | Instruction::Gather { .. }
-            | Instruction::AwaitGather { .. }
-            | Instruction::Release { .. }
-            | Instruction::Send { .. }
-            | Instruction::AwaitSend { .. }
-            | Instruction::Receive { .. }
-            | Instruction::AwaitReceive { .. }
-            | Instruction::Reduce { .. }
-            | Instruction::AwaitReduce { .. }
-            | Instruction::GradientNorm
-            | Instruction::Refresh { .. }
-            | Instruction::AwaitRefresh { .. } => 0.0,
+        }
+    }
+
+    /// Returns the seconds of a transfer from the time at which its lane is free and every rank that takes part has
+    /// started it. A bucket moves one segment after the other. Each member of a group sends at least (n−1)/n of the
+    /// buffer in an all-gather or reduce-scatter, and twice as much in an all-reduce.
+    pub(super) fn transfer(&self, transfer: Transfer<'_>, world: &World) -> f64 {
+        let members = world.mesh.data() as f64;
+        let share = (members - 1.0) / members;
+        let gathered =
+            |&segment: &SegmentId| self.data.all_gather.seconds(self.segments[segment].parameters as f64 * share);
+        let reduced = |&segment: &SegmentId| {
+            let bytes = self.segments[segment].gradients as f64 * share;
+            match world.shape.segments[segment].placements.optimizer {
+                Placement::Sharded => self.data.reduce_scatter.seconds(bytes),
+                Placement::Replicated => self.data.all_reduce.seconds(2.0 * bytes),
+            }
+        };
+        match transfer {
+            Transfer::Gather(_) | Transfer::Reduce(..) | Transfer::Refresh(_) if world.mesh.data() == 1 => 0.0,
+            Transfer::Gather(segments) | Transfer::Refresh(segments) => segments.iter().map(gathered).sum(),
+            Transfer::Reduce(segments, _) => segments.iter().map(reduced).sum(),
+            Transfer::Send(message) => self.pipe.seconds(self.message(message) as f64),
+            Transfer::Receive(_) => 0.0,
+            Transfer::Fetch(item) => self.read.seconds(self.item(item).0 as f64),
+            Transfer::Offload(item) => self.write.seconds(self.item(item).1 as f64),
         }
     }
 
     /// Returns the bytes of an item in memory, and how many of them an offload writes.
-    pub(super) fn item(&self, item: &Item) -> (u64, u64) {
+    fn item(&self, item: &Item) -> (u64, u64) {
         match item {
             Item::Parameters { segment } => (self.segments[*segment].stored_parameters, 0),
             Item::Gradients { segment } => {
@@ -211,38 +216,12 @@ impl Costs {
     }
 
     /// Returns the bytes of a message.
-    pub(super) fn message(&self, message: &Message) -> u64 {
+    fn message(&self, message: &Message) -> u64 {
         match message.content {
             Content::Activations { layer, .. } => self.layers[layer].inputs,
             Content::Gradients { layer, .. } => self.layers[layer].input_gradients,
             Content::TiedGradient { segment, .. } => self.segments[segment].gradients,
             Content::TiedParameters { segment } => self.segments[segment].parameters,
-        }
-    }
-
-    /// Returns the seconds of a data-parallel collective once all members have started it, one segment after the other.
-    /// Each member sends at least (n−1)/n of the buffer in an all-gather or reduce-scatter, and twice as much in an
-    /// all-reduce.
-    pub(super) fn collective(&self, instruction: &Instruction, world: &World) -> f64 {
-        let members = world.mesh.data() as f64;
-        if world.mesh.data() == 1 {
-            return 0.0;
-        }
-        let share = (members - 1.0) / members;
-        let gathered =
-            |&segment: &SegmentId| self.data.all_gather.seconds(self.segments[segment].parameters as f64 * share);
-        let reduced = |&segment: &SegmentId| {
-            let bytes = self.segments[segment].gradients as f64 * share;
-            match world.shape.segments[segment].placements.optimizer {
-                Placement::Sharded => self.data.reduce_scatter.seconds(bytes),
-                Placement::Replicated => self.data.all_reduce.seconds(2.0 * bytes),
-            }
-        };
-        match instruction {
-            Instruction::Gather { segment } => gathered(segment),
-            Instruction::Refresh { segments } => segments.iter().map(gathered).sum(),
-            Instruction::Reduce { segments, .. } => segments.iter().map(reduced).sum(),
-            _ => 0.0,
         }
     }
 }

@@ -1,98 +1,90 @@
-//! The lanes of a simulation, each processed in order: channels, collectives, disks and gradient norms.
-
-use std::collections::{BTreeMap, HashMap};
+//! The lanes of a simulation, each processed in order: collectives, channels and gradient norms.
 
 use crate::instruction::Instruction;
-use crate::message::{Channel, Message};
-use crate::tier::Item;
+use crate::timeline::Lane;
 
-/// One channel between two ranks: the k-th message sent is the k-th received.
-#[derive(Default)]
-pub(super) struct Way {
-    sent: Vec<(Message, f64)>,
+/// A lane between ranks, which moves one transfer at a time. The k-th message sent is the k-th received, and the k-th
+/// collective of one member is the k-th of the others.
+pub(super) struct Queue<'a> {
+    pub(super) lane: Lane,
+    /// Slot in the agenda.
+    pub(super) slot: usize,
+    /// Ranks that take part. The sender of a channel comes first.
+    pub(super) members: Vec<usize>,
+    entries: Vec<Entry<'a>>,
+    /// Number of transfers that the receiver of a channel admits; `None` for collectives, which all members start.
+    admitted: Option<usize>,
     posted: usize,
-    arrived: usize,
-    /// Position of each message in the channel. In valid programs it is the same for sender and receiver.
-    places: HashMap<Message, usize>,
-}
-
-impl Way {
-    /// Adds a message that takes `seconds` to transfer.
-    pub(super) fn send(&mut self, message: Message, seconds: f64) {
-        self.places.insert(message, self.sent.len());
-        self.sent.push((message, seconds));
-    }
-
-    pub(super) fn post(&mut self) {
-        self.posted += 1;
-    }
-
-    /// Returns the message that is in flight or may start. The channel buffers up to `capacity` messages without a
-    /// posted receive.
-    pub(super) fn first(&self, capacity: usize) -> Option<(Message, f64)> {
-        let first = self.sent.get(self.arrived)?;
-        (self.arrived < self.posted + capacity).then_some(*first)
-    }
-
-    /// Completes the first message.
-    pub(super) fn arrive(&mut self) {
-        self.arrived += 1;
-    }
-
-    pub(super) fn has(&self, message: &Message) -> bool {
-        self.places.get(message).is_some_and(|&place| place < self.arrived)
-    }
-}
-
-/// Transfer numbers by replica and channel.
-pub(super) type Ways = BTreeMap<(usize, Channel), usize>;
-
-/// The collectives of one stage's data-parallel group.
-#[derive(Default)]
-pub(super) struct Group {
-    /// Number of members that have started each collective.
-    started: Vec<usize>,
-    /// Instruction and duration in seconds of each collective.
-    pub(super) collectives: Vec<(Instruction, f64)>,
+    /// Number of transfers that are complete.
     pub(super) ended: usize,
+    pub(super) is_active: bool,
+    /// Start of the active transfer in seconds.
+    pub(super) began: f64,
 }
 
-impl Group {
-    /// Records that a member starts its collective number `index`.
-    pub(super) fn start(&mut self, index: usize, instruction: &Instruction, seconds: f64) {
-        if self.started.len() == index {
-            self.started.push(0);
-            self.collectives.push((instruction.clone(), seconds));
+struct Entry<'a> {
+    instruction: &'a Instruction,
+    seconds: f64,
+    /// Number of members that have started it.
+    started: usize,
+}
+
+impl<'a> Queue<'a> {
+    /// Creates the lane of a data-parallel group.
+    pub(super) fn collectives(slot: usize, members: Vec<usize>) -> Self {
+        Self {
+            lane: Lane::Collectives,
+            slot,
+            members,
+            entries: vec![],
+            admitted: None,
+            posted: 0,
+            ended: 0,
+            is_active: false,
+            began: 0.0,
         }
-        self.started[index] += 1;
     }
 
-    /// Returns the collective that is running or may start: all members have started it, and all earlier ones are done.
-    pub(super) fn first(&self, members: usize) -> Option<&(Instruction, f64)> {
-        let first = self.collectives.get(self.ended)?;
-        (self.started[self.ended] == members).then_some(first)
-    }
-}
-
-/// One rank's disk, which serves requests one at a time.
-#[derive(Default)]
-pub(super) struct Disk {
-    free: f64,
-    /// Completion time of the last request for each item.
-    done: BTreeMap<Item, f64>,
-}
-
-impl Disk {
-    /// Schedules a request. Returns its start and end.
-    pub(super) fn request(&mut self, item: Item, at: f64, seconds: f64) -> (f64, f64) {
-        let start = at.max(self.free);
-        self.free = start + seconds;
-        self.done.insert(item, self.free);
-        (start, self.free)
+    /// Creates a channel, which buffers up to `capacity` messages without a posted receive.
+    pub(super) fn channel(lane: Lane, slot: usize, members: Vec<usize>, capacity: usize) -> Self {
+        Self { lane, admitted: Some(capacity), ..Self::collectives(slot, members) }
     }
 
-    pub(super) fn end(&self, item: &Item) -> Option<f64> {
-        self.done.get(item).copied()
+    /// Adds a member's start of transfer number `index`, which takes `seconds`.
+    pub(super) fn start(&mut self, index: usize, instruction: &'a Instruction, seconds: f64) {
+        if self.entries.len() == index {
+            self.entries.push(Entry { instruction, seconds, started: 0 });
+        }
+        self.entries[index].started += 1;
+    }
+
+    /// Adds a message. Returns its number.
+    pub(super) fn send(&mut self, instruction: &'a Instruction, seconds: f64) -> usize {
+        let index = self.entries.len();
+        self.start(index, instruction, seconds);
+        index
+    }
+
+    /// Posts a receive. Returns the number of its message.
+    pub(super) fn post(&mut self) -> usize {
+        self.admitted = self.admitted.map(|admitted| admitted + 1);
+        self.posted += 1;
+        self.posted - 1
+    }
+
+    /// Returns the transfer that is active or may start, and its seconds.
+    pub(super) fn first(&self) -> Option<(&'a Instruction, f64)> {
+        let first = self.entries.get(self.ended)?;
+        let is_ready = match self.admitted {
+            Some(admitted) => self.ended < admitted,
+            None => first.started == self.members.len(),
+        };
+        is_ready.then_some((first.instruction, first.seconds))
+    }
+
+    /// Returns the ranks whose timeline shows the transfers: all members of a group, or the sender.
+    pub(super) fn shown_on(&self) -> &[usize] {
+        if self.admitted.is_some() { &self.members[..1] } else { &self.members }
     }
 }
 

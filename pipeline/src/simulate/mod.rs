@@ -1,4 +1,4 @@
-//! Simulates the programs of all ranks with a cost table, to predict timing and memory before a run.
+//! Simulates the programs of all ranks with a cost table, to predict timing before a run.
 //!
 //! The semantics match the executor and the validator. A rank executes its instructions in order. Operations that it
 //! starts proceed in separate lanes, and an await lasts until the operation is complete. A channel moves one message at
@@ -12,31 +12,19 @@
 mod agenda;
 mod costs;
 mod lanes;
-mod memory;
 
 pub use costs::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
-pub use memory::{CATEGORIES, Category, Memory, Sample};
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use crate::effects::{Action, Transfer};
 use crate::instruction::{Instruction, Program};
 use crate::mesh::Coordinates;
-use crate::message::{Content, Message};
-use crate::tier::Item;
+use crate::message::{Channel, Message};
 use crate::timeline::{Event, Lane, Timeline};
-use crate::validate::{Violation, World};
+use crate::validate::{Violation, World, violation};
 use agenda::Agenda;
-use lanes::{Disk, Group, Norms, Way, Ways};
-use memory::Ledger;
-
-/// Result of a simulation.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Simulation {
-    /// Timeline of all ranks.
-    pub timeline: Timeline,
-    /// Memory of each rank in addition to its persistent state.
-    pub memory: Vec<Memory>,
-}
+use lanes::{Norms, Queue};
 
 /// Why a simulation failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -81,16 +69,19 @@ pub enum SimulationError {
 /// # Errors
 /// Fails if the table or the programs are for another model or mesh, or if a rank waits for something that never
 /// happens.
-pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Simulation, SimulationError> {
+pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Timeline, SimulationError> {
     let ranks = world.mesh.world_size();
     if programs.len() != ranks || world.stages.count() != world.mesh.pipe() {
         return Err(SimulationError::Programs { programs: programs.len(), ranks });
     }
     costs.check(world)?;
     for (rank, program) in programs.iter().enumerate() {
-        let foreign = program.instructions.iter().position(|instruction| !is_of(instruction, world));
+        let is_foreign = |instruction: &Instruction| {
+            instruction.effects().operands.into_iter().flatten().any(|operand| operand.exists(world).is_err())
+        };
+        let foreign = program.instructions.iter().position(is_foreign);
         if let Some(index) = foreign {
-            return Err(violation(rank, program, index, "it is for another model or mesh").into());
+            return Err(violation(rank, program, index, "it is for another model or mesh".into()).into());
         }
     }
     let mut run = Run::new(world, costs, programs);
@@ -98,78 +89,40 @@ pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Si
     for (rank, program) in programs.iter().enumerate() {
         let next = run.ranks[rank].next;
         if next < program.instructions.len() {
-            return Err(violation(rank, program, next, "it waits for something that never comes").into());
+            return Err(violation(rank, program, next, "it waits for something that never comes".into()).into());
         }
     }
-    Ok(run.finish())
-}
-
-fn violation(rank: usize, program: &Program, index: usize, reason: &str) -> Violation {
-    Violation { rank, index, instruction: program.instructions[index].to_string(), reason: reason.into() }
-}
-
-/// Returns whether the world contains every layer, segment and stage that an instruction names.
-fn is_of(instruction: &Instruction, world: &World) -> bool {
-    let layer = |layer: &usize| *layer < world.shape.layers.len().min(world.stages.layers());
-    let segment = |segment: &usize| *segment < world.shape.segments.len();
-    let message = |message: &Message| {
-        let is_known = match &message.content {
-            Content::Activations { layer: l, .. } | Content::Gradients { layer: l, .. } => layer(l),
-            Content::TiedGradient { segment: s, .. } | Content::TiedParameters { segment: s } => segment(s),
-        };
-        is_known && message.from.max(message.to) < world.mesh.pipe()
-    };
-    match instruction {
-        Instruction::Forward { layer: l, .. }
-        | Instruction::Keep { layer: l, .. }
-        | Instruction::Discard { layer: l, .. }
-        | Instruction::Recompute { layer: l, .. }
-        | Instruction::Backward { layer: l, .. }
-        | Instruction::BackwardInput { layer: l, .. }
-        | Instruction::BackwardWeight { layer: l, .. } => layer(l),
-        Instruction::Gather { segment: s }
-        | Instruction::AwaitGather { segment: s }
-        | Instruction::Release { segment: s }
-        | Instruction::Accumulate { segment: s, .. }
-        | Instruction::Update { segment: s }
-        | Instruction::UpdateTile { segment: s, .. } => segment(s),
-        Instruction::Fetch { item: i }
-        | Instruction::AwaitFetch { item: i }
-        | Instruction::Offload { item: i }
-        | Instruction::AwaitOffload { item: i } => match i {
-            Item::Parameters { segment: s } | Item::Gradients { segment: s } | Item::Tile { segment: s, .. } => {
-                segment(s)
-            }
-            Item::Activations { layer: l, .. } => layer(l),
-        },
-        Instruction::Reduce { segments, .. }
-        | Instruction::AwaitReduce { segments, .. }
-        | Instruction::Refresh { segments }
-        | Instruction::AwaitRefresh { segments } => segments.iter().all(segment),
-        Instruction::Send { message: m }
-        | Instruction::AwaitSend { message: m }
-        | Instruction::Receive { message: m }
-        | Instruction::AwaitReceive { message: m } => message(m),
-        Instruction::Load { .. } | Instruction::GradientNorm => true,
-    }
+    run.events.sort_by(|a, b| (a.rank, a.lane).cmp(&(b.rank, b.lane)).then(a.start.total_cmp(&b.start)));
+    Ok(Timeline { ranks, events: run.events })
 }
 
 /// Progress of a rank.
 #[derive(Default)]
-struct Progress {
+struct Progress<'a> {
     next: usize,
     /// Time in seconds at which it reached the next instruction.
     begun: f64,
     doing: Doing,
-    /// Number of collectives started in its group, and the awaited ones: the instruction that awaits each, and its
-    /// index.
+    /// Transfers that were started and not awaited.
+    in_flight: HashMap<Transfer<'a>, End>,
+    /// Number of collectives started in its group.
     started: usize,
-    awaited: Vec<(Instruction, usize)>,
     norms: usize,
     /// Whether it has arrived at the next gradient norm.
     at_norm: bool,
-    /// Numbers of the active transfers of this rank.
-    transfers: Vec<usize>,
+    /// Numbers of the lanes that move a transfer of this rank now.
+    moving: Vec<usize>,
+    /// Time at which its disk, which serves requests one at a time, is free.
+    disk: f64,
+}
+
+/// When a transfer is complete.
+#[derive(Clone, Copy)]
+enum End {
+    /// At a time.
+    At(f64),
+    /// When a lane has completed the transfer with this number.
+    Of { lane: usize, index: usize },
 }
 
 /// State of a rank.
@@ -197,36 +150,19 @@ enum Hold {
     Others,
 }
 
-/// A numbered lane between ranks. The first lanes are the data-parallel groups of the stages, in order.
-struct Transfer {
-    slot: usize,
-    /// Ranks that take part.
-    members: Vec<usize>,
-    active: bool,
-    began: f64,
-    of: Of,
-}
-
-enum Of {
-    Group(Group),
-    /// A channel, with the rank that sends.
-    Way(usize, Way),
-}
-
 struct Run<'a> {
     world: &'a World<'a>,
     costs: &'a Costs,
     programs: &'a [Program],
     agenda: Agenda,
-    /// Progress by rank. Ranks have the first slots of the agenda.
-    ranks: Vec<Progress>,
-    transfers: Vec<Transfer>,
-    ways: Ways,
+    /// Progress by rank. Ranks have the first slots of the agenda, and lanes the next ones.
+    ranks: Vec<Progress<'a>>,
+    /// The data-parallel groups of the stages, followed by channels.
+    lanes: Vec<Queue<'a>>,
+    /// Lanes of channels, by replica and channel.
+    channels: BTreeMap<(usize, Channel), usize>,
     norms: Norms,
-    /// Disks by rank.
-    disks: Vec<Disk>,
     events: Vec<Event>,
-    ledgers: Vec<Ledger<'a>>,
     /// Ranks that can proceed, and `changed`, the ranks whose work or transfers changed since the rates were last set.
     ready: VecDeque<usize>,
     changed: Vec<usize>,
@@ -234,28 +170,22 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(world: &'a World<'a>, costs: &'a Costs, programs: &'a [Program]) -> Self {
-        let mut agenda = Agenda::default();
-        for _ in programs {
-            agenda.slot();
-        }
+        let mut agenda = Agenda::new(programs.len());
         let group = |stage| {
             let members = (0..world.mesh.data()).map(|replica| world.mesh.rank(Coordinates { stage, replica }));
-            let (slot, of) = (agenda.slot(), Of::Group(Group::default()));
-            Transfer { slot, members: members.collect(), active: false, began: 0.0, of }
+            Queue::collectives(agenda.slot(), members.collect())
         };
-        let transfers = (0..world.mesh.pipe()).map(group).collect();
+        let lanes = (0..world.mesh.pipe()).map(group).collect();
         Self {
             world,
             costs,
             programs,
             agenda,
             ranks: programs.iter().map(|_| Progress::default()).collect(),
-            transfers,
-            ways: Ways::new(),
+            lanes,
+            channels: BTreeMap::new(),
             norms: Norms::default(),
-            disks: programs.iter().map(|_| Disk::default()).collect(),
             events: vec![],
-            ledgers: programs.iter().map(|program| Ledger::new(world, costs, program)).collect(),
             ready: (0..programs.len()).collect(),
             changed: vec![],
         }
@@ -284,13 +214,14 @@ impl<'a> Run<'a> {
         let programs = self.programs;
         self.ranks[rank].doing = Doing::Moving;
         while let Some(instruction) = programs[rank].instructions.get(self.ranks[rank].next) {
-            if matches!(instruction, Instruction::GradientNorm) && !self.ranks[rank].at_norm {
+            let action = instruction.effects().action;
+            if action == Action::Meets && !self.ranks[rank].at_norm {
                 self.ranks[rank].at_norm = true;
                 if self.norms.arrive(self.ranks[rank].norms, self.agenda.now, self.ranks.len()) {
                     (0..self.ranks.len()).for_each(|other| self.wake(other));
                 }
             }
-            match self.hold(rank, instruction) {
+            match self.hold(rank, action) {
                 Hold::Nothing => self.finish_instruction(rank),
                 Hold::Work(seconds) => {
                     self.agenda.start(rank, seconds);
@@ -318,162 +249,123 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn hold(&self, rank: usize, instruction: &Instruction) -> Hold {
-        let Coordinates { stage, replica } = self.world.mesh.coordinates(rank);
-        let others = |has_come: bool| if has_come { Hold::Nothing } else { Hold::Others };
-        let until = |time: Option<f64>| match time {
-            Some(time) if time <= self.agenda.now => Hold::Nothing,
-            Some(time) => Hold::Until(time),
-            None => Hold::Others,
-        };
-        match instruction {
-            Instruction::AwaitGather { .. } | Instruction::AwaitReduce { .. } | Instruction::AwaitRefresh { .. } => {
-                let awaited = self.ranks[rank].awaited.iter().find(|(awaits, _)| awaits == instruction);
-                let Of::Group(group) = &self.transfers[stage].of else { return Hold::Others };
-                others(awaited.is_some_and(|&(_, index)| index < group.ended))
-            }
-            Instruction::AwaitSend { message } | Instruction::AwaitReceive { message } => {
-                let way = self.ways.get(&(replica, message.channel())).map(|&way| &self.transfers[way].of);
-                others(matches!(way, Some(Of::Way(_, way)) if way.has(message)))
-            }
-            Instruction::GradientNorm => {
-                let begin = self.norms.begin(self.ranks[rank].norms);
-                until(begin.map(|begin| begin + self.costs.gradient_norm))
-            }
-            Instruction::AwaitFetch { item } | Instruction::AwaitOffload { item } => until(self.disks[rank].end(item)),
-            other => match self.costs.compute(other, self.world.shape) {
+    fn hold(&self, rank: usize, action: Action<'_>) -> Hold {
+        let until = |time: f64| if time <= self.agenda.now { Hold::Nothing } else { Hold::Until(time) };
+        match action {
+            Action::Awaits(transfer) => match self.ranks[rank].in_flight.get(&transfer) {
+                Some(&End::At(time)) => until(time),
+                Some(&End::Of { lane, index }) if index < self.lanes[lane].ended => Hold::Nothing,
+                _ => Hold::Others,
+            },
+            Action::Meets => match self.norms.begin(self.ranks[rank].norms) {
+                Some(begin) => until(begin + self.costs.gradient_norm),
+                None => Hold::Others,
+            },
+            Action::Computes(computation) => match self.costs.compute(computation, self.world.shape) {
                 seconds if seconds > 0.0 => Hold::Work(seconds),
                 _ => Hold::Nothing,
             },
+            Action::Starts(_) | Action::Releases | Action::Saves => Hold::Nothing,
         }
     }
 
-    /// Completes a rank's current instruction: records it and starts its operations.
+    /// Completes a rank's current instruction: records it and starts its transfer.
     fn finish_instruction(&mut self, rank: usize) {
         let (programs, now) = (self.programs, self.agenda.now);
         let start = std::mem::replace(&mut self.ranks[rank].begun, now);
         let Some(instruction) = programs[rank].instructions.get(self.ranks[rank].next) else { return };
         self.ranks[rank].next += 1;
         self.record(rank, Lane::Compute, instruction, (start, now));
-        self.ledgers[rank].pass(instruction, start, now);
-        if let Some(awaited) = instruction.awaited_with() {
-            let stage = self.world.mesh.coordinates(rank).stage;
-            let Progress { started, .. } = self.ranks[rank];
-            self.ranks[rank].awaited.push((awaited, started));
-            self.ranks[rank].started += 1;
-            let seconds = self.costs.collective(instruction, self.world);
-            if let Of::Group(group) = &mut self.transfers[stage].of {
-                group.start(started, instruction, seconds);
-            }
-            self.settle(stage);
-            return;
-        }
-        match instruction {
-            Instruction::AwaitGather { .. } | Instruction::AwaitReduce { .. } | Instruction::AwaitRefresh { .. } => {
-                let awaited = &mut self.ranks[rank].awaited;
-                if let Some(position) = awaited.iter().position(|(awaits, _)| awaits == instruction) {
-                    awaited.remove(position);
-                }
-            }
-            Instruction::GradientNorm => {
+        match instruction.effects().action {
+            Action::Starts(transfer) => self.start(rank, instruction, transfer),
+            Action::Awaits(transfer) => drop(self.ranks[rank].in_flight.remove(&transfer)),
+            Action::Meets => {
                 let begin = self.norms.begin(self.ranks[rank].norms).unwrap_or(start);
                 self.ranks[rank].norms += 1;
                 self.ranks[rank].at_norm = false;
                 self.record(rank, Lane::Collectives, instruction, (begin, now));
             }
-            Instruction::Send { message } => {
-                let seconds = self.costs.pipe.seconds(self.costs.message(message) as f64);
-                let way = self.way(rank, message, |way| way.send(*message, seconds));
-                self.settle(way);
-            }
-            Instruction::Receive { message } => {
-                let way = self.way(rank, message, Way::post);
-                self.settle(way);
-            }
-            Instruction::Fetch { item } => {
-                let seconds = self.costs.read.seconds(self.costs.item(item).0 as f64);
-                let times = self.disks[rank].request(*item, now, seconds);
-                self.record(rank, Lane::Disk, instruction, times);
-            }
-            Instruction::Offload { item } => {
-                let seconds = self.costs.write.seconds(self.costs.item(item).1 as f64);
-                let times = self.disks[rank].request(*item, now, seconds);
-                self.record(rank, Lane::Disk, instruction, times);
-            }
-            _ => {}
+            Action::Computes(_) | Action::Releases | Action::Saves => {}
         }
     }
 
-    /// Applies `with` to the channel of a message on this rank's replica. Returns the number of the transfer.
-    fn way(&mut self, rank: usize, message: &Message, with: impl FnOnce(&mut Way)) -> usize {
-        let replica = self.world.mesh.coordinates(rank).replica;
-        let (agenda, transfers, mesh) = (&mut self.agenda, &mut self.transfers, self.world.mesh);
-        let number = *self.ways.entry((replica, message.channel())).or_insert_with(|| {
+    fn start(&mut self, rank: usize, instruction: &'a Instruction, transfer: Transfer<'a>) {
+        let seconds = self.costs.transfer(transfer, self.world);
+        let (lane, index) = match transfer {
+            Transfer::Fetch(_) | Transfer::Offload(_) => {
+                let start = self.agenda.now.max(self.ranks[rank].disk);
+                self.ranks[rank].disk = start + seconds;
+                self.ranks[rank].in_flight.insert(transfer, End::At(start + seconds));
+                return self.record(rank, Lane::Disk, instruction, (start, start + seconds));
+            }
+            Transfer::Send(message) => {
+                let lane = self.channel(rank, message);
+                (lane, self.lanes[lane].send(instruction, seconds))
+            }
+            Transfer::Receive(message) => {
+                let lane = self.channel(rank, message);
+                (lane, self.lanes[lane].post())
+            }
+            Transfer::Gather(_) | Transfer::Reduce(..) | Transfer::Refresh(_) => {
+                let (stage, index) = (self.world.mesh.coordinates(rank).stage, self.ranks[rank].started);
+                self.ranks[rank].started += 1;
+                self.lanes[stage].start(index, instruction, seconds);
+                (stage, index)
+            }
+        };
+        self.ranks[rank].in_flight.insert(transfer, End::Of { lane, index });
+        self.settle(lane);
+    }
+
+    /// Returns the lane of a message on this rank's replica.
+    fn channel(&mut self, rank: usize, message: &Message) -> usize {
+        let (mesh, replica) = (self.world.mesh, self.world.mesh.coordinates(rank).replica);
+        let (agenda, lanes, capacity) = (&mut self.agenda, &mut self.lanes, self.world.capacity);
+        *self.channels.entry((replica, message.channel())).or_insert_with(|| {
             let members = [message.from, message.to].map(|stage| mesh.rank(Coordinates { stage, replica }));
-            let of = Of::Way(members[0], Way::default());
-            transfers.push(Transfer { slot: agenda.slot(), members: members.into(), active: false, began: 0.0, of });
-            transfers.len() - 1
-        });
-        if let Of::Way(_, way) = &mut self.transfers[number].of {
-            with(way);
-        }
-        number
+            lanes.push(Queue::channel(Lane::Channel(message.channel()), agenda.slot(), members.into(), capacity));
+            lanes.len() - 1
+        })
     }
 
     /// Starts the next transfer of an idle lane if it is ready.
     fn settle(&mut self, number: usize) {
-        while !self.transfers[number].active {
-            let transfer = &self.transfers[number];
-            let next = match &transfer.of {
-                Of::Group(group) => group.first(transfer.members.len()).map(|(_, seconds)| *seconds),
-                Of::Way(_, way) => way.first(self.world.capacity).map(|(_, seconds)| seconds),
-            };
-            let Some(seconds) = next else { return };
-            let transfer = &mut self.transfers[number];
-            transfer.began = self.agenda.now;
+        while !self.lanes[number].is_active {
+            let Some((_, seconds)) = self.lanes[number].first() else { return };
+            let lane = &mut self.lanes[number];
+            lane.began = self.agenda.now;
             if seconds > 0.0 {
-                transfer.active = true;
-                self.agenda.start(transfer.slot, seconds);
-                for &member in &transfer.members {
-                    self.ranks[member].transfers.push(number);
+                lane.is_active = true;
+                self.agenda.start(lane.slot, seconds);
+                for &member in &lane.members {
+                    self.ranks[member].moving.push(number);
                     self.changed.push(member);
                 }
             } else {
-                self.pass_through(number);
+                self.complete(number);
             }
         }
     }
 
-    /// Completes a transfer that took time.
+    /// Ends a transfer that took time.
     fn arrive(&mut self, number: usize) {
-        let transfer = &mut self.transfers[number];
-        transfer.active = false;
-        for &member in &transfer.members {
-            self.ranks[member].transfers.retain(|&other| other != number);
+        let lane = &mut self.lanes[number];
+        lane.is_active = false;
+        for &member in &lane.members {
+            self.ranks[member].moving.retain(|&other| other != number);
             self.changed.push(member);
         }
-        self.pass_through(number);
+        self.complete(number);
         self.settle(number);
     }
 
-    fn pass_through(&mut self, number: usize) {
-        let (now, began) = (self.agenda.now, self.transfers[number].began);
-        let members = self.transfers[number].members.clone();
-        match &mut self.transfers[number].of {
-            Of::Group(group) => {
-                let collective = group.collectives[group.ended].0.clone();
-                group.ended += 1;
-                members.iter().for_each(|&member| self.record(member, Lane::Collectives, &collective, (began, now)));
-            }
-            Of::Way(sender, way) => {
-                let (sender, first) = (*sender, way.first(self.world.capacity));
-                way.arrive();
-                if let Some((message, _)) = first {
-                    self.ledgers[sender].gone(&message, now);
-                    let lane = Lane::Channel(message.channel());
-                    self.record(sender, lane, &Instruction::Send { message }, (began, now));
-                }
-            }
+    fn complete(&mut self, number: usize) {
+        let lane = &mut self.lanes[number];
+        let (first, times) = (lane.first(), (lane.began, self.agenda.now));
+        lane.ended += 1;
+        let (kind, shown_on, members) = (lane.lane, lane.shown_on().to_vec(), lane.members.clone());
+        if let Some((instruction, _)) = first {
+            shown_on.into_iter().for_each(|rank| self.record(rank, kind, instruction, times));
         }
         members.into_iter().for_each(|member| self.wake(member));
     }
@@ -486,12 +378,12 @@ impl<'a> Run<'a> {
             return;
         }
         for rank in changed {
-            let Progress { doing, transfers, .. } = &self.ranks[rank];
+            let Progress { doing, moving, .. } = &self.ranks[rank];
             if *doing == Doing::Computing {
-                self.agenda.set_rate(rank, if transfers.is_empty() { 1.0 } else { sharing.computing });
+                self.agenda.set_rate(rank, if moving.is_empty() { 1.0 } else { sharing.computing });
             }
-            for &number in transfers {
-                let Transfer { slot, members, .. } = &self.transfers[number];
+            for &number in moving {
+                let Queue { slot, members, .. } = &self.lanes[number];
                 let computes = members.iter().any(|&member| self.ranks[member].doing == Doing::Computing);
                 self.agenda.set_rate(*slot, if computes { sharing.transferring } else { 1.0 });
             }
@@ -502,11 +394,5 @@ impl<'a> Run<'a> {
         if end > start {
             self.events.push(Event { rank, lane, instruction: instruction.clone(), start, end });
         }
-    }
-
-    fn finish(mut self) -> Simulation {
-        self.events.sort_by(|a, b| (a.rank, a.lane).cmp(&(b.rank, b.lane)).then(a.start.total_cmp(&b.start)));
-        let timeline = Timeline { ranks: self.ranks.len(), events: self.events };
-        Simulation { timeline, memory: self.ledgers.into_iter().map(Ledger::finish).collect() }
     }
 }

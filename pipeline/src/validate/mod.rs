@@ -4,6 +4,7 @@
 //! compared: the members of a group start the same collectives in the same order, every message sent is received in the
 //! same order, and there is no deadlock. A violation names the rank, the instruction and the reason.
 
+mod micro_batch;
 mod tiers;
 mod together;
 mod walk;
@@ -78,7 +79,7 @@ pub fn validate(programs: &[Program], world: &World) -> Result<(), Violation> {
     together::flows(programs, world)
 }
 
-fn violation(rank: usize, program: &Program, index: usize, reason: String) -> Violation {
+pub(crate) fn violation(rank: usize, program: &Program, index: usize, reason: String) -> Violation {
     let instruction = program.instructions.get(index).map_or("end".into(), ToString::to_string);
     Violation { rank, index, instruction, reason }
 }

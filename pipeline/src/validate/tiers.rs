@@ -125,21 +125,17 @@ impl<'a> Items<'a> {
         Ok(index + 1 == self.of(segment).tiles)
     }
 
-    /// Returns whether the item is tracked.
-    pub(super) fn knows(&self, item: Item) -> bool {
-        self.places.contains_key(&item)
+    /// Tracks the kept inputs of a layer, which are written next.
+    pub(super) fn keep(&mut self, item: Item) -> Check {
+        ensure(self.places.insert(item, ItemState::Memory).is_none(), || "they were written already".into())
     }
 
-    /// Tracks the kept inputs of a layer.
-    pub(super) fn keep(&mut self, item: Item) {
-        self.places.insert(item, ItemState::Memory);
-    }
-
-    /// Consumes the inputs of a layer for recomputation.
+    /// Consumes the inputs of a layer for recomputation, if they are tracked.
     pub(super) fn use_up(&mut self, item: Item) -> Check {
-        self.turn(item, ItemState::Memory, ItemState::Memory)?;
-        self.places.remove(&item);
-        Ok(())
+        match self.places.remove(&item) {
+            None | Some(ItemState::Memory) => Ok(()),
+            Some(place) => Err(format!("the {item} are {}", words(place))),
+        }
     }
 
     pub(super) fn finish(&self) -> Check {

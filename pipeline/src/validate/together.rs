@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Violation, World, violation};
+use crate::effects::{Action, Transfer};
 use crate::instruction::{Instruction, Program};
 use crate::mesh::Coordinates;
 use crate::message::{Channel, Message};
+use crate::timeline::Lane;
 
 /// Checks that every data-parallel group starts the same collectives in the same order.
 pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<(), Violation> {
@@ -43,15 +45,12 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
         for stage in 0..world.mesh.pipe() {
             let program = &programs[world.mesh.rank(Coordinates { stage, replica })];
             for (index, instruction) in program.instructions.iter().enumerate() {
-                match instruction {
-                    Instruction::Send { message } => {
-                        sent.entry(message.channel()).or_default().push((index, *message));
-                    }
-                    Instruction::Receive { message } => {
-                        received.entry(message.channel()).or_default().push((index, *message));
-                    }
-                    _ => {}
-                }
+                let (ways, message) = match instruction.effects().action {
+                    Action::Starts(Transfer::Send(message)) => (&mut sent, message),
+                    Action::Starts(Transfer::Receive(message)) => (&mut received, message),
+                    _ => continue,
+                };
+                ways.entry(message.channel()).or_default().push((index, *message));
             }
         }
         let channels: std::collections::BTreeSet<Channel> = sent.keys().chain(received.keys()).copied().collect();
@@ -91,12 +90,13 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
         let mut moved = false;
         for rank in 0..programs.len() {
             while let Some(instruction) = programs[rank].instructions.get(ranks[rank].next) {
-                let at_norm = matches!(instruction, Instruction::GradientNorm);
-                moved |= at_norm && !std::mem::replace(&mut ranks[rank].at_norm, at_norm);
-                if !arrived(rank, instruction, &ranks, world) {
+                let action = instruction.effects().action;
+                let meets = action == Action::Meets;
+                moved |= meets && !std::mem::replace(&mut ranks[rank].meets, meets);
+                if !arrived(rank, action, &ranks, world) {
                     break;
                 }
-                ranks[rank].pass(instruction);
+                ranks[rank].pass(action);
                 moved = true;
             }
         }
@@ -123,15 +123,14 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
 
 /// Progress of a rank.
 #[derive(Default)]
-struct Progress {
+struct Progress<'a> {
     next: usize,
-    /// Number of collectives started in its group, and the awaited ones: the instruction that awaits each, and its
-    /// index.
+    /// Number of collectives started in its group, and those in flight, each with its index.
     started: usize,
-    awaited: Vec<(Instruction, usize)>,
-    /// Whether its next instruction is the gradient norm, at which all ranks synchronize.
-    at_norm: bool,
-    norms: usize,
+    in_flight: Vec<(Transfer<'a>, usize)>,
+    /// Whether the rank is where all ranks meet, and how often all have met.
+    meets: bool,
+    met: usize,
     /// Messages sent and receives posted, by channel.
     sent: BTreeMap<Channel, Passed>,
     posted: BTreeMap<Channel, Passed>,
@@ -152,58 +151,60 @@ impl Passed {
     }
 }
 
-impl Progress {
-    fn pass(&mut self, instruction: &Instruction) {
+impl<'a> Progress<'a> {
+    fn pass(&mut self, action: Action<'a>) {
         self.next += 1;
-        self.at_norm = false;
-        match instruction {
-            Instruction::Send { message } => self.sent.entry(message.channel()).or_default().push(*message),
-            Instruction::Receive { message } => self.posted.entry(message.channel()).or_default().push(*message),
-            other => {
-                if let Some(position) = self.awaited.iter().position(|(awaits, _)| awaits == other) {
-                    self.awaited.remove(position);
+        self.meets = false;
+        match action {
+            Action::Starts(Transfer::Send(message)) => self.sent.entry(message.channel()).or_default().push(*message),
+            Action::Starts(Transfer::Receive(message)) => {
+                self.posted.entry(message.channel()).or_default().push(*message);
+            }
+            Action::Starts(transfer) if transfer.lane() == Lane::Collectives => {
+                self.in_flight.push((transfer, self.started));
+                self.started += 1;
+            }
+            Action::Awaits(transfer) => {
+                if let Some(position) = self.in_flight.iter().position(|(started, _)| *started == transfer) {
+                    self.in_flight.remove(position);
                 }
             }
-        }
-        if let Some(awaited) = instruction.awaited_with() {
-            self.awaited.push((awaited, self.started));
-            self.started += 1;
-        }
-        if matches!(instruction, Instruction::GradientNorm) {
-            self.norms += 1;
+            Action::Meets => self.met += 1,
+            Action::Starts(_) | Action::Computes(_) | Action::Releases | Action::Saves => {}
         }
     }
 }
 
 /// Returns whether the operation that an instruction awaits is complete.
-fn arrived(rank: usize, instruction: &Instruction, ranks: &[Progress], world: &World) -> bool {
+fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &World) -> bool {
     let at = world.mesh.coordinates(rank);
     let peer = |stage| &ranks[world.mesh.rank(Coordinates { stage, ..at })];
     let position = |passed: Option<&Passed>, message: &Message| passed?.places.get(message).copied();
     let count = |passed: Option<&Passed>| passed.map_or(0, |passed| passed.count);
-    match instruction {
-        Instruction::AwaitGather { .. } | Instruction::AwaitReduce { .. } | Instruction::AwaitRefresh { .. } => {
-            let started = ranks[rank].awaited.iter().find(|(awaits, _)| awaits == instruction);
-            let mut group = (0..world.mesh.data()).map(|replica| world.mesh.rank(Coordinates { replica, ..at }));
-            started.is_none_or(|&(_, index)| group.all(|member| ranks[member].started > index))
-        }
-        Instruction::GradientNorm => {
-            // All ranks pass the norm together: a rank waits until every other rank has arrived or has already passed.
-            let is_there = |(other, progress): (usize, &Progress)| {
-                other == rank || progress.norms > ranks[rank].norms || progress.at_norm
-            };
-            ranks.iter().enumerate().all(is_there)
-        }
-        Instruction::AwaitSend { message } => {
+    match action {
+        Action::Awaits(Transfer::Send(message)) => {
             let sent = position(ranks[rank].sent.get(&message.channel()), message);
             let posted = count(peer(message.to).posted.get(&message.channel()));
             sent.is_none_or(|index| posted + world.capacity > index)
         }
-        Instruction::AwaitReceive { message } => {
+        Action::Awaits(Transfer::Receive(message)) => {
             let posted = position(ranks[rank].posted.get(&message.channel()), message);
             let sent = count(peer(message.from).sent.get(&message.channel()));
             posted.is_none_or(|index| sent > index)
         }
-        _ => true,
+        Action::Awaits(transfer) => {
+            // A disk waits for no other rank.
+            let started = ranks[rank].in_flight.iter().find(|(started, _)| *started == transfer);
+            let mut group = (0..world.mesh.data()).map(|replica| world.mesh.rank(Coordinates { replica, ..at }));
+            started.is_none_or(|&(_, index)| group.all(|member| ranks[member].started > index))
+        }
+        Action::Meets => {
+            // A rank waits until every other rank has arrived or has already passed.
+            let is_there = |(other, progress): (usize, &Progress)| {
+                other == rank || progress.met > ranks[rank].met || progress.meets
+            };
+            ranks.iter().enumerate().all(is_there)
+        }
+        Action::Computes(_) | Action::Starts(_) | Action::Releases | Action::Saves => true,
     }
 }

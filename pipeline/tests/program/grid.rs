@@ -40,7 +40,7 @@ fn drawn(
     let program = |rank| schedule::training(schedule, &shape, &stages, mesh.coordinates(rank).stage, micro_batches);
     let programs: Vec<Program> = (0..count * data).map(program).collect();
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
-    let timeline = simulate(&programs, &world, &costs).unwrap().timeline;
+    let timeline = simulate(&programs, &world, &costs).unwrap();
     let text = grid(&timeline, &stages, mesh, columns);
     assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");
     text

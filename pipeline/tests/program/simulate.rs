@@ -1,11 +1,11 @@
-//! Compares the simulator with closed forms: bubbles, live micro-batches, bytes and waits.
+//! Compares the simulator with closed forms: bubbles, live micro-batches and waits.
 
 use zero_pipeline::Instruction::*;
-use zero_pipeline::schedule::{self, SCHEDULES};
-use zero_pipeline::simulate::{Category, Collectives, LayerCosts, Link, SegmentCosts, Sharing, SimulationError};
+use zero_pipeline::schedule;
+use zero_pipeline::simulate::{Collectives, LayerCosts, Link, SegmentCosts, Sharing, SimulationError};
 use zero_pipeline::{
-    Costs, Lane, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Simulation, Stages, Tiers, World,
-    ZeroStage, simulate,
+    Costs, Item, Lane, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, Timeline, World,
+    ZeroStage, alive, simulate,
 };
 
 fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
@@ -32,27 +32,32 @@ fn layer(forward: f64, input: f64, weight: f64) -> LayerCosts {
         backward: input + weight,
         backward_input: input,
         backward_weight: weight,
-        activations: 1000,
-        put_off: 1000,
         inputs: 100,
         input_gradients: 100,
     }
 }
 
 /// Simulates a schedule on `count` stages with `chunks` chunks of one layer each, with equal costs for all layers.
-fn run(schedule: Schedule, count: usize, chunks: usize, micro_batches: usize, layer: LayerCosts) -> Simulation {
+/// Returns the peak number of live micro-batches of each rank too.
+fn run(
+    schedule: Schedule,
+    count: usize,
+    chunks: usize,
+    micro_batches: usize,
+    layer: LayerCosts,
+) -> (Timeline, Vec<usize>) {
     let layers = count * chunks;
     let shape = shape(layers, ZeroStage::Zero);
     let stages = Stages::new(&shape, count, (0..layers).map(|l| l..l + 1).collect()).unwrap();
     let program = |stage| schedule::training(schedule, &shape, &stages, stage, micro_batches);
     let programs: Vec<Program> = (0..count).map(program).collect();
     let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(count, count).unwrap(), capacity: 0 };
-    simulate(&programs, &world, &costs(layers, layer)).unwrap()
+    let alive = programs.iter().map(|program| alive(program, &stages)).collect();
+    (simulate(&programs, &world, &costs(layers, layer)).unwrap(), alive)
 }
 
 /// Asserts that each rank is idle for `idle` seconds and busy for `busy`.
-fn idle(found: &Simulation, idle: f64, busy: f64, what: &str) {
-    let timeline = &found.timeline;
+fn idle(timeline: &Timeline, idle: f64, busy: f64, what: &str) {
     assert_eq!(timeline.makespan(), idle + busy, "{what}");
     assert_eq!(timeline.busy(), vec![busy; timeline.ranks], "{what}");
     assert_eq!(timeline.idle(), vec![idle; timeline.ranks], "{what}");
@@ -63,15 +68,12 @@ fn bubbles_of_gpipe_and_1f1b_are_the_closed_form() {
     for schedule in [Schedule::GPipe, Schedule::OneFOneB] {
         for p in 1..=16 {
             for m in 1..=64 {
-                let found = run(schedule, p, 1, m, layer(1.0, 1.0, 1.0));
+                let (found, alive) = run(schedule, p, 1, m, layer(1.0, 1.0, 1.0));
                 idle(&found, (p - 1) as f64 * 3.0, m as f64 * 3.0, &format!("{schedule} {p} {m}"));
                 let closed_form = (p - 1) as f64 / (m + p - 1) as f64;
-                assert!((found.timeline.bubble() - closed_form).abs() < 1e-12);
-                for (rank, memory) in found.memory.iter().enumerate() {
-                    let alive = if schedule == Schedule::GPipe { m } else { m.min(p - rank) };
-                    assert_eq!(memory.alive, alive);
-                    assert_eq!(memory.peak_of(Category::Activations), 1000 * alive as u64);
-                }
+                assert!((found.bubble() - closed_form).abs() < 1e-12);
+                let expected = |rank| if schedule == Schedule::GPipe { m } else { m.min(p - rank) };
+                assert_eq!(alive, (0..p).map(expected).collect::<Vec<_>>());
             }
         }
     }
@@ -83,11 +85,11 @@ fn bubbles_of_interleaved_chunks_are_the_closed_form() {
         for v in 2..=4 {
             for m in (p..=64).step_by(p) {
                 for (forward, backward) in [(1.0, 1.0), (1.0, 2.0)] {
-                    let found = run(Schedule::Interleaved, p, v, m, layer(forward, backward, 0.0));
+                    let (found, _) = run(Schedule::Interleaved, p, v, m, layer(forward, backward, 0.0));
                     let both = forward + backward;
                     idle(&found, (p - 1) as f64 * both, (m * v) as f64 * both, &format!("{p} {v} {m} {both}"));
                     let closed_form = (p - 1) as f64 / (v * m + p - 1) as f64;
-                    assert!((found.timeline.bubble() - closed_form).abs() < 1e-12);
+                    assert!((found.bubble() - closed_form).abs() < 1e-12);
                 }
             }
         }
@@ -100,13 +102,12 @@ fn zero_bubble_is_a_third_of_1f1b_at_its_memory() {
         for m in p..=64 {
             for (forward, input, weight) in [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0)] {
                 let layer = layer(forward, input, weight);
-                let (plain, zero) =
-                    (run(Schedule::OneFOneB, p, 1, m, layer), run(Schedule::ZeroBubble, p, 1, m, layer));
+                let (plain, plain_alive) = run(Schedule::OneFOneB, p, 1, m, layer);
+                let (zero, zero_alive) = run(Schedule::ZeroBubble, p, 1, m, layer);
                 let (work, gaps) = (forward + input + weight, (p - 1) as f64);
                 idle(&plain, gaps * work, m as f64 * work, &format!("1f1b {p} {m}"));
                 idle(&zero, gaps * (forward + input - weight), m as f64 * work, &format!("zb_h1 {p} {m} {layer:?}"));
-                let most = |found: &Simulation| found.memory.iter().map(|memory| memory.alive).max();
-                assert_eq!(most(&zero), most(&plain), "{p} {m}");
+                assert_eq!(zero_alive.iter().max(), plain_alive.iter().max(), "{p} {m}");
             }
         }
     }
@@ -128,10 +129,10 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
     let times = |world| {
         let found = simulate(&programs, &world, &costs).unwrap();
         let of = |rank, lane: fn(&Lane) -> bool| -> Vec<(f64, f64)> {
-            let events = found.timeline.events.iter();
+            let events = found.events.iter();
             events.filter(|e| e.rank == rank && lane(&e.lane)).map(|e| (e.start, e.end)).collect()
         };
-        let computes = found.timeline.events.iter().filter(|e| e.is_compute() && e.rank == 1);
+        let computes = found.events.iter().filter(|e| e.is_compute() && e.rank == 1);
         let computes: Vec<(f64, f64)> = computes.map(|e| (e.start, e.end)).collect();
         (of(0, |lane| matches!(lane, Lane::Channel(_))), computes)
     };
@@ -152,10 +153,10 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
         })
         .collect();
     let found = simulate(&slow, &World { capacity: 0, ..world }, &costs).unwrap();
-    let sends: Vec<f64> = found.timeline.events.iter().filter(|e| e.lane != Lane::Compute).map(|e| e.start).collect();
+    let sends: Vec<f64> = found.events.iter().filter(|e| e.lane != Lane::Compute).map(|e| e.start).collect();
     assert_eq!(sends, [1.0, 6.0]);
     // The last send is awaited at the end.
-    assert_eq!(found.timeline.events.iter().filter(|e| e.rank == 0).map(|e| e.end).fold(0.0, f64::max), 10.0);
+    assert_eq!(found.events.iter().filter(|e| e.rank == 0).map(|e| e.end).fold(0.0, f64::max), 10.0);
 }
 
 #[test]
@@ -182,7 +183,7 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     costs.load = 7.0;
     let found = simulate(&(0..4).map(program).collect::<Vec<_>>(), &world, &costs).unwrap();
     let of = |rank, lane| {
-        let events = found.timeline.events.iter().filter(move |e| e.rank == rank && e.lane == lane);
+        let events = found.events.iter().filter(move |e| e.rank == rank && e.lane == lane);
         events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
     };
     // Both gathers are started at once and run one after the other. Rank 1 is late: rank 0 waits for it, while ranks 2
@@ -195,11 +196,8 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
         [("await_gather", 0.0, 10.0), ("forward", 10.0, 13.0), ("forward", 13.0, 16.0), ("gradient_norm", 16.0, 16.5)];
     assert_eq!(of(0, Lane::Compute), computes);
     assert_eq!(of(3, Lane::Compute).last(), Some(&("gradient_norm", 9.0, 16.5)));
-    assert_eq!(found.timeline.busy(), [6.0, 13.0, 6.0, 6.0]);
-    assert_eq!(found.timeline.communication(), [6.5; 4]);
-    // Both segments are gathered until the first layer has run.
-    assert_eq!(found.memory[0].peak_of(Category::Gathered), 80);
-    assert_eq!(found.memory[0].samples.last().unwrap().bytes[Category::Gathered as usize], 0);
+    assert_eq!(found.busy(), [6.0, 13.0, 6.0, 6.0]);
+    assert_eq!(found.communication(), [6.5; 4]);
 }
 
 /// With one core per rank, overlap neither saves nor costs time.
@@ -219,7 +217,7 @@ fn compute_and_communication_slow_each_other() {
         costs.data = Collectives::all(Link { latency: 0.0, bandwidth: 10.0 });
         costs.sharing = sharing;
         let found = simulate(&programs, &world, &costs).unwrap();
-        let events = found.timeline.events.into_iter().filter(|e| e.rank == 0);
+        let events = found.events.into_iter().filter(|e| e.rank == 0);
         events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
     };
     let alone = [("forward", 0.0, 3.0), ("forward", 3.0, 6.0), ("gather", 0.0, 2.0)];
@@ -234,35 +232,43 @@ fn compute_and_communication_slow_each_other() {
     assert_eq!(found(6.0, uneven), [("forward", 0.0, 7.0), ("forward", 7.0, 13.0), ("gather", 0.0, 4.0)]);
 }
 
+/// Requests of one rank are served one after another. An await lasts until its own item has arrived.
 #[test]
-fn memory_returns_to_its_initial_value() {
-    for (schedule, micro_batches) in SCHEDULES.into_iter().flat_map(|s| (1..=9).map(move |m| (s, m))) {
-        let found = run(schedule, 4, 1, micro_batches, layer(1.0, 1.0, 1.0));
-        for (rank, memory) in found.memory.iter().enumerate() {
-            let what = format!("{schedule}, {micro_batches}, rank {rank}");
-            assert!(memory.samples.is_sorted_by(|a, b| a.time <= b.time), "{what}");
-            let last = memory.samples.last().expect("something was needed").bytes;
-            assert_eq!(last[Category::Activations as usize], 0, "{what}");
-            assert_eq!(last[Category::Messages as usize], 0, "{what}");
-            // Schedules leave accumulation to passes, so nothing frees the gradient of the stage's segment, which is
-            // allocated once.
-            assert_eq!(last[Category::Gradients as usize], 40, "{what}");
-            assert_eq!(memory.peak_of(Category::Activations), 1000 * memory.alive as u64, "{what}");
-            // For stages between two others: one posted receive per direction, and the message being sent.
-            assert!(memory.peak_of(Category::Messages) >= if [0, 3].contains(&rank) { 100 } else { 200 }, "{what}");
-            let sums = memory.samples.iter().map(|sample| sample.bytes.iter().sum::<u64>());
-            assert_eq!(memory.peak(), sums.max().unwrap(), "{what}");
-        }
-    }
+fn a_disk_serves_one_request_at_a_time() {
+    let shape = shape(1, ZeroStage::Zero);
+    let stages = Stages::single(&shape);
+    let world = World::data_parallel(&shape, &stages, 1);
+    let mut costs = costs(1, layer(1.0, 1.0, 1.0));
+    costs.read = Link { latency: 1.0, bandwidth: 100.0 };
+    costs.write = Link { latency: 0.0, bandwidth: 50.0 };
+    // The inputs of the layer have 100 bytes.
+    let item = |micro_batch| Item::Activations { layer: 0, micro_batch };
+    let instructions = vec![
+        Offload { item: item(0) },
+        Fetch { item: item(1) },
+        Forward { layer: 0, micro_batch: 0 },
+        AwaitOffload { item: item(0) },
+        AwaitFetch { item: item(1) },
+    ];
+    let found = simulate(&[Program { instructions, micro_batches: 2 }], &world, &costs).unwrap();
+    let of = |lane| {
+        let events = found.events.iter().filter(move |e| e.lane == lane);
+        events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
+    };
+    assert_eq!(of(Lane::Disk), [("offload", 0.0, 2.0), ("fetch", 2.0, 4.0)]);
+    let computes = [("forward", 0.0, 1.0), ("await_offload", 1.0, 2.0), ("await_fetch", 2.0, 4.0)];
+    assert_eq!(of(Lane::Compute), computes);
+    assert_eq!(found.disk(), [4.0]);
 }
 
 #[test]
-fn deferred_weight_gradients_keep_their_inputs() {
-    let small = LayerCosts { put_off: 300, ..layer(1.0, 1.0, 1.0) };
-    let found = run(Schedule::ZeroBubble, 4, 1, 8, small);
+fn deferred_weight_gradients_keep_micro_batches_alive() {
     // The last stage has one micro-batch between forward and backward, and three with deferred weight gradients.
-    assert_eq!(found.memory[3].alive, 4);
-    assert_eq!(found.memory[3].peak_of(Category::Activations), 1000 + 3 * 300);
+    let (_, alive) = run(Schedule::ZeroBubble, 4, 1, 8, layer(1.0, 1.0, 1.0));
+    assert_eq!(alive[3], 4);
+    let shape = shape(4, ZeroStage::Zero);
+    let evaluation = schedule::forward_only(&shape, &Stages::single(&shape), 0, 3);
+    assert_eq!(zero_pipeline::alive(&evaluation, &Stages::single(&shape)), 0);
 }
 
 #[test]

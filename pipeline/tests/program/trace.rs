@@ -27,7 +27,7 @@ fn timeline(forward: f64) -> Timeline {
     let programs: Vec<Program> =
         (0..2).map(|stage| schedule::training(Schedule::OneFOneB, &shape, &stages, stage, 3)).collect();
     let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 0 };
-    simulate(&programs, &world, &costs).unwrap().timeline
+    simulate(&programs, &world, &costs).unwrap()
 }
 
 /// Returns a trace's events of one kind.

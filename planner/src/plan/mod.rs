@@ -9,7 +9,7 @@ use zero_config::Config;
 use zero_model::{Layers, Model};
 use zero_partition::{CATEGORIES, Layout, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Coordinates, Mesh, Program, Simulation, StageId, Timeline, grid};
+use zero_pipeline::{Coordinates, Mesh, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
@@ -42,7 +42,7 @@ pub struct MemoryPlan {
 pub struct Plan {
     memory_plan: MemoryPlan,
     /// The simulation of two replicas.
-    simulation: Simulation,
+    timeline: Timeline,
     /// The prediction from the configuration's cost table.
     prediction: Option<Result<Prediction, String>>,
 }
@@ -166,7 +166,7 @@ impl MemoryPlan {
     pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
         let costs = costs(table, &self.subject())?;
         let simulated = self.stage_plan.simulate(&self.programs, self.layout.shape(), &costs);
-        Ok(simulated.map_err(|e| e.to_string())?.timeline)
+        Ok(simulated.map_err(|e| e.to_string())?)
     }
 
     /// Number of elements of all parameters.
@@ -184,9 +184,9 @@ impl MemoryPlan {
         stage_plan.validate(&self.programs, shape)?;
         stage_plan.validate(&stage_plan.evaluation(shape, 1), shape)?;
         let costs = equal_chunks(stage_plan, &self.layout);
-        let simulation = stage_plan.of_two_replicas().simulate(&self.programs, shape, &costs)?;
+        let timeline = stage_plan.of_two_replicas().simulate(&self.programs, shape, &costs)?;
         let prediction = self.prediction();
-        Ok(Plan { memory_plan: self, simulation, prediction })
+        Ok(Plan { memory_plan: self, timeline, prediction })
     }
 }
 
@@ -213,20 +213,20 @@ impl Plan {
     #[must_use]
     pub fn grid(&self, columns: usize) -> String {
         let few = self.memory_plan.stage_plan.of_two_replicas();
-        grid::grid(&self.simulation.timeline, &few.stages, few.mesh, columns)
+        grid::grid(&self.timeline, &few.stages, few.mesh, columns)
     }
 
     /// The fraction of a step in which even the busiest stage is idle, under the same assumptions.
     #[must_use]
     pub fn bubble(&self) -> f64 {
-        self.simulation.timeline.bubble()
+        self.timeline.bubble()
     }
 
     /// Simulates the programs of all ranks with a table of costs.
     ///
     /// # Errors
     /// The table is for another model.
-    pub fn simulate(&self, costs: &Costs) -> Result<Simulation, Error> {
+    pub fn simulate(&self, costs: &Costs) -> Result<Timeline, Error> {
         self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }
 
@@ -288,7 +288,7 @@ impl Plan {
                 options,
                 |_| 0,
             ),
-            alive: self.simulation.memory[self.memory_plan.stage_plan.of_two_replicas().mesh.rank(at)].alive,
+            alive: alive(&self.memory_plan.programs[stage], stages),
         }
     }
 

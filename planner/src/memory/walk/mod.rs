@@ -182,7 +182,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn run(&mut self, script: Script<'_>) {
         let program = script.program;
         self.arrivals.clone_from(script.arrivals);
-        self.trains = program.instructions.iter().any(|i| matches!(i, Instruction::GradientNorm));
+        self.trains = program.trains();
         for (place, instruction) in program.instructions.iter().enumerate() {
             self.place = place;
             self.step(instruction);

@@ -10,7 +10,9 @@ use zero_engine::timing::gpu_timeline;
 use zero_engine::timing::trace::{Done, gathered, steps};
 use zero_engine::{Engine, Error};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Coordinates, Event, Instruction, Lane, Message, Program, Timeline, World, trace::chrome};
+use zero_pipeline::{
+    Action, Coordinates, Event, Instruction, Lane, Message, Program, Timeline, Transfer, World, trace::chrome,
+};
 
 /// Returns the trace of all ranks in Chrome's format, on rank 0, if it was recorded. It is then a collective.
 pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
@@ -28,10 +30,7 @@ pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, 
     let (programs, world) = (stage_plan.of_all_ranks(&stages), stage_plan.world(shape));
     let measured = timeline(&ranks, &programs, &world);
     let simulated = stage_plan.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
-    Ok(Some(chrome(
-        &[("measured", &measured), ("simulated", &simulated.timeline)],
-        &gpu_timeline::processes(&gpus, &programs),
-    )))
+    Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated)], &gpu_timeline::processes(&gpus, &programs))))
 }
 
 fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timeline {
@@ -51,7 +50,7 @@ fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timelin
     for (rank, done) in ranks.iter().enumerate() {
         let mut free: BTreeMap<Lane, f64> = BTreeMap::new();
         for (step, done) in steps(done).enumerate() {
-            let mut started: Vec<(Instruction, Instruction, f64)> = vec![];
+            let mut started: Vec<(&Instruction, Transfer<'_>, f64)> = vec![];
             for one in done {
                 let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };
                 let event = |lane, instruction: &Instruction, start, end| Event {
@@ -68,21 +67,21 @@ fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timelin
                     free.insert(lane, end);
                     events.push(event(lane, instruction, start, end));
                 };
-                if let Some(awaited) = instruction.awaited_with() {
-                    started.push((instruction.clone(), awaited, one.start));
-                    continue;
-                }
-                match instruction {
-                    Instruction::Send { message } => {
+                match instruction.effects().action {
+                    Action::Starts(Transfer::Send(message)) => {
                         let end = arrivals.get(&(rank, step, *message)).copied().unwrap_or(one.end);
                         beside(Lane::Channel(message.channel()), instruction, one.start, end);
                     }
-                    other => {
-                        let position = started.iter().position(|(_, awaited, _)| awaited == other);
+                    Action::Starts(transfer) if transfer.lane() == Lane::Collectives => {
+                        started.push((instruction, transfer, one.start));
+                    }
+                    Action::Awaits(transfer) => {
+                        let position = started.iter().position(|(_, started, _)| *started == transfer);
                         if let Some((collective, _, start)) = position.map(|position| started.remove(position)) {
-                            beside(Lane::Collectives, &collective, start, one.end);
+                            beside(Lane::Collectives, collective, start, one.end);
                         }
                     }
+                    _ => {}
                 }
             }
         }

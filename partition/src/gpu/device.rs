@@ -1,0 +1,262 @@
+//! A GPU with CUDA.
+
+use std::ops::Range;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Device, Storage, Tensor, TensorId};
+use zero_comm::Buffer;
+use zero_model::Model;
+use zero_model::device::optimizer::{Norms, Part, step};
+use zero_model::device::{self, Array, Staging};
+pub(crate) use zero_model::device::{Arriving, optimizer::Updated};
+use zero_model::sink::{FlatBuffer, Gradients};
+use zero_optim::norm::{Limits, Verdict};
+use zero_optim::{ExactSum, Factors};
+
+pub(crate) use super::buffer::{storage_of, to_send};
+use super::{elsewhere, on_no_gpu};
+use crate::error::ZeroError;
+use crate::layout::Segment;
+use crate::parameters::copy_on_host;
+use crate::rounding::working;
+use crate::zero::SegmentState;
+
+/// The GPU that runs the layers.
+pub(crate) struct Gpu {
+    device: CudaDevice,
+    /// Streams and host memory for copies between GPU and host.
+    staging: Staging,
+    norms: Norms,
+}
+
+impl Gpu {
+    /// Prepares the GPU of the layers; `None` if they run on the CPU.
+    pub(crate) fn open(device: &Device) -> Result<Option<Self>, ZeroError> {
+        let Device::Cuda(device) = device else { return Ok(None) };
+        Ok(Some(Self { device: device.clone(), staging: Staging::new(device)?, norms: Norms::new(device)? }))
+    }
+
+    /// Allocates uninitialized f32 values. The driver's pool reuses freed memory.
+    pub(crate) fn room(&self, len: usize) -> Result<FlatBuffer, ZeroError> {
+        Ok(FlatBuffer::Device(Array::room(&self.device, len)?))
+    }
+
+    /// Allocates zeros.
+    pub(crate) fn zeros(&self, len: usize) -> Result<FlatBuffer, ZeroError> {
+        let mut zeros = Array::room(&self.device, len)?;
+        zeros.zero(0..len)?;
+        Ok(FlatBuffer::Device(zeros))
+    }
+
+    /// Copies values from the host.
+    pub(crate) fn buffer_of(&self, values: &[f32]) -> Result<FlatBuffer, ZeroError> {
+        let mut array = Array::room(&self.device, values.len())?;
+        array.upload(0, values)?;
+        Ok(FlatBuffer::Device(array))
+    }
+
+    /// Copies values of the working dtype from the host.
+    pub(crate) fn upload(&self, values: &CpuStorage) -> Result<Storage, ZeroError> {
+        Ok(Storage::Cuda(device::upload(&self.device, values)?))
+    }
+
+    /// Allocates uninitialized values.
+    pub(crate) fn blank(&self, dtype: DType, len: usize) -> Result<Storage, ZeroError> {
+        Ok(Storage::Cuda(device::room(&self.device, dtype, len)?))
+    }
+
+    /// Allocates a buffer for `len` received values.
+    pub(crate) fn blank_to_receive(&self, dtype: DType, len: usize) -> Result<Buffer, ZeroError> {
+        to_send(device::room(&self.device, dtype, len)?, len)
+    }
+
+    /// Uploads host values on a separate stream, for all work queued from now on.
+    pub(crate) fn upload_staged(&mut self, values: &CpuStorage) -> Result<Storage, ZeroError> {
+        Ok(Storage::Cuda(self.staging.upload(values)?))
+    }
+
+    /// Notes that memory to which parameters were uploaded has been freed.
+    pub(crate) fn released(&mut self) {
+        self.staging.released();
+    }
+
+    /// Starts downloading a gradient in `dtype`.
+    pub(crate) fn start_download(&mut self, values: FlatBuffer, dtype: DType) -> Result<Arriving, ZeroError> {
+        let FlatBuffer::Device(array) = values else { return Err(elsewhere()) };
+        Ok(self.staging.download(array, dtype)?)
+    }
+
+    /// Waits for a download and stores it as f32.
+    pub(crate) fn await_download(&mut self, arriving: Arriving, to: &mut [f32]) -> Result<(), ZeroError> {
+        Ok(self.staging.take(arriving, to)?)
+    }
+
+    /// Returns the sum of squares of ranges of gradients. Waits for the GPU.
+    pub(crate) fn squares(&mut self, gradients: &[(&FlatBuffer, Vec<Range<usize>>)]) -> Result<ExactSum, ZeroError> {
+        Ok(self.norms.sum(&parts(gradients)?)?)
+    }
+
+    /// Computes the norm of ranges of gradients and checks it against `limits`, without waiting.
+    pub(crate) fn judge(
+        &mut self,
+        gradients: &[(&FlatBuffer, Vec<Range<usize>>)],
+        limits: &Limits,
+    ) -> Result<(), ZeroError> {
+        Ok(self.norms.judge(&parts(gradients)?, limits)?)
+    }
+
+    /// Waits for the verdict of [`Gpu::judge`].
+    pub(crate) fn verdict(&mut self) -> Result<Verdict, ZeroError> {
+        Ok(self.norms.verdict()?)
+    }
+
+    /// Lists the elements of `own`, this rank's part of a segment, for an optimizer step.
+    pub(crate) fn to_update<'a>(
+        &self,
+        segment: &Segment,
+        state: &'a mut SegmentState,
+        own: Range<usize>,
+        model: &'a Model,
+        decay_all: bool,
+    ) -> Result<Vec<Updated<'a>>, ZeroError> {
+        let SegmentState { reduced, optimizer, master, shard, .. } = state;
+        let Some(FlatBuffer::Device(gradients)) = reduced else { return Err(elsewhere()) };
+        let (offset, gradients) = (segment.begin_in_gradients(&own), Part::read(gradients)?);
+        let states = optimizer.iter_mut().map(|kind| match kind {
+            FlatBuffer::Device(kind) => Ok(Part::write(kind)?),
+            FlatBuffer::Host(_) => Err(elsewhere()),
+        });
+        let states = states.collect::<Result<Vec<_>, ZeroError>>()?;
+        let master = match master {
+            FlatBuffer::Device(master) if !master.is_empty() => Some(Part::write(master)?),
+            _ => None,
+        };
+        let shard = match shard {
+            Some(Storage::Cuda(shard)) => Some(Part::of_shard(shard)?),
+            Some(_) => return Err(elsewhere()),
+            None => None,
+        };
+        let mut updated = vec![];
+        for (parameter, inside, at) in segment.overlaps(own) {
+            let parameter = &model.parameters()[parameter];
+            let values = match shard {
+                Some(shard) => shard.at(at.clone())?,
+                None => Part::of_leaf(parameter.leaf())?.at(inside)?,
+            };
+            let master = master.map(|master| master.at(at.clone())).transpose()?;
+            updated.push(Updated {
+                parameters: master.unwrap_or(values),
+                states: states.iter().map(|state| state.at(at.clone())).collect::<Result<_, _>>()?,
+                gradients: gradients.at(at.start + offset..at.end + offset)?,
+                working: master.is_some().then_some(values),
+                decay: decay_all || parameter.shape().dims().len() >= 2,
+            });
+        }
+        Ok(updated)
+    }
+
+    /// Runs an optimizer step in as few launches as possible. With `is_judged` it acts on the verdict of the last norm.
+    pub(crate) fn step(
+        &self,
+        factors: [&Factors; 2],
+        updated: &[Updated<'_>],
+        is_judged: bool,
+    ) -> Result<(), ZeroError> {
+        Ok(step(&self.device, factors, updated, is_judged.then_some(&self.norms))?)
+    }
+}
+
+fn parts<'a>(gradients: &[(&'a FlatBuffer, Vec<Range<usize>>)]) -> Result<Vec<Part<'a>>, ZeroError> {
+    let mut parts = vec![];
+    for (buffer, ranges) in gradients {
+        let FlatBuffer::Device(array) = buffer else { return Err(elsewhere()) };
+        let whole = Part::read(array)?;
+        for range in ranges {
+            parts.push(whole.at(range.clone())?);
+        }
+    }
+    Ok(parts)
+}
+
+/// Waits for the contributions that `made` holds for these leaves, and adds them to gradients on the host.
+pub(crate) fn add_to_host(host: &mut Gradients, made: &Gradients, leaves: &[TensorId]) -> Result<(), ZeroError> {
+    Ok(host.bring(made, leaves)?)
+}
+
+/// Copies a range between storages of the same dtype, of which at least one is on a GPU.
+pub(crate) fn copy(
+    from: &Storage,
+    source: Range<usize>,
+    to: &mut Storage,
+    target: Range<usize>,
+) -> Result<(), ZeroError> {
+    match (from, to) {
+        (Storage::Cuda(from), Storage::Cuda(to)) => device::copy(from, source, to, target)?,
+        (Storage::Cuda(from), Storage::Cpu(to)) => {
+            let values = device::download(from, source)?;
+            copy_on_host(&values, 0..target.len(), to, target)?;
+        }
+        (Storage::Cpu(from), Storage::Cuda(to)) => {
+            let len = source.len();
+            let mut part = working(vec![0.0; len], BackendStorage::dtype(to));
+            copy_on_host(from, source, &mut part, 0..len)?;
+            let part = device::upload(&to.device, &part)?;
+            device::copy(&part, 0..len, to, target)?;
+        }
+        _ => return Err(elsewhere()),
+    }
+    Ok(())
+}
+
+/// Copies a range to the host.
+pub(crate) fn download(values: &CudaStorage, range: Range<usize>) -> Result<CpuStorage, ZeroError> {
+    Ok(device::download(values, range)?)
+}
+
+/// Converts a gradient on a GPU to a buffer of `dtype` there.
+pub(crate) fn packed(values: FlatBuffer, dtype: DType) -> Result<Buffer, ZeroError> {
+    let FlatBuffer::Device(array) = values else { return Err(elsewhere()) };
+    let len = array.len();
+    let packed = match dtype {
+        DType::F32 => array.into_storage(),
+        dtype => array.rounded(dtype)?,
+    };
+    to_send(packed, len)
+}
+
+/// Converts a received gradient on a GPU to f32.
+pub(crate) fn unpacked(buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
+    let len = buffer.len();
+    Ok(FlatBuffer::Device(Array::widened(storage_of(buffer)?, len)?))
+}
+
+/// Returns a gradient on a GPU as rounded to `dtype`. The rounding happens when it is read.
+pub(crate) fn travelled(values: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
+    let FlatBuffer::Device(array) = values else { return Err(elsewhere()) };
+    Ok(FlatBuffer::Device(array.travelled(dtype)?))
+}
+
+/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
+///
+/// # Errors
+/// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
+pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
+    let Device::Cuda(gpu) = tensor.device() else { return Err(on_no_gpu(tensor.device())) };
+    let (elements, tensor) = (tensor.elem_count(), tensor.contiguous()?);
+    let mut copied = device::room(gpu, tensor.dtype(), elements)?;
+    let (storage, layout) = tensor.storage_and_layout();
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cuda(storage), Some((start, end))) => device::copy(storage, start..end, &mut copied, 0..elements)?,
+        _ => return Err(on_no_gpu(tensor.device())),
+    }
+    to_send(copied, elements)
+}
+
+/// Allocates a buffer on a GPU to receive values from another GPU.
+///
+/// # Errors
+/// Fails if the GPU is out of memory, or the dtype is not f32, bf16 or f16.
+pub fn gpu_room(device: &Device, dtype: DType, elements: usize) -> Result<Buffer, ZeroError> {
+    let Device::Cuda(gpu) = device else { return Err(on_no_gpu(device)) };
+    to_send(device::room(gpu, dtype, elements)?, elements)
+}

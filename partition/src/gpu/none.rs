@@ -1,0 +1,153 @@
+//! No GPU: the interface of `device` in a program without CUDA. No value of [`Gpu`] exists, so its methods cannot be
+//! called. Functions that get a value from elsewhere return an error, because the value cannot be on a GPU.
+
+use std::convert::Infallible;
+use std::ops::Range;
+
+use candle_core::{CpuStorage, CudaStorage, DType, Device, Storage, Tensor, TensorId};
+use zero_comm::Buffer;
+use zero_model::Model;
+use zero_model::sink::{FlatBuffer, Gradients};
+use zero_optim::norm::{Limits, Verdict};
+use zero_optim::{ExactSum, Factors};
+
+use super::{elsewhere, on_no_gpu};
+use crate::error::ZeroError;
+use crate::layout::Segment;
+use crate::zero::SegmentState;
+
+/// A GPU. There is none.
+pub(crate) struct Gpu(Infallible);
+
+/// A download in flight. There is none.
+pub(crate) struct Arriving(Infallible);
+
+/// Elements that an optimizer step on a GPU updates. There are none.
+pub(crate) struct Updated<'a>(Infallible, std::marker::PhantomData<&'a ()>);
+
+impl Arriving {
+    pub(crate) fn len(&self) -> usize {
+        match self.0 {}
+    }
+}
+
+impl Gpu {
+    pub(crate) fn open(_: &Device) -> Result<Option<Self>, ZeroError> {
+        Ok(None)
+    }
+
+    pub(crate) fn room(&self, _: usize) -> Result<FlatBuffer, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn zeros(&self, _: usize) -> Result<FlatBuffer, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn buffer_of(&self, _: &[f32]) -> Result<FlatBuffer, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn upload(&self, _: &CpuStorage) -> Result<Storage, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn blank(&self, _: DType, _: usize) -> Result<Storage, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn blank_to_receive(&self, _: DType, _: usize) -> Result<Buffer, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn upload_staged(&mut self, _: &CpuStorage) -> Result<Storage, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn released(&mut self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn start_download(&mut self, _: FlatBuffer, _: DType) -> Result<Arriving, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn await_download(&mut self, _: Arriving, _: &mut [f32]) -> Result<(), ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn squares(&mut self, _: &[(&FlatBuffer, Vec<Range<usize>>)]) -> Result<ExactSum, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn judge(&mut self, _: &[(&FlatBuffer, Vec<Range<usize>>)], _: &Limits) -> Result<(), ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn verdict(&mut self) -> Result<Verdict, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn to_update<'a>(
+        &self,
+        _: &Segment,
+        _: &'a mut SegmentState,
+        _: Range<usize>,
+        _: &'a Model,
+        _: bool,
+    ) -> Result<Vec<Updated<'a>>, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn step(&self, _: [&Factors; 2], _: &[Updated<'_>], _: bool) -> Result<(), ZeroError> {
+        match self.0 {}
+    }
+}
+
+pub(crate) fn add_to_host(_: &mut Gradients, _: &Gradients, _: &[TensorId]) -> Result<(), ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn copy(_: &Storage, _: Range<usize>, _: &mut Storage, _: Range<usize>) -> Result<(), ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn download(_: &CudaStorage, _: Range<usize>) -> Result<CpuStorage, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn packed(_: FlatBuffer, _: DType) -> Result<Buffer, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn unpacked(_: Buffer) -> Result<FlatBuffer, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn travelled(_: FlatBuffer, _: DType) -> Result<FlatBuffer, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn to_send(_: CudaStorage, _: usize) -> Result<Buffer, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn storage_of(_: Buffer) -> Result<CudaStorage, ZeroError> {
+    Err(elsewhere())
+}
+
+/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
+///
+/// # Errors
+/// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
+pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
+    Err(on_no_gpu(tensor.device()))
+}
+
+/// Allocates a buffer on a GPU to receive values from another GPU.
+///
+/// # Errors
+/// Fails if the GPU is out of memory, or the dtype is not f32, bf16 or f16.
+pub fn gpu_room(device: &Device, _: DType, _: usize) -> Result<Buffer, ZeroError> {
+    Err(on_no_gpu(device))
+}

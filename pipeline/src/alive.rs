@@ -1,0 +1,38 @@
+//! Counts the micro-batches that a rank holds activations of.
+
+use std::collections::BTreeMap;
+
+use crate::instruction::{Instruction, Program};
+use crate::stages::Stages;
+
+/// Returns the peak number of micro-batches alive: those whose forward has run through a chunk on this rank and whose
+/// backward has not finished. A micro-batch that is alive in two chunks counts twice. 0 for a program that does not
+/// train.
+#[must_use]
+pub fn alive(program: &Program, stages: &Stages) -> usize {
+    let chunks: Vec<usize> =
+        stages.chunks().iter().enumerate().flat_map(|(index, chunk)| chunk.clone().map(move |_| index)).collect();
+    // Number of layers between forward and backward, by chunk and micro-batch.
+    let mut layers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut peak = 0;
+    if !program.trains() {
+        return 0;
+    }
+    for instruction in &program.instructions {
+        match *instruction {
+            Instruction::Forward { layer, micro_batch } => {
+                *layers.entry((chunks[layer], micro_batch)).or_default() += 1;
+                peak = layers.len().max(peak);
+            }
+            Instruction::Backward { layer, micro_batch } | Instruction::BackwardWeight { layer, micro_batch } => {
+                let key = (chunks[layer], micro_batch);
+                match layers.get(&key) {
+                    Some(&count) if count > 1 => drop(layers.insert(key, count - 1)),
+                    _ => drop(layers.remove(&key)),
+                }
+            }
+            _ => {}
+        }
+    }
+    peak
+}

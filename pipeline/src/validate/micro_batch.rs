@@ -1,0 +1,132 @@
+//! Tracks what a rank holds of each micro-batch between forward and backward: the inputs that the next layer takes,
+//! saved activations, kept inputs and deferred gradients. The executor's state of a micro-batch has the same form.
+
+use std::collections::BTreeSet;
+
+use super::walk::{Check, ensure};
+use crate::instruction::LayerId;
+
+/// A micro-batch of one rank.
+#[derive(Debug, Clone, Default)]
+pub(super) struct MicroBatch {
+    /// Number of layers of the model.
+    layers: usize,
+    /// Whether the program trains. The last layer's forward is then part of its backward.
+    trains: bool,
+    is_loaded: bool,
+    /// The layer whose inputs are here, and the layer of whose outputs the gradients are here.
+    flow: Option<LayerId>,
+    upstream: Option<LayerId>,
+    /// Layers whose forward and backward have run.
+    forward: BTreeSet<LayerId>,
+    backward: BTreeSet<LayerId>,
+    /// Layers with activations for the backward, with inputs kept for recomputation, and with deferred gradients.
+    saved: BTreeSet<LayerId>,
+    kept: BTreeSet<LayerId>,
+    deferred: BTreeSet<LayerId>,
+}
+
+impl MicroBatch {
+    pub(super) fn new(layers: usize, trains: bool) -> Self {
+        Self { layers, trains, ..Self::default() }
+    }
+
+    fn is_last(&self, layer: LayerId) -> bool {
+        layer + 1 == self.layers
+    }
+
+    fn recomputes(&self, layer: LayerId) -> Check {
+        ensure(!self.is_last(layer), || "the last layer's forward is part of its backward".into())
+    }
+
+    /// `is_first`: whether the first layer is on this rank.
+    pub(super) fn load(&mut self, is_first: bool) -> Check {
+        self.flow = if is_first { Some(0) } else { self.flow };
+        ensure(!std::mem::replace(&mut self.is_loaded, true), || "loaded twice".into())
+    }
+
+    pub(super) fn forward(&mut self, layer: LayerId) -> Check {
+        let needs_data = layer == 0 || self.is_last(layer);
+        ensure(self.is_loaded || !needs_data, || "its micro-batch is not loaded".into())?;
+        ensure(self.forward.insert(layer), || "run twice".into())?;
+        ensure(self.flow == Some(layer), || "the layer before has not run".into())?;
+        if !(self.trains && self.is_last(layer)) {
+            self.flow = Some(layer + 1);
+        }
+        self.saved.insert(layer);
+        Ok(())
+    }
+
+    pub(super) fn keep(&mut self, layer: LayerId) -> Check {
+        self.recomputes(layer)?;
+        ensure(self.flow == Some(layer), || "the layer before has not run, or its inputs have been used up".into())?;
+        ensure(self.kept.insert(layer), || "kept twice".into())
+    }
+
+    pub(super) fn is_kept(&self, layer: LayerId) -> Check {
+        ensure(self.kept.contains(&layer), || "they are not kept".into())
+    }
+
+    pub(super) fn discard(&mut self, layer: LayerId) -> Check {
+        self.recomputes(layer)?;
+        ensure(self.saved.remove(&layer), || "its forward has kept nothing".into())
+    }
+
+    pub(super) fn recompute(&mut self, layer: LayerId) -> Check {
+        self.recomputes(layer)?;
+        ensure(self.forward.contains(&layer), || "its forward has not run".into())?;
+        ensure(!self.backward.contains(&layer), || "its backward has run".into())?;
+        let is_kept = self.kept.remove(&layer);
+        let flow = self.flow.replace(layer + 1);
+        ensure(is_kept || flow == Some(layer), || "its inputs are not there".into())?;
+        ensure(!is_kept || flow.is_none(), || "another layer has not taken its inputs yet".into())?;
+        ensure(self.saved.insert(layer), || "what its forward kept is still there".into())
+    }
+
+    pub(super) fn backward(&mut self, layer: LayerId) -> Check {
+        ensure(self.forward.contains(&layer), || "its forward has not run".into())?;
+        ensure(self.backward.insert(layer), || "run twice".into())?;
+        let upstream = std::mem::replace(&mut self.upstream, layer.checked_sub(1));
+        let is_fed = if self.is_last(layer) { upstream.is_none() } else { upstream == Some(layer) };
+        ensure(is_fed, || "the backward of the layer behind has not run".into())?;
+        // The last layer takes its inputs. The outputs of a recomputation have no taker.
+        self.flow = None;
+        ensure(self.saved.remove(&layer), || "what its forward kept was given up".into())
+    }
+
+    pub(super) fn put_off(&mut self, layer: LayerId) {
+        self.deferred.insert(layer);
+    }
+
+    pub(super) fn take_deferred(&mut self, layer: LayerId) -> Check {
+        ensure(self.deferred.remove(&layer), || "nothing was put off".into())
+    }
+
+    /// Takes the inputs of a layer, to be sent to its stage.
+    pub(super) fn send_inputs(&mut self, layer: LayerId) -> Check {
+        ensure(self.flow.take() == Some(layer) && layer > 0, || "the layer before has not run".into())
+    }
+
+    pub(super) fn receive_inputs(&mut self, layer: LayerId) -> Check {
+        ensure(self.flow.replace(layer).is_none(), || "another layer has not taken its inputs yet".into())
+    }
+
+    /// Takes the gradients of a layer's inputs, to be sent to the stage of the layer before.
+    pub(super) fn send_gradients(&mut self, layer: LayerId) -> Check {
+        let upstream = self.upstream.take().map(|before| before + 1);
+        ensure(upstream == Some(layer), || "the layer's backward has not run".into())
+    }
+
+    pub(super) fn receive_gradients(&mut self, layer: LayerId) -> Check {
+        let upstream = std::mem::replace(&mut self.upstream, layer.checked_sub(1));
+        ensure(upstream.is_none(), || "another layer has not taken its gradients yet".into())
+    }
+
+    /// Checks the end of a program that runs `layers` layers on this rank.
+    pub(super) fn finish(&self, layers: usize) -> Check {
+        ensure(self.kept.is_empty(), || "inputs were kept for a layer that was not run again".into())?;
+        ensure(self.deferred.is_empty(), || "weight gradients were put off for good".into())?;
+        ensure(self.forward.len() == layers, || "not every layer ran on every micro-batch".into())?;
+        ensure(!self.trains || self.backward.len() == layers, || "not every backward ran".into())
+    }
+}
