@@ -12,6 +12,7 @@ mod hostile;
 mod offload;
 mod pipeline;
 mod presets;
+mod program;
 mod pretrained;
 mod published;
 mod resolve;
