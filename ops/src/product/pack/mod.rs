@@ -89,63 +89,107 @@ pub(crate) struct Lines {
 
 vectorised! {
     fn spread_columns(data: &[f32], lines: Lines, out: &mut [f32]) {
-        spread::<COLUMNS, f32>(data, lines, out, |value| value);
+        spread::<COLUMNS, f32>(data, lines, out);
     }
 }
 
 vectorised! {
     fn spread_columns_bf16(data: &[bf16], lines: Lines, out: &mut [f32]) {
-        spread::<COLUMNS, bf16>(data, lines, out, HalfFloat::wide);
+        spread::<COLUMNS, bf16>(data, lines, out);
     }
 }
 
 vectorised! {
     fn spread_columns_f16(data: &[f16], lines: Lines, out: &mut [f32]) {
-        spread::<COLUMNS, f16>(data, lines, out, HalfFloat::wide);
+        spread::<COLUMNS, f16>(data, lines, out);
     }
 }
 
 vectorised! {
     fn spread_rows(data: &[f32], rows: usize, lines: Lines, out: &mut [f32]) {
-        spread_over(data, rows, lines, out, |value| value);
+        spread_over(data, rows, lines, out);
     }
 }
 
 vectorised! {
     fn spread_rows_bf16(data: &[bf16], rows: usize, lines: Lines, out: &mut [f32]) {
-        spread_over(data, rows, lines, out, HalfFloat::wide);
+        spread_over(data, rows, lines, out);
     }
 }
 
 vectorised! {
     fn spread_rows_f16(data: &[f16], rows: usize, lines: Lines, out: &mut [f32]) {
-        spread_over(data, rows, lines, out, HalfFloat::wide);
+        spread_over(data, rows, lines, out);
     }
 }
 
 /// Calls [`spread`] with the number of rows that a tile of one of the instruction sets has.
 #[inline(always)]
-fn spread_over<T: Copy>(data: &[T], rows: usize, lines: Lines, out: &mut [f32], widen: impl Fn(T) -> f32) {
+fn spread_over<T: Widen>(data: &[T], rows: usize, lines: Lines, out: &mut [f32]) {
     match rows {
-        6 => spread::<6, T>(data, lines, out, widen),
-        8 => spread::<8, T>(data, lines, out, widen),
+        6 => spread::<6, T>(data, lines, out),
+        8 => spread::<8, T>(data, lines, out),
         _ => unreachable!("no tile has {rows} rows"),
     }
 }
 
+/// A stored number.
+trait Widen: Copy {
+    fn widen(self) -> f32;
+
+    /// Widens a part of a line.
+    #[inline(always)]
+    fn widen_part<const N: usize>(part: &[Self; N], out: &mut [f32; N]) {
+        for (out, value) in out.iter_mut().zip(part) {
+            *out = value.widen();
+        }
+    }
+}
+
+impl Widen for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    /// A copy of known size takes fewer instructions than a loop.
+    #[inline(always)]
+    fn widen_part<const N: usize>(part: &[Self; N], out: &mut [f32; N]) {
+        *out = *part;
+    }
+}
+
+impl Widen for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.wide()
+    }
+}
+
+impl Widen for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.wide()
+    }
+}
+
+/// How many lines before its use a line is prefetched. Parts of lines are too short for the hardware to predict the next.
+const AHEAD: usize = 4;
+
 /// Distributes each line over the panels, `N` elements to each.
 #[inline(always)]
-fn spread<const N: usize, T: Copy>(data: &[T], lines: Lines, out: &mut [f32], widen: impl Fn(T) -> f32) {
+fn spread<const N: usize, T: Widen>(data: &[T], lines: Lines, out: &mut [f32]) {
     for (to, number) in lines.numbers.enumerate() {
-        let (whole, rest) = data[number * lines.stride..][lines.part.clone()].as_chunks::<N>();
+        let line = &data[number * lines.stride..][lines.part.clone()];
+        let ahead = line.as_ptr().wrapping_add(AHEAD * lines.stride);
+        (0..line.len()).step_by(64 / size_of::<T>()).for_each(|i| tile::prefetch(ahead.wrapping_add(i).cast()));
+        let (whole, rest) = line.as_chunks::<N>();
         for (index, part) in whole.iter().enumerate() {
-            let out = &mut out[index * lines.panel + to * N..][..N];
-            for (out, value) in out.iter_mut().zip(part) {
-                *out = widen(*value);
-            }
+            let out = &mut out[index * lines.panel + to * N..];
+            T::widen_part(part, out.first_chunk_mut().expect("a panel has room for the part"));
         }
         for (i, value) in rest.iter().enumerate() {
-            out[whole.len() * lines.panel + to * N + i] = widen(*value);
+            out[whole.len() * lines.panel + to * N + i] = value.widen();
         }
     }
 }
