@@ -1,62 +1,95 @@
-//! Gathers, releases and refreshes parameters.
+//! This rank's part of the parameters: gathers, releases and refreshes it, and exchanges tied parameters.
 
-use std::ops::Range;
+use std::collections::VecDeque;
 
-use candle_core::{CpuStorage, Storage};
-use zero_comm::{Buffer, Gathered, Pending};
-use zero_model::Parameter;
-use zero_pipeline::SegmentId;
+use candle_core::{CpuStorage, DType, Storage};
+use zero_comm::{Buffer, Dtype, Gathered, Pending};
+use zero_pipeline::{Placement, SegmentId};
 
-use crate::disk::Stored;
+use crate::disk::{Disk, Stored};
 use crate::error::ZeroError;
-use crate::gpu;
 use crate::ledger::Category;
-use crate::rounding::working;
-use crate::transfer::{incoming, on_host, outgoing};
-use crate::zero::ShardedState;
+use crate::memory::Memory;
+use crate::optimizer::OptimizerState;
+use crate::rank::Rank;
+use crate::rounding::{to_f32, working};
+use crate::storage::{buffer, copy, incoming, on_host, outgoing, overwrite, storage};
+
+/// The parameters of one rank. Replicated ones are in the leaves of the model.
+#[derive(Default)]
+pub(crate) struct ParameterState {
+    /// Shard of the working parameters of each segment, if they are sharded. `None` while a gather reads it.
+    shards: Vec<Option<Storage>>,
+    gathering: Vec<Option<Gathering>>,
+    refreshing: VecDeque<PendingRefresh>,
+}
 
 /// A gather in flight.
-pub(crate) struct Gathering {
+struct Gathering {
     pending: Pending<Gathered>,
     /// The shard, if the gather sends a copy of it.
     kept: Option<Storage>,
 }
 
 /// A refresh in flight.
-pub(crate) struct PendingRefresh {
+struct PendingRefresh {
     segments: Vec<SegmentId>,
     /// One gather per segment; `None` if this rank has updated the whole segment.
     started: Vec<Option<Pending<Gathered>>>,
 }
 
-impl ShardedState {
-    /// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy.
-    fn is_whole(&self, id: SegmentId) -> bool {
-        self.comm.size() == 1 && self.stored(id, Stored::Parameters)
+/// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy.
+fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
+    rank.comm().size() == 1 && disk.has(id, Stored::Parameters)
+}
+
+impl ParameterState {
+    /// Adds the next segment, with the shard of its parameters if they are sharded and in memory.
+    pub(crate) fn push(&mut self, shard: Option<Storage>) {
+        self.shards.push(shard);
+        self.gathering.push(None);
+    }
+
+    pub(crate) fn shard(&self, id: SegmentId) -> Option<&Storage> {
+        self.shards[id].as_ref()
+    }
+
+    pub(crate) fn shard_mut(&mut self, id: SegmentId) -> Option<&mut Storage> {
+        self.shards[id].as_mut()
+    }
+
+    /// Returns the shards of all segments.
+    pub(crate) fn shards_mut(&mut self) -> &mut [Option<Storage>] {
+        &mut self.shards
+    }
+
+    /// Stores a shard that was read from the disk.
+    pub(crate) fn set_shard(&mut self, id: SegmentId, shard: Storage) {
+        self.shards[id] = Some(shard);
     }
 
     /// Starts gathering a segment from all shards.
-    ///
-    /// # Errors
-    /// Fails if the segment is already being gathered.
-    pub fn gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        if self.is_whole(id) {
-            return match self.segments[id].shard {
-                Some(_) => Ok(()),
-                None => Err(ZeroError::internal("gathered twice")),
-            };
+    pub(crate) fn gather(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        disk: &Disk,
+        id: SegmentId,
+    ) -> Result<(), ZeroError> {
+        let gathered_twice = || ZeroError::internal("gathered twice");
+        if is_whole(rank, disk, id) {
+            return self.shards[id].as_ref().map(|_| ()).ok_or_else(gathered_twice);
         }
-        let segment = &self.layout.segments()[id];
-        let (elements, counts) = (segment.elements(), segment.counts());
-        let shard = self.segments[id].shard.take().ok_or_else(|| ZeroError::internal("gathered twice"))?;
-        self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
-        let on_gpu = self.options.on_gpu;
+        let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).counts());
+        let shard = self.shards[id].take().ok_or_else(gathered_twice)?;
+        memory.count(Category::Staging, elements, rank.width());
+        let on_gpu = rank.options.on_gpu;
         if on_gpu.parameters && counts.len() == 1 {
             // With one rank, `await_gather` makes the copy and no collective is needed.
-            self.segments[id].shard = Some(shard);
+            self.shards[id] = Some(shard);
             return Ok(());
         }
-        let own = counts[self.comm.rank()];
+        let own = counts[rank.comm().rank()];
         let (sent, kept) = match shard {
             shard @ Storage::Cuda(_) if !on_gpu.gathers => {
                 let copy = on_host(&shard, own)?;
@@ -65,162 +98,64 @@ impl ShardedState {
             shard => (outgoing(shard, own, on_gpu.gathers)?, None),
         };
         let by_gpu = sent.is_on_device();
-        let output = outgoing(self.blank(elements, by_gpu)?, elements, by_gpu)?;
-        self.segments[id].gathering = Some(Gathering { pending: self.comm.all_gather(sent, output, &counts), kept });
+        let output = outgoing(memory.blank(rank.dtype, elements, by_gpu)?, elements, by_gpu)?;
+        self.gathering[id] = Some(Gathering { pending: rank.comm().all_gather(sent, output, &counts), kept });
         Ok(())
     }
 
     /// Waits for the gather and fills the segment's leaves.
-    ///
-    /// # Errors
-    /// Returns the error of the collective.
-    pub fn await_gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+    pub(crate) fn await_gather(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        disk: &Disk,
+        id: SegmentId,
+    ) -> Result<(), ZeroError> {
         let not_started = || ZeroError::internal("no gather was started");
-        if self.is_whole(id) {
-            let shard = self.segments[id].shard.take().ok_or_else(not_started)?;
-            return self.fill(id, shard).map(drop);
+        if is_whole(rank, disk, id) {
+            let shard = self.shards[id].take().ok_or_else(not_started)?;
+            return fill(rank, memory, id, shard).map(drop);
         }
-        if self.options.on_gpu.parameters && self.comm.size() == 1 {
-            return self.fill_alone(id);
+        if rank.options.on_gpu.parameters && rank.comm().size() == 1 {
+            let shard = self.shards[id].as_ref().ok_or_else(not_started)?;
+            return fill_pieces(rank, memory, id, shard, true);
         }
-        let Gathering { pending, kept } = self.segments[id].gathering.take().ok_or_else(not_started)?;
+        let Gathering { pending, kept } = self.gathering[id].take().ok_or_else(not_started)?;
         let Gathered { shard, output } = pending.wait()?;
-        match self.stored(id, Stored::Parameters) {
+        match disk.has(id, Stored::Parameters) {
             // The shard on the disk is unchanged, so drop the copy in memory.
-            true => self.ledger.remove(Category::Staging, shard.len(), self.dtype.size_in_bytes()),
-            false => self.segments[id].shard = Some(kept.map_or_else(|| incoming(shard), Ok)?),
+            true => memory.uncount(Category::Staging, shard.len(), rank.width()),
+            false => self.shards[id] = Some(kept.map_or_else(|| incoming(shard), Ok)?),
         }
-        if let Some(Storage::Cpu(CpuStorage::F32(full))) = self.fill(id, incoming(output)?)? {
-            self.pool.give(full);
+        if let Some(Storage::Cpu(CpuStorage::F32(full))) = fill(rank, memory, id, incoming(output)?)? {
+            memory.give(full);
         }
-        Ok(())
-    }
-
-    /// Fills a segment's leaves with the gathered values. A single parameter takes `output` as its storage; otherwise
-    /// the values are copied and `output` is returned.
-    fn fill(&mut self, id: SegmentId, output: Storage) -> Result<Option<Storage>, ZeroError> {
-        let layout = self.layout.clone();
-        let segment = &layout.segments()[id];
-        let model = self.model.clone();
-        let comes_to_gpu = matches!(output, Storage::Cpu(_)) && model.device().is_cuda();
-        if let Some(parameter) = segment.only_parameter() {
-            let parameter = &model.parameters()[parameter];
-            if comes_to_gpu {
-                parameter.put(self.on_gpu(&output)?)?;
-                return Ok(Some(output));
-            }
-            parameter.put(output)?;
-            return Ok(None);
-        }
-        // While the leaves are filled, the gathered values are in memory twice. This records the peak.
-        let width = self.dtype.size_in_bytes();
-        self.ledger.add(Category::Staging, segment.elements(), width);
-        self.ledger.remove(Category::Staging, segment.elements(), width);
-        let on_gpu = matches!(output, Storage::Cuda(_));
-        for piece in &segment.pieces {
-            let mut values = self.blank(piece.range.len(), on_gpu)?;
-            copy(&output, piece.range.clone(), &mut values, 0..piece.range.len())?;
-            if !comes_to_gpu {
-                model.parameters()[piece.parameter].put(values)?;
-                continue;
-            }
-            model.parameters()[piece.parameter].put(self.on_gpu(&values)?)?;
-            if let Storage::Cpu(values) = values {
-                self.reuse(values);
-            }
-        }
-        Ok(Some(output))
-    }
-
-    /// Fills a segment's leaves with copies of the only shard, which stays in place.
-    fn fill_alone(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        let layout = self.layout.clone();
-        for piece in &layout.segments()[id].pieces {
-            let mut values = self.blank(piece.range.len(), true)?;
-            let shard = self.segments[id].shard.as_ref().ok_or_else(|| ZeroError::internal("no gather was started"))?;
-            copy(shard, piece.range.clone(), &mut values, 0..piece.range.len())?;
-            self.model.parameters()[piece.parameter].put(values)?;
-        }
-        Ok(())
-    }
-
-    /// Frees a segment's gathered parameters.
-    ///
-    /// # Errors
-    /// Returns candle's error.
-    pub fn release(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        let segment = &self.layout.segments()[id];
-        self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-        // Do not pool memory allocated by the disk, which allocates new memory for each read.
-        let is_kept = !(self.is_whole(id) && segment.only_parameter().is_some());
-        for piece in &segment.pieces {
-            if let CpuStorage::F32(values) = self.model.parameters()[piece.parameter].release()?
-                && is_kept
-            {
-                self.pool.give(values);
-            }
-        }
-        self.released_on_gpu();
         Ok(())
     }
 
     /// Starts gathering updated parameters that are replicated.
-    ///
-    /// # Errors
-    /// Fails if candle cannot read them.
-    pub fn refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+    pub(crate) fn refresh(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        optimizer: &OptimizerState,
+        ids: &[SegmentId],
+    ) -> Result<(), ZeroError> {
         let mut started = Vec::with_capacity(ids.len());
         for &id in ids {
-            started.push(self.start_refresh(id)?);
+            started.push(start_refresh(rank, memory, optimizer, id)?);
         }
         self.refreshing.push_back(PendingRefresh { segments: ids.to_vec(), started });
         Ok(())
     }
 
-    fn start_refresh(&mut self, id: SegmentId) -> Result<Option<Pending<Gathered>>, ZeroError> {
-        let layout = self.layout.clone();
-        let segment = &layout.segments()[id];
-        let (own, counts) = (segment.shard(self.comm.rank()), segment.counts());
-        let is_on_gpu = self.model.device().is_cuda();
-        if is_on_gpu && counts.len() == 1 {
-            // With one rank, the rank has updated the whole segment.
-            return Ok(None);
-        }
-        let (elements, by_gpu) = (own.len(), is_on_gpu && self.options.on_gpu.gathers);
-        let master = self.segments[id].master.host().filter(|master| is_on_gpu && !master.is_empty());
-        let shard = match master {
-            Some(master) => {
-                // Send the master on the host, which was just updated, instead of downloading the parameters.
-                let values = Storage::Cpu(working(master.to_vec(), self.dtype));
-                if by_gpu { self.on_gpu(&values)? } else { values }
-            }
-            None => {
-                let mut shard = self.blank(elements, by_gpu)?;
-                for (parameter, inside, at) in segment.overlaps(own) {
-                    let (full, _) = self.model.parameters()[parameter].leaf().storage_and_layout();
-                    copy(&full, inside, &mut shard, at)?;
-                }
-                shard
-            }
-        };
-        self.ledger.add(Category::Staging, elements, self.dtype.size_in_bytes());
-        let output = match segment.only_parameter() {
-            // Gather in place. The leaf's storage is taken out meanwhile, so a read of the leaf fails.
-            Some(parameter) if by_gpu || !is_on_gpu => self.model.parameters()[parameter].take()?,
-            _ => {
-                self.ledger.add(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-                self.blank(segment.elements(), by_gpu)?
-            }
-        };
-        let (shard, output) = (outgoing(shard, elements, by_gpu)?, outgoing(output, segment.elements(), by_gpu)?);
-        Ok(Some(self.comm.all_gather(shard, output, &counts)))
-    }
-
     /// Waits for the refresh and stores the parameters updated by other ranks.
-    ///
-    /// # Errors
-    /// Returns the error of the collective.
-    pub fn await_refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+    pub(crate) fn await_refresh(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        ids: &[SegmentId],
+    ) -> Result<(), ZeroError> {
         let position = self.refreshing.iter().position(|pending| pending.segments == ids);
         let PendingRefresh { started, .. } = position
             .and_then(|position| self.refreshing.remove(position))
@@ -228,119 +163,229 @@ impl ShardedState {
         for (&id, pending) in ids.iter().zip(started) {
             let Some(pending) = pending else { continue };
             let Gathered { shard, output } = pending.wait()?;
-            self.ledger.remove(Category::Staging, shard.len(), self.dtype.size_in_bytes());
+            memory.uncount(Category::Staging, shard.len(), rank.width());
             if let Buffer::F32(shard) = shard {
-                self.pool.give(shard);
+                memory.give(shard);
             }
-            self.take_over(id, incoming(output)?)?;
-            self.released_on_gpu();
+            take_over(rank, memory, id, incoming(output)?)?;
+            memory.released_on_gpu();
         }
         Ok(())
     }
 
-    /// Stores a refreshed segment in its leaves.
-    fn take_over(&mut self, id: SegmentId, output: Storage) -> Result<(), ZeroError> {
-        let layout = self.layout.clone();
-        let segment = &layout.segments()[id];
-        let comes_to_gpu = matches!(output, Storage::Cpu(_)) && self.model.device().is_cuda();
-        if let Some(parameter) = segment.only_parameter() {
-            let model = self.model.clone();
-            let parameter = &model.parameters()[parameter];
-            if !comes_to_gpu {
-                return Ok(parameter.put(output).map(drop)?);
+    /// Copies this rank's part of a tied segment's updated parameters, to be sent.
+    pub(crate) fn tied(
+        &self,
+        rank: &Rank,
+        memory: &mut Memory,
+        disk: &Disk,
+        id: SegmentId,
+    ) -> Result<Buffer, ZeroError> {
+        if disk.has(id, Stored::Parameters) {
+            let values = buffer(disk.read_shard(id, rank.dtype)?)?;
+            memory.count(Category::Staging, values.len(), rank.width());
+            return Ok(values);
+        }
+        let own = match &self.shards[id] {
+            Some(_) => rank.shard(id).len(),
+            None => rank.segment(id).elements(),
+        };
+        let mut values = memory.blank(rank.dtype, own, false)?;
+        match &self.shards[id] {
+            Some(shard) => copy(shard, 0..own, &mut values, 0..own)?,
+            None => {
+                for piece in &rank.segment(id).pieces {
+                    let (full, _) = rank.model.parameters()[piece.parameter].leaf().storage_and_layout();
+                    copy(&full, 0..piece.range.len(), &mut values, piece.range.clone())?;
+                }
             }
-            parameter.put(self.on_gpu(&output)?)?;
-            self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-            if let Storage::Cpu(used) = output {
-                self.reuse(used);
-            }
+        }
+        memory.count(Category::Staging, own, rank.width());
+        outgoing(values, own, false)
+    }
+
+    /// Stores the parameters of a tied segment that its owner has updated.
+    pub(crate) fn set_tied(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        disk: &Disk,
+        id: SegmentId,
+        values: Buffer,
+    ) -> Result<(), ZeroError> {
+        let values = storage(values)?;
+        if disk.has(id, Stored::Parameters) {
+            disk.write(id, Stored::Parameters, 0, &to_f32(&values)?, rank.dtype)?;
+            give_tied_back(rank, memory, buffer(values)?);
             return Ok(());
         }
-        for piece in &segment.pieces {
-            let parameter = &self.model.parameters()[piece.parameter];
-            overwrite(parameter, 0..piece.range.len(), &output, piece.range.clone())?;
+        let mut values = Storage::Cpu(values);
+        match &mut self.shards[id] {
+            // Swap, so that the old shard's memory is recycled.
+            Some(shard @ Storage::Cpu(_)) => std::mem::swap(shard, &mut values),
+            Some(shard) => {
+                let own = rank.shard(id).len();
+                copy(&values, 0..own, shard, 0..own)?;
+            }
+            None => {
+                for piece in &rank.segment(id).pieces {
+                    let parameter = &rank.model.parameters()[piece.parameter];
+                    overwrite(parameter, 0..piece.range.len(), &values, piece.range.clone())?;
+                }
+            }
         }
-        self.ledger.remove(Category::Staging, segment.elements(), self.dtype.size_in_bytes());
-        if let Storage::Cpu(used) = output {
-            self.reuse(used);
+        if let Storage::Cpu(values) = values {
+            give_tied_back(rank, memory, buffer(values)?);
         }
         Ok(())
     }
+}
 
-    /// Uploads host values to the GPU.
-    fn on_gpu(&mut self, values: &Storage) -> Result<Storage, ZeroError> {
-        match values {
-            Storage::Cpu(values) => self.gpu_mut()?.upload_staged(values),
-            _ => Err(ZeroError::internal("an upload of values that are on a GPU")),
+/// Fills a segment's leaves with the gathered values. A single parameter takes `output` as its storage; otherwise the
+/// values are copied and `output` is returned.
+fn fill(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -> Result<Option<Storage>, ZeroError> {
+    let segment = rank.segment(id);
+    let comes_to_gpu = matches!(output, Storage::Cpu(_)) && rank.is_on_gpu();
+    if let Some(parameter) = segment.only_parameter() {
+        let parameter = &rank.model.parameters()[parameter];
+        if comes_to_gpu {
+            parameter.put(memory.upload(&output)?)?;
+            return Ok(Some(output));
         }
+        parameter.put(output)?;
+        return Ok(None);
     }
+    // While the leaves are filled, the gathered values are in memory twice. This records the peak.
+    memory.count(Category::Staging, segment.elements(), rank.width());
+    memory.uncount(Category::Staging, segment.elements(), rank.width());
+    let on_gpu = matches!(output, Storage::Cuda(_));
+    fill_pieces(rank, memory, id, &output, on_gpu)?;
+    Ok(Some(output))
+}
 
-    fn reuse(&mut self, used: CpuStorage) {
-        if let CpuStorage::F32(used) = used {
-            self.pool.give(used);
+/// Fills a segment's leaves with copies of the values, made on the GPU or on the host.
+fn fill_pieces(
+    rank: &Rank,
+    memory: &mut Memory,
+    id: SegmentId,
+    values: &Storage,
+    on_gpu: bool,
+) -> Result<(), ZeroError> {
+    for piece in &rank.segment(id).pieces {
+        let parameter = &rank.model.parameters()[piece.parameter];
+        let mut copied = memory.blank(rank.dtype, piece.range.len(), on_gpu)?;
+        copy(values, piece.range.clone(), &mut copied, 0..piece.range.len())?;
+        if on_gpu || !rank.is_on_gpu() {
+            parameter.put(copied)?;
+            continue;
         }
-    }
-}
-
-/// Copies values from any device over a range of a parameter.
-pub(crate) fn overwrite(
-    parameter: &Parameter,
-    range: Range<usize>,
-    from: &Storage,
-    source: Range<usize>,
-) -> Result<(), ZeroError> {
-    let mut full = parameter.take()?;
-    let copied = copy(from, source, &mut full, range);
-    parameter.put(full)?;
-    copied
-}
-
-/// Copies a range between storages of the same dtype, on any devices.
-pub(crate) fn copy(
-    from: &Storage,
-    source: Range<usize>,
-    to: &mut Storage,
-    target: Range<usize>,
-) -> Result<(), ZeroError> {
-    match (from, to) {
-        (Storage::Cpu(from), Storage::Cpu(to)) => Ok(copy_on_host(from, source, to, target)?),
-        (from, to) => gpu::copy(from, source, to, target),
-    }
-}
-
-pub(crate) fn copy_on_host(
-    from: &CpuStorage,
-    source: Range<usize>,
-    to: &mut CpuStorage,
-    target: Range<usize>,
-) -> candle_core::Result<()> {
-    match (from, to) {
-        (CpuStorage::F32(from), CpuStorage::F32(to)) => to[target].copy_from_slice(&from[source]),
-        (CpuStorage::BF16(from), CpuStorage::BF16(to)) => to[target].copy_from_slice(&from[source]),
-        (CpuStorage::F16(from), CpuStorage::F16(to)) => to[target].copy_from_slice(&from[source]),
-        _ => candle_core::bail!("parameters of different dtypes, or a released one"),
+        parameter.put(memory.upload(&copied)?)?;
+        if let Storage::Cpu(copied) = copied {
+            memory.reuse(copied);
+        }
     }
     Ok(())
 }
 
-pub(crate) fn buffer(storage: CpuStorage) -> Result<Buffer, ZeroError> {
-    match storage {
-        CpuStorage::F32(v) => Ok(Buffer::F32(v)),
-        CpuStorage::BF16(v) => Ok(Buffer::Bf16(v)),
-        CpuStorage::F16(v) => Ok(Buffer::F16(v)),
-        _ => Err(not_floats()),
+/// Frees a segment's gathered parameters.
+pub(crate) fn release(rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
+    let segment = rank.segment(id);
+    memory.uncount(Category::Staging, segment.elements(), rank.width());
+    // Do not pool memory allocated by the disk, which allocates new memory for each read.
+    let is_kept = !(is_whole(rank, disk, id) && segment.only_parameter().is_some());
+    for piece in &segment.pieces {
+        if let CpuStorage::F32(values) = rank.model.parameters()[piece.parameter].release()?
+            && is_kept
+        {
+            memory.give(values);
+        }
+    }
+    memory.released_on_gpu();
+    Ok(())
+}
+
+fn start_refresh(
+    rank: &Rank,
+    memory: &mut Memory,
+    optimizer: &OptimizerState,
+    id: SegmentId,
+) -> Result<Option<Pending<Gathered>>, ZeroError> {
+    let segment = rank.segment(id);
+    let (own, counts) = (rank.shard(id), segment.counts());
+    let is_on_gpu = rank.is_on_gpu();
+    if is_on_gpu && counts.len() == 1 {
+        // With one rank, the rank has updated the whole segment.
+        return Ok(None);
+    }
+    let (elements, by_gpu) = (own.len(), is_on_gpu && rank.options.on_gpu.gathers);
+    let shard = match optimizer.master(id).host().filter(|master| is_on_gpu && !master.is_empty()) {
+        Some(master) => {
+            // Send the master on the host, which was just updated, instead of downloading the parameters.
+            let values = Storage::Cpu(working(master.to_vec(), rank.dtype));
+            if by_gpu { memory.upload(&values)? } else { values }
+        }
+        None => {
+            let mut shard = memory.blank(rank.dtype, elements, by_gpu)?;
+            for (parameter, inside, at) in segment.overlaps(own) {
+                let (full, _) = rank.model.parameters()[parameter].leaf().storage_and_layout();
+                copy(&full, inside, &mut shard, at)?;
+            }
+            shard
+        }
+    };
+    memory.count(Category::Staging, elements, rank.width());
+    let output = match segment.only_parameter() {
+        // Gather in place. The leaf's storage is taken out meanwhile, so a read of the leaf fails.
+        Some(parameter) if by_gpu || !is_on_gpu => rank.model.parameters()[parameter].take()?,
+        _ => {
+            memory.count(Category::Staging, segment.elements(), rank.width());
+            memory.blank(rank.dtype, segment.elements(), by_gpu)?
+        }
+    };
+    let (shard, output) = (outgoing(shard, elements, by_gpu)?, outgoing(output, segment.elements(), by_gpu)?);
+    Ok(Some(rank.comm().all_gather(shard, output, &counts)))
+}
+
+/// Stores a refreshed segment in its leaves.
+fn take_over(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -> Result<(), ZeroError> {
+    let segment = rank.segment(id);
+    match segment.only_parameter().map(|parameter| &rank.model.parameters()[parameter]) {
+        Some(parameter) if matches!(output, Storage::Cpu(_)) && rank.is_on_gpu() => {
+            parameter.put(memory.upload(&output)?)?;
+        }
+        Some(parameter) => return Ok(parameter.put(output).map(drop)?),
+        None => {
+            for piece in &segment.pieces {
+                let parameter = &rank.model.parameters()[piece.parameter];
+                overwrite(parameter, 0..piece.range.len(), &output, piece.range.clone())?;
+            }
+        }
+    }
+    memory.uncount(Category::Staging, segment.elements(), rank.width());
+    if let Storage::Cpu(used) = output {
+        memory.reuse(used);
+    }
+    Ok(())
+}
+
+/// Recycles a buffer of parameters after it was sent or stored.
+pub(crate) fn give_tied_back(rank: &Rank, memory: &mut Memory, sent: Buffer) {
+    memory.uncount(Category::Staging, sent.len(), rank.width());
+    if let Buffer::F32(values) = sent {
+        memory.give(values);
     }
 }
 
-pub(crate) fn storage(buffer: Buffer) -> Result<CpuStorage, ZeroError> {
-    match buffer {
-        Buffer::F32(v) => Ok(CpuStorage::F32(v)),
-        Buffer::Bf16(v) => Ok(CpuStorage::BF16(v)),
-        Buffer::F16(v) => Ok(CpuStorage::F16(v)),
-        _ => Err(not_floats()),
+/// Allocates a buffer to receive parameters. It counts as staging until they are stored.
+pub(crate) fn room_for_tied(rank: &Rank, memory: &mut Memory, id: SegmentId) -> Buffer {
+    let elements = match rank.placements(id).parameters {
+        Placement::Replicated => rank.segment(id).elements(),
+        Placement::Sharded => rank.shard(id).len(),
+    };
+    memory.count(Category::Staging, elements, rank.width());
+    match rank.dtype {
+        DType::BF16 => Buffer::zeros(Dtype::Bf16, elements),
+        DType::F16 => Buffer::zeros(Dtype::F16, elements),
+        _ => Buffer::F32(memory.take(elements)),
     }
-}
-
-pub(crate) fn not_floats() -> ZeroError {
-    ZeroError::internal("parameters are f32, bf16 or f16")
 }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use zero_optim::{read_half, rounded, write_half};
 
 use crate::error::ZeroError;
-use crate::parameters::not_floats;
+use crate::storage::not_floats;
 
 /// Rounds f32 values to `dtype`: f32, bf16 or f16.
 pub fn working(values: Vec<f32>, dtype: DType) -> CpuStorage {

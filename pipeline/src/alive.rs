@@ -1,4 +1,4 @@
-//! Counts the micro-batches that a rank holds activations of.
+//! Counts the micro-batches whose activations a rank holds.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::stages::Stages;
 /// train.
 #[must_use]
 pub fn alive(program: &Program, stages: &Stages) -> usize {
-    let chunks: Vec<usize> =
-        stages.chunks().iter().enumerate().flat_map(|(index, chunk)| chunk.clone().map(move |_| index)).collect();
-    // Number of layers between forward and backward, by chunk and micro-batch.
-    let mut layers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-    let mut peak = 0;
     if !program.trains() {
         return 0;
     }
+    let chunks = stages.chunks().iter().enumerate();
+    let chunks: Vec<usize> = chunks.flat_map(|(index, chunk)| chunk.clone().map(move |_| index)).collect();
+    // Number of layers between forward and backward, by chunk and micro-batch.
+    let mut layers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut peak = 0;
     for instruction in &program.instructions {
         match *instruction {
             Instruction::Forward { layer, micro_batch } => {

@@ -1,7 +1,8 @@
 //! What instructions do, in terms that every walk over a program shares.
 //!
-//! [`Instruction::effects`] is the table: one row for each instruction. The validator, the simulator, the timeline, the
-//! trace and the passes read it. They know the kinds of actions, transfers and computations, and not the instructions.
+//! [`Instruction::effects`] is the table: one row for each instruction. The deadlock check, the simulator, timelines and
+//! traces read it. They know the kinds of actions, transfers and computations, and no instruction by name. The check of
+//! one rank's program reads it too, and adds the preconditions of each instruction.
 
 use std::fmt;
 

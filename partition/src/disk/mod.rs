@@ -16,13 +16,14 @@ use half::{bf16, f16};
 use zero_pipeline::{Coordinates, Item, SegmentId, Stages};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, PendingVec, SwapFile};
 
+pub(crate) use file_layout::stride;
 pub use file_layout::{DiskBytes, disk_buffers, disk_bytes};
-pub(crate) use file_layout::{DiskVectors, FileLayout, places, stride};
+use file_layout::{DiskVectors, FileLayout, places};
 pub(crate) use values::Stored;
 
 use crate::error::ZeroError;
 use crate::layout::Layout;
-use crate::zero::ShardedState;
+use crate::rank::Rank;
 
 /// Folders and I/O options of the swap files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -76,18 +77,20 @@ enum MovingShard {
 
 /// One rank's swap files and the transfers in flight.
 pub(crate) struct Disk {
+    /// Whether the layout offloads anything, on this rank or on others.
+    uses_disk: bool,
     optimizer: Option<SwapFile>,
     parameters: Option<SwapFile>,
-    pub(crate) buffers: BufferPool,
-    /// Layout by segment; `None` for segments without offloaded parts on this rank.
-    pub(crate) places: Vec<Option<FileLayout>>,
+    buffers: BufferPool,
+    /// Layout by segment; `None` for segments without offloaded parts on this rank. Empty if nothing is offloaded.
+    places: Vec<Option<FileLayout>>,
     gradients: HashMap<SegmentId, MovingGradients>,
     /// Reads of parameter shards in flight.
     shards: HashMap<SegmentId, MovingShard>,
     moving_tiles: HashMap<Item, Tile<Pending>>,
-    pub(crate) tiles: HashMap<Item, Tile<AlignedBuffer>>,
+    tiles: HashMap<Item, Tile<AlignedBuffer>>,
     /// Bytes of buffers already counted in the ledger.
-    pub(crate) counted: u64,
+    counted: u64,
 }
 
 /// Sizes and statistics of a rank's swap files.
@@ -119,28 +122,15 @@ impl DiskOptions {
     }
 }
 
-impl ShardedState {
-    /// Returns the disk statistics of this rank; `None` if nothing is offloaded.
-    #[must_use]
-    pub fn disk_use(&self) -> Option<DiskUse> {
-        let add = |mut sum: DiskUse, file: &SwapFile| {
-            let did = file.statistics();
-            sum.bytes += file.size();
-            sum.read += did.read_bytes;
-            sum.written += did.written_bytes;
-            sum.busy_seconds += did.busy_seconds;
-            sum.notices.extend(
-                file.notices().iter().filter(|notice| !sum.notices.contains(notice)).cloned().collect::<Vec<_>>(),
-            );
-            sum
-        };
-        Some(self.disk.as_ref()?.files().fold(DiskUse::default(), add))
-    }
-}
-
 impl Disk {
-    /// Creates the zero-filled files and reserves their space.
-    pub(crate) fn new(options: &DiskOptions, places: Vec<Option<FileLayout>>) -> Result<Self, ZeroError> {
+    /// Creates the zero-filled files of a rank and reserves their space. Creates no file if nothing is offloaded.
+    pub(crate) fn new(rank: &Rank) -> Result<Self, ZeroError> {
+        let options = &rank.options.disk;
+        let uses_disk = rank.layout.uses_disk();
+        let places = match uses_disk {
+            true => places(&rank.layout, &rank.stages, rank.groups.at(), rank.width(), rank.states()),
+            false => vec![],
+        };
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {
             _ if bytes == 0 => Ok(None),
             Some(folder) => Ok(Some(SwapFile::create(folder, bytes, aio)?)),
@@ -149,6 +139,7 @@ impl Disk {
         let DiskBytes { optimizer, parameters } = DiskBytes::of(&places);
         let [of_optimizer, of_parameters] = options.of_files(DiskVectors::of(&places));
         Ok(Self {
+            uses_disk,
             optimizer: file(&options.optimizer, optimizer, &of_optimizer)?,
             parameters: file(&options.parameters, parameters, &of_parameters)?,
             buffers: BufferPool::new(),
@@ -166,12 +157,32 @@ impl Disk {
         self.files().map(SwapFile::bounce_bytes).sum()
     }
 
+    /// Returns the sizes and statistics of the files; `None` if nothing is offloaded.
+    pub(crate) fn statistics(&self) -> Option<DiskUse> {
+        let add = |mut sum: DiskUse, file: &SwapFile| {
+            let did = file.statistics();
+            sum.bytes += file.size();
+            sum.read += did.read_bytes;
+            sum.written += did.written_bytes;
+            sum.busy_seconds += did.busy_seconds;
+            sum.notices.extend(
+                file.notices().iter().filter(|notice| !sum.notices.contains(notice)).cloned().collect::<Vec<_>>(),
+            );
+            sum
+        };
+        self.uses_disk.then(|| self.files().fold(DiskUse::default(), add))
+    }
+
     fn files(&self) -> impl Iterator<Item = &SwapFile> {
         self.optimizer.iter().chain(&self.parameters)
     }
 
-    pub(crate) fn place(&self, id: SegmentId) -> Result<FileLayout, ZeroError> {
-        self.places[id].ok_or_else(|| ZeroError::internal("nothing of this segment is on the disk"))
+    fn place_of(&self, id: SegmentId) -> Option<FileLayout> {
+        self.places.get(id).copied().flatten()
+    }
+
+    fn place(&self, id: SegmentId) -> Result<FileLayout, ZeroError> {
+        self.place_of(id).ok_or_else(|| ZeroError::internal("nothing of this segment is on the disk"))
     }
 
     fn optimizer(&self) -> Result<&SwapFile, ZeroError> {

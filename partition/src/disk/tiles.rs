@@ -1,272 +1,241 @@
 //! Executes the instructions that transfer offloaded state.
 
 use candle_core::{CpuStorage, DType, Storage};
-use zero_optim::ExactSum;
 use zero_pipeline::{Item, SegmentId, Tier};
 use zero_tier::{align, lies_on_pages};
 
-use crate::disk::{MovingGradients, MovingShard, Tile};
+use crate::disk::{Disk, MovingGradients, MovingShard, Tile};
 use crate::error::ZeroError;
 use crate::ledger::Category;
-use crate::threads::add_parameter_range;
-use crate::zero::ShardedState;
+use crate::memory::Memory;
+use crate::optimizer::{OptimizerState, StepInputs};
+use crate::parameters::ParameterState;
+use crate::rank::Rank;
+use crate::reductions::Reductions;
 
-impl ShardedState {
+impl Disk {
     /// Starts reading an item. Activations are handled by the executor.
-    ///
-    /// # Errors
-    /// Fails if the item is not on the disk, or the system is out of memory.
-    pub fn fetch(&mut self, item: Item) -> Result<(), ZeroError> {
-        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+    pub(crate) fn fetch(&mut self, rank: &Rank, memory: &mut Memory, item: Item) -> Result<(), ZeroError> {
         match item {
             Item::Parameters { segment } => {
-                let place = disk.place(segment)?;
-                let (file, at) = (disk.parameters()?, place.parameters_at(0));
-                let shard = match self.dtype {
+                let place = self.place(segment)?;
+                let (file, at) = (self.parameters()?, place.parameters_at(0));
+                let shard = match rank.dtype {
                     DType::BF16 => MovingShard::Bf16(file.read_vec(at, place.elements)?),
                     DType::F16 => MovingShard::F16(file.read_vec(at, place.elements)?),
                     _ => MovingShard::F32(file.read_vec(at, place.elements)?),
                 };
-                disk.shards.insert(segment, shard);
-                self.ledger.add(Category::Staging, place.elements, place.width);
+                self.shards.insert(segment, shard);
+                memory.count(Category::Staging, place.elements, place.width);
             }
             Item::Gradients { segment } => {
-                let place = disk.place(segment)?;
+                let place = self.place(segment)?;
                 let (at, len) = (place.gradients_at(0), align((place.elements * 4) as u64) as usize);
                 if len > 0 {
-                    let sum = self.pool.take(place.elements);
+                    let sum = memory.take(place.elements);
                     let moving = match lies_on_pages(&sum) {
                         true => {
-                            self.ledger.add(Category::Gradients, sum.len(), 4);
-                            MovingGradients::Lent(disk.optimizer()?.read_over(at, sum)?)
+                            memory.count(Category::Gradients, sum.len(), 4);
+                            MovingGradients::Lent(self.optimizer()?.read_over(at, sum)?)
                         }
                         false => {
-                            self.pool.give(sum);
-                            let buffer = disk.buffers.take(len)?;
-                            MovingGradients::Copied(disk.optimizer()?.read(at, buffer, len))
+                            memory.give(sum);
+                            let buffer = self.buffers.take(len)?;
+                            MovingGradients::Copied(self.optimizer()?.read(at, buffer, len))
                         }
                     };
-                    disk.gradients.insert(segment, moving);
+                    self.gradients.insert(segment, moving);
                 }
             }
             Item::Tile { segment, index } => {
-                let place = disk.place(segment)?;
+                let place = self.place(segment)?;
                 let mut tile = Tile::empty();
                 let elements = place.range(index).len();
                 if elements > 0 && place.tiers.optimizer == Tier::Nvme {
                     let len = place.record(index) as usize;
-                    let buffer = disk.buffers.take(len)?;
-                    tile.state = Some(disk.optimizer()?.read(place.state_at(index), buffer, len));
+                    let buffer = self.buffers.take(len)?;
+                    tile.state = Some(self.optimizer()?.read(place.state_at(index), buffer, len));
                 }
                 if elements > 0 && place.tiers.gradients == Tier::Nvme {
                     let len = align((elements * 4) as u64) as usize;
-                    let buffer = disk.buffers.take(len)?;
-                    tile.gradients = Some(disk.optimizer()?.read(place.gradients_at(index), buffer, len));
+                    let buffer = self.buffers.take(len)?;
+                    tile.gradients = Some(self.optimizer()?.read(place.gradients_at(index), buffer, len));
                 }
                 if elements > 0 && place.tiers.parameters == Tier::Nvme {
                     let len = align((elements * place.width) as u64) as usize;
-                    let buffer = disk.buffers.take(len)?;
+                    let buffer = self.buffers.take(len)?;
                     // With masters, an update overwrites all values, but a skipped step writes them back as read.
-                    tile.parameters = Some(disk.parameters()?.read(place.parameters_at(index), buffer, len));
+                    tile.parameters = Some(self.parameters()?.read(place.parameters_at(index), buffer, len));
                 }
-                disk.moving_tiles.insert(item, tile);
+                self.moving_tiles.insert(item, tile);
             }
             Item::Activations { .. } => return Err(ZeroError::internal("activations are not the optimizer's")),
         }
-        self.count_buffers();
+        self.count_buffers(memory);
         Ok(())
     }
 
     /// Waits for a fetch.
-    ///
-    /// # Errors
-    /// Returns the error of the disk.
-    pub fn await_fetch(&mut self, item: Item) -> Result<(), ZeroError> {
-        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+    pub(crate) fn await_fetch(
+        &mut self,
+        memory: &mut Memory,
+        parameters: &mut ParameterState,
+        gradients: &mut Reductions,
+        item: Item,
+    ) -> Result<(), ZeroError> {
         match item {
             Item::Parameters { segment } => {
-                let shard = match disk.shards.remove(&segment).ok_or_else(|| not_moving(item))? {
+                let shard = match self.shards.remove(&segment).ok_or_else(|| not_moving(item))? {
                     MovingShard::F32(pending) => CpuStorage::F32(pending.wait()?),
                     MovingShard::Bf16(pending) => CpuStorage::BF16(pending.wait()?),
                     MovingShard::F16(pending) => CpuStorage::F16(pending.wait()?),
                 };
-                self.segments[segment].shard = Some(Storage::Cpu(shard));
+                parameters.set_shard(segment, Storage::Cpu(shard));
             }
             Item::Gradients { segment } => {
-                let elements = disk.place(segment)?.elements;
-                let sum = match disk.gradients.remove(&segment) {
+                let elements = self.place(segment)?.elements;
+                let sum = match self.gradients.remove(&segment) {
                     Some(MovingGradients::Lent(pending)) => pending.wait()?,
                     Some(MovingGradients::Copied(pending)) => {
                         let buffer = pending.wait()?;
-                        let mut sum = self.pool.take(elements);
+                        let mut sum = memory.take(elements);
                         sum.copy_from_slice(&buffer.as_f32()[..elements]);
-                        self.ledger.add(Category::Gradients, elements, 4);
-                        disk.buffers.put(buffer);
+                        memory.count(Category::Gradients, elements, 4);
+                        self.buffers.put(buffer);
                         sum
                     }
                     None => vec![],
                 };
-                self.segments[segment].gradients.add(sum.into(), drop)?;
+                gradients.add_stored(segment, sum)?;
             }
             Item::Tile { .. } => {
-                let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+                let pending = self.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
                 let tile = pending.map(|pending| Ok(pending.wait()?))?;
-                disk.tiles.insert(item, tile);
+                self.tiles.insert(item, tile);
             }
             Item::Activations { .. } => return Err(not_moving(item)),
         }
-        self.count_buffers();
+        self.count_buffers(memory);
         Ok(())
     }
 
     /// Starts writing an item.
-    ///
-    /// # Errors
-    /// Fails if the item is not in memory.
-    pub fn offload(&mut self, item: Item) -> Result<(), ZeroError> {
+    pub(crate) fn offload(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        gradients: &mut Reductions,
+        item: Item,
+    ) -> Result<(), ZeroError> {
         match item {
-            Item::Gradients { segment } => self.offload_gradients(segment)?,
+            Item::Gradients { segment } => {
+                let gradients = gradients.take_to_offload(rank, memory, segment)?;
+                self.offload_gradients(memory, segment, gradients)?;
+            }
             Item::Tile { segment, index } => {
-                let disk = self.disk.as_mut().ok_or_else(no_disk)?;
-                let place = disk.place(segment)?;
-                let tile = disk.tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+                let place = self.place(segment)?;
+                let tile = self.tiles.remove(&item).ok_or_else(|| not_moving(item))?;
                 let mut moving = Tile::empty();
                 if let Some(buffer) = tile.state {
                     let len = buffer.len();
-                    moving.state = Some(disk.optimizer()?.write(place.state_at(index), buffer, len));
+                    moving.state = Some(self.optimizer()?.write(place.state_at(index), buffer, len));
                 }
                 if let Some(buffer) = tile.parameters {
                     let len = buffer.len();
-                    moving.parameters = Some(disk.parameters()?.write(place.parameters_at(index), buffer, len));
+                    moving.parameters = Some(self.parameters()?.write(place.parameters_at(index), buffer, len));
                 }
-                tile.gradients.into_iter().for_each(|buffer| disk.buffers.put(buffer));
-                disk.moving_tiles.insert(item, moving);
+                tile.gradients.into_iter().for_each(|buffer| self.buffers.put(buffer));
+                self.moving_tiles.insert(item, moving);
             }
             Item::Parameters { .. } | Item::Activations { .. } => return Err(not_moving(item)),
         }
-        self.count_buffers();
+        self.count_buffers(memory);
         Ok(())
     }
 
-    /// Offloads accumulated gradients, and keeps their sum of squares for the norm.
-    fn offload_gradients(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        self.settle(id)?;
-        let gradients = self.take_reduced(id)?.into_host()?;
-        let segment = &self.layout.segments()[id];
-        let mut squares = ExactSum::new();
-        for (_, _, at) in segment.overlaps(segment.shard(self.comm.rank())) {
-            add_parameter_range(&mut squares, &gradients[at]);
-        }
-        self.segments[id].squares = Some(squares);
-        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
-        let place = disk.place(id)?;
+    fn offload_gradients(&mut self, memory: &mut Memory, id: SegmentId, gradients: Vec<f32>) -> Result<(), ZeroError> {
+        let place = self.place(id)?;
         let len = align((gradients.len() * 4) as u64) as usize;
         if len > 0 && lies_on_pages(&gradients) {
-            self.ledger.add(Category::Staging, gradients.len(), 4);
-            let pending = disk.optimizer()?.write_vec(place.gradients_at(0), gradients)?;
-            disk.gradients.insert(id, MovingGradients::Lent(pending));
+            memory.count(Category::Staging, gradients.len(), 4);
+            let pending = self.optimizer()?.write_vec(place.gradients_at(0), gradients)?;
+            self.gradients.insert(id, MovingGradients::Lent(pending));
             return Ok(());
         }
         if len > 0 {
-            let mut buffer = disk.buffers.take(len)?;
+            let mut buffer = self.buffers.take(len)?;
             buffer.as_f32_mut()[..gradients.len()].copy_from_slice(&gradients);
-            let pending = disk.optimizer()?.write(place.gradients_at(0), buffer, len);
-            disk.gradients.insert(id, MovingGradients::Copied(pending));
+            let pending = self.optimizer()?.write(place.gradients_at(0), buffer, len);
+            self.gradients.insert(id, MovingGradients::Copied(pending));
         }
-        self.pool.give(gradients);
+        memory.give(gradients);
         Ok(())
     }
 
     /// Waits for an offload and frees its memory.
-    ///
-    /// # Errors
-    /// Returns the error of the disk.
-    pub fn await_offload(&mut self, item: Item) -> Result<(), ZeroError> {
-        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
+    pub(crate) fn await_offload(&mut self, memory: &mut Memory, item: Item) -> Result<(), ZeroError> {
         match item {
             Item::Tile { .. } => {
-                let pending = disk.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
+                let pending = self.moving_tiles.remove(&item).ok_or_else(|| not_moving(item))?;
                 let Tile { state, parameters, .. } = pending.map(|pending| Ok(pending.wait()?))?;
-                [state, parameters].into_iter().flatten().for_each(|buffer| disk.buffers.put(buffer));
+                [state, parameters].into_iter().flatten().for_each(|buffer| self.buffers.put(buffer));
             }
-            Item::Gradients { segment } => match disk.gradients.remove(&segment) {
+            Item::Gradients { segment } => match self.gradients.remove(&segment) {
                 Some(MovingGradients::Lent(pending)) => {
                     let gradients = pending.wait()?;
-                    self.ledger.remove(Category::Staging, gradients.len(), 4);
-                    self.pool.give(gradients);
+                    memory.uncount(Category::Staging, gradients.len(), 4);
+                    memory.give(gradients);
                 }
-                Some(MovingGradients::Copied(pending)) => disk.buffers.put(pending.wait()?),
+                Some(MovingGradients::Copied(pending)) => self.buffers.put(pending.wait()?),
                 None => {}
             },
             Item::Parameters { .. } | Item::Activations { .. } => return Err(not_moving(item)),
         }
-        self.count_buffers();
+        self.count_buffers(memory);
         Ok(())
     }
 
-    /// Runs the optimizer step on a tile, unless the norm was not admitted.
-    ///
-    /// # Errors
-    /// Fails if the tile is not in memory, or its gradients are not reduced.
-    pub fn update_tile(&mut self, id: SegmentId, index: usize, lr: f64) -> Result<(), ZeroError> {
-        if self.scale()?.is_none() {
-            return self.discard_tile(id, index);
+    /// Runs the optimizer step on a tile, unless the norm was not admitted. Frees the gradients of a segment in memory
+    /// with its last tile.
+    pub(crate) fn update_tile(
+        &mut self,
+        optimizer: &mut OptimizerState,
+        mut with: StepInputs<'_>,
+        id: SegmentId,
+        index: usize,
+    ) -> Result<(), ZeroError> {
+        if optimizer.scale()?.is_some() {
+            let item = Item::Tile { segment: id, index };
+            let part = self.place(id)?.range(index);
+            let tile = self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?;
+            if !part.is_empty() {
+                optimizer.update_part(&mut with, id, part, tile)?;
+            }
         }
-        let item = Item::Tile { segment: id, index };
-        let disk = self.disk.as_mut().ok_or_else(no_disk)?;
-        let place = disk.place(id)?;
-        let mut tile = disk.tiles.remove(&item).ok_or_else(|| not_moving(item))?;
-        let result = match place.range(index) {
-            part if part.is_empty() => Ok(()),
-            part => self.update_part(id, part, &mut tile, lr),
-        };
-        if let Some(disk) = &mut self.disk {
-            disk.tiles.insert(item, tile);
-        }
-        result?;
         // Tile counts are equal on all ranks, so a rank with a smaller part may end with empty tiles.
-        let is_last = index + 1 == place.tiers.tiles;
-        if is_last && place.tiers.gradients == Tier::Memory {
-            self.discard(id)?;
-        }
-        Ok(())
-    }
-
-    /// Frees the gradients of a segment with its last tile, in a skipped step.
-    ///
-    /// # Errors
-    /// Fails if the gradients are not reduced.
-    fn discard_tile(&mut self, id: SegmentId, index: usize) -> Result<(), ZeroError> {
-        let tiers = self.layout.segments()[id].tiers;
+        let tiers = with.rank.segment(id).tiers;
         match index + 1 == tiers.tiles && tiers.gradients == Tier::Memory {
-            true => self.discard(id),
+            true => with.gradients.discard(with.rank, with.memory, id),
             false => Ok(()),
         }
     }
 
     /// Updates the ledger's count of disk buffers, both lent and idle.
-    pub(crate) fn count_buffers(&mut self) {
-        let Some(disk) = &mut self.disk else { return };
-        let usage = disk.buffers.usage();
+    fn count_buffers(&mut self, memory: &mut Memory) {
+        let usage = self.buffers.usage();
         let bytes = usage.idle_bytes + usage.lent_bytes;
-        let before = std::mem::replace(&mut disk.counted, bytes);
+        let before = std::mem::replace(&mut self.counted, bytes);
         match bytes.checked_sub(before) {
-            Some(more) => self.ledger.add(Category::Staging, more as usize, 1),
-            None => self.ledger.remove(Category::Staging, (before - bytes) as usize, 1),
+            Some(more) => memory.count(Category::Staging, more as usize, 1),
+            None => memory.uncount(Category::Staging, (before - bytes) as usize, 1),
         }
     }
 
     /// Frees idle buffers, because the next part of the step needs other sizes.
-    pub(crate) fn drop_buffers(&mut self) {
-        if let Some(disk) = &self.disk {
-            disk.buffers.clear();
-        }
-        self.count_buffers();
+    pub(crate) fn drop_buffers(&mut self, memory: &mut Memory) {
+        self.buffers.clear();
+        self.count_buffers(memory);
     }
-}
-
-pub(crate) fn no_disk() -> ZeroError {
-    ZeroError::internal("nothing lives on a disk")
 }
 
 fn not_moving(item: Item) -> ZeroError {

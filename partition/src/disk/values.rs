@@ -6,11 +6,10 @@ use candle_core::{CpuStorage, DType};
 use zero_pipeline::{SegmentId, Tier};
 use zero_tier::{AlignedBuffer, align};
 
-use crate::disk::tiles::no_disk;
 use crate::disk::{Disk, FileLayout};
 use crate::error::ZeroError;
+use crate::rank::Rank;
 use crate::rounding::{round_bytes, widen_bytes, working};
-use crate::zero::ShardedState;
 
 /// Kind of offloaded value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,14 +33,14 @@ impl Stored {
 impl Disk {
     /// Returns whether a kind of a segment's values is offloaded.
     pub(crate) fn has(&self, id: SegmentId, stored: Stored) -> bool {
-        self.places[id].is_some_and(|place| match stored {
+        self.place_of(id).is_some_and(|place| match stored {
             Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.kinds,
             Stored::Parameters => place.tiers.parameters == Tier::Nvme,
         })
     }
 
     /// Reads `values.len()` elements of this rank's part, from element `start` on.
-    fn read(
+    pub(crate) fn read(
         &self,
         id: SegmentId,
         stored: Stored,
@@ -62,7 +61,7 @@ impl Disk {
     }
 
     /// Overwrites a range of this rank's part. Parameters are rounded to the working dtype.
-    fn write(
+    pub(crate) fn write(
         &self,
         id: SegmentId,
         stored: Stored,
@@ -81,6 +80,32 @@ impl Disk {
             let (at, len) = (offset(&place, stored, index), bytes.len());
             let file = self.file(stored)?;
             file.write(at, bytes, len).wait()?;
+        }
+        Ok(())
+    }
+
+    /// Reads this rank's shard of the parameters.
+    pub(crate) fn read_shard(&self, id: SegmentId, dtype: DType) -> Result<CpuStorage, ZeroError> {
+        let mut values = vec![0.0; self.place(id)?.elements];
+        self.read(id, Stored::Parameters, 0, &mut values, dtype)?;
+        Ok(working(values, dtype))
+    }
+
+    /// Writes the initial values of a segment, one tile at a time. Optimizer states are already zero.
+    pub(crate) fn initialise(&self, rank: &Rank, id: SegmentId, seed: u64) -> Result<(), ZeroError> {
+        let Some(place) = self.place_of(id) else { return Ok(()) };
+        let kinds = [Stored::State(rank.states()), Stored::Parameters];
+        let wanted: Vec<Stored> = kinds.into_iter().filter(|&stored| self.has(id, stored)).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let own = rank.own_range(id);
+        for index in 0..place.tiles() {
+            let part = place.range(index);
+            let values = rank.initial_values(id, own.start + part.start..own.start + part.end, seed);
+            for &stored in &wanted {
+                self.write(id, stored, part.start, &values, rank.dtype)?;
+            }
         }
         Ok(())
     }
@@ -118,59 +143,4 @@ fn parts(place: &FileLayout, range: Range<usize>) -> impl Iterator<Item = (usize
         let tile = place.range(index);
         (index, range.start.max(tile.start) - tile.start..range.end.min(tile.end) - tile.start)
     })
-}
-
-impl ShardedState {
-    pub(crate) fn stored(&self, id: SegmentId, stored: Stored) -> bool {
-        self.disk.as_ref().is_some_and(|disk| disk.has(id, stored))
-    }
-
-    pub(crate) fn read_stored(
-        &self,
-        id: SegmentId,
-        stored: Stored,
-        start: usize,
-        values: &mut [f32],
-    ) -> Result<(), ZeroError> {
-        self.disk.as_ref().ok_or_else(no_disk)?.read(id, stored, start, values, self.dtype)
-    }
-
-    pub(crate) fn write_stored(
-        &self,
-        id: SegmentId,
-        stored: Stored,
-        start: usize,
-        values: &[f32],
-    ) -> Result<(), ZeroError> {
-        self.disk.as_ref().ok_or_else(no_disk)?.write(id, stored, start, values, self.dtype)
-    }
-
-    /// Reads this rank's shard of the parameters from the disk.
-    pub(crate) fn stored_shard(&self, id: SegmentId) -> Result<CpuStorage, ZeroError> {
-        let elements = self.disk.as_ref().ok_or_else(no_disk)?.place(id)?.elements;
-        let mut values = vec![0.0; elements];
-        self.read_stored(id, Stored::Parameters, 0, &mut values)?;
-        Ok(working(values, self.dtype))
-    }
-
-    /// Writes the initial values of offloaded state, one tile at a time. Optimizer states are already zero.
-    pub(crate) fn initialise_stored(&mut self, id: SegmentId, seed: u64) -> Result<(), ZeroError> {
-        let Some(place) = self.disk.as_ref().and_then(|disk| disk.places[id]) else { return Ok(()) };
-        let master = Stored::State(self.options.optimizer.states().len());
-        let wanted: Vec<Stored> =
-            [master, Stored::Parameters].into_iter().filter(|&stored| self.stored(id, stored)).collect();
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let segment = self.layout.segments()[id].clone();
-        let own = self.own_range(id);
-        for index in 0..place.tiles() {
-            let part = place.range(index);
-            let values = self.initial_values(&segment, own.start + part.start..own.start + part.end, seed);
-            for &stored in &wanted {
-                self.write_stored(id, stored, part.start, &values)?;
-            }
-        }
-        Ok(())
-    }
 }

@@ -77,7 +77,7 @@ unsafe impl DeviceMemory for Moving {
 
     fn to_host(&self) -> Result<Buffer, String> {
         let values = download(&self.storage, 0..self.len).map_err(|error| error.to_string())?;
-        crate::parameters::buffer(values).map_err(|error| error.to_string())
+        crate::storage::buffer(values).map_err(|error| error.to_string())
     }
 
     fn duplicate(&self) -> Result<Box<dyn DeviceMemory>, String> {

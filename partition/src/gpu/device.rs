@@ -5,21 +5,21 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Device, Storage, Tensor, TensorId};
 use zero_comm::Buffer;
-use zero_model::Model;
 use zero_model::device::optimizer::{Norms, Part, step};
 use zero_model::device::{self, Array, Staging};
 pub(crate) use zero_model::device::{Arriving, optimizer::Updated};
 use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Factors};
+use zero_pipeline::SegmentId;
 
 pub(crate) use super::buffer::{storage_of, to_send};
 use super::{elsewhere, on_no_gpu};
 use crate::error::ZeroError;
-use crate::layout::Segment;
-use crate::parameters::copy_on_host;
+use crate::optimizer::SegmentState;
+use crate::rank::Rank;
 use crate::rounding::working;
-use crate::zero::SegmentState;
+use crate::storage::copy_on_host;
 
 /// The GPU that runs the layers.
 pub(crate) struct Gpu {
@@ -110,19 +110,20 @@ impl Gpu {
         Ok(self.norms.verdict()?)
     }
 
-    /// Lists the elements of `own`, this rank's part of a segment, for an optimizer step.
+    /// Lists the elements of this rank's part of a segment, for an optimizer step. `gradients` are the reduced ones.
     pub(crate) fn to_update<'a>(
         &self,
-        segment: &Segment,
+        rank: &'a Rank,
+        id: SegmentId,
+        gradients: &'a FlatBuffer,
         state: &'a mut SegmentState,
-        own: Range<usize>,
-        model: &'a Model,
-        decay_all: bool,
+        shard: Option<&'a mut Storage>,
     ) -> Result<Vec<Updated<'a>>, ZeroError> {
-        let SegmentState { reduced, optimizer, master, shard, .. } = state;
-        let Some(FlatBuffer::Device(gradients)) = reduced else { return Err(elsewhere()) };
+        let (segment, own) = (rank.segment(id), rank.own_range(id));
+        let SegmentState { master, states } = state;
+        let FlatBuffer::Device(gradients) = gradients else { return Err(elsewhere()) };
         let (offset, gradients) = (segment.begin_in_gradients(&own), Part::read(gradients)?);
-        let states = optimizer.iter_mut().map(|kind| match kind {
+        let states = states.iter_mut().map(|kind| match kind {
             FlatBuffer::Device(kind) => Ok(Part::write(kind)?),
             FlatBuffer::Host(_) => Err(elsewhere()),
         });
@@ -138,7 +139,7 @@ impl Gpu {
         };
         let mut updated = vec![];
         for (parameter, inside, at) in segment.overlaps(own) {
-            let parameter = &model.parameters()[parameter];
+            let parameter = &rank.model.parameters()[parameter];
             let values = match shard {
                 Some(shard) => shard.at(at.clone())?,
                 None => Part::of_leaf(parameter.leaf())?.at(inside)?,
@@ -149,7 +150,7 @@ impl Gpu {
                 states: states.iter().map(|state| state.at(at.clone())).collect::<Result<_, _>>()?,
                 gradients: gradients.at(at.start + offset..at.end + offset)?,
                 working: master.is_some().then_some(values),
-                decay: decay_all || parameter.shape().dims().len() >= 2,
+                decay: rank.options.decay_all || parameter.shape().dims().len() >= 2,
             });
         }
         Ok(updated)

@@ -6,15 +6,15 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, CudaStorage, DType, Device, Storage, Tensor, TensorId};
 use zero_comm::Buffer;
-use zero_model::Model;
 use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Factors};
+use zero_pipeline::SegmentId;
 
 use super::{elsewhere, on_no_gpu};
 use crate::error::ZeroError;
-use crate::layout::Segment;
-use crate::zero::SegmentState;
+use crate::optimizer::SegmentState;
+use crate::rank::Rank;
 
 /// A GPU. There is none.
 pub(crate) struct Gpu(Infallible);
@@ -90,11 +90,11 @@ impl Gpu {
 
     pub(crate) fn to_update<'a>(
         &self,
-        _: &Segment,
+        _: &'a Rank,
+        _: SegmentId,
+        _: &'a FlatBuffer,
         _: &'a mut SegmentState,
-        _: Range<usize>,
-        _: &'a Model,
-        _: bool,
+        _: Option<&'a mut Storage>,
     ) -> Result<Vec<Updated<'a>>, ZeroError> {
         match self.0 {}
     }

@@ -166,7 +166,7 @@ impl MemoryPlan {
     pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
         let costs = costs(table, &self.subject())?;
         let simulated = self.stage_plan.simulate(&self.programs, self.layout.shape(), &costs);
-        Ok(simulated.map_err(|e| e.to_string())?)
+        simulated.map_err(|e| e.to_string())
     }
 
     /// Number of elements of all parameters.

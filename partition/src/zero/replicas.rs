@@ -9,8 +9,8 @@ use zero_comm::Buffer;
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, Placement};
 
+use super::ShardedState;
 use crate::error::ZeroError;
-use crate::zero::ShardedState;
 
 impl ShardedState {
     /// Compares the replicated parameters and the replicated optimizer state over the ranks that hold them. Collective
@@ -20,18 +20,18 @@ impl ShardedState {
     /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ.
     pub fn compare_replicas(&self) -> Result<(), ZeroError> {
         let (mut names, mut checksums) = (vec![], vec![]);
-        for (id, segment) in self.layout.segments().iter().enumerate().filter(|&(id, _)| self.holds(id)) {
+        for (id, segment) in self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| self.holds(id)) {
             if segment.placements.parameters == Placement::Replicated {
                 for piece in &segment.pieces {
-                    let parameter = &self.model.parameters()[piece.parameter];
+                    let parameter = &self.rank.model.parameters()[piece.parameter];
                     names.push(format!("`{}`", parameter.name()));
                     checksums.push(parameter.read(|values| Ok(checksum(values)))?);
                 }
             }
             if segment.placements.optimizer == Placement::Replicated && self.owns(id) {
-                let state = &self.segments[id];
-                let first = segment.pieces.first().map_or("", |p| self.model.parameters()[p.parameter].name());
-                for (name, values) in self.state_names().iter().zip(&state.optimizer) {
+                let state = self.optimizer.segment(id);
+                let first = segment.pieces.first().map_or("", |p| self.rank.model.parameters()[p.parameter].name());
+                for (name, values) in self.state_names().iter().zip(&state.states) {
                     names.push(format!("`{name}` of the segment of `{first}`"));
                     checksums.push(checksum_of(values)?);
                 }
@@ -39,16 +39,16 @@ impl ShardedState {
                 checksums.push(checksum_of(&state.master)?);
             }
         }
-        let (ranks, count) = (self.comm.size(), checksums.len());
+        let (ranks, count) = (self.rank.comm().size(), checksums.len());
         let own = Buffer::I64(checksums.into_iter().map(i64::from).collect());
-        let all = self.comm.all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
+        let all = self.rank.comm().all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
         let all = all.wait()?.output.into_i64()?;
         for (index, name) in names.into_iter().enumerate() {
             let of_ranks: Vec<i64> = (0..ranks).map(|rank| all[rank * count + index]).collect();
             let odd = odd_ones_out(&of_ranks);
             if !odd.is_empty() {
-                let at = self.groups.at();
-                let world = |replica| self.groups.mesh().rank(Coordinates { replica, ..at });
+                let at = self.rank.groups.at();
+                let world = |replica| self.rank.groups.mesh().rank(Coordinates { replica, ..at });
                 return Err(ZeroError::Differs { ranks: odd.into_iter().map(world).collect(), of: ranks, what: name });
             }
         }

@@ -7,14 +7,14 @@ use zero_model::ParameterId;
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
 
+use super::ShardedState;
 use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::gpu;
 use crate::layout::{Layout, Segment};
 use crate::ledger::Category;
-use crate::parameters::overwrite;
 use crate::rounding::working;
-use crate::zero::ShardedState;
+use crate::storage::{self, overwrite};
 
 /// Kind of value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -94,20 +94,20 @@ impl Layout {
 impl ShardedState {
     /// Adds memory reserved for copies of the state to the ledger.
     pub fn count_copy(&mut self, bytes: usize) {
-        self.ledger.add(Category::Staging, bytes, 1);
+        self.memory.count(Category::Staging, bytes, 1);
     }
 
     /// Returns the kinds of values of every parameter.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind> {
-        std::iter::once(Kind::Parameter).chain((0..self.options.optimizer.states().len()).map(Kind::State)).collect()
+        std::iter::once(Kind::Parameter).chain((0..self.rank.states()).map(Kind::State)).collect()
     }
 
     /// Returns the ranges that this rank writes into a checkpoint, in portions: its shards of the segments that its
     /// pipeline stage owns, at every ZeRO stage. Over all ranks, the ranges cover each element once.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
-        let rank = self.comm.rank();
+        let rank = self.rank.comm().rank();
         let ranges = self.ranges(|id| self.owns(id), |segment| segment.shard(rank));
         ranges.into_iter().flat_map(Range::portions).collect()
     }
@@ -115,7 +115,7 @@ impl ShardedState {
     /// Returns the ranges that this rank holds and must read from a checkpoint.
     #[must_use]
     pub fn held_ranges(&self, kind: Kind) -> Vec<Range> {
-        let rank = self.comm.rank();
+        let rank = self.rank.comm().rank();
         let is_held = |id| match kind {
             Kind::Parameter => self.holds(id),
             Kind::State(_) => self.owns(id),
@@ -137,7 +137,7 @@ impl ShardedState {
         is_wanted: impl Fn(SegmentId) -> bool,
         of: impl Fn(&Segment) -> std::ops::Range<usize>,
     ) -> Vec<Range> {
-        let segments = self.layout.segments().iter().enumerate().filter(|&(id, _)| is_wanted(id)).map(|(_, s)| s);
+        let segments = self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| is_wanted(id)).map(|(_, s)| s);
         segments.flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements })).collect()
     }
 
@@ -147,7 +147,7 @@ impl ShardedState {
     /// Fails if the rank does not hold the range, or the lengths differ.
     pub fn read_into(&self, kind: Kind, range: &Range, values: &mut [f32]) -> Result<(), ZeroError> {
         let (id, at) = self.locate(range)?;
-        let own = self.own_range(id);
+        let own = self.rank.own_range(id);
         let local = |base: usize| at.start.wrapping_sub(base)..at.end.wrapping_sub(base);
         if values.len() != range.elements.len() {
             return Err(ZeroError::internal("values of another length than their range"));
@@ -157,17 +157,17 @@ impl ShardedState {
             if range.start > range.end || range.end > own.len() {
                 return Err(missing());
             }
-            return self.read_stored(id, stored, range.start, values);
+            return self.disk.read(id, stored, range.start, values, self.rank.dtype);
         }
-        let state = &self.segments[id];
-        match (kind, &state.shard) {
+        let state = self.optimizer.segment(id);
+        match (kind, self.parameters.shard(id)) {
             (Kind::State(index), _) => {
-                read_flat(state.optimizer.get(index).ok_or_else(missing)?, local(own.start), values)
+                read_flat(state.states.get(index).ok_or_else(missing)?, local(own.start), values)
             }
             (Kind::Parameter, _) if !state.master.is_empty() => read_flat(&state.master, local(own.start), values),
             (Kind::Parameter, Some(shard)) => read_storage(shard, local(own.start), values),
             (Kind::Parameter, None) => {
-                let (full, _) = self.model.parameters()[range.parameter].leaf().storage_and_layout();
+                let (full, _) = self.rank.model.parameters()[range.parameter].leaf().storage_and_layout();
                 read_storage(&full, range.elements.clone(), values)
             }
         }
@@ -192,52 +192,52 @@ impl ShardedState {
         if values.len() != range.elements.len() {
             return Err(ZeroError::internal("values of another length than their range"));
         }
-        let own = self.own_range(id);
+        let own = self.rank.own_range(id);
         // The range of a replicated parameter may exceed the part with optimizer state on this rank.
         let held = at.start.max(own.start)..at.end.min(own.end);
         let of_held = |values: &[f32]| values[held.start - at.start..held.end - at.start].to_vec();
-        let master = Stored::State(self.options.optimizer.states().len());
+        let master = Stored::State(self.rank.states());
         if let Kind::State(index) = kind {
-            if self.stored(id, Stored::State(index)) {
+            if self.disk.has(id, Stored::State(index)) {
                 let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
-                return self.write_stored(id, Stored::State(index), start, values);
+                return self.disk.write(id, Stored::State(index), start, values, self.rank.dtype);
             }
-            let state = self.segments[id].optimizer.get_mut(index).ok_or_else(missing)?;
+            let state = self.optimizer.segment_mut(id).states.get_mut(index).ok_or_else(missing)?;
             let local = at.start.wrapping_sub(own.start)..at.end.wrapping_sub(own.start);
             if local.start > local.end || local.end > state.len() {
                 return Err(missing());
             }
             return Ok(state.write(local.start, values)?);
         }
-        if held.start < held.end && self.stored(id, master) {
-            self.write_stored(id, master, held.start - own.start, &of_held(values))?;
-        } else if held.start < held.end && !self.segments[id].master.is_empty() {
-            self.segments[id].master.write(held.start - own.start, &of_held(values))?;
+        if held.start < held.end && self.disk.has(id, master) {
+            self.disk.write(id, master, held.start - own.start, &of_held(values), self.rank.dtype)?;
+        } else if held.start < held.end && !self.optimizer.master(id).is_empty() {
+            self.optimizer.segment_mut(id).master.write(held.start - own.start, &of_held(values))?;
         }
-        if self.stored(id, Stored::Parameters) {
+        if self.disk.has(id, Stored::Parameters) {
             let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
-            return self.write_stored(id, Stored::Parameters, start, values);
+            return self.disk.write(id, Stored::Parameters, start, values, self.rank.dtype);
         }
-        let working = Storage::Cpu(working(values.to_vec(), self.dtype));
-        if let Some(shard) = &mut self.segments[id].shard {
+        let working = Storage::Cpu(working(values.to_vec(), self.rank.dtype));
+        if let Some(shard) = self.parameters.shard_mut(id) {
             let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
-            return crate::parameters::copy(&working, 0..values.len(), shard, start..start + values.len());
+            return storage::copy(&working, 0..values.len(), shard, start..start + values.len());
         }
-        let parameter = &self.model.parameters()[range.parameter];
+        let parameter = &self.rank.model.parameters()[range.parameter];
         overwrite(parameter, range.elements.clone(), &working, 0..values.len())
     }
 
     /// Returns how values of a kind are stored on the disk, if they are: a parameter as its master if it has one.
     fn stored_as(&self, kind: Kind, id: SegmentId) -> Option<Stored> {
-        let states = self.options.optimizer.states().len();
+        let states = self.rank.states();
         let stored = match kind {
             Kind::State(index) => Stored::State(index),
-            Kind::Parameter if self.stored(id, Stored::State(states)) => Stored::State(states),
+            Kind::Parameter if self.disk.has(id, Stored::State(states)) => Stored::State(states),
             // The master in memory is exact.
-            Kind::Parameter if !self.segments[id].master.is_empty() => return None,
+            Kind::Parameter if !self.optimizer.master(id).is_empty() => return None,
             Kind::Parameter => Stored::Parameters,
         };
-        self.stored(id, stored).then_some(stored)
+        self.disk.has(id, stored).then_some(stored)
     }
 
     /// Gathers all values of a parameter on every rank. Collective: every rank must call it.
@@ -245,15 +245,15 @@ impl ShardedState {
     /// # Errors
     /// Returns the error of the collective.
     pub fn full(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
-        let elements = self.model.parameters()[parameter].elements();
+        let elements = self.rank.model.parameters()[parameter].elements();
         let (id, at) = self.locate(&Range { parameter, elements: 0..elements })?;
         let values = if self.owns(id) { self.full_of_owned(kind, parameter, id, at)? } else { vec![0.0; elements] };
-        let mesh = self.groups.mesh();
+        let mesh = self.rank.groups.mesh();
         if mesh.pipe() == 1 {
             return Ok(values);
         }
-        let root = mesh.rank(Coordinates { stage: self.stages.owner(id), replica: 0 });
-        Ok(self.groups.world().broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
+        let root = mesh.rank(Coordinates { stage: self.rank.stages.owner(id), replica: 0 });
+        Ok(self.rank.groups.world().broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
     }
 
     /// Gathers all values of a parameter that this rank's stage owns. Collective over the stage.
@@ -264,20 +264,20 @@ impl ShardedState {
         id: SegmentId,
         at: std::ops::Range<usize>,
     ) -> Result<Vec<f32>, ZeroError> {
-        let segment = &self.layout.segments()[id];
+        let segment = &self.rank.layout.segments()[id];
         let part = |rank: usize| {
             let shard = segment.shard(rank);
             shard.start.max(at.start).min(at.end)..shard.end.max(at.start).min(at.end)
         };
-        let counts: Vec<usize> = (0..self.comm.size()).map(|rank| part(rank).len()).collect();
-        let own = part(self.comm.rank());
+        let counts: Vec<usize> = (0..self.rank.comm().size()).map(|rank| part(rank).len()).collect();
+        let own = part(self.rank.comm().rank());
         let shard = if own.is_empty() {
             vec![]
         } else {
             self.read(kind, &Range { parameter, elements: own.start - at.start..own.end - at.start })?
         };
         let output = Buffer::F32(vec![0.0; at.len()]);
-        match self.comm.all_gather(Buffer::F32(shard), output, &counts).wait()?.output {
+        match self.rank.comm().all_gather(Buffer::F32(shard), output, &counts).wait()?.output {
             Buffer::F32(values) => Ok(values),
             _ => Err(ZeroError::internal("a collective gave back another dtype")),
         }
@@ -285,7 +285,7 @@ impl ShardedState {
 
     /// Returns the segment of a range, and the range within it.
     fn locate(&self, range: &Range) -> Result<(usize, std::ops::Range<usize>), ZeroError> {
-        let segments = self.layout.segments().iter().enumerate();
+        let segments = self.rank.layout.segments().iter().enumerate();
         for (id, segment) in segments {
             if let Some(piece) = segment.pieces.iter().find(|piece| piece.parameter == range.parameter)
                 && range.elements.end <= piece.range.len()

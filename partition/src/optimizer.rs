@@ -1,0 +1,264 @@
+//! Master parameters and optimizer states: judges the gradient norm and runs the optimizer step.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, Storage};
+use zero_comm::{Buffer, ReduceOp};
+use zero_model::Parameter;
+use zero_model::sink::FlatBuffer;
+use zero_optim::norm::{Limits, Verdict};
+use zero_optim::{ExactSum, Step};
+use zero_pipeline::{Placement, SegmentId};
+use zero_tier::AlignedBuffer;
+
+use crate::disk::{Tile, stride};
+use crate::error::ZeroError;
+use crate::gpu::Gpu;
+use crate::memory::Memory;
+use crate::parameters::ParameterState;
+use crate::rank::Rank;
+use crate::reductions::Reductions;
+use crate::rounding::{round_bytes, round_to, working};
+use crate::storage::{copy, overwrite};
+use crate::threads::update;
+
+/// The optimizer state of one rank.
+#[derive(Default)]
+pub(crate) struct OptimizerState {
+    segments: Vec<SegmentState>,
+    judged: Option<Judged>,
+    /// Segments on the GPU whose update is pending, so that one launch can update all of them.
+    updating: Vec<SegmentId>,
+    /// Number of optimizer steps taken.
+    updates: u64,
+}
+
+/// This rank's part of the state of one segment.
+#[derive(Default)]
+pub(crate) struct SegmentState {
+    /// f32 master copy, if the working dtype has 16 bits. Empty if there is none in memory.
+    pub(crate) master: FlatBuffer,
+    pub(crate) states: Vec<FlatBuffer>,
+}
+
+/// Location of the verdict on the current step's gradient norm.
+#[derive(Debug, Clone, Copy)]
+enum Judged {
+    Here(Verdict),
+    /// Still on the GPU; the host does not wait for it.
+    OnGpu,
+}
+
+/// What an optimizer step reads and writes besides the optimizer's state.
+pub(crate) struct StepInputs<'a> {
+    pub(crate) rank: &'a Rank,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) parameters: &'a mut ParameterState,
+    pub(crate) gradients: &'a mut Reductions,
+    /// Learning rate.
+    pub(crate) lr: f64,
+}
+
+impl OptimizerState {
+    /// Adds the state of the next segment.
+    pub(crate) fn push(&mut self, state: SegmentState) {
+        self.segments.push(state);
+    }
+
+    pub(crate) fn segment(&self, id: SegmentId) -> &SegmentState {
+        &self.segments[id]
+    }
+
+    pub(crate) fn segment_mut(&mut self, id: SegmentId) -> &mut SegmentState {
+        &mut self.segments[id]
+    }
+
+    /// Returns the master copy of this rank's part, which is empty if there is none in memory.
+    pub(crate) fn master(&self, id: SegmentId) -> &FlatBuffer {
+        &self.segments[id].master
+    }
+
+    /// Returns the number of optimizer steps taken, excluding skipped ones.
+    pub(crate) fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    pub(crate) fn set_updates(&mut self, updates: u64) {
+        self.updates = updates;
+    }
+
+    /// Computes the norm of all reduced gradients and checks it against `limits`.
+    pub(crate) fn gradient_norm(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        gradients: &mut Reductions,
+        limits: &Limits,
+    ) -> Result<(), ZeroError> {
+        let world = rank.groups.world();
+        if world.size() == 1 && rank.has_residents() && !rank.brings_gradients() {
+            gradients.on_gpu(rank, memory, |gpu, gradients| gpu.judge(gradients, limits))?;
+            self.judged = Some(Judged::OnGpu);
+            return Ok(());
+        }
+        let mut sum = match rank.has_residents() {
+            true => gradients.on_gpu(rank, memory, Gpu::squares)?,
+            false => ExactSum::new(),
+        };
+        gradients.add_squares(rank, memory, &mut sum)?;
+        let limbs = Buffer::I64(sum.limbs().to_vec());
+        let Buffer::I64(limbs) = world.all_reduce(limbs, ReduceOp::Sum).wait()? else {
+            return Err(ZeroError::internal("a collective gave back another dtype"));
+        };
+        self.judged = Some(Judged::Here(limits.judge(&ExactSum::from_limbs(&limbs)?)));
+        Ok(())
+    }
+
+    /// Returns the factor by which the host scales gradients; `None` if the step is skipped. On a GPU, the kernels
+    /// apply the verdict's factor themselves.
+    pub(crate) fn scale(&self) -> Result<Option<f32>, ZeroError> {
+        match self.judged {
+            Some(Judged::Here(verdict)) => Ok(verdict.is_admitted.then_some(verdict.scale)),
+            Some(Judged::OnGpu) => Ok(Some(1.0)),
+            None => Err(ZeroError::internal("an update without a gradient norm")),
+        }
+    }
+
+    /// Runs the optimizer step on this rank's part of a segment, or skips it, and frees the gradients. On a GPU, one
+    /// launch updates several segments, at the latest in [`OptimizerState::carry_out_updates`].
+    pub(crate) fn update(&mut self, mut with: StepInputs<'_>, id: SegmentId) -> Result<(), ZeroError> {
+        if self.scale()?.is_some() {
+            if with.rank.is_resident(id) {
+                self.updating.push(id);
+                return Ok(());
+            }
+            let own = 0..with.rank.own_range(id).len();
+            self.update_part(&mut with, id, own, &mut Tile::empty())?;
+        }
+        with.gradients.discard(with.rank, with.memory, id)
+    }
+
+    /// Runs the pending updates on the GPU, in as few launches as possible.
+    pub(crate) fn carry_out_updates(&mut self, with: StepInputs<'_>) -> Result<(), ZeroError> {
+        if self.updating.is_empty() {
+            return Ok(());
+        }
+        let StepInputs { rank, memory, parameters, gradients, lr } = with;
+        let ids = std::mem::take(&mut self.updating);
+        let Some(grad_scale) = self.scale()? else { return Ok(()) };
+        let Self { segments, judged, updates, .. } = self;
+        let factors = [true, false]
+            .map(|decay| rank.options.optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
+        let gpu = memory.gpu()?;
+        let mut updated = vec![];
+        let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
+        for (id, (state, shard)) in states.filter(|(id, _)| ids.contains(id)) {
+            updated.extend(gpu.to_update(rank, id, gradients.reduced(id)?, state, shard.as_mut())?);
+        }
+        gpu.step(factors.each_ref(), &updated, matches!(judged, Some(Judged::OnGpu)))?;
+        drop(updated);
+        ids.into_iter().try_for_each(|id| gradients.discard(rank, memory, id))
+    }
+
+    /// Runs the optimizer step on `part` of this rank's part of a segment. Uses the values in `tile`, and memory for
+    /// the rest.
+    pub(crate) fn update_part(
+        &mut self,
+        with: &mut StepInputs<'_>,
+        id: SegmentId,
+        part: Range<usize>,
+        tile: &mut Tile<AlignedBuffer>,
+    ) -> Result<(), ZeroError> {
+        let Some(grad_scale) = self.scale()? else { return Ok(()) };
+        let StepInputs { rank, memory, parameters, gradients, lr } = with;
+        let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
+        let is_refreshed =
+            rank.comm().size() > 1 && tile.state.is_none() && segment.placements.optimizer == Placement::Sharded;
+        let gradients: &[f32] = match &tile.gradients {
+            Some(buffer) => buffer.as_f32(),
+            None => {
+                let offset = segment.begin_in_gradients(&own);
+                &on_host(gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
+            }
+        };
+        let state = &mut self.segments[id];
+        // Optimizer states, and the master last: from the tile's buffer or from memory.
+        let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
+            Some(buffer) => buffer.as_f32_mut().chunks_mut(stride(part.len()) / 4).collect(),
+            None => {
+                let master = (!state.master.is_empty()).then_some(&mut state.master);
+                let kinds = state.states.iter_mut().chain(master);
+                kinds.map(|kind| Ok(&mut on_host(kind.host_mut())?[part.clone()])).collect::<Result<_, ZeroError>>()?
+            }
+        };
+        let mut master = (kinds.len() > rank.states()).then(|| kinds.pop()).flatten();
+        let mut shard = parameters.shard_mut(id);
+        for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
+            let parameter = &rank.model.parameters()[parameter];
+            let decay = options.decay_all || parameter.shape().dims().len() >= 2;
+            let step = Step { step: self.updates + 1, lr: *lr, grad_scale, decay };
+            let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
+            let mut run =
+                |values: &mut [f32]| update(&options.optimizer, &step, values, &gradients[at.clone()], &mut moments);
+            let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
+            if let Some(master) = &mut master {
+                let master = &mut master[at.clone()];
+                run(master)?;
+                match (&mut tile.parameters, shard.as_deref_mut()) {
+                    (Some(buffer), _) => round_bytes(master, parameter.dtype(), buffer.as_bytes_mut(), in_tile)?,
+                    (None, Some(Storage::Cpu(shard))) => round_to(master, shard, in_shard)?,
+                    (None, Some(shard)) => {
+                        let rounded = Storage::Cpu(working(master.to_vec(), parameter.dtype()));
+                        copy(&rounded, 0..in_shard.len(), shard, in_shard)?;
+                    }
+                    // A refresh will gather these parameters from the masters.
+                    _ if parameter.is_on_gpu() && is_refreshed => {}
+                    _ if parameter.is_on_gpu() => refill(memory, parameter, inside, master)?,
+                    _ => parameter.update(|full| round_to(master, full, inside).map_err(candle_core::Error::wrap))?,
+                }
+                continue;
+            }
+            match (&mut tile.parameters, shard.as_deref_mut()) {
+                (Some(buffer), _) => run(&mut buffer.as_f32_mut()[in_tile])?,
+                (None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => run(&mut shard[in_shard])?,
+                _ => parameter.update(|values| match values {
+                    CpuStorage::F32(full) => run(&mut full[inside]).map_err(candle_core::Error::wrap),
+                    _ => candle_core::bail!("a released parameter cannot be updated"),
+                })?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the step, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.
+    /// Returns the verdict; `None` if there was no norm since the last call.
+    pub(crate) fn finish_step(&mut self, memory: &mut Memory) -> Result<Option<Verdict>, ZeroError> {
+        let verdict = match self.judged.take() {
+            None => return Ok(None),
+            Some(Judged::Here(verdict)) => verdict,
+            Some(Judged::OnGpu) => memory.gpu()?.verdict()?,
+        };
+        self.updates += u64::from(verdict.is_admitted);
+        Ok(Some(verdict))
+    }
+}
+
+/// Rounds new values to the parameter's dtype and writes them over a range of a parameter on a GPU, after the work
+/// queued on its stream.
+fn refill(memory: &mut Memory, parameter: &Parameter, range: Range<usize>, master: &[f32]) -> Result<(), ZeroError> {
+    let gpu = memory.gpu()?;
+    let values = gpu.upload_staged(&working(master.to_vec(), parameter.dtype()))?;
+    if range.len() == parameter.elements() {
+        parameter.put(values)?;
+    } else {
+        overwrite(parameter, range.clone(), &values, 0..range.len())?;
+        drop(values);
+    }
+    // Either the old storage or the uploaded values have been freed.
+    gpu.released();
+    Ok(())
+}
+
+fn on_host<T>(values: Option<T>) -> Result<T, ZeroError> {
+    values.ok_or_else(|| ZeroError::internal("state that is on a GPU was to be updated on the host"))
+}

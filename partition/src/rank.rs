@@ -1,0 +1,126 @@
+//! What does not change about a rank: its model, its place among the ranks, and its options.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, TensorId};
+use zero_comm::Communicator;
+use zero_model::{Model, ParameterId, init};
+use zero_pipeline::{Placement, Placements, SegmentId, Stages};
+
+use crate::groups::Groups;
+use crate::layout::{Layout, Segment};
+use crate::zero::ZeroOptions;
+
+/// One rank. The components of its state read it.
+pub(crate) struct Rank {
+    pub(crate) model: Arc<Model>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) stages: Arc<Stages>,
+    pub(crate) groups: Groups,
+    pub(crate) options: ZeroOptions,
+    /// Dtype of the working parameters.
+    pub(crate) dtype: DType,
+    /// Whether the state of each segment is on the GPU.
+    residents: Vec<bool>,
+}
+
+impl Rank {
+    pub(crate) fn new(model: Arc<Model>, layout: Layout, stages: Stages, groups: Groups, options: ZeroOptions) -> Self {
+        assert_eq!(groups.data().size(), layout.ranks(), "the layout is for another number of ranks");
+        assert_eq!(stages.count(), groups.mesh().pipe(), "the model is cut for another number of stages");
+        let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
+        let residents = options.on_gpu.residents(&layout);
+        Self { model, layout: Arc::new(layout), stages: Arc::new(stages), groups, options, dtype, residents }
+    }
+
+    /// Returns the communicator over which this rank's segments are sharded: its pipeline stage.
+    pub(crate) fn comm(&self) -> &Arc<dyn Communicator> {
+        self.groups.data()
+    }
+
+    pub(crate) fn segment(&self, id: SegmentId) -> &Segment {
+        &self.layout.segments()[id]
+    }
+
+    pub(crate) fn placements(&self, id: SegmentId) -> Placements {
+        self.segment(id).placements
+    }
+
+    /// Returns the range of this rank's shard of a segment.
+    pub(crate) fn shard(&self, id: SegmentId) -> Range<usize> {
+        self.segment(id).shard(self.comm().rank())
+    }
+
+    /// Returns the range of a segment that this rank's optimizer updates.
+    pub(crate) fn own_range(&self, id: SegmentId) -> Range<usize> {
+        match self.placements(id).optimizer {
+            Placement::Replicated => 0..self.segment(id).elements(),
+            Placement::Sharded => self.shard(id),
+        }
+    }
+
+    /// Returns whether this rank's stage uses the segment.
+    pub(crate) fn holds(&self, id: SegmentId) -> bool {
+        self.stages.holds(self.groups.at().stage, id)
+    }
+
+    /// Returns whether this rank's stage owns the segment: it reduces its gradient, updates it and saves it.
+    pub(crate) fn owns(&self, id: SegmentId) -> bool {
+        self.stages.owner(id) == self.groups.at().stage
+    }
+
+    pub(crate) fn owned(&self) -> Vec<SegmentId> {
+        (0..self.layout.segments().len()).filter(|&id| self.owns(id)).collect()
+    }
+
+    /// Returns the number of optimizer states.
+    pub(crate) fn states(&self) -> usize {
+        self.options.optimizer.states().len()
+    }
+
+    /// Returns the width of the working dtype in bytes.
+    pub(crate) fn width(&self) -> usize {
+        self.dtype.size_in_bytes()
+    }
+
+    pub(crate) fn leaf(&self, parameter: ParameterId) -> TensorId {
+        self.model.parameters()[parameter].leaf().id()
+    }
+
+    /// Returns whether the layers run on a GPU.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.model.device().is_cuda()
+    }
+
+    /// Returns whether the optimizer state, master and gradients of a segment are on the GPU.
+    pub(crate) fn is_resident(&self, id: SegmentId) -> bool {
+        self.residents[id]
+    }
+
+    pub(crate) fn has_residents(&self) -> bool {
+        self.residents.contains(&true)
+    }
+
+    /// Returns whether the GPU computes gradients that the host accumulates, for any segment.
+    pub(crate) fn brings_gradients(&self) -> bool {
+        self.is_on_gpu() && self.residents.contains(&false)
+    }
+
+    /// Returns whether the host keeps a master copy of parameters that it updates but that live on a GPU. The master
+    /// avoids downloading them.
+    pub(crate) fn mirrors(&self, id: SegmentId) -> bool {
+        let is_there = self.placements(id).parameters == Placement::Replicated || self.options.on_gpu.parameters;
+        self.is_on_gpu() && !self.is_resident(id) && is_there
+    }
+
+    /// Returns the initial values of a range of a segment.
+    pub(crate) fn initial_values(&self, id: SegmentId, range: Range<usize>, seed: u64) -> Vec<f32> {
+        let mut values = vec![0.0; range.len()];
+        for (parameter, inside, at) in self.segment(id).overlaps(range) {
+            let parameter = &self.model.parameters()[parameter];
+            init::fill(&parameter.init(), parameter.shape(), parameter.name(), seed, inside.start, &mut values[at]);
+        }
+        values
+    }
+}

@@ -1,0 +1,254 @@
+//! The state of one rank.
+//!
+//! It consists of components, each of which owns its fields: [`ParameterState`], [`LocalGradients`],
+//! [`Reductions`], [`OptimizerState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read
+//! [`Rank`], which does not change. The methods of [`ShardedState`] pass them to each other.
+
+mod instructions;
+mod replicas;
+mod shards;
+
+use std::sync::Arc;
+
+use candle_core::DType;
+use zero_model::Model;
+use zero_optim::Optimizer;
+use zero_pipeline::{Placement, SegmentId, Stages};
+
+pub use shards::{Kind, Range};
+
+use crate::accumulator::Order;
+use crate::disk::{Disk, DiskOptions, DiskUse, Stored};
+use crate::error::ZeroError;
+use crate::gradients::LocalGradients;
+use crate::groups::Groups;
+use crate::layout::Layout;
+use crate::ledger::{Category, Ledger};
+use crate::memory::Memory;
+use crate::optimizer::{OptimizerState, SegmentState};
+use crate::parameters::ParameterState;
+use crate::placement::OnGpu;
+use crate::rank::Rank;
+use crate::reductions::Reductions;
+use crate::rounding::working;
+
+/// Options of a rank's sharded state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ZeroOptions {
+    /// The optimizer and its hyperparameters.
+    pub optimizer: Optimizer,
+    /// The order of the sum over this rank's micro-batches.
+    pub order: Order,
+    /// Dtype of gradients in collectives: f32, bf16 or f16.
+    pub communication: DType,
+    /// Whether sharded gradients use reduce-scatter. With `reduce_scatter: false` they use all-reduce, and each rank
+    /// keeps its part.
+    pub reduce_scatter: bool,
+    /// Whether weight decay also applies to biases and norms (parameters of fewer than two dimensions).
+    pub decay_all: bool,
+    /// Whether a parameter without a gradient counts as having a zero gradient instead of being an error.
+    pub ignore_unused: bool,
+    /// Location and I/O options of offloaded state.
+    pub disk: DiskOptions,
+    /// State kept on the GPU that runs the layers.
+    pub on_gpu: OnGpu,
+}
+
+/// One rank's share of a model. Its methods execute the instructions of a program.
+pub struct ShardedState {
+    rank: Rank,
+    memory: Memory,
+    parameters: ParameterState,
+    local: LocalGradients,
+    gradients: Reductions,
+    optimizer: OptimizerState,
+    disk: Disk,
+}
+
+/// Returns the maximum elements of a buffer that a rank keeps for reuse.
+#[must_use]
+pub fn longest_kept(layout: &Layout) -> usize {
+    if layout.uses_disk() { KEPT } else { usize::MAX }
+}
+
+/// Maximum elements of a buffer kept for reuse while state is offloaded, since memory is scarce then: 16 MiB.
+const KEPT: usize = 1 << 22;
+
+impl ShardedState {
+    /// Initializes this rank's share. Shards of other ranks and other pipeline stages are never in memory.
+    ///
+    /// # Errors
+    /// Fails if a parameter rejects its values, or if the disk or the GPU fails.
+    ///
+    /// # Panics
+    /// Panics if the groups, the layout and the stages have different sizes.
+    pub fn new(
+        model: Arc<Model>,
+        layout: Layout,
+        stages: Stages,
+        groups: Groups,
+        options: ZeroOptions,
+        seed: u64,
+    ) -> Result<Self, ZeroError> {
+        let rank = Rank::new(model, layout, stages, groups, options);
+        let segments = rank.layout.segments().len();
+        let memory = Memory::new(&rank, longest_kept(&rank.layout))?;
+        let disk = Disk::new(&rank)?;
+        let mut zero = Self {
+            memory,
+            parameters: ParameterState::default(),
+            local: LocalGradients::new(segments),
+            gradients: Reductions::new(segments, rank.options.order),
+            optimizer: OptimizerState::default(),
+            disk,
+            rank,
+        };
+        zero.memory.count(Category::Staging, zero.disk.bounce_bytes() as usize, 1);
+        for id in 0..segments {
+            zero.initialise(id, seed)?;
+            zero.disk.initialise(&zero.rank, id, seed)?;
+        }
+        zero.disk.drop_buffers(&mut zero.memory);
+        Ok(zero)
+    }
+
+    /// Adds the next segment, with its initial values.
+    fn initialise(&mut self, id: SegmentId, seed: u64) -> Result<(), ZeroError> {
+        let Self { rank, memory, disk, .. } = self;
+        if !rank.holds(id) {
+            self.parameters.push(None);
+            self.optimizer.push(SegmentState::default());
+            return Ok(());
+        }
+        let own = if rank.owns(id) { rank.own_range(id) } else { 0..0 };
+        let states = rank.states();
+        let in_memory = if disk.has(id, Stored::State(0)) { 0 } else { own.len() };
+        memory.count(Category::OptimizerState, in_memory * states, 4);
+        let has_master = (rank.dtype != DType::F32 || rank.mirrors(id)) && in_memory > 0;
+        let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
+        memory.count(Category::Parameters, master.len(), 4);
+        let shard = match rank.placements(id).parameters {
+            Placement::Sharded if disk.has(id, Stored::Parameters) => {
+                if has_master {
+                    master = rank.initial_values(id, own.clone(), seed);
+                }
+                None
+            }
+            Placement::Sharded => {
+                let held = rank.own_range(id);
+                memory.count(Category::Parameters, held.len(), rank.width());
+                let values = rank.initial_values(id, held, seed);
+                if has_master && !master.is_empty() {
+                    master.copy_from_slice(&values);
+                }
+                Some(memory.shard_of(rank, values)?)
+            }
+            Placement::Replicated => {
+                memory.count(Category::Parameters, rank.segment(id).elements(), rank.width());
+                for piece in &rank.segment(id).pieces {
+                    let full = rank.initial_values(id, piece.range.clone(), seed);
+                    let (start, end) = (own.start.max(piece.range.start), own.end.min(piece.range.end));
+                    if has_master && start < end {
+                        let kept = &full[start - piece.range.start..end - piece.range.start];
+                        master[start - own.start..end - own.start].copy_from_slice(kept);
+                    }
+                    rank.model.parameters()[piece.parameter].fill(working(full, rank.dtype))?;
+                }
+                None
+            }
+        };
+        // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
+        let states = (0..states).map(|_| memory.zeros(rank, id, in_memory)).collect::<Result<_, _>>()?;
+        let master = memory.settled(rank, id, master)?;
+        self.parameters.push(shard);
+        self.optimizer.push(SegmentState { master, states });
+        Ok(())
+    }
+
+    /// Returns whether this rank's stage uses the segment.
+    #[must_use]
+    pub fn holds(&self, id: SegmentId) -> bool {
+        self.rank.holds(id)
+    }
+
+    /// Returns whether this rank's stage owns the segment: it reduces its gradient, updates it and saves it.
+    #[must_use]
+    pub fn owns(&self, id: SegmentId) -> bool {
+        self.rank.owns(id)
+    }
+
+    /// Returns whether ranks exchange values directly between GPUs.
+    #[must_use]
+    pub fn transfers_by_gpu(&self) -> bool {
+        self.rank.options.on_gpu.layers && self.rank.options.on_gpu.gathers
+    }
+
+    /// Returns the assignment of layers to pipeline stages.
+    #[must_use]
+    pub fn stages(&self) -> &Arc<Stages> {
+        &self.rank.stages
+    }
+
+    /// Returns the communicators of this rank.
+    #[must_use]
+    pub fn groups(&self) -> &Groups {
+        &self.rank.groups
+    }
+
+    /// Returns the model.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        &self.rank.model
+    }
+
+    /// Returns the layout.
+    #[must_use]
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.rank.layout
+    }
+
+    /// Returns the disk statistics of this rank; `None` if nothing is offloaded.
+    #[must_use]
+    pub fn disk_use(&self) -> Option<DiskUse> {
+        self.disk.statistics()
+    }
+
+    /// Updates the ledger's count of idle buffers. Called between instructions.
+    pub fn count_idle(&mut self) {
+        self.memory.count_idle();
+    }
+
+    /// Returns the bytes of idle buffers counted in the ledger.
+    #[must_use]
+    pub fn idle_bytes(&self) -> u64 {
+        self.memory.idle_bytes()
+    }
+
+    /// Records the measured peak bytes of activations, and of the whole process.
+    pub fn note_activations(&mut self, bytes: u64, total: u64) {
+        self.memory.note_activations(bytes, total);
+    }
+
+    /// Returns the tracked memory of this rank.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        self.memory.ledger()
+    }
+
+    /// Returns the number of optimizer steps taken, excluding skipped ones.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.optimizer.updates()
+    }
+
+    /// Sets the number of optimizer steps taken, to resume from a checkpoint.
+    pub fn set_updates(&mut self, updates: u64) {
+        self.optimizer.set_updates(updates);
+    }
+
+    /// Returns the names of the optimizer states.
+    #[must_use]
+    pub fn state_names(&self) -> &'static [&'static str] {
+        self.rank.options.optimizer.states()
+    }
+}
