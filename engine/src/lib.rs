@@ -1,8 +1,8 @@
 //! The training engine. A configuration becomes the program of each rank, and [`Engine`] executes it: one step, one
 //! batch, one checkpoint.
 //!
-//! Most programs use `zero_train`, which re-exports this crate beside its trainer. The public modules serve the crates
-//! above: plans, runs and reports.
+//! Most programs use `zero_train`, which re-exports what they need beside its trainer. The public modules serve the
+//! crates above: plans, runs and reports.
 
 #![forbid(unsafe_code)]
 

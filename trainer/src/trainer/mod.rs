@@ -200,7 +200,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Uses this communicator instead of connecting through the launcher's environment. This allows ranks that are
-    /// threads of one process ([`comm::threads`](crate::comm::threads)).
+    /// threads of one process ([`ranks::threads`](crate::ranks::threads)).
     pub fn communicator(mut self, comm: Arc<dyn Communicator>) -> Self {
         self.comm = Some(comm);
         self

@@ -70,7 +70,7 @@ pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     println!("{}: {}", Isa::current(), machine::described());
     println!(
         "{}, {repeats} runs each in turn with its limit: time, rate, share of the limit (least – most), `<` below {:.0} %",
-        zero_train::counted(threads, "thread", "threads"),
+        zero_engine::counted(threads, "thread", "threads"),
         ENOUGH * 100.0
     );
     println!("gemm: the same product in f32 by candle's gemm crate, held to the same instruction set; ours over it");
