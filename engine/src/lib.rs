@@ -39,7 +39,7 @@ pub use timing::{Span, TimeCategory, Timing};
 pub use zero_checkpoint::{ExportDtype, Exported};
 pub use zero_config::Config;
 pub use zero_cuda::{Subject, Track};
-pub use zero_model::{Activations, Head, Layer, Layers, Pass, forward_only, ops, zoo};
+pub use zero_model::{Activations, Head, Layer, Layers, Pass, Signature, forward_only, ops, zoo};
 pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 

@@ -14,6 +14,7 @@ mod gradients;
 mod initial_weights;
 mod loss_scale;
 mod module_buffers;
+mod named;
 mod offload;
 mod parity;
 mod pipeline;

@@ -251,8 +251,9 @@ impl<'a> State<'a> {
 
     fn forward(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         self.layer(layer)?;
-        let loads = layer == 0 || layer + 1 == self.shape.layers.len();
-        ensure(!loads || self.loaded.contains(&micro_batch), || "its micro-batch is not loaded".into())?;
+        ensure(!self.shape.loads(layer) || self.loaded.contains(&micro_batch), || {
+            "its micro-batch is not loaded".into()
+        })?;
         ensure(self.is_fed(layer, micro_batch), || "the layer before has not run".into())?;
         self.readable(&self.shape.layers[layer].segments)?;
         self.saved.insert((micro_batch, layer));

@@ -54,12 +54,12 @@ use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::{Error, Layers};
 use zero_planner::{Plan, Planner};
 
-pub(crate) use bar::draw;
 pub use crate::report_page::report_page;
+pub(crate) use bar::draw;
 pub use connection::connect;
 pub use evaluation::Evaluation;
 pub use folder::holds_a_run;
-pub(crate) use metrics::Metric;
+pub(crate) use metrics::{Function, Metric};
 pub use options::{Finished, Resume, RunOptions};
 pub use progress::{Bar, DrawBar, Output};
 pub use restart::{Restart, Restarts};
