@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
-use zero_train::{Error, ExportDtype, Weights, bytes, counted};
+use zero_engine::{Error, ExportDtype, Weights, bytes, counted};
 
 use crate::arguments::Floats;
 use crate::printed::show;
@@ -157,9 +157,9 @@ fn earlier(path: &Path) -> Result<String, CheckpointError> {
 /// Converts pretrained weights to a checkpoint, and prints its path. Returns the exit status.
 ///
 /// # Errors
-/// See [`zero_train::import`].
+/// See [`zero_engine::import`].
 pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
-    let (checkpoint, warnings) = zero_train::import(folder, out)?;
+    let (checkpoint, warnings) = zero_engine::import(folder, out)?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let manifest = Manifest::read(&checkpoint).map_err(Error::from)?;
     let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
@@ -177,7 +177,7 @@ pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
 /// Exports the weights of a checkpoint, and prints what was written and what was left out. Returns the exit status.
 ///
 /// # Errors
-/// See [`zero_train::export`].
+/// See [`zero_engine::export`].
 pub(crate) fn export(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u64) -> anyhow::Result<u8> {
     let (folder, _) = newest(path)?;
     let dtype = match dtype {
@@ -185,7 +185,7 @@ pub(crate) fn export(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u6
         Floats::Bf16 => ExportDtype::Bf16,
         Floats::F16 => ExportDtype::F16,
     };
-    let (exported, left_out) = zero_train::export(&folder, out, Weights { dtype, max_shard_bytes })?;
+    let (exported, left_out) = zero_engine::export(&folder, out, Weights { dtype, max_shard_bytes })?;
     show(&format!(
         "{} -> {}\n{} tensors, {}: {}\n",
         folder.display(),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use zero_cuda::Inventory;
 use zero_isa::{Isa, VARIABLE};
-use zero_train::Limit;
+use zero_planner::Limit;
 
 use zero_train::process::Cores;
 use zero_train::process::{CONNECTIONS, LOADING};
@@ -18,12 +18,12 @@ pub(crate) fn report() -> String {
     line("cores", &format!("{}, hardware threads {cores}", cores.count()));
     line(
         "processor",
-        &zero_train::processor::name().unwrap_or_else(|| "unknown: /proc/cpuinfo does not name it".into()),
+        &zero_planner::processor::name().unwrap_or_else(|| "unknown: /proc/cpuinfo does not name it".into()),
     );
     line("instructions", &instructions());
     #[cfg(target_arch = "aarch64")]
-    line("vector units", &zero_train::processor::vector_features().join(", "));
-    let memory = Limit::of_machine().map_or("unknown".into(), |limit| zero_train::bytes(limit.bytes));
+    line("vector units", &zero_planner::processor::vector_features().join(", "));
+    let memory = Limit::of_machine().map_or("unknown".into(), |limit| zero_engine::bytes(limit.bytes));
     line("memory", &memory);
     line(
         "shared memory",
@@ -51,7 +51,7 @@ fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
         let (major, minor) = device.capability;
         let peers: Vec<String> = device.peers.iter().map(ToString::to_string).collect();
         let reach = if peers.is_empty() { "no other GPU".into() } else { peers.join(", ") };
-        let memory = zero_train::bytes(device.memory);
+        let memory = zero_engine::bytes(device.memory);
         let name = &device.name;
         lines.push((
             "GPU",

@@ -24,7 +24,8 @@ use input::load;
 use printed::{show, warn};
 use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
-use zero_train::{CostLength, process};
+use zero_engine::costs::Length as CostLength;
+use zero_train::process;
 
 /// Places large buffers in memory that the other ranks of this host can read, so that collectives need no copy.
 /// Also counts the allocated bytes.

@@ -1,7 +1,7 @@
 //! `zero-train plan`: prints how much memory a configuration needs, and which changes would make it fit.
 
 use zero_config::Config;
-use zero_train::{Limit, Plan, Planner, Ranks};
+use zero_planner::{Limit, Plan, Planner, Ranks};
 
 use crate::arguments::{ConfigArgs, PlanArgs};
 use crate::input::load;
@@ -37,7 +37,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     if let Some(limit) = limit {
         let told = match plan.peak_bytes() <= limit.bytes {
             true => {
-                let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+                let (needs, has) = (zero_engine::bytes(plan.peak_bytes()), zero_engine::bytes(limit.bytes));
                 format!("fits: a rank needs {needs} at its peak and may use {has}: {}", limit.source)
             }
             false => does_not_fit(&plan, limit, &args.config, &overrides, &config, &planner)?,
@@ -48,7 +48,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         show("\nstate per rank (parameters, gradients, optimizer), without pipeline and offload:\n");
         show(&plan.stages_over_ranks(&[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]));
         if config.training.cost_table.is_some() {
-            let ranks = zero_train::counted(config.world_size, "rank", "ranks");
+            let ranks = zero_engine::counted(config.world_size, "rank", "ranks");
             show(&format!("\ntime of a step with {ranks}, from the cost table:\n"));
             for stage in 0..=3 {
                 let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
@@ -82,14 +82,14 @@ pub(crate) fn does_not_fit(
     config: &Config,
     planner: &Planner,
 ) -> anyhow::Result<String> {
-    let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+    let (needs, has) = (zero_engine::bytes(plan.peak_bytes()), zero_engine::bytes(limit.bytes));
     let with = |settings: &[String], ranks: usize| {
         let all = [overrides, settings].concat();
         let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
         Ok(typed.resolve(Some(ranks))?)
     };
     let memory_plan = |config: &Config| planner.memory_plan(config);
-    let found = zero_train::advice(config, limit.bytes, |settings| with(settings, config.world_size), memory_plan)?;
+    let found = zero_planner::advice(config, limit.bytes, |settings| with(settings, config.world_size), memory_plan)?;
     let mut text = format!("does not fit: a rank needs {needs} at its peak but may use {has}: {}", limit.source);
     if !found.is_empty() {
         text += "\n  help: any one of these changes makes it fit:";
@@ -101,10 +101,10 @@ pub(crate) fn does_not_fit(
     let share = |ranks: usize| machine.map_or(limit.bytes, |all| all.bytes / ranks as u64);
     let share: Option<&dyn Fn(usize) -> u64> = if machine.is_some() { Some(&share) } else { None };
     text += "\n  help: no change of ZeRO stage, micro-batch, recomputation or offload makes it fit; ";
-    text += &match zero_train::other_ranks(config, limit.bytes, share, with, memory_plan) {
+    text += &match zero_planner::other_ranks(config, limit.bytes, share, with, memory_plan) {
         Some(Ranks { ranks, settings, peak_bytes, limit }) => {
             let settings: String = settings.iter().map(|setting| format!(" --set {setting}")).collect();
-            let (needs, has) = (zero_train::bytes(peak_bytes), zero_train::bytes(limit));
+            let (needs, has) = (zero_engine::bytes(peak_bytes), zero_engine::bytes(limit));
             match ranks < config.world_size {
                 true => format!("use fewer ranks on this machine: with {ranks}, each needs {needs} and may use {has}"),
                 false => format!("use more ranks with the same memory each: with {ranks}{settings}, each needs {needs}"),

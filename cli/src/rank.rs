@@ -37,7 +37,7 @@ pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::R
     if prints_environment(config, options) {
         println!("{cores}");
     }
-    let comm_options = Options { timeout: zero_train::timeout(config), ..Options::default() };
+    let comm_options = Options { timeout: zero_engine::timeout(config), ..Options::default() };
     let results: Vec<anyhow::Result<u8>> = std::thread::scope(|scope| {
         let ranks = zero_comm::threads(config.world_size, &comm_options);
         let started: Vec<_> =

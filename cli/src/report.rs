@@ -2,7 +2,9 @@
 
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use zero_train::{Error, replace_file, report_page};
+use zero_engine::files::replace;
+use zero_train::Error;
+use zero_train::train::report_page;
 
 use crate::arguments::{Cli, ReportArgs};
 use crate::printed::show;
@@ -27,7 +29,7 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     };
     let page = report_page(&args.runs)?;
     // At once, so that a browser never reads half a page.
-    replace_file(&out, page).map_err(|source| {
+    replace(&out, page).map_err(|source| {
         Error::Io { path: out.clone(), source }.named("--out", "name a file in an existing folder")
     })?;
     show(&format!("report  {}\n", out.display()));

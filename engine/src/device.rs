@@ -10,7 +10,6 @@ use zero_comm::Communicator;
 #[cfg(feature = "cuda")]
 use zero_config::GpuTransport;
 use zero_config::{Compute, Config, OffloadDevice, PartitionMethod, ZeroStage};
-use zero_model::Activations;
 use zero_partition::OnGpu;
 
 use crate::error::Error;
@@ -299,13 +298,8 @@ pub(crate) fn explained(error: Error) -> Error {
     Error::Memory(format!("out of GPU memory: {said}\n  in: {KEY}\n  help: {help}"))
 }
 
-/// Copies tensors to a device.
-pub(crate) fn onto(device: &Device, tensors: &Activations) -> candle_core::Result<Activations> {
-    Ok(Activations::new(tensors.tensors().iter().map(|x| onto_one(device, x)).collect::<candle_core::Result<_>>()?))
-}
-
 /// Copies a tensor to a device. Does not wait for the GPU's stream.
-pub(crate) fn onto_one(device: &Device, x: &Tensor) -> candle_core::Result<Tensor> {
+pub(crate) fn onto(device: &Device, x: &Tensor) -> candle_core::Result<Tensor> {
     #[cfg(feature = "cuda")]
     return zero_model::device::onto(device, x);
     #[cfg(not(feature = "cuda"))]

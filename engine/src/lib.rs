@@ -1,8 +1,8 @@
 //! The training engine. A configuration becomes the program of each rank, and [`Engine`] executes it: one step, one
 //! batch, one checkpoint.
 //!
-//! Most programs use `zero_train`, which re-exports this crate beside its trainer. The public modules serve the crates
-//! above: plans, runs and reports.
+//! Most programs use `zero_train`, which re-exports what they need beside its trainer. The public modules serve the
+//! crates above: plans, runs and reports.
 
 #![forbid(unsafe_code)]
 
@@ -39,7 +39,7 @@ pub use timing::{Span, TimeCategory, Timing};
 pub use zero_checkpoint::{ExportDtype, Exported};
 pub use zero_config::Config;
 pub use zero_cuda::{Subject, Track};
-pub use zero_model::{Activations, Head, Layer, Layers, Pass, forward_only, ops, zoo};
+pub use zero_model::{Activations, Head, Layer, Layers, Pass, Signature, forward_only, ops, zoo};
 pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 

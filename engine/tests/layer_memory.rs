@@ -128,7 +128,7 @@ impl Run<'_> {
         }
         let planned =
             model.evaluation_loss_memory(&Self::forms(&flow), &Form::new(targets.shape(), targets.dtype()))?;
-        let (_, peak, stays) = measured(|| model.loss(&flow, targets, &pass(last), 0.0))?;
+        let (_, peak, stays) = measured(|| model.loss(&flow, std::slice::from_ref(targets), &pass(last), 0.0))?;
         self.comparison.compare(&format!("{}, loss, evaluation", self.name), planned, peak);
         assert_eq!(stays, 0);
         Ok(())
@@ -141,7 +141,7 @@ impl Run<'_> {
         let ((upstream, sink), peak, stays) = measured(|| {
             let (inputs, leaves) = cut(&flow, last);
             let (sink, gradients) = sink.capture(|| -> Result<Vec<Tensor>> {
-                let loss = model.loss(&inputs, targets, &Self::pass(last), 0.5)?;
+                let loss = model.loss(&inputs, std::slice::from_ref(targets), &Self::pass(last), 0.5)?;
                 let seed = Tensor::new(0.5f32, &Device::Cpu)?.to_dtype(loss.dtype())?;
                 gradients(&[(loss, seed)], &leaves)
             });

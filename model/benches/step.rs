@@ -50,7 +50,7 @@ fn step(model: &Model, ids: &Tensor, buffer: Vec<f32>) -> Result<(f32, Vec<f32>)
         }),
     );
     let (sink, loss) = sink.capture(|| {
-        let loss = model.loss(&x, ids, &pass(body.len() as u32), 1.0)?;
+        let loss = model.loss(&x, std::slice::from_ref(ids), &pass(body.len() as u32), 1.0)?;
         loss.backward()?;
         loss.to_scalar()
     });

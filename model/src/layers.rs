@@ -6,8 +6,11 @@ use zero_ops::Pass;
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
+use crate::model::BuildError;
+use crate::routes::{self, Names, Route, Signature};
+
 /// The values passed between layers: one or more tensors.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Activations(Vec<Tensor>);
 
 impl Activations {
@@ -26,6 +29,14 @@ impl Activations {
             [one] => Ok(one),
             many => candle_core::bail!("a layer for one tensor was given {}", many.len()),
         }
+    }
+
+    /// Returns all tensors, which must be `N`.
+    ///
+    /// # Errors
+    /// If there are more or fewer.
+    pub fn array<const N: usize>(&self) -> Result<[&Tensor; N]> {
+        array(&self.0)
     }
 
     /// Returns all tensors.
@@ -76,8 +87,16 @@ pub trait Head: Layer {
 
 /// A layer's module, and the same module again as a head if it is one.
 pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
-type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
-pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
+pub(crate) type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
+/// Computes the loss from the outputs that it sees and its targets.
+pub(crate) type Loss = Box<dyn Fn(&Activations, &[Tensor]) -> Result<Tensor> + Send + Sync>;
+
+/// A layer before it is built.
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) build: Build,
+    pub(crate) names: Names,
+}
 
 /// The layers of a model, from which [`Layers::build`] builds it.
 ///
@@ -94,11 +113,40 @@ pub(crate) type Loss = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Sen
 /// assert_eq!(model.parameters().len(), 4);
 /// # Ok::<(), zero_model::BuildError>(())
 /// ```
+///
+/// # Models that are not a plain list
+///
+/// A layer receives the outputs of the layer before, and the first layer the inputs of the batch that have no name.
+/// [`with`](Layers::with) adds values to these and [`inputs`](Layers::inputs) replaces them. A value is an input of the
+/// batch, or the only output of an earlier layer, by the name of that layer. [`exposes`](Layers::exposes) names further
+/// outputs. [`loss_of`](Layers::loss_of) names the outputs and targets of the loss.
+///
+/// ```
+/// use candle_nn::{VarBuilder, linear, loss::{cross_entropy, mse}};
+/// use zero_model::Layers;
+///
+/// let model = Layers::new()
+///     .layer("encoder", |vb: VarBuilder| linear(4, 8, vb))
+///     .layer("topic", |vb: VarBuilder| linear(8, 3, vb))
+///     .layer("length", |vb: VarBuilder| linear(8, 1, vb))
+///     .inputs(["encoder"])
+///     .loss_of(["topic", "length"], ["label", "words"], |[topic, length], [label, words]| {
+///         cross_entropy(topic, label)? + mse(length, words)?
+///     });
+/// assert_eq!(model.signature()?.outputs, ["topic", "length"]);
+/// # Ok::<(), zero_model::BuildError>(())
+/// ```
 #[derive(Default)]
 pub struct Layers {
-    pub(crate) layers: Vec<(String, Build)>,
+    pub(crate) layers: Vec<Entry>,
     pub(crate) ties: Vec<(String, String)>,
     pub(crate) loss: Option<Loss>,
+    /// Outputs and targets that the loss names.
+    pub(crate) loss_names: Option<(Vec<String>, Vec<String>)>,
+    /// Number of layers before those of the last call.
+    before_last_call: usize,
+    /// The first method that was called before there was a layer.
+    mistake: Option<&'static str>,
 }
 
 impl Layers {
@@ -113,11 +161,16 @@ impl Layers {
     /// candle-transformers' `Func<'static>`.
     #[must_use]
     pub fn layer<L: Layer + 'static>(
-        mut self,
+        self,
         name: impl Into<String>,
         build: impl Fn(VarBuilder<'static>) -> Result<L> + Send + Sync + 'static,
     ) -> Self {
-        self.layers.push((name.into(), Box::new(move |vb| Ok((Arc::new(build(vb)?), None)))));
+        self.push(name.into(), Box::new(move |vb| Ok((Arc::new(build(vb)?), None))))
+    }
+
+    fn push(mut self, name: String, build: Build) -> Self {
+        self.before_last_call = self.layers.len();
+        self.layers.push(Entry { name, build, names: Names::default() });
         self
     }
 
@@ -125,7 +178,7 @@ impl Layers {
     /// precedence.
     #[must_use]
     pub fn head<H: Head + 'static>(
-        mut self,
+        self,
         name: impl Into<String>,
         build: impl Fn(VarBuilder<'static>) -> Result<H> + Send + Sync + 'static,
     ) -> Self {
@@ -133,8 +186,7 @@ impl Layers {
             let head = Arc::new(build(vb)?);
             Ok((head.clone() as Arc<dyn Layer>, Some(head as Arc<dyn Head>)))
         };
-        self.layers.push((name.into(), Box::new(build)));
-        self
+        self.push(name.into(), Box::new(build))
     }
 
     /// Appends `count` layers named `prefix.0`, `prefix.1`, …
@@ -145,10 +197,44 @@ impl Layers {
         count: usize,
         build: impl Fn(usize, VarBuilder<'static>) -> Result<L> + Send + Sync + Clone + 'static,
     ) -> Self {
+        let before = self.layers.len();
         for i in 0..count {
             let build = build.clone();
             self = self.layer(format!("{prefix}.{i}"), move |vb| build(i, vb));
         }
+        self.before_last_call = before;
+        self
+    }
+
+    /// Gives the layers of the last call further inputs, behind the outputs of the layer before. Each name is an input
+    /// of the batch, an earlier layer with one output, or `layer.output` for one that [`exposes`](Layers::exposes) it.
+    #[must_use]
+    pub fn with<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        self.last_call("with", |layer| layer.inputs.extend_from_slice(&names))
+    }
+
+    /// Gives the layers of the last call exactly these inputs, instead of the outputs of the layer before. The names are
+    /// those of [`with`](Layers::with).
+    #[must_use]
+    pub fn inputs<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        self.last_call("inputs", |layer| (layer.only_named, layer.inputs) = (true, names.clone()))
+    }
+
+    /// Names the last outputs of each layer of the last call: the output `kl` of a layer `encoder` is `encoder.kl`. The
+    /// next layer and a loss without names do not receive them.
+    #[must_use]
+    pub fn exposes<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        self.last_call("exposes", |layer| layer.exposed.extend_from_slice(&names))
+    }
+
+    fn last_call(mut self, method: &'static str, change: impl Fn(&mut Names)) -> Self {
+        if self.layers.is_empty() {
+            self.mistake = self.mistake.or(Some(method));
+        }
+        self.layers[self.before_last_call..].iter_mut().for_each(|layer| change(&mut layer.names));
         self
     }
 
@@ -159,7 +245,7 @@ impl Layers {
         self
     }
 
-    /// Sets the loss, which maps the last layer's only output and the targets to a scalar, the mean over the
+    /// Sets the loss, which maps the last layer's only output and the batch's only target to a scalar, the mean over the
     /// micro-batch.
     #[must_use]
     pub fn loss(self, loss: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
@@ -172,13 +258,62 @@ impl Layers {
         mut self,
         loss: impl Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Self {
-        self.loss = Some(Box::new(loss));
+        self.loss = Some(Box::new(move |outputs, targets| loss(outputs, only_target(targets)?)));
+        self.loss_names = None;
         self
+    }
+
+    /// Sets a loss of several outputs and targets, which it receives in the order of their names. An output is a layer
+    /// with one output, or `layer.output` for one that [`exposes`](Layers::exposes) it. A target is a named target of
+    /// the batch, or one of its named inputs. The loss is a scalar, the mean over the micro-batch.
+    #[must_use]
+    pub fn loss_of<const O: usize, const T: usize>(
+        mut self,
+        outputs: [&str; O],
+        targets: [&str; T],
+        loss: impl Fn([&Tensor; O], [&Tensor; T]) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Self {
+        self.loss = Some(Box::new(move |outputs, targets| loss(array(outputs.tensors())?, array(targets)?)));
+        self.loss_names = Some((outputs.map(String::from).to_vec(), targets.map(String::from).to_vec()));
+        self
+    }
+
+    /// Returns what the model takes from a batch, without building it.
+    ///
+    /// # Errors
+    /// Fails if a name cannot be resolved: see [`BuildError`].
+    pub fn signature(&self) -> std::result::Result<Signature, BuildError> {
+        Ok(self.resolved()?.1)
+    }
+
+    /// Resolves all names.
+    pub(crate) fn resolved(&self) -> std::result::Result<(Vec<Route>, Signature), BuildError> {
+        if let Some(method) = self.mistake {
+            return Err(BuildError::NoLayerYet(method));
+        }
+        let layers: Vec<(&str, &Names)> = self.layers.iter().map(|layer| (&*layer.name, &layer.names)).collect();
+        routes::resolve(&layers, self.loss_names.as_ref())
+    }
+}
+
+/// Returns the target of a loss that takes one.
+pub(crate) fn only_target(targets: &[Tensor]) -> Result<&Tensor> {
+    match targets {
+        [one] => Ok(one),
+        many => candle_core::bail!("a loss of one target was given {}", many.len()),
+    }
+}
+
+/// Returns references to the tensors of a slice of `N`.
+fn array<const N: usize>(tensors: &[Tensor]) -> Result<[&Tensor; N]> {
+    match <&[Tensor; N]>::try_from(tensors) {
+        Ok(tensors) => Ok(tensors.each_ref()),
+        Err(_) => candle_core::bail!("{N} tensors are expected, and {} were given", tensors.len()),
     }
 }
 
 impl std::fmt::Debug for Layers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.layers.iter().map(|(name, _)| name)).finish()
+        f.debug_list().entries(self.layers.iter().map(|layer| &layer.name)).finish()
     }
 }

@@ -12,6 +12,7 @@ mod model;
 mod module_buffer;
 mod parameter;
 mod recorder;
+mod routes;
 pub mod zoo;
 
 pub use hand_on::hand_on;
@@ -19,6 +20,7 @@ pub use layers::{Activations, Head, Layer, Layers};
 pub use model::{BuildError, BuiltLayer, Model};
 pub use module_buffer::ModuleBuffer;
 pub use parameter::{Parameter, ParameterId};
+pub use routes::{Route, Signature};
 pub use zero_ops as ops;
 #[cfg(feature = "cuda")]
 pub use zero_ops::device;

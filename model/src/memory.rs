@@ -169,7 +169,7 @@ impl Model {
         meta::trace(self.written_before(layer), || {
             let (inputs, leaves) = leaves(layer, inputs)?;
             let targets = meta::leaf(&targets.shape, targets.dtype, false)?;
-            let loss = sink::promise(|| self.loss(&Activations::new(inputs), &targets, &pass(layer, true), 1.0))?;
+            let loss = sink::promise(|| self.loss(&Activations::new(inputs), &[targets], &pass(layer, true), 1.0))?;
             let seed = meta::tensor(loss.shape(), loss.dtype())?;
             let gradients = gradients(&[(loss, seed)], &leaves)?;
             let [leaves, input_gradients] =
@@ -202,7 +202,7 @@ impl Model {
         meta::trace(HashSet::new(), || {
             let (inputs, _) = leaves(0, inputs)?;
             let targets = meta::leaf(&targets.shape, targets.dtype, false)?;
-            self.loss(&Activations::new(inputs), &targets, &pass(layer, false), 0.0)?;
+            self.loss(&Activations::new(inputs), &[targets], &pass(layer, false), 0.0)?;
             Ok(meta::peak() + BOOKKEEPING)
         })
     }

@@ -6,10 +6,11 @@ use zero_ops::Pass;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::layers::{Activations, Built, Head, Layer, Layers, Loss};
+use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, only_target};
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder};
+use crate::routes::{Route, Signature};
 use zero_ops::graph::untracked;
 
 /// An error of building a model.
@@ -32,6 +33,37 @@ pub enum BuildError {
     /// Two layers have the same name.
     #[error("two layers are named `{0}`")]
     DuplicateLayer(String),
+    /// Two values have the same name.
+    #[error("two values are named `{0}`: a layer, and an output that a layer exposes, or two such outputs")]
+    DuplicateValue(String),
+    /// A layer names a value that is computed after it.
+    #[error("layer `{layer}` takes `{value}`, which is computed by that layer itself or by a later one")]
+    LaterValue {
+        /// The layer.
+        layer: String,
+        /// The value.
+        value: String,
+    },
+    /// The loss names an output that no layer computes.
+    #[error(
+        "the loss takes the output `{output}`, which no layer computes\n  help: the outputs are {}",
+        quoted(values)
+    )]
+    UnknownOutput {
+        /// The name.
+        output: String,
+        /// The names of all outputs.
+        values: Vec<String>,
+    },
+    /// A layer takes nothing.
+    #[error("layer `{0}` has no inputs: `.inputs([…])` is empty")]
+    NoInputs(String),
+    /// No later layer and no loss takes the outputs of a layer.
+    #[error("neither a later layer nor the loss takes the outputs of layer `{0}`")]
+    UnusedLayer(String),
+    /// A call describes a layer before there is one.
+    #[error("`.{0}([…])` describes the layers of the call before, and there is none")]
+    NoLayerYet(&'static str),
     /// A tie names a parameter that no layer uses.
     #[error("`{owner}` is tied to `{user}`, but no layer has a parameter `{user}`")]
     UnusedTie {
@@ -45,10 +77,16 @@ pub enum BuildError {
     Empty(String),
 }
 
+/// Lists names in backticks.
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
 /// One layer of a built model.
 pub struct BuiltLayer {
     name: String,
     module: Arc<dyn Layer>,
+    route: Route,
     uses: Vec<ParameterId>,
     read_backward: Vec<ParameterId>,
 }
@@ -80,13 +118,28 @@ impl BuiltLayer {
         self.module.splits()
     }
 
-    /// Runs the layer. In an evaluation, operations of this project save nothing for a backward.
+    /// Where the layer's inputs come from, and what it passes on.
+    #[must_use]
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// Runs the layer on the tensors that [`Route`] describes, and returns its outputs, auxiliary ones last. In an
+    /// evaluation, operations of this project save nothing for a backward.
     ///
     /// # Errors
     /// Returns the module's error, with the layer's name added.
     pub fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        let run = || self.module.run(x, pass);
+        let run = || self.module.run(self.route.inputs(x)?.as_ref().unwrap_or(x), pass);
         if pass.training { run() } else { untracked(run) }.map_err(|e| self.context(e))
+    }
+
+    /// Returns what flows behind the layer, given its outputs and the tensors that it ran on.
+    ///
+    /// # Errors
+    /// As [`Route::pass_on`], with the layer's name added.
+    pub fn pass_on(&self, outputs: Activations, x: &Activations) -> Result<Activations> {
+        self.route.pass_on(outputs, x).map_err(|e| self.context(e))
     }
 
     fn context(&self, error: candle_core::Error) -> candle_core::Error {
@@ -114,6 +167,7 @@ pub struct Model {
     /// For each parameter, the last layer that uses it.
     last_users: Vec<usize>,
     ending: Ending,
+    signature: Signature,
     device: Device,
 }
 
@@ -128,6 +182,12 @@ impl Model {
     #[must_use]
     pub fn layers(&self) -> &[BuiltLayer] {
         &self.layers
+    }
+
+    /// What the model takes from a batch, and what its loss sees.
+    #[must_use]
+    pub fn signature(&self) -> &Signature {
+        &self.signature
     }
 
     /// Parameters in the order of construction. A tied parameter occurs once, under its owner's name.
@@ -152,37 +212,44 @@ impl Model {
         self.parameters.iter().map(Parameter::elements).sum()
     }
 
-    /// Runs the last layer on its input `x`, and the loss. Returns a scalar.
+    /// Runs the last layer on its input `x`, and the loss. Returns a scalar. `targets` are those of
+    /// [`Signature::targets`].
     ///
     /// `gradient` is the gradient of the loss in the coming backward, since a [`Head`] computes gradients together with
     /// the loss. Within [`zero_ops::sink::Gradients::capture`] they are written to their buffers immediately.
     ///
     /// # Errors
     /// Returns errors of the layer and of the loss function. Fails if the result is not a scalar.
-    pub fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor> {
-        let last = &self.layers[self.layers.len() - 1]; // `build` rejects a model without layers
-        let loss = match &self.ending {
-            Ending::Loss(loss) => loss(&last.run(x, pass)?, targets).map_err(|e| e.context("in the loss"))?,
-            Ending::Head(head) => {
-                let loss = || head.loss(x, targets, pass, gradient);
-                if pass.training { loss() } else { untracked(loss) }.map_err(|e| last.context(e))?
-            }
+    pub fn loss(&self, x: &Activations, targets: &[Tensor], pass: &Pass, gradient: f32) -> Result<Tensor> {
+        let last = self.last();
+        let head = match &self.ending {
+            Ending::Loss(_) => return Ok(self.outputs_and_loss(x, targets, pass)?.1),
+            Ending::Head(head) => head,
         };
-        scalar(loss)
+        let loss = || {
+            let inputs = last.route.inputs(x)?;
+            head.loss(inputs.as_ref().unwrap_or(x), only_target(targets)?, pass, gradient)
+        };
+        scalar(if pass.training { loss() } else { untracked(loss) }.map_err(|e| last.context(e))?)
     }
 
-    /// The last layer's outputs, on its input `x`, and the loss, for an evaluation that looks at both. A [`Head`] runs once for each.
+    /// Returns the outputs that the loss sees, on the last layer's input `x`, and the loss, for an evaluation that uses
+    /// both. A [`Head`] runs once for each.
     ///
     /// # Errors
     /// As [`Model::loss`].
-    pub fn outputs_and_loss(&self, x: &Activations, targets: &Tensor, pass: &Pass) -> Result<(Activations, Tensor)> {
-        let last = &self.layers[self.layers.len() - 1]; // `build` refuses a model without layers
-        let outputs = last.run(x, pass)?;
+    pub fn outputs_and_loss(&self, x: &Activations, targets: &[Tensor], pass: &Pass) -> Result<(Activations, Tensor)> {
+        let last = self.last();
+        let outputs = last.pass_on(last.run(x, pass)?, x)?;
         let loss = match &self.ending {
             Ending::Loss(loss) => scalar(loss(&outputs, targets).map_err(|e| e.context("in the loss"))?)?,
             Ending::Head(_) => self.loss(x, targets, pass, 0.0)?,
         };
         Ok((outputs, loss))
+    }
+
+    fn last(&self) -> &BuiltLayer {
+        &self.layers[self.layers.len() - 1] // `build` rejects a model without layers
     }
 }
 
@@ -216,17 +283,12 @@ impl Layers {
     /// # Errors
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
-        let Self { layers, ties, loss } = self;
-        if layers.is_empty() {
-            return Err(BuildError::NoLayers);
-        }
+        let (routes, signature) = self.resolved()?;
+        let Self { layers, ties, loss, .. } = self;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let mut modules: Vec<(String, Built)> = vec![];
-        for (name, build) in layers {
-            if modules.iter().any(|(other, _)| *other == name) {
-                return Err(BuildError::DuplicateLayer(name));
-            }
+        for Entry { name, build, .. } in layers {
             if let Ok(mut record) = recorder.0.lock() {
                 record.begin_layer();
             }
@@ -258,13 +320,15 @@ impl Layers {
         let last = modules.len() - 1;
         let layers = modules
             .into_iter()
+            .zip(routes)
             .zip(record.uses)
             .enumerate()
-            .map(|(layer, ((name, (module, _)), uses))| {
+            .map(|(layer, (((name, (module, _)), route), uses))| {
                 // The last layer's forward runs as part of its backward, which therefore reads all of its parameters.
                 let read = uses.iter().filter(|used| used.in_backward || layer == last);
                 let read_backward = read.map(|used| used.parameter).collect();
-                BuiltLayer { name, module, uses: uses.iter().map(|used| used.parameter).collect(), read_backward }
+                let uses = uses.iter().map(|used| used.parameter).collect();
+                BuiltLayer { name, module, route, uses, read_backward }
             })
             .collect();
         Ok(Model {
@@ -273,6 +337,7 @@ impl Layers {
             buffers: record.buffers,
             last_users,
             ending,
+            signature,
             device: device.clone(),
         })
     }

@@ -337,6 +337,7 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
                 segments: of_parameters(layer.uses()),
                 read_backward: of_parameters(layer.read_backward()),
                 splits: layer.splits(),
+                reads_batch: !layer.route().reads().is_empty(),
             }
         })
         .collect();

@@ -76,6 +76,8 @@ pub struct LayerShape {
     pub read_backward: Vec<SegmentId>,
     /// Whether the layer's backward can defer the gradients of its weights.
     pub splits: bool,
+    /// Whether the layer takes named inputs of the micro-batch.
+    pub reads_batch: bool,
 }
 
 /// The properties of a segment that programs depend on.
@@ -99,6 +101,13 @@ pub struct ModelShape {
 }
 
 impl ModelShape {
+    /// Returns whether the forward of `layer` needs its micro-batch loaded: the first layer takes inputs, the last one
+    /// targets, and others what they name.
+    #[must_use]
+    pub fn loads(&self, layer: LayerId) -> bool {
+        layer == 0 || layer + 1 == self.layers.len() || self.layers[layer].reads_batch
+    }
+
     /// Returns the first layer that uses a segment in the forward pass. Its backward completes the segment's gradient
     /// of a micro-batch.
     #[must_use]

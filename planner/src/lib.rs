@@ -2,8 +2,7 @@
 //! and the fastest configuration that fits.
 //!
 //! [`Plan`] walks the same programs that an engine executes. [`advice()`] changes a configuration until it fits;
-//! [`autotune`] searches for the fastest one, or for the best hyperparameters. Most programs use `zero_train`, which
-//! re-exports this crate.
+//! [`autotune`] searches for the fastest one, or for the best hyperparameters.
 
 #![forbid(unsafe_code)]
 

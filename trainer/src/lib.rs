@@ -28,8 +28,21 @@
 //! # Ok::<(), zero_train::Error>(())
 //! ```
 //!
-//! One optimizer step is a program ([`pipeline::Program`]). It is built from the configuration and checked for all
-//! ranks before anything runs, and [`Engine`] executes it.
+//! # What is here
+//!
+//! | to | use |
+//! |---|---|
+//! | train a model | [`Trainer`]; how it goes on and what it prints: [`Resume`], [`Output`] |
+//! | describe a model | [`Layers`], of [`Layer`]s that map [`Activations`] in a [`Pass`]; [`Head`]; [`ops`], [`zoo`] |
+//! | give it data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
+//! | configure the run | [`Config`], [`configured_layers`] |
+//! | write the training loop | [`Engine`], [`Step`], [`process::set_up`] |
+//! | export and import weights | [`checkpoint`] |
+//! | run ranks as threads | [`ranks`] |
+//! | handle errors | [`Error`] |
+//! | run what `zero-train` runs | [`train`], [`process`] |
+//!
+//! Plans, advice and autotuning are the crate `zero_planner`; programs, costs and timings are `zero_engine`.
 
 #![forbid(unsafe_code)]
 
@@ -39,20 +52,23 @@ pub mod metrics;
 mod monitor;
 pub mod process;
 mod report_page;
-pub mod resident;
 pub mod train;
 mod trainer;
 
 pub use data::Dataset;
-pub use report_page::report_page;
-pub use train::measure_costs;
-pub use train::{Evaluation, Finished, Output, Resume, StepInfo, Summary};
+pub use train::{Output, Resume};
 pub use trainer::Trainer;
-pub use zero_engine::costs::{CostTable, Length as CostLength, Prediction, RankTimes};
-pub use zero_engine::files::replace as replace_file;
-pub use zero_engine::{
-    Activations, Batch, Config, Ended, Engine, Error, ExportDtype, Exported, GpuSpan, Head, Kind, Layer, Layers, Pass,
-    Span, Step, Subject, TimeCategory, Timing, Track, Weights, bytes, comm, comm_options, config, configured_layers, counted,
-    export, forward_only, gpus, import, nccl, ops, pipeline, timeout, zoo,
-};
-pub use zero_planner::{Advice, Limit, MemoryPlan, Plan, Planner, Ranks, advice, autotune, other_ranks, processor};
+pub use zero_engine::{Activations, Batch, Config, Engine, Error, Head, Layer, Layers, Pass, Step, configured_layers};
+#[doc(inline)]
+pub use zero_engine::{config, ops, zoo};
+
+/// Exports of a checkpoint's weights to safetensors files, and imports of such files.
+pub mod checkpoint {
+    pub use zero_engine::{Ended, ExportDtype, Exported, Weights, export, import};
+}
+
+/// The ranks of a run: their communicator, ranks as threads of one process, and the allocator that lets ranks of one host
+/// share large buffers.
+pub mod ranks {
+    pub use zero_comm::{Communicator, Options, SharedAllocator, threads};
+}

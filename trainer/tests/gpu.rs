@@ -12,9 +12,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, train, world};
+use zero_engine::{GpuSpan, Subject, Track};
 use zero_train::ops::measure;
 use zero_train::zoo::{LlamaConfig, llama};
-use zero_train::{Config, Engine, GpuSpan, Layers, Subject, Track};
+use zero_train::{Config, Engine, Layers};
 
 /// A configuration with two samples per micro-batch, in which only the layers run on the GPU. All state is on the host.
 fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
@@ -411,7 +412,7 @@ fn the_gpu_holds_what_was_planned() {
     );
     let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
     let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
-    let plan = zero_train::Plan::new(config.clone(), layers).unwrap().value();
+    let plan = zero_planner::Plan::new(config.clone(), layers).unwrap().value();
     let planned = plan["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap() as f64;
     let measured = world(1, |comm| {
         let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use zero_train::CostLength;
+use zero_engine::costs::Length as CostLength;
 
 use super::ranks::{Role, take_part};
 use crate::arguments::ConfigArgs;
@@ -16,7 +16,7 @@ pub(crate) fn costs(args: &ConfigArgs, out: &Path, length: &CostLength) -> anyho
         Role::Launcher(status) => return Ok(status),
         Role::Rank { config, cores, comm } => (config, cores, comm),
     };
-    let table = zero_train::measure_costs(&config, &comm, length)?;
+    let table = zero_train::train::measure_costs(&config, &comm, length)?;
     if comm.rank() == 0 {
         table.write(out)?;
         println!("{cores}");

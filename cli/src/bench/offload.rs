@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use zero_comm::bench::median;
 use zero_config::Dtype;
+use zero_engine::counted;
 use zero_pipeline::{Instruction, Item, Tier};
 use zero_tier::bench::Floor;
-use zero_train::counted;
 use zero_train::train::Steps;
 
 use super::figures::{spread, summary};

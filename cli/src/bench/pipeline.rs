@@ -10,8 +10,9 @@ use candle_nn::{Init, VarBuilder};
 use zero_comm::bench::median;
 use zero_comm::{Options, threads};
 use zero_model::sink::{self, Slot};
-use zero_train::pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_train::{Activations, Batch, Config, Engine, Layer, Layers, Pass, Plan};
+use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
+use zero_planner::Plan;
+use zero_train::{Activations, Batch, Config, Engine, Layer, Layers, Pass};
 
 /// Time of one stage for one micro-batch, for each of forward, backward of the inputs and backward of the weights.
 const PACE: Duration = Duration::from_millis(20);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use candle_core::DType;
 use zero_config::Dtype;
+use zero_engine::TimeCategory;
 use zero_model::ops::measure::{self, Measured};
-use zero_train::TimeCategory;
 
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;

@@ -35,6 +35,6 @@ pub(super) fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
         return launch::launch(team, &Job::here(text.as_deref()), None).map(Role::Launcher);
     }
     let cores = process::settle(&config, &place)?;
-    let comm = zero_comm::connect(&place, &zero_train::comm_options(&config, &place)?)?;
+    let comm = zero_comm::connect(&place, &zero_engine::comm_options(&config, &place)?)?;
     Ok(Role::Rank { config: Box::new(config), cores, comm })
 }

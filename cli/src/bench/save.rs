@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use zero_engine::{bytes, counted};
 use zero_train::train::Steps;
-use zero_train::{bytes, counted};
 
 use super::figures::{spread, summary};
 use super::ranks::{Role, WARM_UP, take_part};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use zero_comm::{Buffer, ReduceOp};
-use zero_train::counted;
+use zero_engine::counted;
 
 use super::figures::summary;
 use super::ranks::{Role, take_part};
@@ -78,7 +78,8 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
     // Ranks measure slightly different times, and all must run the same number of steps.
     let more = comm.all_reduce(Buffer::I64(vec![more.ceil() as i64]), ReduceOp::Max).wait()?.into_i64()?;
     take(more.first().map_or(0, |&more| (more as usize).min(MOST_MORE)), &mut times)?;
-    let peak = zero_train::resident::peak().ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))?;
+    let peak =
+        zero_train::process::resident::peak().ok_or_else(|| anyhow::anyhow!("/proc/self/status has no VmHWM"))?;
     let tracked = subject.engine().zero().ledger().peak_total();
     let on_gpu = subject.engine().peak_gpu_bytes();
     let own = Buffer::I64(vec![peak as i64, tracked as i64, on_gpu.unwrap_or(0) as i64]);

@@ -139,7 +139,7 @@ impl Judge<'_> {
 }
 
 fn counted(ranks: usize) -> String {
-    zero_train::counted(ranks, "rank", "ranks")
+    zero_engine::counted(ranks, "rank", "ranks")
 }
 
 /// Describes how many ranks continue, and from which checkpoint.

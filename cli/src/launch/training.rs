@@ -7,8 +7,9 @@ use clap::error::ErrorKind;
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::token;
 use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
+use zero_planner::{Limit, Plan};
+use zero_train::Error;
 use zero_train::train::{Output as Printing, Restarts, Resume, RunOptions};
-use zero_train::{Error, Limit, Plan};
 
 use super::attempts::launch;
 use super::hosts::{Hosts, Reach};
@@ -130,7 +131,7 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
 fn one_a_gpu(typed: &Typed) -> Option<usize> {
     let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
     let stages = config.pipeline.stages;
-    typed.num_processes().is_none().then(|| (zero_train::gpus() / stages * stages).max(stages))
+    typed.num_processes().is_none().then(|| (zero_engine::gpus() / stages * stages).max(stages))
 }
 
 /// Makes the checks that are the same on all ranks, starts the ranks of this host, and waits for them.
@@ -215,7 +216,7 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
         let message = "on several hosts, a restart starts all ranks";
         return Err(setting("launcher.min_ranks", message, "leave it out, or train on one host"));
     }
-    reach(config.launcher.interface.as_deref(), zero_train::timeout(config)).map(Some)
+    reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)
 }
 
 /// Returns the memory limit that one of `ranks` ranks on this host exceeds. Returns `None` if it fits or `force` is
@@ -249,7 +250,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
     let config = load_sources(&args.config, sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
     let plan = zero_train::train::check(&config, &run_options(args)?)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
-        let (needs, has) = (zero_train::bytes(plan.peak_bytes()), zero_train::bytes(limit.bytes));
+        let (needs, has) = (zero_engine::bytes(plan.peak_bytes()), zero_engine::bytes(limit.bytes));
         anyhow::bail!("each of {ranks} ranks needs {needs} at its peak but may use {has}: {}", limit.source);
     }
     Ok(Team { ranks, threads: process::threads(Some(&config.launcher), ranks), overrides: changes })

@@ -11,8 +11,8 @@ use clap::error::ErrorKind;
 use console::Term;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use zero_config::{Autotuning, Config, Metric};
-use zero_train::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
-use zero_train::bytes;
+use zero_engine::bytes;
+use zero_planner::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
 
 use crate::arguments::{AutotuneArgs, Cli};
 use zero_train::process;

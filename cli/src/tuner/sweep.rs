@@ -1,13 +1,13 @@
 //! `zero-train autotune --sweep`: runs the library's sweep, prints a line per trial, and a table at the end.
 
-use zero_train::autotune::{Request, SweepTrial, SweepWatch, Swept, TrialState};
+use zero_planner::autotune::{Request, SweepTrial, SweepWatch, Swept, TrialState};
 
 /// Runs the sweep and prints the result. Returns whether it was interrupted, and whether a trial finished.
 ///
 /// # Errors
-/// Returns the errors of [`zero_train::autotune::sweep`].
+/// Returns the errors of [`zero_planner::autotune::sweep`].
 pub(super) fn sweep(request: &Request<'_>, is_quiet: bool) -> anyhow::Result<(bool, bool)> {
-    let swept = zero_train::autotune::sweep(request, &mut Lines { is_quiet })?;
+    let swept = zero_planner::autotune::sweep(request, &mut Lines { is_quiet })?;
     if !is_quiet {
         conclude(&swept);
     }

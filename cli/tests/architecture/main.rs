@@ -262,6 +262,28 @@ fn only_the_listed_files_distinguish_all_instructions() {
     }
 }
 
+/// Counts what a file exports at its root: modules, and each name of a `pub use`.
+fn exported(code: &str) -> usize {
+    let of_item = |item: &str| match item.strip_prefix("use ").and_then(|item| item.split(';').next()) {
+        Some(list) => list.rsplit('{').next().unwrap_or_default().split(',').filter(|name| has_letters(name)).count(),
+        None => 1,
+    };
+    format!("\n{code}").split("\npub ").skip(1).map(of_item).sum()
+}
+
+fn has_letters(text: &str) -> bool {
+    text.contains(char::is_alphabetic)
+}
+
+/// The front page of the library's documentation shows what programs use; plans, benchmarks and transports are in other
+/// crates.
+#[test]
+fn the_root_of_the_library_is_short() {
+    assert_eq!(exported("pub use a::{\n    B, c,\n};\npub use d::E;\nmod f;\npub mod g {\n    pub use h::I;\n}"), 4);
+    let items = exported(&code(&read("trainer/src/lib.rs")));
+    assert!((10..25).contains(&items), "zero_train exports {items} items");
+}
+
 #[test]
 fn every_crate_has_a_paragraph_and_invariants() {
     let page = read("ARCHITECTURE.md");

@@ -87,12 +87,8 @@ fn changed_fields_are_resolved_for_any_number_of_ranks() {
         device: OffloadDevice::None,
         nvme_path: None,
     });
-    config.model = Some(Model::Mlp(Mlp {
-        input_size: 1,
-        hidden_sizes: vec![2],
-        output_size: 3,
-        activation: Activation::Silu,
-    }));
+    config.model =
+        Some(Model::Mlp(Mlp { input_size: 1, hidden_sizes: vec![2], output_size: 3, activation: Activation::Silu }));
     let written = "train_batch_size: 8\ngradient_clipping: 0.25\nzero_optimization: {stage: 3}\n\
                    training: {max_steps: 5}\noptimizer: {type: Lion, params: {lr: 0.1, betas: [0.9, 0.99]}}\n\
                    activation_checkpointing: {number_checkpoints: 2}\n\

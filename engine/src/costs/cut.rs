@@ -81,7 +81,9 @@ impl CutCosts {
         if comm.rank() == 0 {
             let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
             let states = settings.zero.optimizer.states().len();
-            measure(model, &micro_batch()?, seed, |layer, measured, activations| {
+            let micro_batch = micro_batch()?;
+            micro_batch.fits(model.signature(), true)?;
+            measure(model, &micro_batch, seed, |layer, measured, activations| {
                 costs.layers[layer] = LayerCost {
                     forward: measured.forward,
                     backward: measured.backward,
@@ -167,6 +169,7 @@ fn of_layer(
     for _ in 0..REPEATS {
         let pass = Pass { training: true, seed, step: 1, sample: 0, layer: layer as u32 };
         let x = leaves(inputs, layer)?;
+        let x = batch.added_to(x, &model.layers()[layer])?;
         let (cost, y) = match is_last {
             true => (last(model, layer, &x, batch, &pass)?, None),
             false => inner(model, layer, &x, &pass)?,
@@ -195,18 +198,13 @@ fn inner(
 ) -> Result<(LayerCosts, Option<Activations>), Error> {
     let built = &model.layers()[layer];
     let (forward, y) = timed(|| promise(|| built.run(x, pass)))?;
-    let seeds: Vec<(Tensor, Tensor)> = y
-        .tensors()
-        .iter()
-        .filter(|y| y.dtype().is_float() && y.track_op())
-        .map(|y| Ok((y.clone(), y.ones_like()?)))
-        .collect::<candle_core::Result<_>>()?;
+    let seeds = seeds(&y)?;
     let (backward, _) = timed(|| captured(model, layer, || backward_from(&seeds)))?;
-    let detached = Activations::new(y.tensors().iter().map(Tensor::detach).collect());
+    let flow = built.pass_on(y, x)?;
+    let detached = Activations::new(flow.tensors().iter().map(Tensor::detach).collect());
     let mut cost = LayerCosts { forward, backward, backward_input: backward, ..LayerCosts::default() };
     if built.splits() {
-        let y = promise(|| built.run(x, pass))?;
-        let seeds: Vec<(Tensor, Tensor)> = y.tensors().iter().cloned().zip(seeds.into_iter().map(|s| s.1)).collect();
+        let seeds = self::seeds(&promise(|| built.run(x, pass))?)?;
         let leaves = built.uses().iter().map(|&p| model.parameters()[p].leaf().id());
         let started = Instant::now();
         let (later, result) = DeferredGradients::new(leaves).capture(|| backward_from(&seeds));
@@ -219,11 +217,18 @@ fn inner(
     Ok((cost, Some(detached)))
 }
 
+/// Returns the outputs that have a gradient, each with a gradient of ones.
+fn seeds(y: &Activations) -> candle_core::Result<Vec<(Tensor, Tensor)>> {
+    let with_gradient = y.tensors().iter().filter(|y| y.dtype().is_float() && y.track_op());
+    with_gradient.map(|y| Ok((y.clone(), y.ones_like()?))).collect()
+}
+
 /// Times the last layer, whose forward runs as part of its backward, as in a step.
 fn last(model: &Model, layer: usize, x: &Activations, batch: &Batch, pass: &Pass) -> Result<LayerCosts, Error> {
+    let targets = batch.loss_targets(model.signature())?;
     let (backward, _) = timed(|| {
         captured(model, layer, || {
-            let loss = model.loss(x, &batch.targets, pass, 1.0)?;
+            let loss = model.loss(x, &targets, pass, 1.0)?;
             let seed = Tensor::new(1f32, loss.device())?.to_dtype(loss.dtype())?;
             backward_from(&[(loss, seed)])
         })

@@ -58,9 +58,15 @@ impl Engine {
         if count == 0 {
             return Ok(vec![]);
         }
-        let mut load = |micro_batch: usize| load(micro_batch).map(|batch| (batch.inputs, Some(batch.targets)));
+        let signature = self.model().signature().clone();
+        let mut load = |micro_batch: usize| {
+            let batch = load(micro_batch)?;
+            batch.fits(&signature, true)?;
+            Ok(batch)
+        };
         let mut observe = observe.map(|observe| move |seen: Observed<'_>| observe(seen));
-        let outcome = self.evaluate(count, &mut load, observe.as_mut().map(|observe| observe as &mut Observe<'_>))?;
+        let outcome =
+            self.evaluate(count, true, &mut load, observe.as_mut().map(|observe| observe as &mut Observe<'_>))?;
         let losses = match self.has_last_layer() {
             true => self.sum_over_replicas(outcome.losses)?,
             false => vec![0.0; count],
@@ -81,14 +87,17 @@ impl Engine {
         Ok(limbs.chunks_exact(ExactSum::new().limbs().len()).map(total).collect())
     }
 
-    /// Returns the outputs of the last layer, without dropout. A collective: every rank calls it. Each replica passes
-    /// its own inputs, and all ranks of a pipeline pass the same.
+    /// Returns the outputs of the last layer, or those that the loss names ([`Layers::loss_of`]), without dropout. A
+    /// collective: every rank calls it. Each replica passes its own inputs, and all ranks of a pipeline pass the same.
+    ///
+    /// [`Layers::loss_of`]: zero_model::Layers::loss_of
     ///
     /// # Errors
-    /// Fails if a layer fails or a rank is lost.
-    pub fn forward(&mut self, inputs: impl Into<Activations>) -> Result<Activations, Error> {
+    /// Fails if the batch does not have what layers take, a layer fails or a rank is lost.
+    pub fn forward(&mut self, inputs: impl Into<Batch>) -> Result<Activations, Error> {
         let inputs = inputs.into();
-        let mut outcome = self.evaluate(1, &mut |_| Ok((inputs.clone(), None)), None)?;
+        inputs.fits(self.model().signature(), false)?;
+        let mut outcome = self.evaluate(1, false, &mut |_| Ok(inputs.clone()), None)?;
         let stages = &self.stage_plan.stages;
         share(self.zero.groups(), stages.stage_of(stages.layers() - 1), outcome.outputs.pop())
     }
@@ -96,6 +105,7 @@ impl Engine {
     fn evaluate<'a>(
         &mut self,
         count: usize,
+        scored: bool,
         load: &'a mut Load<'a>,
         observe: Option<&'a mut Observe<'a>>,
     ) -> Result<StepOutput, Error> {
@@ -122,6 +132,7 @@ impl Engine {
                 load,
                 sample: &|_| 0,
                 training: false,
+                scored,
                 seed: self.config.training.seed,
                 step: self.step,
                 loss_gradient: 0.0,

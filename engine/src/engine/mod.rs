@@ -247,6 +247,7 @@ impl Engine {
         if rows != wanted {
             return Err(Error::Batch(format!("it has {rows} samples, but `train_batch_size` is {wanted}")));
         }
+        batch.fits(self.model().signature(), true)?;
         let size = self.settings.micro_batch_size;
         self.train_with(|micro_batch| batch.narrow(micro_batch * size, size))
     }
@@ -268,13 +269,15 @@ impl Engine {
         let global = |local: usize| deal.global(rank, ranks, local, micro_batches);
         let first = self.samples;
         let sample = |local: usize| first + (global(local) * size) as u64;
+        let signature = self.model().signature().clone();
         let mut load_local = |local: usize| {
             let batch = load(global(local))?;
             let rows = batch.rows()?;
             if rows != size {
                 return Err(Error::Batch(format!("a micro-batch has {rows} samples, expected {size}")));
             }
-            Ok((batch.inputs, Some(batch.targets)))
+            batch.fits(&signature, true)?;
+            Ok(batch)
         };
         let mut outcome = run(
             &self.program,
@@ -287,6 +290,7 @@ impl Engine {
                 load: &mut load_local,
                 sample: &sample,
                 training: true,
+                scored: true,
                 seed: self.config.training.seed,
                 step,
                 loss_gradient: (f64::from(settings.loss_gradient) * scale) as f32,

@@ -1,6 +1,7 @@
 //! Executes a program: one exhaustive `match` over its instructions.
 
 pub(crate) mod activation_offload;
+mod layer;
 pub(crate) mod messages;
 pub(crate) mod tensor_bytes;
 pub(crate) mod tracked;
@@ -8,16 +9,17 @@ pub(crate) mod tracked;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
-use zero_model::{Activations, Model, Pass, backward_from, hand_on, sink};
+use candle_core::{DType, Tensor};
+use zero_model::{Activations, Pass, Signature};
 use zero_optim::norm::{Limits, Verdict};
 use zero_partition::{ShardedState, ZeroError};
 use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
 
-use crate::device::{explained, onto, onto_one};
+use crate::batch::Batch;
+use crate::device::{explained, onto};
 use crate::error::Error;
 use crate::executor::activation_offload::ActivationOffload;
+use crate::executor::layer::{Capture, MicroBatch, backward, forward, recompute};
 use crate::executor::messages::{Boundary, Messages};
 use crate::executor::tracked::Tracked;
 use crate::timing::Timing;
@@ -30,11 +32,13 @@ pub(crate) struct Context<'a> {
     pub(crate) memory_limit: Option<u64>,
     /// Swap file of layer inputs that are kept for recomputation.
     pub(crate) kept: Option<&'a mut ActivationOffload>,
-    /// Loads inputs and targets of a local micro-batch.
+    /// Loads a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
     /// Index of a local micro-batch's first sample in the run.
     pub(crate) sample: &'a dyn Fn(usize) -> u64,
     pub(crate) training: bool,
+    /// Whether the last layer computes the loss; otherwise the program returns its outputs.
+    pub(crate) scored: bool,
     pub(crate) seed: u64,
     pub(crate) step: u64,
     /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale.
@@ -53,14 +57,31 @@ pub struct Observed<'a> {
     pub micro_batch: usize,
     /// A scalar.
     pub loss: &'a Tensor,
-    /// Those of the last layer.
+    /// Those that the loss sees.
     pub outputs: &'a Activations,
-    /// What they are compared with.
-    pub targets: &'a Tensor,
+    /// The targets, and the named inputs that layers of the last pipeline stage or the loss take.
+    pub batch: &'a Batch,
+    /// Names of the outputs.
+    pub signature: &'a Signature,
+}
+
+impl Observed<'_> {
+    /// Returns outputs by name.
+    ///
+    /// # Errors
+    /// Fails if the loss does not see one of them.
+    pub fn outputs_of<S: AsRef<str>>(&self, names: &[S]) -> Result<Activations, Error> {
+        let find = |name: &S| {
+            let place = self.signature.outputs.iter().position(|output| output == name.as_ref());
+            let found = place.and_then(|place| self.outputs.tensors().get(place)).cloned();
+            found.ok_or_else(|| Error::Batch(format!("the loss does not see an output `{}`", name.as_ref())))
+        };
+        Ok(Activations::new(names.iter().map(find).collect::<Result<_, _>>()?))
+    }
 }
 
 pub(crate) type Observe<'a> = dyn FnMut(Observed<'_>) -> Result<(), Error> + 'a;
-pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<(Activations, Option<Tensor>), Error> + 'a;
+pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<Batch, Error> + 'a;
 
 /// The results of one program run.
 #[derive(Debug, Default)]
@@ -69,45 +90,12 @@ pub(crate) struct StepOutput {
     pub(crate) losses: Vec<f32>,
     /// Losses as tensors until the program ends, so that no instruction waits for the GPU.
     pending_losses: Vec<Tensor>,
-    /// Outputs of the last layer, for each local micro-batch without targets.
+    /// Outputs of the last layer, for each local micro-batch of a program without a loss.
     pub(crate) outputs: Vec<Activations>,
     /// Gradient norm and whether the update was made; `None` in evaluation.
     pub(crate) verdict: Option<Verdict>,
     /// Tensors that crossed the boundaries of pipeline stages, by the layer after each boundary.
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
-}
-
-/// A layer's forward, saved until its backward.
-struct Saved {
-    /// Inputs that are autograd leaves; `None` for inputs that need no gradient.
-    inputs: Vec<Option<Tensor>>,
-    outputs: Vec<Tensor>,
-}
-
-#[derive(Default)]
-struct MicroBatch {
-    targets: Option<Tensor>,
-    sample: u64,
-    /// Output of the last layer that ran, detached from its graph; the input of the next layer.
-    flow: Option<Activations>,
-    saved: HashMap<LayerId, Saved>,
-    /// Inputs of layers that will be recomputed.
-    kept: HashMap<LayerId, Activations>,
-    /// Gradients of the outputs of the layer that runs backward next.
-    upstream: Vec<Option<Tensor>>,
-}
-
-impl MicroBatch {
-    fn incoming(&mut self) -> Result<Activations, Error> {
-        self.flow.take().ok_or_else(|| Error::Batch("a layer has no input".into()))
-    }
-
-    fn keep(&mut self, layer: LayerId) -> Result<(), Error> {
-        let incoming = self.incoming()?;
-        self.kept.insert(layer, incoming.clone());
-        self.flow = Some(incoming);
-        Ok(())
-    }
 }
 
 impl Context<'_> {
@@ -136,11 +124,11 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
         context.tracked.start();
         match instruction {
             Instruction::Load { micro_batch } => {
-                let (inputs, targets) = (context.load)(*micro_batch)?;
+                let batch = (context.load)(*micro_batch)?.of_stage(&model, |layer| is_here(context.zero, layer));
                 let state = &mut micro_batches[*micro_batch];
-                state.targets = targets.map(|targets| onto_one(model.device(), &targets)).transpose()?;
-                if context.zero.stages().stage_of(0) == context.zero.groups().at().stage {
-                    state.flow = Some(onto(model.device(), &inputs)?);
+                state.batch = batch.map(|tensor| onto(model.device(), tensor))?;
+                if is_here(context.zero, 0) {
+                    state.flow = Some(std::mem::take(&mut state.batch.inputs));
                 }
             }
             Instruction::Gather { segment } => context.zero.gather(*segment)?,
@@ -236,6 +224,11 @@ fn puts_off_updates(next: Option<&Instruction>, zero: &ShardedState) -> bool {
     }
 }
 
+/// Whether a layer is on this rank's pipeline stage.
+fn is_here(zero: &ShardedState, layer: LayerId) -> bool {
+    zero.stages().stage_of(layer) == zero.groups().at().stage
+}
+
 fn disk<'k>(kept: &'k mut Option<&mut ActivationOffload>) -> Result<&'k mut ActivationOffload, Error> {
     kept.as_deref_mut().ok_or_else(|| Error::Zero(ZeroError::Internal("there is no file for what is kept".into())))
 }
@@ -292,152 +285,6 @@ fn take(
         }
     }
     Ok(())
-}
-
-fn forward(
-    model: &Model,
-    layer: LayerId,
-    micro_batch: usize,
-    state: &mut MicroBatch,
-    context: &mut Context<'_>,
-    outcome: &mut StepOutput,
-) -> Result<(), Error> {
-    let last = layer + 1 == model.layers().len();
-    if context.training && last {
-        // The last layer's forward runs as part of its backward: a head computes gradients together with the loss, and
-        // the gradient buffers are open only during the backward.
-        return Ok(());
-    }
-    let incoming = state.incoming()?;
-    let pass = context.pass(layer, state);
-    let built = &model.layers()[layer];
-    if !context.training {
-        match &state.targets {
-            Some(targets) if last => {
-                let loss = match &mut context.observe {
-                    None => model.loss(&incoming, targets, &pass, 0.0)?.detach(),
-                    Some(observe) => {
-                        let (outputs, loss) = model.outputs_and_loss(&incoming, targets, &pass)?;
-                        let (outputs, loss) = (detached(&outputs), loss.detach());
-                        observe(Observed { micro_batch, loss: &loss, outputs: &outputs, targets })?;
-                        loss
-                    }
-                };
-                outcome.pending_losses.push(loss);
-            }
-            None if last => outcome.outputs.push(detached(&built.run(&incoming, &pass)?)),
-            _ => state.flow = Some(detached(&built.run(&incoming, &pass)?)),
-        }
-        return Ok(());
-    }
-    run_and_save(model, layer, incoming, state, &pass)
-}
-
-/// Runs a layer's forward and saves its graph for the backward.
-fn run_and_save(
-    model: &Model,
-    layer: LayerId,
-    incoming: Activations,
-    state: &mut MicroBatch,
-    pass: &Pass,
-) -> Result<(), Error> {
-    let (inputs, leaves) = cut(&incoming, layer)?;
-    drop(incoming);
-    let outputs = sink::promise(|| model.layers()[layer].run(&inputs, pass))?;
-    state.flow = Some(hand_on(&outputs)?);
-    state.saved.insert(layer, Saved { inputs: leaves, outputs: outputs.tensors().to_vec() });
-    Ok(())
-}
-
-/// Runs a layer's forward again. Dropout masks depend only on the pass, so they equal those of the first run.
-fn recompute(model: &Model, layer: LayerId, state: &mut MicroBatch, context: &Context<'_>) -> Result<(), Error> {
-    let incoming = match state.kept.remove(&layer) {
-        Some(kept) => kept,
-        None => state.incoming()?,
-    };
-    let pass = context.pass(layer, state);
-    run_and_save(model, layer, incoming, state, &pass)
-}
-
-/// candle's gradient store, and separately the gradients of a layer's inputs.
-type Backpropagated = Result<(GradStore, Vec<Option<Tensor>>), ZeroError>;
-/// Runs a backward, stores the gradients of parameters in their flat buffers, and returns the gradients of the inputs.
-type Capture<'a> =
-    &'a dyn Fn(&mut ShardedState, &mut dyn FnMut() -> Backpropagated) -> Result<Vec<Option<Tensor>>, ZeroError>;
-
-fn backward(
-    model: &Model,
-    layer: LayerId,
-    state: &mut MicroBatch,
-    context: &mut Context<'_>,
-    outcome: &mut StepOutput,
-    capture: Capture<'_>,
-) -> Result<(), Error> {
-    let (inputs, gradients) = if layer + 1 == model.layers().len() {
-        let incoming = state.incoming()?;
-        let targets = state.targets.as_ref().ok_or_else(|| Error::Batch("a micro-batch has no targets".into()))?;
-        let (pass, gradient) = (context.pass(layer, state), context.loss_gradient);
-        let (inputs, leaves) = cut(&incoming, layer)?;
-        let gradients = capture(context.zero, &mut || {
-            let loss = model.loss(&inputs, targets, &pass, gradient)?;
-            outcome.pending_losses.push(loss.detach());
-            // Create the seed on the device: a copy from the host could wait for the GPU.
-            let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
-            Ok(backpropagate(&[(loss, seed)], &leaves)?)
-        })?;
-        (leaves, gradients)
-    } else {
-        // A recomputed forward leaves an output that no layer consumes.
-        state.flow = None;
-        let saved = state.saved.remove(&layer).ok_or_else(|| Error::Batch("a layer's forward has not run".into()))?;
-        let upstream = std::mem::take(&mut state.upstream);
-        let seeds: Vec<(Tensor, Tensor)> =
-            saved.outputs.into_iter().zip(upstream).filter_map(|(y, dy)| dy.map(|dy| (y, dy))).collect();
-        let gradients = capture(context.zero, &mut || Ok(backpropagate(&seeds, &saved.inputs)?))?;
-        (saved.inputs, gradients)
-    };
-    let wants_some = inputs.iter().any(Option::is_some);
-    if wants_some && gradients.iter().all(Option::is_none) {
-        let name = model.layers()[layer].name();
-        let what = format!("layer `{name}` passes no gradient to the layer before: an operation without a backward?");
-        return Err(Error::Tensor(candle_core::Error::Msg(what)));
-    }
-    state.upstream = gradients;
-    Ok(())
-}
-
-fn backpropagate(
-    seeds: &[(Tensor, Tensor)],
-    inputs: &[Option<Tensor>],
-) -> candle_core::Result<(GradStore, Vec<Option<Tensor>>)> {
-    let mut store = backward_from(seeds)?;
-    let gradients = inputs.iter().map(|x| x.as_ref().and_then(|x| store.remove(x))).collect();
-    Ok((store, gradients))
-}
-
-/// Detaches a layer's inputs from the graph of the layer before, so that the backward ends at this layer. Returns the
-/// inputs, and separately the leaves among them. Inputs of the model (layer 0) need no gradient.
-fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activations, Vec<Option<Tensor>>)> {
-    let leaves = incoming.tensors().iter().map(|x| if layer == 0 { Ok(None) } else { leaf(x) });
-    let leaves = leaves.collect::<candle_core::Result<Vec<_>>>()?;
-    let inputs = incoming.tensors().iter().zip(&leaves).map(|(x, leaf)| leaf.as_ref().unwrap_or(x).clone()).collect();
-    Ok((Activations::new(inputs), leaves))
-}
-
-/// Returns an autograd leaf with the values of `x`, or `None` if the dtype has no gradient. Tensors that were received
-/// from another stage, or handed on by a block of the zoo, are leaves already.
-fn leaf(x: &Tensor) -> candle_core::Result<Option<Tensor>> {
-    if !x.dtype().is_float() {
-        return Ok(None);
-    }
-    if x.is_variable() {
-        return Ok(Some(x.clone()));
-    }
-    Ok(Some(Var::from_tensor(x)?.into_inner()))
-}
-
-fn detached(activations: &Activations) -> Activations {
-    Activations::new(activations.tensors().iter().map(Tensor::detach).collect())
 }
 
 fn scalar(loss: &Tensor) -> candle_core::Result<f32> {

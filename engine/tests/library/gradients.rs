@@ -185,7 +185,8 @@ fn tied() -> Layers {
 
 /// Computes the gradients of both parameters with candle alone.
 fn plain_gradients(first: &Var, middle: &Var) -> Result<[Vec<f32>; 2]> {
-    let Batch { inputs, targets } = batch();
+    let batch = batch();
+    let (inputs, targets) = (&batch.inputs, batch.only_target().expect("a target"));
     let hidden = inputs.single()?.matmul(&first.t()?)?.matmul(&middle.t()?)?;
     let logits = hidden.matmul(&first.t()?)?;
     let log = candle_nn::ops::log_softmax(&logits, D::Minus1)?;

@@ -15,6 +15,7 @@ mod gradients;
 mod initial_weights;
 mod loss_scale;
 mod module_buffers;
+mod named;
 mod offload;
 mod parity;
 mod pipeline;

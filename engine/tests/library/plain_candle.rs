@@ -83,7 +83,8 @@ impl Plain {
             x = (x + self.conv1d(&inner, &format!("h.{i}.mlp.c_proj"))?)?;
         }
         let logits = self.norm(&x, "ln_f")?.broadcast_matmul(&self.get("wte.weight").t()?)?;
-        let picked = log_softmax(&logits, D::Minus1)?.gather(&batch.targets.unsqueeze(2)?, 2)?;
+        let picked =
+            log_softmax(&logits, D::Minus1)?.gather(&batch.targets.as_ref().expect("a target").unsqueeze(2)?, 2)?;
         picked.mean_all()?.neg()
     }
 

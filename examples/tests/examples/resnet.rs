@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
 use candle_transformers::models::resnet::resnet18;
-use zero_train::comm::{Options, threads};
+use zero_train::ranks::{Options, threads};
 use zero_train::{Batch, Config, Engine, Layers, ops::cross_entropy};
 
 const CLASSES: usize = 4;

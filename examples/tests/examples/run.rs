@@ -65,6 +65,32 @@ fn resume() {
     assert!(outputs.iter().all(|output| output.contains("every bit the same")), "{outputs:?}");
 }
 
+/// Checks that the losses and the metric of two tasks are the same on one rank, on two ranks, and on two pipeline stages.
+#[test]
+fn tasks() {
+    let layouts = [(1, &[][..]), (2, &[]), (2, &["--set", "pipeline.stages=2"])];
+    let runs = layouts.map(|(ranks, arguments)| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        run_in(folder.path(), env!("CARGO_BIN_EXE_tasks"), arguments, ranks);
+        ["loss", "eval_loss", "eval_accuracy"].map(|key| values(&folder.path().join("runs/tasks"), key))
+    });
+    assert!(runs[0] == runs[1] && runs[0] == runs[2], "{runs:?}");
+    let accuracy = runs[0][2].last().map(|value| value.parse::<f64>().expect("a number"));
+    assert!(accuracy.is_some_and(|accuracy| accuracy > 0.9), "{runs:?}");
+}
+
+/// Returns the values of a key in the metrics of a run's folder.
+fn values(run: &Path, key: &str) -> Vec<String> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).expect("the run's metrics");
+    let value = |line: &str| {
+        let (_, value) = line.split_once(&format!("\"{key}\":"))?;
+        Some(value[..value.find([',', '}']).expect("its end")].to_string())
+    };
+    let values: Vec<String> = text.lines().filter_map(value).collect();
+    assert!(!values.is_empty(), "no {key} in {text}");
+    values
+}
+
 /// Checks that losses and metric are the same with and without a stop in between, on one rank and on two.
 #[test]
 fn trainer() {
@@ -76,14 +102,7 @@ fn trainer() {
         run_in(stopped.path(), program, &["--max-steps", "60", "--quiet"], ranks);
         let printed = run_in(stopped.path(), program, &["--resume", "auto"], ranks);
         assert!(printed.contains("resumed from runs/trainer/checkpoints/step-00000060"), "{printed}");
-        let values = |folder: &Path, key: &str| {
-            let text = fs::read_to_string(folder.join("runs/trainer/metrics.jsonl")).expect("the run's metrics");
-            let value = |line: &str| {
-                let (_, value) = line.split_once(&format!("\"{key}\":")).expect("the key");
-                value[..value.find([',', '}']).expect("its end")].to_string()
-            };
-            text.lines().map(value).collect::<Vec<_>>()
-        };
+        let values = |folder: &Path, key: &str| values(&folder.join("runs/trainer"), key);
         for key in ["loss", "eval_loss", "eval_accuracy"] {
             // Step 60 was the last step of the first run, which evaluated there in any case.
             assert_eq!(values(whole.path(), key), values(stopped.path(), key), "{key} on {ranks} ranks");

@@ -42,7 +42,7 @@ fn step(layers: Layers, dtype: DType, input: &Tensor, targets: &Tensor) -> Resul
     let loss = promise(|| {
         let x = (0..last)
             .try_fold(Activations::from(input.clone()), |x, layer| model.layers()[layer].run(&x, &pass(layer)))?;
-        model.loss(&x, targets, &pass(last), 1.0)
+        model.loss(&x, std::slice::from_ref(targets), &pass(last), 1.0)
     })?;
     let (mut sink, store) = sink.capture(|| loss.backward());
     let mut store = store?;

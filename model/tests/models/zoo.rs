@@ -56,7 +56,7 @@ fn run(model: &Model, input: &Tensor, training: bool) -> Result<Tensor> {
 fn loss(model: &Model, input: &Tensor, targets: &Tensor, training: bool) -> Tensor {
     let last = model.layers().len() - 1;
     let x = run_until(model, last, input, training).unwrap();
-    model.loss(&x, targets, &pass(training, last), 1.0).unwrap()
+    model.loss(&x, std::slice::from_ref(targets), &pass(training, last), 1.0).unwrap()
 }
 
 fn floats(x: &Tensor) -> Vec<f32> {

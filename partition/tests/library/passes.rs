@@ -30,6 +30,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
         // An embedding table: its backward reads no parameters.
         read_backward: if name == "embed" { vec![] } else { segments.to_vec() },
         splits: false,
+        reads_batch: false,
     };
     let segment = |elements| {
         let mut placements = zero_stage.placements();

@@ -92,7 +92,17 @@ impl Writer<'_> {
         let index = chunk * self.stages.count() + self.stage;
         let layers = self.stages.chunks()[index].clone();
         match work {
-            Work::Forward => self.forward(layers, micro_batch),
+            Work::Forward => {
+                // A micro-batch is loaded once, by the first chunk of the stage that needs it.
+                let loads = |chunk: usize| {
+                    let index = chunk * self.stages.count() + self.stage;
+                    self.stages.chunks()[index].clone().any(|layer| self.shape.loads(layer))
+                };
+                if loads(chunk) && !(0..chunk).any(loads) {
+                    self.instructions.push(Instruction::Load { micro_batch });
+                }
+                self.forward(layers, micro_batch);
+            }
             Work::Backward => self.backward(layers, micro_batch, |_| false),
             Work::BackwardInput => {
                 let (shape, stages) = (self.shape, self.stages);
@@ -107,9 +117,6 @@ impl Writer<'_> {
 
     fn forward(&mut self, layers: std::ops::Range<LayerId>, micro_batch: usize) {
         let (first, behind, all) = (layers.start, layers.end, self.stages.layers());
-        if first == 0 || (behind == all && self.stages.stage_of(0) != self.stage) {
-            self.instructions.push(Instruction::Load { micro_batch });
-        }
         let content = |layer| Content::Activations { layer, micro_batch };
         if first > 0 {
             self.await_receive(content(first), first - 1);

@@ -45,8 +45,8 @@ impl MicroBatch {
         ensure(!std::mem::replace(&mut self.is_loaded, true), || "loaded twice".into())
     }
 
-    pub(super) fn forward(&mut self, layer: LayerId) -> Check {
-        let needs_data = layer == 0 || self.is_last(layer);
+    /// `needs_data`: whether the layer reads the batch.
+    pub(super) fn forward(&mut self, layer: LayerId, needs_data: bool) -> Check {
         ensure(self.is_loaded || !needs_data, || "its micro-batch is not loaded".into())?;
         ensure(self.forward.insert(layer), || "run twice".into())?;
         ensure(self.flow == Some(layer), || "the layer before has not run".into())?;

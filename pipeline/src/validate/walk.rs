@@ -120,7 +120,10 @@ impl<'a> State<'a> {
                 self.parameters_are(segment, "gathered")?;
                 self.removes(Fact::Gathered(segment), "released twice")
             }
-            Instruction::Forward { layer, micro_batch } => self.micro_batches[micro_batch].forward(layer),
+            Instruction::Forward { layer, micro_batch } => {
+                let needs_data = self.world.shape.loads(layer);
+                self.micro_batches[micro_batch].forward(layer, needs_data)
+            }
             Instruction::Keep { layer, micro_batch } => self.micro_batches[micro_batch].keep(layer),
             Instruction::Discard { layer, micro_batch } => self.micro_batches[micro_batch].discard(layer),
             Instruction::Recompute { layer, micro_batch } => {

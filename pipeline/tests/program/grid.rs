@@ -23,6 +23,7 @@ fn drawn(
         segments: vec![index],
         read_backward: vec![index],
         splits: true,
+        reads_batch: false,
     };
     let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     let shape = ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() };

@@ -15,7 +15,8 @@ fn shape(layers: usize, tied: bool) -> ModelShape {
     let layer = |index: usize| {
         let shares = tied && index + 1 == layers && index > 0;
         let segments = if shares { vec![0, index] } else { vec![index] };
-        LayerShape { name: format!("layer.{index}"), read_backward: segments.clone(), segments, splits: true }
+        let (name, read_backward) = (format!("layer.{index}"), segments.clone());
+        LayerShape { name, read_backward, segments, splits: true, reads_batch: false }
     };
     let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }

@@ -14,6 +14,7 @@ fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
         segments: vec![index],
         read_backward: vec![index],
         splits: true,
+        reads_batch: false,
     };
     let segment = |_| SegmentShape { elements: 10, placements: zero_stage.placements(), tiers: Tiers::default() };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }

@@ -13,6 +13,7 @@ fn shape(ties: &[&[usize]]) -> ModelShape {
         segments: std::iter::once(index).chain(shared(index)).collect(),
         read_backward: std::iter::once(index).chain(shared(index)).collect(),
         splits: true,
+        reads_batch: false,
     };
     let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     ModelShape { layers: (0..6).map(layer).collect(), segments: (0..6 + ties.len()).map(segment).collect() }

@@ -17,6 +17,7 @@ fn timeline(forward: f64) -> Timeline {
         segments: vec![index],
         read_backward: vec![index],
         splits: false,
+        reads_batch: false,
     };
     let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
     let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };

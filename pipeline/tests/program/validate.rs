@@ -18,6 +18,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
         segments: segments.to_vec(),
         read_backward: segments.to_vec(),
         splits: false,
+        reads_batch: false,
     };
     let segment = |elements| SegmentShape { elements, placements: zero_stage.placements(), tiers: Tiers::default() };
     ModelShape {

@@ -10,8 +10,7 @@ use super::dataset::{BoxError, Dataset};
 /// Tensors in memory; the first dimension counts samples.
 #[derive(Debug, Clone)]
 pub struct InMemory {
-    inputs: Vec<Tensor>,
-    targets: Tensor,
+    all: Batch,
     samples: usize,
 }
 
@@ -21,10 +20,15 @@ impl InMemory {
     /// # Errors
     /// Fails if the tensors differ in their number of samples.
     pub fn new(inputs: impl Into<Activations>, targets: Tensor) -> Result<Self, Error> {
-        let batch = Batch::new(inputs, targets);
-        let samples = batch.rows()?;
-        let inputs = batch.inputs.tensors().iter().map(Tensor::contiguous).collect::<candle_core::Result<_>>()?;
-        Ok(Self { inputs, targets: batch.targets.contiguous()?, samples })
+        Self::of(Batch::new(inputs, targets))
+    }
+
+    /// Creates a data set from one batch of all samples, such as one with named tensors ([`Batch::named`]).
+    ///
+    /// # Errors
+    /// Fails if the tensors differ in their number of samples.
+    pub fn of(all: Batch) -> Result<Self, Error> {
+        Ok(Self { samples: all.rows()?, all: all.map(Tensor::contiguous)? })
     }
 }
 
@@ -39,21 +43,19 @@ impl Dataset for InMemory {
         }
         let rows: Vec<i64> = indices.iter().map(|&index| index as i64).collect();
         let rows = Tensor::from_vec(rows, indices.len(), &Device::Cpu)?;
-        let pick = |tensor: &Tensor| tensor.index_select(&rows.to_device(tensor.device())?, 0);
-        let inputs = self.inputs.iter().map(pick).collect::<candle_core::Result<Vec<_>>>()?;
-        Ok(Batch::new(Activations::new(inputs), pick(&self.targets)?))
+        Ok(self.all.map(|tensor| tensor.index_select(&rows.to_device(tensor.device())?, 0))?)
     }
 }
 
 /// A data set whose samples are computed by a function; see [`from_fn`].
-pub struct FromFn<F, X> {
+pub struct FromFn<F, S> {
     samples: usize,
     sample: F,
-    inputs: PhantomData<fn() -> X>,
+    kind: PhantomData<fn() -> S>,
 }
 
-/// Creates a data set of `samples` samples. `sample` computes the inputs and the target of one sample, without a batch
-/// dimension; the data set stacks them. `sample` must depend on the index alone, because several ranks, and a resumed
+/// Creates a data set of `samples` samples. `sample` computes one sample without a batch dimension, either its inputs and
+/// target or a [`Batch`] of named tensors; the data set stacks them. `sample` must depend on the index alone, because several ranks, and a resumed
 /// run, request the same sample and must get the same values.
 ///
 /// ```
@@ -64,50 +66,44 @@ pub struct FromFn<F, X> {
 ///     let x = i as f32 / 100.0;
 ///     Ok((Tensor::new(&[x], &Device::Cpu)?, Tensor::new(&[x * x], &Device::Cpu)?))
 /// });
-/// assert_eq!(squares.batch(&[3, 5])?.targets.dims(), [2, 1]);
+/// assert_eq!(squares.batch(&[3, 5])?.only_target()?.dims(), [2, 1]);
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
-pub fn from_fn<F, X>(samples: usize, sample: F) -> FromFn<F, X>
+pub fn from_fn<F, S>(samples: usize, sample: F) -> FromFn<F, S>
 where
-    F: Fn(usize) -> Result<(X, Tensor), BoxError> + Send + Sync,
-    X: Into<Activations>,
+    F: Fn(usize) -> Result<S, BoxError> + Send + Sync,
+    S: Into<Batch>,
 {
-    FromFn { samples, sample, inputs: PhantomData }
+    FromFn { samples, sample, kind: PhantomData }
 }
 
-impl<F, X> Dataset for FromFn<F, X>
+impl<F, S> Dataset for FromFn<F, S>
 where
-    F: Fn(usize) -> Result<(X, Tensor), BoxError> + Send + Sync,
-    X: Into<Activations>,
+    F: Fn(usize) -> Result<S, BoxError> + Send + Sync,
+    S: Into<Batch>,
 {
     fn len(&self) -> usize {
         self.samples
     }
 
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
-        // One column per tensor of a sample, with the target last.
-        let mut columns: Vec<Vec<Tensor>> = vec![];
-        for &index in indices {
-            let (inputs, target) = (self.sample)(index)?;
-            let inputs: Activations = inputs.into();
-            let sample: Vec<&Tensor> = inputs.tensors().iter().chain([&target]).collect();
-            if columns.is_empty() {
-                columns.resize(sample.len(), vec![]);
-            }
-            let dims =
-                |tensors: &mut dyn Iterator<Item = &Tensor>| tensors.map(|t| t.dims().to_vec()).collect::<Vec<_>>();
-            let (own, first) = (dims(&mut sample.iter().copied()), dims(&mut columns.iter().filter_map(|c| c.first())));
-            if !first.is_empty() && own != first {
-                let other = indices[0];
-                return Err(
-                    format!("sample {index} has tensors of shapes {own:?}, but sample {other} of {first:?}").into()
-                );
-            }
-            columns.iter_mut().zip(sample).for_each(|(column, tensor)| column.push(tensor.clone()));
+        let sample = |&index: &usize| (self.sample)(index).map(Into::into);
+        let samples = indices.iter().map(sample).collect::<Result<Vec<Batch>, _>>()?;
+        let first = samples.first().ok_or("a batch of no samples")?;
+        let forms = |sample: &Batch| {
+            let names = sample.names().map(String::from);
+            names.zip(sample.tensors().map(|tensor| tensor.dims().to_vec())).collect::<Vec<_>>()
+        };
+        let of_first = forms(first);
+        if let Some(other) = samples.iter().position(|sample| forms(sample) != of_first) {
+            let (index, other) = (indices[other], forms(&samples[other]));
+            return Err(format!("sample {index} has {other:?}, and sample {} has {of_first:?}", indices[0]).into());
         }
-        let mut stacked = columns.iter().map(|column| Tensor::stack(column, 0)).collect::<Result<Vec<_>, _>>()?;
-        let targets = stacked.pop().ok_or("the batch has no samples")?;
-        Ok(Batch::new(Activations::new(stacked), targets))
+        let mut column = 0..;
+        Ok(first.map(|_| {
+            let place = column.next().unwrap_or_default();
+            Tensor::stack(&samples.iter().filter_map(|sample| sample.tensors().nth(place)).collect::<Vec<_>>(), 0)
+        })?)
     }
 }
 
@@ -122,10 +118,10 @@ mod tests {
         let data = InMemory::new(Activations::new(vec![x.clone(), x.clone()]), y.clone()).unwrap();
         let batch = data.batch(&[2, 0, 2]).unwrap();
         assert_eq!(batch.inputs.tensors()[1].to_vec2::<f32>().unwrap(), [[4., 5.], [0., 1.], [4., 5.]]);
-        assert_eq!(batch.targets.to_vec1::<u32>().unwrap(), [9, 7, 9]);
+        assert_eq!(batch.only_target().unwrap().to_vec1::<u32>().unwrap(), [9, 7, 9]);
         assert_eq!(data.batch(&[3]).unwrap_err().to_string(), "sample 3 of 3");
         let error = InMemory::new(x, y.narrow(0, 0, 2).unwrap()).unwrap_err().to_string();
-        assert_eq!(error, "the batch does not fit: 3 inputs for 2 targets");
+        assert_eq!(error, "the batch does not fit: `input` has 3 samples, and `target` has 2");
     }
 
     #[test]
@@ -136,8 +132,11 @@ mod tests {
         });
         let batch = data.batch(&[4, 1]).unwrap();
         assert_eq!(batch.inputs.single().unwrap().to_vec2::<f32>().unwrap(), [[4., 4.], [1., 1.]]);
-        assert_eq!(batch.targets.to_vec1::<u32>().unwrap(), [4, 1]);
+        assert_eq!(batch.only_target().unwrap().to_vec1::<u32>().unwrap(), [4, 1]);
         let error = data.batch(&[4, 9]).unwrap_err().to_string();
-        assert_eq!(error, "sample 9 has tensors of shapes [[3], []], but sample 4 of [[2], []]");
+        assert_eq!(
+            error,
+            r#"sample 9 has [("input", [3]), ("target", [])], and sample 4 has [("input", [2]), ("target", [])]"#
+        );
     }
 }

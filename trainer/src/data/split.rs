@@ -63,7 +63,7 @@ mod tests {
 
     fn all(dataset: &dyn Dataset) -> Vec<u32> {
         let indices: Vec<usize> = (0..dataset.len()).collect();
-        dataset.batch(&indices).unwrap().targets.to_vec1().unwrap()
+        dataset.batch(&indices).unwrap().only_target().unwrap().to_vec1().unwrap()
     }
 
     #[test]

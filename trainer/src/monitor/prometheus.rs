@@ -168,18 +168,33 @@ fn serve(listener: &TcpListener, page: &Arc<Mutex<Page>>, stop: &AtomicBool) {
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
+        let Some(visitor) = Visitor::admit(&visitors) else { continue };
+        let page = page.clone();
+        // If the thread does not start, its closure is dropped, and the visitor with it.
+        let _ = std::thread::Builder::new().name("prometheus-answer".into()).spawn(move || {
+            let _visitor = visitor;
+            let _ = answer(stream, &page);
+        });
+    }
+}
+
+/// A connection that counts among the visitors until it is dropped, even by a panic.
+struct Visitor(Arc<AtomicUsize>);
+
+impl Visitor {
+    /// Counts a visitor, unless there are [`VISITORS`] already.
+    fn admit(visitors: &Arc<AtomicUsize>) -> Option<Self> {
         if visitors.load(Ordering::Relaxed) >= VISITORS {
-            continue;
+            return None;
         }
         visitors.fetch_add(1, Ordering::Relaxed);
-        let (page, left) = (page.clone(), visitors.clone());
-        let answering = std::thread::Builder::new().name("prometheus-answer".into()).spawn(move || {
-            let _ = answer(stream, &page);
-            left.fetch_sub(1, Ordering::Relaxed);
-        });
-        if answering.is_err() {
-            visitors.fetch_sub(1, Ordering::Relaxed);
-        }
+        Some(Self(visitors.clone()))
+    }
+}
+
+impl Drop for Visitor {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -305,6 +320,21 @@ mod tests {
         let endless = ask(address, &[b'a'; LONGEST]);
         assert!(endless.starts_with("HTTP/1.1 400 ") || endless.is_empty(), "{endless}");
         drop(silent);
+    }
+
+    #[test]
+    fn a_visitor_whose_answer_panics_leaves() {
+        let visitors = Arc::new(AtomicUsize::new(0));
+        let admitted: Vec<Visitor> = (0..VISITORS).filter_map(|_| Visitor::admit(&visitors)).collect();
+        assert!(admitted.len() == VISITORS && Visitor::admit(&visitors).is_none());
+        for visitor in admitted {
+            let answering = std::thread::spawn(move || {
+                let _visitor = visitor;
+                panic!("an answer that fails");
+            });
+            assert!(answering.join().is_err());
+        }
+        assert!(Visitor::admit(&visitors).is_some());
     }
 
     #[test]

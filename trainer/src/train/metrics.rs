@@ -1,11 +1,21 @@
-//! The program's own metrics: functions of the last layer's outputs and the targets, averaged over an evaluation.
+//! The program's own metrics: functions of the model's outputs and the targets, averaged over an evaluation.
 
 use candle_core::{DType, Result, Tensor};
-use zero_engine::{Activations, Error, ExactSum, Observed};
+use zero_engine::{Activations, Batch, Error, ExactSum, Observed, Signature};
 
 use crate::monitor::metric;
 
-type Function = Box<dyn Fn(&Activations, &Tensor) -> Result<Tensor> + Send + Sync>;
+type Of<O, T> = Box<dyn Fn(&O, &T) -> Result<Tensor> + Send + Sync>;
+
+/// A metric's function, and what it receives.
+pub(crate) enum Function {
+    /// The only output and the only target.
+    Single(Of<Tensor, Tensor>),
+    /// All outputs and the only target.
+    All(Of<Activations, Tensor>),
+    /// The named outputs and targets.
+    Named { outputs: Vec<String>, targets: Vec<String>, function: Of<Activations, Activations> },
+}
 
 /// A metric and the name under which it is logged.
 pub(crate) struct Metric {
@@ -36,6 +46,39 @@ impl Metric {
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
+
+    /// Checks that the model and the evaluation data have what the metric takes.
+    ///
+    /// # Errors
+    /// Fails if they do not, with the names that there are.
+    pub(super) fn check(&self, model: &Signature, batch: &Batch) -> std::result::Result<(), Error> {
+        let refused = |message: String, help: String| {
+            Err(Error::setting("Trainer::metric", format!("the metric `{}` takes {message}", self.name), help))
+        };
+        let outputs = || format!("the loss sees the outputs {}", model.outputs.join(", "));
+        match &self.function {
+            Function::Single(_) if model.outputs.len() != 1 => {
+                refused(format!("one output, and {}", outputs()), "name those it takes: `.metric_of(…)`".into())
+            }
+            Function::Single(_) | Function::All(_) => match batch.only_target() {
+                Ok(_) => Ok(()),
+                Err(error) => refused(format!("one target: {error}"), "name those it takes: `.metric_of(…)`".into()),
+            },
+            Function::Named { outputs: of, targets, .. } => {
+                if let Some(output) = of.iter().find(|output| !model.outputs.contains(output)) {
+                    return refused(format!("the output `{output}`, which the loss does not see"), outputs());
+                }
+                let of_loss = model.targets.as_deref().unwrap_or_default();
+                match targets.iter().find(|target| !batch.has_target(target) && !of_loss.contains(target)) {
+                    Some(target) => {
+                        let message = format!("the target `{target}`, which the evaluation data do not have");
+                        refused(message, format!("their tensors are {}", batch.names().collect::<Vec<_>>().join(", ")))
+                    }
+                    None => Ok(()),
+                }
+            }
+        }
+    }
 }
 
 /// Sums over an evaluation. They are exact, so their bits do not depend on which rank evaluated which sample.
@@ -63,8 +106,7 @@ impl Sums {
         self.loss.add(f64::from(seen.loss.to_dtype(DType::F32)?.to_scalar::<f32>()?) * weight);
         self.samples.add(weight);
         for (metric, (sum, count)) in metrics.iter().zip(&mut self.metrics) {
-            let values =
-                values(metric, seen, samples).map_err(|e| e.context(format!("in the metric `{}`", metric.name)))?;
+            let values = values(metric, seen, samples)?;
             match values {
                 Values::Mean(mean) => {
                     sum.add(mean * weight);
@@ -93,8 +135,19 @@ enum Values {
     Each(Vec<f64>),
 }
 
-fn values(metric: &Metric, seen: &Observed<'_>, samples: usize) -> Result<Values> {
-    let value = (metric.function)(seen.outputs, seen.targets)?;
+fn values(metric: &Metric, seen: &Observed<'_>, samples: usize) -> std::result::Result<Values, Error> {
+    let value = match &metric.function {
+        Function::Single(function) => function(seen.outputs.single()?, seen.batch.only_target()?),
+        Function::All(function) => function(seen.outputs, seen.batch.only_target()?),
+        Function::Named { outputs, targets, function } => {
+            function(&seen.outputs_of(outputs)?, &Activations::new(seen.batch.get(targets)?))
+        }
+    };
+    let values = value.and_then(|value| numbers(&value, samples));
+    Ok(values.map_err(|e| e.context(format!("in the metric `{}`", metric.name)))?)
+}
+
+fn numbers(value: &Tensor, samples: usize) -> Result<Values> {
     let numbers = value.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
     match value.dims() {
         [] => Ok(Values::Mean(numbers[0])),

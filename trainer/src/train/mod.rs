@@ -1,4 +1,5 @@
-//! The training loop around [`Engine`], which `zero-train --config ds.yaml` runs on each rank.
+//! The training loop around [`Engine`], which `zero-train --config ds.yaml` runs on each rank. [`Trainer`](crate::Trainer)
+//! runs it for programs with a model or data of their own.
 
 mod autos;
 mod bar;
@@ -34,7 +35,8 @@ use serde_json::Value;
 use zero_comm::Communicator;
 use zero_config::{Config, Transport};
 
-use crate::{monitor, resident};
+use crate::monitor;
+use crate::process::resident;
 use divergence::Divergence;
 use early_stop::EarlyStop;
 use files::Files;
@@ -52,10 +54,11 @@ use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::{Error, Layers};
 use zero_planner::{Plan, Planner};
 
+pub use crate::report_page::report_page;
 pub use connection::connect;
 pub use evaluation::Evaluation;
 pub use folder::holds_a_run;
-pub(crate) use metrics::Metric;
+pub(crate) use metrics::{Function, Metric};
 pub use options::{Finished, Resume, RunOptions};
 pub use progress::Output;
 pub use restart::{Restart, Restarts};

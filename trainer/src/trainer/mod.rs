@@ -13,7 +13,7 @@ use zero_engine::{Activations, Error, Layers};
 
 use crate::data::Dataset;
 use crate::process;
-use crate::train::{self, Evaluation, Metric, Output, Restarts, Resume, RunOptions, StepInfo, Summary, Task};
+use crate::train::{self, Evaluation, Function, Metric, Output, Restarts, Resume, RunOptions, StepInfo, Summary, Task};
 use arguments::Arguments;
 
 /// Trains a model on any number of ranks, with evaluation, metrics, checkpoints, resume, restarts, early stopping,
@@ -139,7 +139,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Adds a metric that evaluations compute from the last layer's only output and the targets of some samples.
+    /// Adds a metric that evaluations compute from the model's only output and the only target of some samples.
     ///
     /// The function returns a tensor whose first dimension counts samples, with one or more values per sample, or a
     /// scalar mean over the samples. An evaluation reports the mean over all evaluation data. If each value depends
@@ -152,16 +152,34 @@ impl<'a> Trainer<'a> {
         name: &str,
         metric: impl Fn(&Tensor, &Tensor) -> CandleResult<Tensor> + Send + Sync + 'static,
     ) -> Self {
-        self.metric_of_all(name, move |outputs, targets| metric(outputs.single()?, targets))
+        self.add_metric(name, Function::Single(Box::new(metric)))
     }
 
     /// Adds a metric as [`Trainer::metric`] does, for a last layer with several outputs.
     pub fn metric_of_all(
-        mut self,
+        self,
         name: &str,
         metric: impl Fn(&Activations, &Tensor) -> CandleResult<Tensor> + Send + Sync + 'static,
     ) -> Self {
-        match Metric::new(name, &self.task.metrics, Box::new(metric)) {
+        self.add_metric(name, Function::All(Box::new(metric)))
+    }
+
+    /// Adds a metric as [`Trainer::metric`] does, of outputs that the loss names ([`Layers::loss_of`]) and of named
+    /// targets, which it receives in this order.
+    pub fn metric_of<const O: usize, const T: usize>(
+        self,
+        name: &str,
+        outputs: [&str; O],
+        targets: [&str; T],
+        metric: impl Fn([&Tensor; O], [&Tensor; T]) -> CandleResult<Tensor> + Send + Sync + 'static,
+    ) -> Self {
+        let [outputs, targets] = [outputs.map(String::from).to_vec(), targets.map(String::from).to_vec()];
+        let function = move |outputs: &Activations, targets: &Activations| metric(outputs.array()?, targets.array()?);
+        self.add_metric(name, Function::Named { outputs, targets, function: Box::new(function) })
+    }
+
+    fn add_metric(mut self, name: &str, function: Function) -> Self {
+        match Metric::new(name, &self.task.metrics, function) {
             Ok(metric) => self.task.metrics.push(metric),
             Err(error) => self.mistake = self.mistake.or(Some(error)),
         }
@@ -193,7 +211,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Uses this communicator instead of connecting through the launcher's environment. This allows ranks that are
-    /// threads of one process ([`comm::threads`](crate::comm::threads)).
+    /// threads of one process ([`ranks::threads`](crate::ranks::threads)).
     pub fn communicator(mut self, comm: Arc<dyn Communicator>) -> Self {
         self.comm = Some(comm);
         self

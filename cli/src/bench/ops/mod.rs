@@ -70,7 +70,7 @@ pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     println!("{}: {}", Isa::current(), machine::described());
     println!(
         "{}, {repeats} runs of each, alternating with its limit: time, rate, share of the limit (lowest – highest), `<` marks less than {:.0} %",
-        zero_train::counted(threads, "thread", "threads"),
+        zero_engine::counted(threads, "thread", "threads"),
         ENOUGH * 100.0
     );
     println!(

@@ -19,7 +19,7 @@ use zero_pipeline::Instruction;
 use super::options::Finished;
 use super::progress::seconds;
 use super::restart::Restart;
-use crate::resident;
+use crate::process::resident;
 use zero_engine::Error;
 use zero_engine::format::{bytes, counted};
 use zero_engine::timing::TimeCategory;
