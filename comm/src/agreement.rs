@@ -1,16 +1,44 @@
 //! Compares what all ranks must have in common (versions, programs, settings) when they meet, before any memory is
 //! allocated.
 //!
-//! Each rank publishes a digest of its terms beside its address. The terms themselves are exchanged only if digests
-//! differ, so that every rank names the same rank, the same key and both values.
+//! Each rank publishes a digest of its terms. The terms themselves are exchanged only if digests differ, so that every
+//! rank names the same rank, the same key and both values. Processes do this over the store, before they connect;
+//! ranks that have met in another way, such as threads, do it over their group, with [`agree`].
 
 use sha2::{Digest, Sha256};
 
+use crate::buffer::{Buffer, Dtype};
+use crate::communicator::Communicator;
 use crate::error::CommError;
 use crate::store::MAX_VALUE;
 
 /// Maximum length of a key or value in bytes. Longer ones are truncated and end with a digest of the whole.
 const LONGEST: usize = 160;
+
+/// Number of hexadecimal digits of a digest.
+const DIGITS: usize = 16;
+
+/// Compares key–value pairs that must be equal on all ranks of `comm`, in their order; a collective. Processes that
+/// [`connect`](crate::connect()) has joined have already compared [`Options::terms`](crate::Options).
+///
+/// # Errors
+/// [`CommError::Disagreement`] on every rank, which names the first key that differs, or the error of a collective.
+pub fn agree(comm: &dyn Communicator, terms: &[(String, String)]) -> Result<(), CommError> {
+    let terms = Terms::new(terms);
+    let (rank, size) = (comm.rank(), comm.size());
+    let own = Buffer::U8(terms.digest().into_bytes());
+    let all = comm.all_gather(own, Buffer::zeros(Dtype::U8, DIGITS * size), &vec![DIGITS; size]);
+    let all = all.wait()?.output.into_u8()?;
+    let Some(peer) = all.chunks(DIGITS).position(|digest| *digest != all[..DIGITS]) else { return Ok(()) };
+    let of = |owner: usize| {
+        let own = if rank == owner { terms.encode() } else { Vec::new() };
+        let length = comm.broadcast(vec![own.len() as i64].into(), owner).wait()?.into_i64()?[0] as usize;
+        let buffer = if rank == owner { own } else { vec![0; length] };
+        Ok::<_, CommError>(Terms::decode(&comm.broadcast(buffer.into(), owner).wait()?.into_u8()?))
+    };
+    let (first, second) = (of(0)?, of(peer)?);
+    Err(first.disagreement(0, &second, peer))
+}
 
 /// Key–value pairs, in the order in which they are compared.
 pub(crate) struct Terms(Vec<(String, String)>);
@@ -20,7 +48,7 @@ impl Terms {
         Terms(terms.iter().map(|(key, value)| (shown(key), shown(value))).collect())
     }
 
-    /// Returns the digest as 16 hexadecimal digits.
+    /// Returns the digest as [`DIGITS`] hexadecimal digits.
     pub(crate) fn digest(&self) -> String {
         short_digest(&self.text())
     }
@@ -97,6 +125,23 @@ mod tests {
         let shorter = terms(&[("version", "1"), ("stage", "2")]);
         assert_eq!(difference(&first, &shorter), ["lr", "0.1", "not there"]);
         assert_eq!(difference(&shorter, &first), ["lr", "not there", "0.1"]);
+    }
+
+    #[test]
+    fn ranks_of_a_group_name_the_same_difference() {
+        let meet = |of: fn(usize) -> &'static str| {
+            let ranks = crate::threads(3, &crate::Options::default()).into_iter().map(|comm| {
+                std::thread::spawn(move || {
+                    let pairs = [("stage", "3"), ("lr", of(comm.rank()))];
+                    agree(&*comm, &pairs.map(|(key, value)| (key.to_string(), value.to_string())))
+                })
+            });
+            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().expect("no panic")).collect::<Vec<_>>()
+        };
+        assert!(meet(|_| "0.1").iter().all(Result::is_ok));
+        let ended = meet(|rank| if rank == 2 { "0.2" } else { "0.1" });
+        let text = "the ranks were not started alike: lr is 0.1 on rank 0, and 0.2 on rank 2";
+        assert!(ended.iter().all(|end| end.as_ref().is_err_and(|error| error.to_string() == text)), "{ended:?}");
     }
 
     #[test]

@@ -65,6 +65,7 @@ mod threads;
 pub mod token;
 mod tree;
 
+pub use agreement::agree;
 pub use buffer::{Buffer, Dtype};
 pub use communicator::{Communicator, Gathered, Options, ReduceOp, Scattered, Transport};
 pub use connect::connect;

@@ -134,7 +134,7 @@ pub struct Config {
     pub origins: Origins,
     /// The configuration as written, kept to resolve it for another number of ranks.
     #[serde(skip)]
-    pub(crate) typed: Option<Arc<Typed>>,
+    pub(crate) typed: Arc<Typed>,
 }
 
 impl Config {

@@ -81,6 +81,8 @@ pub enum Spot {
     Default(String),
     /// The number of started ranks, which is not written anywhere.
     Launch(usize),
+    /// In the program, which set the value.
+    Program,
     /// The named file as a whole.
     Whole(String),
 }
@@ -149,6 +151,7 @@ impl fmt::Display for Place {
             Spot::Set(text) => format!("--set {text}"),
             Spot::Default(name) => format!("not in {name}"),
             Spot::Launch(ranks) => format!("{ranks} ranks started"),
+            Spot::Program => "set by the program".to_string(),
             Spot::Whole(name) => name.clone(),
         };
         match self.path.is_empty() {

@@ -23,7 +23,9 @@
 //! ```
 
 mod batch;
+mod builder;
 mod bytes;
+mod changes;
 mod check;
 mod choice;
 mod config;
@@ -50,6 +52,7 @@ mod value;
 mod world;
 mod yaml_out;
 
+pub use builder::Builder;
 pub use bytes::bytes;
 pub use config::*;
 pub use deepspeed::deepspeed_keys;

@@ -1,5 +1,7 @@
 //! The YAML tree, with the location of every key and value.
 
+use serde_json::Value as Json;
+
 /// A value and its location.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Node {
@@ -40,9 +42,35 @@ pub(crate) enum At {
     Launch(usize),
     /// In the `config.json` of a pretrained model.
     Pretrained,
+    /// Set by the program.
+    Program,
 }
 
 impl Node {
+    /// Converts a JSON value. All nodes are located at `at`.
+    pub(crate) fn of_json(value: &Json, at: At) -> Self {
+        let value = match value {
+            Json::Null => Value::Null,
+            Json::Bool(value) => Value::Bool(*value),
+            Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+                (Some(value), _) => Value::Int(value.into()),
+                (None, Some(value)) => Value::Int(value.into()),
+                (None, None) => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Value::Text(text.clone()),
+            Json::Array(items) => Value::List(items.iter().map(|item| Self::of_json(item, at)).collect()),
+            Json::Object(entries) => {
+                let entry = |(key, value): (&String, &Json)| Entry {
+                    key: key.clone(),
+                    key_at: at,
+                    value: Self::of_json(value, at),
+                };
+                Value::Map(entries.iter().map(entry).collect())
+            }
+        };
+        Self { value, at }
+    }
+
     /// Returns the number of nodes in the tree, including this one.
     pub(crate) fn count(&self) -> usize {
         match &self.value {

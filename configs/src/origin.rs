@@ -25,7 +25,7 @@ pub enum Origin {
     Launch,
     /// The folder of the pretrained model.
     Pretrained,
-    /// Changed by the program after the configuration was read.
+    /// Set by the program: with [`Builder`](crate::Builder), or in a field after the configuration was read.
     Program,
 }
 
@@ -59,9 +59,9 @@ impl Origins {
         self.resolved.get(path).map_or(Origin::Default, |(origin, _)| *origin)
     }
 
-    /// Returns whether a file or `--set` contains the key at `path`.
+    /// Returns whether a file, `--set` or the program sets the key at `path`.
     pub fn is_written(&self, path: &str) -> bool {
-        matches!(self.get(path), Origin::Line(_) | Origin::LineOf { .. } | Origin::Set)
+        matches!(self.get(path), Origin::Line(_) | Origin::LineOf { .. } | Origin::Set | Origin::Program)
     }
 
     /// Returns the origin of the key at `path`, whose current value is `value`.

@@ -25,7 +25,7 @@ pub(crate) fn apply_one(root: &mut Node, text: &str, index: usize, report: &mut 
     match parse::override_value(value, index, report) {
         Ok(mut node) => {
             node.at = at;
-            set(root, schema::TOP.keys, &path, node, at);
+            set(root, &path, node);
         }
         Err((message, help)) => report.error(ErrorKind::Override, &path.join("."), at, message, help),
     }
@@ -89,15 +89,22 @@ fn split(text: &str) -> Result<Vec<&str>, String> {
     let Some((path, _)) = text.split_once('=') else {
         return Err("an override needs `=` between the path and the value".to_string());
     };
-    let path: Vec<&str> = path.trim().split('.').collect();
-    if path.iter().any(|part| part.is_empty()) || path.len() > MAX_PATH {
-        return Err("the path of an override is keys with dots between them".to_string());
-    }
-    Ok(path)
+    keys(path.trim()).ok_or_else(|| "the path of an override is keys with dots between them".to_string())
 }
 
-/// Sets a value. A key that is already written under another of its names is set there.
-fn set(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At) {
+/// Splits a path into its keys. Returns `None` if a key is empty or there are too many.
+pub(crate) fn keys(path: &str) -> Option<Vec<&str>> {
+    let keys: Vec<&str> = path.split('.').collect();
+    (keys.iter().all(|key| !key.is_empty()) && keys.len() <= MAX_PATH).then_some(keys)
+}
+
+/// Sets the key at `path`. A key that is already written under another of its names is set there.
+pub(crate) fn set(root: &mut Node, path: &[&str], value: Node) {
+    let at = value.at;
+    set_in(root, schema::TOP.keys, path, value, at);
+}
+
+fn set_in(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At) {
     let Some((name, rest)) = path.split_first() else {
         *root = value;
         return;
@@ -115,7 +122,7 @@ fn set(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At
     if rest.is_empty() {
         entry.key_at = at;
     }
-    set(&mut entry.value, schema::inside(keys, name), rest, value, at);
+    set_in(&mut entry.value, schema::inside(keys, name), rest, value, at);
 }
 
 /// Returns the index of the written key that stands for `name` in `keys`, under any of its names.

@@ -242,5 +242,6 @@ fn origin(at: At) -> Origin {
         At::Default => Origin::Default,
         At::Launch(_) => Origin::Launch,
         At::Pretrained => Origin::Pretrained,
+        At::Program => Origin::Program,
     }
 }

@@ -47,6 +47,11 @@ impl Report {
         }
     }
 
+    /// Returns a report about the same files and overrides, without any errors or warnings.
+    pub(crate) fn anew(&self) -> Self {
+        Self { pretrained: self.pretrained.clone(), ..Self::of_files(self.sources.clone(), &self.overrides) }
+    }
+
     /// Returns the first file, after which the run is named.
     pub(crate) fn source(&self) -> &Source {
         &self.sources[0]
@@ -160,6 +165,7 @@ impl Report {
             At::Default => Spot::Default(self.source().name.clone()),
             At::Launch(ranks) => Spot::Launch(ranks),
             At::Pretrained => Spot::Whole(self.pretrained.clone()),
+            At::Program => Spot::Program,
             At::File { file, line, column, width } => spot_in_file(&self.sources[file], line, column, width),
         };
         Place { path: path.to_string(), spot }

@@ -24,15 +24,14 @@ impl Typed {
     pub fn resolve(&self, world_size: Option<usize>) -> Result<Config, Errors> {
         let mut resolver = Resolver { fields: &self.fields, report: self.report.clone(), origins: Origins::default() };
         let world = World::read(&mut resolver, world_size);
-        let config = config(&mut resolver, world);
+        let config = config(&mut resolver, world, self);
         check(&config, world, &mut resolver);
         if resolver.report.has_errors() {
             return Err(resolver.report.into_errors());
         }
         let mut origins = resolver.origins;
         origins.seal(yaml_out::leaves(&config));
-        let typed = Some(Arc::new(self.clone()));
-        Ok(Config { origins, warnings: resolver.report.into_warnings(), typed, ..config })
+        Ok(Config { origins, warnings: resolver.report.into_warnings(), ..config })
     }
 }
 
@@ -64,38 +63,13 @@ impl Config {
     ) -> Result<Self, Errors> {
         load(Source { name: name.into(), text: text.into() }, &[])?.resolve(Some(world_size))
     }
-
-    /// Resolves the same configuration, as written, for another number of ranks.
-    ///
-    /// # Errors
-    /// The batch sizes are not divisible by the new number of ranks, or the program changed fields after the first
-    /// resolution: their values for the new number of ranks are unknown.
-    pub fn for_world_size(&self, world_size: usize) -> Result<Self, Errors> {
-        if world_size == self.world_size {
-            return Ok(self.clone());
-        }
-        match &self.typed {
-            Some(typed) if *self == typed.resolve(Some(self.world_size))? => typed.resolve(Some(world_size)),
-            _ => Err(Errors::one(
-                ErrorKind::Contradiction,
-                format!(
-                    "the configuration was changed by the program after it was resolved for {} ranks, and there are \
-                     {world_size}",
-                    self.world_size
-                ),
-                vec![],
-                Some("resolve it with `Config::with_world_size` first, then change it".into()),
-            )),
-        }
-    }
 }
 
 impl Config {
     /// Returns the keys written as `auto`, each with its resolved value as YAML, or `auto` if only the engine knows
     /// the value.
     pub fn autos(&self) -> Vec<(String, String)> {
-        let Some(typed) = &self.typed else { return Vec::new() };
-        self.leaves().into_iter().filter(|(path, _)| typed.fields.is_auto(path)).collect()
+        self.leaves().into_iter().filter(|(path, _)| self.typed.fields.is_auto(path)).collect()
     }
 
     /// Returns the sections `model` and `data`. Training from the command line requires both.
@@ -131,7 +105,7 @@ impl Config {
     }
 }
 
-fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
+fn config(resolver: &mut Resolver<'_>, world: World, typed: &Typed) -> Config {
     let Batch { train, micro, accumulation } = batch::resolve(resolver, world);
     let training = Training::read(resolver);
     let optimizer = Optimizer::read(resolver);
@@ -177,7 +151,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
         autotuning: Autotuning::read(resolver),
         name: resolver.report.source().name.clone(),
         warnings: Vec::new(),
-        typed: None,
+        typed: Arc::new(typed.clone()),
         origins: Origins::default(),
     }
 }

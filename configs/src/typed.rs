@@ -3,6 +3,7 @@
 
 use crate::check::{self, Fields};
 use crate::errors::{ErrorKind, Errors};
+use crate::node::Node;
 use crate::overrides;
 use crate::parse;
 use crate::pretrained;
@@ -18,6 +19,9 @@ use crate::value::Leaf;
 pub struct Typed {
     pub(crate) report: Report,
     pub(crate) fields: Fields,
+    /// The tree that the values were read from.
+    root: Node,
+    ignores_unknown_keys: bool,
 }
 
 /// Parses YAML or JSON and applies `path.to.key=value` overrides, whose values are YAML; an empty value unsets the
@@ -50,14 +54,29 @@ pub fn load_files(sources: Vec<Source>, overrides: &[String]) -> Result<Typed, E
         overrides::merge(&mut root, further);
     }
     overrides::apply(&mut root, overrides, &mut report);
-    pretrained::apply(&mut root, &mut report);
-    match check::check(&root, &mut report) {
-        Some(fields) => Ok(Typed { report, fields }),
-        None => Err(report.into_errors()),
-    }
+    Typed::of_tree(root, report)
 }
 
 impl Typed {
+    /// Checks the values of a tree, and reads the `config.json` in the folder that `model.pretrained` names.
+    pub(crate) fn of_tree(mut root: Node, mut report: Report) -> Result<Self, Errors> {
+        pretrained::apply(&mut root, &mut report);
+        match check::check(&root, &mut report) {
+            Some(fields) => Ok(Self { report, fields, root, ignores_unknown_keys: false }),
+            None => Err(report.into_errors()),
+        }
+    }
+
+    /// Returns the same configuration with these values at these paths.
+    pub(crate) fn with(&self, values: &[(String, Node)]) -> Result<Self, Errors> {
+        let mut root = self.root.clone();
+        for (path, value) in values {
+            overrides::set(&mut root, &path.split('.').collect::<Vec<_>>(), value.clone());
+        }
+        let typed = Self::of_tree(root, self.report.anew())?;
+        Ok(if self.ignores_unknown_keys { typed.ignore_unknown_keys() } else { typed })
+    }
+
     /// Returns `launcher.num_processes` if it is written.
     pub fn num_processes(&self) -> Option<usize> {
         match self.fields.values.get("launcher.num_processes")?.leaf {
@@ -76,6 +95,7 @@ impl Typed {
     #[must_use]
     pub fn ignore_unknown_keys(mut self) -> Self {
         self.report.ignore_unknown_at_the_top();
+        self.ignores_unknown_keys = true;
         self
     }
 

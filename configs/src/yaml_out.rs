@@ -159,7 +159,7 @@ fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &
     for (name, value) in entries {
         let path = join(path, name);
         match value {
-            Value::Object(inner) if !inner.is_empty() && !is_in_space(path_of_section) => {
+            Value::Object(inner) if !inner.is_empty() && !is_space(path_of_section) => {
                 each(depth, &path, name, None);
                 visit(&path, value, depth + 1, each);
             }
@@ -169,7 +169,7 @@ fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &
 }
 
 /// Returns whether the keys of the section at `path` are dimensions of a search space.
-fn is_in_space(path: &str) -> bool {
+pub(crate) fn is_space(path: &str) -> bool {
     matches!(path, "autotuning.space" | "autotuning.sweep.space")
 }
 

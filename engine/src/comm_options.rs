@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use zero_comm::{LauncherEnvironment, Options, Transport, token};
+use zero_comm::{Communicator, LauncherEnvironment, Options, Transport, token};
 use zero_config::Config;
 
 use crate::error::Error;
@@ -61,13 +61,33 @@ pub fn timeout(config: &Config) -> Duration {
     Duration::from_secs_f64(config.launcher.timeout_seconds)
 }
 
+/// Resolves the configuration for the ranks of `comm`, and checks that all of them have the same one, apart from the
+/// host-specific keys; a collective. Processes that connected with [`comm_options`] are already known to agree; this is
+/// for ranks that met in another way, such as threads.
+///
+/// # Errors
+/// Fails if the configuration does not fit the number of ranks. Fails on every rank if two ranks differ; the error names
+/// the first key that differs, and both values.
+pub fn agreed(config: &Config, comm: &dyn Communicator) -> Result<Config, Error> {
+    let config = config.for_world_size(comm.size()).inspect_err(|error| comm.abort(&error.to_string()))?;
+    if comm.size() > 1 {
+        zero_comm::agree(comm, &shared(&config))?;
+    }
+    Ok(config)
+}
+
 /// The values that all ranks must share: version, program file, and every configuration key that is not host-specific.
 fn terms(config: &Config) -> Vec<(String, String)> {
     let mut terms = vec![("the version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
     // Where `/proc/self/exe` is unavailable, only the version is compared.
     terms.extend(program().map(|program| ("the program's file".to_string(), program)));
-    terms.extend(config.leaves().into_iter().filter(|(path, _)| !HOST_SPECIFIC.contains(&path.as_str())));
+    terms.extend(shared(config));
     terms
+}
+
+/// The keys that are not host-specific, with their values.
+fn shared(config: &Config) -> Vec<(String, String)> {
+    config.leaves().into_iter().filter(|(path, _)| !HOST_SPECIFIC.contains(&path.as_str())).collect()
 }
 
 /// Returns length and CRC-32C of the running program's file, even if the file was replaced meanwhile. Takes a few

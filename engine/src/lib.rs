@@ -44,6 +44,8 @@ pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;
+/// The configuration and the types of its fields.
+pub use zero_config as config;
 /// Groups over NCCL; empty without the feature `cuda`.
 pub use zero_nccl as nccl;
 pub use zero_pipeline as pipeline;

@@ -52,7 +52,7 @@ pub use zero_engine::costs::{CostTable, Length as CostLength, Prediction, RankTi
 pub use zero_engine::files::replace as replace_file;
 pub use zero_engine::{
     Activations, Batch, Config, Ended, Engine, Error, ExportDtype, Exported, GpuSpan, Head, Kind, Layer, Layers, Pass,
-    Span, Step, Subject, TimeCategory, Timing, Track, Weights, bytes, comm, comm_options, configured_layers, counted,
-    export, forward_only, gpus, import, nccl, ops, pipeline, timeout, zoo,
+    Span, Step, Subject, TimeCategory, Timing, Track, Weights, bytes, comm, comm_options, config, configured_layers,
+    counted, export, forward_only, gpus, import, nccl, ops, pipeline, timeout, zoo,
 };
 pub use zero_planner::{Advice, Limit, MemoryPlan, Plan, Planner, Ranks, advice, autotune, other_ranks, processor};

@@ -27,20 +27,7 @@ impl From<bool> for Otherwise {
 
 /// Converts a JSON value to a YAML value, all of it located in `config.json`.
 pub(super) fn node(value: &Json) -> Value {
-    match value {
-        Json::Null => Value::Null,
-        Json::Bool(value) => Value::Bool(*value),
-        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(value), _) => Value::Int(value.into()),
-            (None, Some(value)) => Value::Int(value.into()),
-            (None, None) => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Json::String(text) => Value::Text(text.clone()),
-        Json::Array(items) => {
-            Value::List(items.iter().map(|item| Node { value: node(item), at: At::Pretrained }).collect())
-        }
-        Json::Object(entries) => map(entries.iter().map(|(name, value)| (name.as_str(), node(value))).collect()),
-    }
+    Node::of_json(value, At::Pretrained).value
 }
 
 pub(super) fn map(entries: Vec<(&str, Value)>) -> Value {

@@ -13,6 +13,7 @@ mod offload;
 mod pipeline;
 mod presets;
 mod pretrained;
+mod program;
 mod published;
 mod resolve;
 mod rope_scaling;

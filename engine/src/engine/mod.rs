@@ -21,7 +21,7 @@ use zero_pipeline::{LayerId, Program, ZeroStage};
 use crate::batch::Batch;
 use crate::checkpoint::saving::Saving;
 use crate::checkpoint::start::Start;
-use crate::comm_options::comm_options;
+use crate::comm_options::{agreed, comm_options};
 use crate::costs::cut::CutCosts;
 use crate::costs::overlap::{Choice, chosen_by_the_first};
 use crate::device;
@@ -105,15 +105,17 @@ impl Engine {
             Error::setting("launcher", e.to_string(), "unset the variable, or start the ranks with one launcher")
         })?;
         let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
-        Self::with_communicator(config, model, comm)
+        let config = config.for_world_size(comm.size())?;
+        loop_keys::warn(&config, comm.rank());
+        Self::resolved(config, model, comm)
     }
 
     /// Creates an engine on a rank of `comm`. The configuration is resolved for the size of that communicator.
     ///
     /// # Errors
-    /// As [`Engine::new`].
+    /// As [`Engine::new`], and if two ranks have different configurations; the error names the first key that differs.
     pub fn with_communicator(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
-        let config = config.for_world_size(comm.size())?;
+        let config = agreed(&config, &*comm)?;
         loop_keys::warn(&config, comm.rank());
         Self::resolved(config, model, comm)
     }
@@ -131,7 +133,7 @@ impl Engine {
         comm: Arc<dyn Communicator>,
         micro_batch: &Batch,
     ) -> Result<Self, Error> {
-        let config = config.for_world_size(comm.size())?;
+        let config = agreed(&config, &*comm)?;
         Self::measured_with(config, model, comm, Start::Anew, || Ok(micro_batch.clone()))
     }
 

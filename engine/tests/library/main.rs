@@ -7,6 +7,7 @@ mod python;
 mod world;
 
 mod bytes;
+mod changed_config;
 mod checkpoint;
 mod docs;
 mod export;

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zero_config::{Autotuning, Config, Dimension, Origin};
+use zero_config::{Autotuning, Config, Dimension};
 
 use super::correction::Setting;
 use zero_engine::Error;
@@ -378,7 +378,7 @@ impl Space<'_> {
     }
 
     fn is_typed(&self, path: &str) -> bool {
-        matches!(self.base.origins.get(path), Origin::Line(_) | Origin::Set)
+        self.base.origins.is_written(path)
     }
 }
 

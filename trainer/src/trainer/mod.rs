@@ -231,7 +231,9 @@ impl<'a> Trainer<'a> {
                 config.warnings.iter().for_each(|warning| eprintln!("{warning}"));
             }
         }
-        train::fit(&config, &options, &comm, task).inspect_err(|error| {
+        // Processes have compared their configurations when they connected.
+        let agreed = if is_a_process { Ok(config) } else { zero_engine::comm_options::agreed(&config, &*comm) };
+        agreed.and_then(|config| train::fit(&config, &options, &comm, task)).inspect_err(|error| {
             // Without this, the other ranks would wait until their deadline passes.
             comm.abort(&error.to_string());
             if is_a_process {
