@@ -80,7 +80,7 @@ fn changed_fields_are_resolved_for_any_number_of_ranks() {
     config.gradient_clipping = 0.25;
     config.training.max_steps = Some(5);
     config.training.epochs = None;
-    config.optimizer = Optimizer::Lion { lr: 0.1, betas: [0.9, 0.99], weight_decay: 0.0 };
+    config.optimizer = Optimizer::Lion(Lion { lr: 0.1, betas: [0.9, 0.99], weight_decay: 0.0 });
     config.activation_checkpointing = Some(ActivationCheckpointing {
         spacing: CheckpointSpacing::Number(2),
         layers: None,
@@ -105,8 +105,8 @@ fn changed_fields_are_resolved_for_any_number_of_ranks() {
 #[test]
 fn a_change_inside_a_section_keeps_the_rest_of_it() {
     let mut config = parse("train_batch_size: 4\nautotuning: {repeats: 3, space: {zero_optimization.stage: [1, 2]}}\n");
-    let Optimizer::AdamW { lr, .. } = &mut config.optimizer else { panic!("the default is AdamW") };
-    *lr = 0.5;
+    let Optimizer::AdamW(adam) = &mut config.optimizer else { panic!("the default is AdamW") };
+    adam.lr = 0.5;
     config.autotuning.space[0].values.push("3".to_string());
     let resolved = config.for_world_size(2).unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(resolved.optimizer, config.optimizer);

@@ -76,6 +76,10 @@ fn a_change_that_does_not_fit_the_ranks_is_an_error_on_all_of_them() {
     });
     for error in ended {
         let error = error.expect("5 samples do not divide by 2 ranks");
-        assert!(error.contains("train_batch_size 5 is not a multiple of train_micro_batch_size_per_gpu × ranks = 2 × 2 = 4"), "{error}");
+        assert!(
+            error
+                .contains("train_batch_size 5 is not a multiple of train_micro_batch_size_per_gpu × ranks = 2 × 2 = 4"),
+            "{error}"
+        );
     }
 }
