@@ -4,23 +4,24 @@
 //! Any two of the three values determine the third. If only one of the batch sizes is given, the accumulation is 1,
 //! as in DeepSpeed.
 
+use crate::config::Config;
 use crate::errors::ErrorKind;
 use crate::node::At;
 use crate::origin::Origin;
-use crate::reader::Resolver;
+use crate::reader::{Find as _, Resolver};
 use crate::world::World;
 
 /// The three resolved sizes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Batch {
     pub(crate) train: usize,
     pub(crate) micro: usize,
     pub(crate) accumulation: usize,
 }
 
-const TRAIN: &str = "train_batch_size";
-const MICRO: &str = "train_micro_batch_size_per_gpu";
-const ACCUMULATION: &str = "gradient_accumulation_steps";
+const TRAIN: &str = Config::train_batch_size;
+const MICRO: &str = Config::train_micro_batch_size_per_gpu;
+const ACCUMULATION: &str = Config::gradient_accumulation_steps;
 /// Default `per_device_train_batch_size` of Hugging Face's Trainer, which replaces a micro-batch size of `auto`.
 const TRAINER: usize = 8;
 
@@ -28,7 +29,7 @@ const TRAINER: usize = 8;
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
     let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
     let mut keys = resolver.top();
-    let typed = [TRAIN, MICRO, ACCUMULATION].map(|name| keys.optional_int(name));
+    let typed = [TRAIN, MICRO, ACCUMULATION].map(|name| usize::find(&mut keys, name));
     for (path, value) in [TRAIN, MICRO, ACCUMULATION].into_iter().zip(typed) {
         if value.is_none() {
             resolver.origins.record(path.to_string(), Origin::Auto);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::Source;
-use crate::config::Config;
+use crate::config::{ADAMW, Adam, Bf16, Config, Optimizer, Pipeline, Training, Zero};
 use crate::errors::{ErrorKind, Errors};
 use crate::node::{At, Node, Value};
 use crate::overrides;
@@ -53,31 +53,31 @@ macro_rules! setters {
 
 setters! {
     /// Sets what ZeRO shards, as a number from 0 to 3.
-    zero_stage(stage: u8) sets "zero_optimization.stage";
+    zero_stage(stage: u8) sets Zero::stage;
     /// Sets the samples of one forward and backward on one rank.
-    micro_batch(samples: usize) sets "train_micro_batch_size_per_gpu";
+    micro_batch(samples: usize) sets Config::train_micro_batch_size_per_gpu;
     /// Sets the samples per optimizer step over all ranks.
-    train_batch(samples: usize) sets "train_batch_size";
+    train_batch(samples: usize) sets Config::train_batch_size;
     /// Sets the micro-batches per optimizer step.
-    gradient_accumulation(steps: usize) sets "gradient_accumulation_steps";
+    gradient_accumulation(steps: usize) sets Config::gradient_accumulation_steps;
     /// Sets the maximum global L2 norm of the gradient; 0 disables clipping.
-    gradient_clipping(norm: f64) sets "gradient_clipping";
+    gradient_clipping(norm: f64) sets Config::gradient_clipping;
     /// Sets whether parameters and activations are bfloat16.
-    bf16(enabled: bool) sets "bf16.enabled";
+    bf16(enabled: bool) sets Bf16::enabled;
     /// Sets the number of pipeline stages.
-    pipeline_stages(stages: usize) sets "pipeline.stages";
+    pipeline_stages(stages: usize) sets Pipeline::stages;
     /// Sets the optimizer steps to train.
-    max_steps(steps: usize) sets "training.max_steps";
+    max_steps(steps: usize) sets Training::max_steps;
     /// Sets the passes over the data to train.
-    epochs(epochs: f64) sets "training.epochs";
+    epochs(epochs: f64) sets Training::epochs;
     /// Sets the seed of initialisation, shuffling and dropout.
-    seed(seed: u64) sets "training.seed";
+    seed(seed: u64) sets Training::seed;
     /// Sets the steps between evaluations; 0 never evaluates.
-    eval_every(steps: usize) sets "training.eval_every";
+    eval_every(steps: usize) sets Training::eval_every;
     /// Sets the steps between checkpoints; 0 saves none during training.
-    save_every(steps: usize) sets "training.save_every";
+    save_every(steps: usize) sets Training::save_every;
     /// Sets the folder of the run.
-    output_dir(folder: &str) sets "training.output_dir";
+    output_dir(folder: &str) sets Training::output_dir;
 }
 
 impl Config {
@@ -91,7 +91,7 @@ impl Config {
 impl Builder {
     /// Sets the optimizer to AdamW with this learning rate and the default values of its other parameters.
     pub fn adamw(self, lr: f64) -> Self {
-        self.set("optimizer.type", "AdamW").set("optimizer.params.lr", lr)
+        self.set(Optimizer::TYPE, ADAMW).set(Adam::lr, lr)
     }
 
     /// Sets the key at `path` (`zero_optimization.stage`). A value is whatever serialises to the value of the file:

@@ -5,8 +5,8 @@ use serde_json::Value as Json;
 
 use crate::config::Config;
 use crate::errors::{ErrorKind, Errors};
-use crate::node::{At, Node};
-use crate::schema::join;
+use crate::node::{At, Node, Value};
+use crate::schema::{TYPE, join};
 use crate::typed::Typed;
 use crate::yaml_out;
 
@@ -42,7 +42,7 @@ fn changes(typed: &Typed, before: &Config, after: &Config) -> Vec<(String, Node)
 }
 
 fn compare(typed: &Typed, path: &str, before: &Json, after: &Json, list: &mut Vec<(String, Node)>) {
-    let is_typed = |json: &Json| json.get("type").is_some();
+    let is_typed = |json: &Json| json.get(TYPE).is_some();
     match (before, after) {
         (before, after) if before == after => {}
         (Json::Object(before), Json::Object(entries))
@@ -62,7 +62,7 @@ fn compare(typed: &Typed, path: &str, before: &Json, after: &Json, list: &mut Ve
 fn finite(changes: &[(String, Node)], resolved: &Config, typed: Typed) -> Result<(), Errors> {
     let tree = yaml_out::tree(resolved);
     let mut report = typed.report;
-    for (path, node) in changes.iter().filter(|(_, node)| node.value == crate::node::Value::Null) {
+    for (path, node) in changes.iter().filter(|(_, node)| node.value == Value::Null) {
         let now = path.split('.').try_fold(&tree, |json, name| json.get(name));
         if now.is_some_and(Json::is_f64) {
             let message = format!("`{path}` is set to a number that is not finite");

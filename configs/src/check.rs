@@ -6,12 +6,13 @@ mod variants;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::config::LayerPattern;
+use crate::config::{Bf16, Config, LayerPattern, Zero};
 use crate::errors::ErrorKind;
 use crate::nearest;
 use crate::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, join};
+use crate::table::last;
 use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 
 /// Predicate of the warning about an ignored key.
@@ -224,12 +225,12 @@ impl Check<'_> {
             }
             Value::Bool(false) if !matches!(section.switch, Switch::Keys) => {}
             // The oldest form in DeepSpeed: a boolean in place of the section.
-            Value::Bool(on) if path == "zero_optimization" => {
+            Value::Bool(on) if path == Config::zero => {
                 let at = entry.value.at;
                 let message = format!("`{path}: {on}` is an old form; write `stage: {}`", u8::from(*on));
                 self.report.warn(path, at, message);
                 let field = Field { leaf: Leaf::Int(u64::from(*on)), at, auto: false };
-                self.fields.values.insert(join(path, "stage"), field);
+                self.fields.values.insert(Zero::stage.to_string(), field);
             }
             other => self.wrong(path, &entry.value, format!("expected a section of keys, found {}", other.describe())),
         }
@@ -286,7 +287,7 @@ impl Check<'_> {
             "null" => "leave it out".to_string(),
             value => format!("leave it out, or write `{value}`"),
         };
-        let without = schema::instead(path).map_or(without.clone(), |instead| format!("{without}; {instead}"));
+        let without = key.instead.map_or(without.clone(), |instead| format!("{without}; {instead}"));
         // Lists and sections may begin on a later line than their key, so point at the key.
         let at = if written == path { entry.key_at } else { entry.value.at };
         match key.status {
@@ -371,7 +372,7 @@ fn is_switched_off(section: &Section, entries: &[Entry]) -> bool {
 /// Returns whether the section has an `enabled` key that is off.
 fn is_disabled(section: &Value) -> bool {
     let Value::Map(entries) = section else { return false };
-    let switch = entries.iter().find(|entry| entry.key == "enabled").map(|entry| &entry.value.value);
+    let switch = entries.iter().find(|entry| entry.key == last(Bf16::enabled)).map(|entry| &entry.value.value);
     switch.is_some_and(|switch| switch.says("false") || switch.says("auto"))
 }
 

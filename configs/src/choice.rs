@@ -1,6 +1,8 @@
 //! Enums whose variants are spelled as words in `ds.yaml`. Each spelling is declared with its variant; the schema,
 //! the reader and the writer all use this declaration.
 
+use crate::schema::Kind;
+
 /// Declares an enum with the spelling of each variant. Alternative spellings after `|` are read but never written.
 macro_rules! choice {
     (
@@ -31,6 +33,11 @@ macro_rules! choice {
             }
         }
 
+        $crate::reader::read_as! {
+            $name: $crate::value::Leaf::Text(text) => $crate::choice::Choice::from_name(&text)?,
+                else [$(Self::$variant),+][0];
+        }
+
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.as_str()) }
         }
@@ -49,6 +56,9 @@ pub(crate) use choice;
 pub(crate) trait Choice: Sized {
     /// All spellings, including the alternative ones.
     const NAMES: &'static [&'static str];
+
+    /// The type of a key that takes any of them.
+    const KIND: Kind = Kind::Choice { names: Self::NAMES, later: &[] };
 
     /// Returns the variant with the given spelling.
     fn from_name(name: &str) -> Option<Self>;

@@ -24,9 +24,11 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::choice::choice;
+use crate::choice::{Choice as _, choice};
 use crate::errors::Warning;
 use crate::origin::Origins;
+use crate::schema::*;
+use crate::table::{ROOT, section};
 use crate::typed::Typed;
 use crate::yaml_out;
 
@@ -38,103 +40,143 @@ pub use layers::LayerPattern;
 pub use model::{Activation, Gpt2, Llama, Mlp, Model};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
-pub use optimizer::Optimizer;
+pub(crate) use optimizer::ADAMW;
+pub use optimizer::{Adagrad, Adam, Lion, Optimizer, Sgd};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use rope::RopeScaling;
-pub use scheduler::{Scheduler, WarmupType};
+pub(crate) use rope::{PARAMETERS as ROPE_PARAMETERS, TYPE as ROPE_TYPE};
+pub use scheduler::{Scheduler, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType};
 pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};
 
-/// The resolved configuration of one run. Created by [`Typed::resolve`](crate::Typed::resolve) or by one of the
-/// shortcuts here.
-#[derive(Debug, Clone, Serialize)]
-pub struct Config {
-    /// Samples per optimizer step over all ranks: micro-batch × accumulation ×
-    /// [`data_parallel_size`](Self::data_parallel_size).
-    pub train_batch_size: usize,
-    /// Samples of one forward and backward on one rank.
-    pub train_micro_batch_size_per_gpu: usize,
-    /// Micro-batches per optimizer step, on one rank or through one pipeline.
-    pub gradient_accumulation_steps: usize,
-    /// Number of ranks this configuration was resolved for: pipeline stages × data-parallel ranks. Written out as
-    /// `launcher.num_processes`.
-    #[serde(skip)]
-    pub world_size: usize,
-    /// Steps between two progress lines; 0 prints none.
-    pub steps_per_print: usize,
-    /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
-    /// clipping.
-    pub gradient_clipping: f64,
-    /// How the gradients of the ranks are reduced.
-    pub gradient_allreduce_op: ReduceOp,
-    /// Data type in which gradients are communicated; `None` uses the data type of the parameters.
-    pub communication_data_type: Option<Dtype>,
-    /// Print the time spent in the parts of a step, send it to the monitors, and write the timeline.
-    pub wall_clock_breakdown: bool,
-    /// Print the memory held by each rank in each part of a step.
-    pub memory_breakdown: bool,
-    /// Print the state of the engine and the optimizer at the start.
-    pub dump_state: bool,
-    /// Drop the last batch of an epoch if it is incomplete.
-    pub dataloader_drop_last: bool,
-    /// Which log messages are printed.
-    pub log_level: LogLevel,
-    /// Data types of buffers.
-    pub data_types: DataTypes,
-    /// bfloat16 parameters and activations over f32 master weights.
-    pub bf16: Bf16,
-    /// f16 parameters and activations over f32 master weights, with a loss scale.
-    pub fp16: Fp16,
-    /// Optimizer and its parameters.
-    pub optimizer: Optimizer,
-    /// Learning rate schedule.
-    pub scheduler: Scheduler,
-    /// ZeRO: what is sharded, and how shards are fetched.
-    #[serde(rename = "zero_optimization")]
-    pub zero: Zero,
-    /// Pipeline parallelism: layers in stages on different ranks.
-    pub pipeline: Pipeline,
-    /// Which activations are recomputed in the backward; `None` keeps all of them.
-    pub activation_checkpointing: Option<ActivationCheckpointing>,
-    /// How offload to NVMe reads and writes files.
-    pub aio: Aio,
-    /// One CSV file per metric.
-    pub csv_monitor: Monitor,
-    /// TensorBoard event files.
-    pub tensorboard: Monitor,
-    /// A run on an MLflow tracking server.
-    pub mlflow: Mlflow,
-    /// An HTTP page with the newest values, for Prometheus.
-    pub prometheus: Prometheus,
-    /// Usage of rank 0's machine, sampled during training.
-    pub machine_monitor: MachineMonitor,
-    /// Counts and times of collectives.
-    pub comms_logger: CommsLogger,
-    /// A profile of one step, layer by layer.
-    pub flops_profiler: FlopsProfiler,
-    /// The model to build; `None` if the program provides its own.
-    pub model: Option<Model>,
-    /// The training data; `None` if the program provides its own batches.
-    pub data: Option<Data>,
-    /// Duration of training, evaluation and checkpoints.
-    pub training: Training,
-    /// How ranks are started and how they communicate.
-    pub launcher: Launcher,
-    /// The search of `zero-train autotune`. Training ignores it.
-    pub autotuning: Autotuning,
-    /// Name of the file that the configuration was read from, for messages.
-    #[serde(skip)]
-    pub name: String,
-    /// Keys that were accepted and have no effect, each with the reason.
-    #[serde(skip)]
-    pub warnings: Vec<Warning>,
-    /// Origin of each value.
-    #[serde(skip)]
-    pub origins: Origins,
-    /// The configuration as written, kept to resolve it for another number of ranks.
-    #[serde(skip)]
-    pub(crate) typed: Arc<Typed>,
+section! {
+    /// The resolved configuration of one run. Created by [`Typed::resolve`](crate::Typed::resolve) or by one of the
+    /// shortcuts here.
+    #[derive(Debug, Clone, Serialize)]
+    pub struct Config(keys) in ROOT {
+        /// Samples per optimizer step over all ranks: micro-batch × accumulation ×
+        /// [`data_parallel_size`](Self::data_parallel_size).
+        pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step over all ranks") [is keys.facts().batch.train];
+        /// Samples of one forward and backward on one rank.
+        pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples of one forward and backward on one rank; auto, where train_batch_size does not say it: 8, as Hugging Face's Trainer") [is keys.facts().batch.micro];
+        /// Micro-batches per optimizer step, on one rank or through one pipeline.
+        pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
+        /// Steps between two progress lines; 0 prints none.
+        pub steps_per_print: usize = now(COUNT_OR_0, "10", "A line of progress every so many steps; 0 none");
+        /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
+        /// clipping.
+        pub gradient_clipping: f64 = now(NON_NEGATIVE, "1.0", "Largest global L2 norm of the gradient; 0 disables");
+        /// How the gradients of the ranks are reduced.
+        pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How gradients of the ranks become one");
+        /// Data type in which gradients are communicated; `None` uses the data type of the parameters.
+        pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients travel; null: that of the parameters");
+        /// Print the time spent in the parts of a step, send it to the monitors, and write the timeline.
+        pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print what the parts of a step take, tell it to monitors, and write the timeline");
+        /// Print the memory held by each rank in each part of a step.
+        pub memory_breakdown: bool = now(Kind::Bool, "false", "Print what each rank held in each part of a step, at the steps of steps_per_print");
+        /// Print the state of the engine and the optimizer at the start.
+        pub dump_state: bool = now(Kind::Bool, "false", "Print the state of engine and optimizer at the start");
+        /// Drop the last batch of an epoch if it is incomplete.
+        pub dataloader_drop_last: bool = now(Kind::Bool, "false", "Leave out the last batch of an epoch when it is not full");
+        /// Which log messages are printed.
+        pub log_level: LogLevel = now(LogLevel::KIND, "info", "What is logged");
+        /// Data types of buffers.
+        pub data_types: DataTypes = section(&DataTypes::SECTION, "Types of buffers");
+        /// bfloat16 parameters and activations over f32 master weights.
+        pub bf16: Bf16 = section(&Bf16::SECTION, "bfloat16 parameters and activations over f32 master weights");
+        = alias("bfloat16", Config::bf16);
+        /// f16 parameters and activations over f32 master weights, with a loss scale.
+        pub fp16: Fp16 = section(&Fp16::SECTION, "f16 parameters and activations over f32 master weights, and a loss scale");
+        /// Optimizer and its parameters.
+        pub optimizer: Optimizer = key(Kind::Variants(&Optimizer::VARIANTS), "null", "Optimizer; AdamW with its defaults when not given");
+        /// Learning rate schedule.
+        pub scheduler: Scheduler = key(Kind::Variants(&Scheduler::VARIANTS), "null", "Learning rate over time; constant when not given");
+        /// ZeRO: what is sharded, and how shards are fetched.
+        pub zero as "zero_optimization": Zero = section(&Zero::SECTION, "ZeRO: what is sharded, and how it is fetched. `true` is stage 1");
+        /// Pipeline parallelism: layers in stages on different ranks.
+        pub pipeline: Pipeline = section(&Pipeline::SECTION, "Pipeline parallelism: layers in stages on different ranks");
+        /// Which activations are recomputed in the backward; `None` keeps all of them.
+        pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep the inputs of some layers only, and compute the rest again in the backward: less memory, more time");
+        /// How offload to NVMe reads and writes files.
+        pub aio: Aio = section(&Aio::SECTION, "Reads and writes of offload to NVMe");
+        /// One CSV file per metric.
+        pub csv_monitor: Monitor = section(&Monitor::SECTION, "One CSV file per metric");
+        /// TensorBoard event files.
+        pub tensorboard: Monitor = section(&Monitor::SECTION, "TensorBoard event files");
+        /// A run on an MLflow tracking server.
+        pub mlflow: Mlflow = section(&Mlflow::SECTION, "A run of an MLflow tracking server");
+        /// An HTTP page with the newest values, for Prometheus.
+        pub prometheus: Prometheus = section(&Prometheus::SECTION, "A page of the newest values, for Prometheus");
+        /// Usage of rank 0's machine, sampled during training.
+        pub machine_monitor: MachineMonitor = section(&MachineMonitor::SECTION, "What rank 0's machine does meanwhile, for all monitors");
+        /// Counts and times of collectives.
+        pub comms_logger: CommsLogger = section(&CommsLogger::SECTION, "Count, bytes and seconds of each collective");
+        /// A profile of one step, layer by layer.
+        pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Parameters, multiply-accumulates and times of each layer in one step");
+        /// The model to build; `None` if the program provides its own.
+        pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may bring its own instead");
+        /// The training data; `None` if the program provides its own batches.
+        pub data: Option<Data> = section(&Data::SECTION, "What to train on; a program may feed its own batches instead");
+        /// Duration of training, evaluation and checkpoints.
+        pub training: Training = section(&Training::SECTION, "How long to train, when to evaluate and save");
+        /// How ranks are started and how they communicate.
+        pub launcher: Launcher = section(&Launcher::SECTION, "How ranks are started and how they talk");
+        /// The search of `zero-train autotune`. Training ignores it.
+        pub autotuning: Autotuning = section(&Autotuning::SECTION, "What `zero-train autotune` searches; it does without the section, too. Training ignores it");
+        = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
+        = section("timers", &TIMERS, "Timers");
+        = later_section("data_efficiency", &DATA_EFFICIENCY, "Curriculum and dynamic batches");
+        = later_section("wandb", &WANDB, "Weights & Biases");
+        = section("tensor_parallel", &TENSOR_PARALLEL, "Tensor parallelism");
+        = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
+        = later("prescale_gradients", "false", "Divide gradients before the reduction").instead(OVERFLOW);
+        = later("gradient_predivide_factor", "1.0", "Divide gradients by this before the reduction").instead(OVERFLOW);
+        = later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction").instead("there is no sequence parallelism that would use it");
+        = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("there are no experts to place");
+        = later_unless("sequence_parallel_size", &["1"], "Ranks that share a sequence").instead("`model.tiled_mlp_rows` and `activation_checkpointing` make room for long sequences");
+        = later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size").instead("it is the number of ranks over `pipeline.stages`");
+        = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that it is a multiple of 8");
+        = ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every stage");
+        = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "there is one implementation of each optimizer");
+        = rejected_section("comet", &COMET, "there is no client of it in Rust");
+        = rejected_section("torch_autocast", &TORCH_AUTOCAST, "candle has no autocast; use `bf16`");
+        = rejected_section("expert_parallel", &EXPERT_PARALLEL, "it rewrites Python classes of Hugging Face's models");
+        = rejected_section("hybrid_engine", &HYBRID_ENGINE, "there is no inference engine to switch to");
+        = section("compile", &COMPILE, "torch.compile; there is nothing to compile here");
+        = rejected("weight_quantization", "null", "it is for inference");
+        = ignored("disable_allgather", Kind::Bool, "false", "updated parameters are always all-gathered, as in DeepSpeed, which reads the key and does not use it");
+        = rejected("disable_python_gc", "false", "there is no Python");
+        = removed("nebula", "it was a service of Azure; delete the section");
+        = removed("compression_training", "quantization-aware training and pruning are gone; delete the section");
+        = removed("amp", "Apex is gone; use `bf16`");
+        = removed("quantize_training", "MoQ is gone; delete the section");
+        = removed("eigenvalue", "MoQ is gone; delete the section");
+        = removed("sparse_gradients", "sparse reduction of embeddings is gone; delete the key");
+        = removed("sparse_attention", "its kernels are gone; delete the section");
+        = removed("elasticity", "checkpoints load at any world size; delete the section");
+        = removed("graph_harvesting", "CUDA graphs are gone; delete the key");
+        = removed("curriculum_learning", "the legacy curriculum is gone; delete the section");
+        = removed("progressive_layer_drop", "it is gone; delete the section");
+    }
+    and {
+        /// Number of ranks this configuration was resolved for: pipeline stages × data-parallel ranks. Written out as
+        /// `launcher.num_processes`.
+        #[serde(skip)]
+        pub world_size: usize = keys.facts().ranks,
+        /// Name of the file that the configuration was read from, for messages.
+        #[serde(skip)]
+        pub name: String = keys.file().to_string(),
+        /// Keys that were accepted and have no effect, each with the reason.
+        #[serde(skip)]
+        pub warnings: Vec<Warning> = Vec::new(),
+        /// Origin of each value.
+        #[serde(skip)]
+        pub origins: Origins = Origins::default(),
+        /// The configuration as written, kept to resolve it for another number of ranks.
+        #[serde(skip)]
+        pub(crate) typed: Arc<Typed> = keys.typed(),
+    }
 }
 
 impl Config {
@@ -153,6 +195,9 @@ impl Config {
         }
     }
 }
+
+/// Advice on overflows of 16-bit gradients.
+const OVERFLOW: &str = "`communication_data_type: fp32` sends 16-bit gradients as f32";
 
 choice! {
     /// How the gradients of the ranks are reduced.

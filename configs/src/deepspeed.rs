@@ -1,12 +1,13 @@
 //! Generates a Markdown page about the support of each DeepSpeed key. The page is computed, not written by hand:
 //! each key is set to a value other than its default, and the row reports how the program responds.
 
-mod keys;
-
 #[cfg(test)]
 mod tests;
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
 
 use crate::check::NO_EFFECT;
 use crate::config::Config;
@@ -36,27 +37,35 @@ written without it, as in DeepSpeed.
 | refused | an error, with this reason and this help. At its default, or where its section is off, the key is accepted; one that DeepSpeed has removed with a warning |
 ";
 
+/// Every key of DeepSpeed 0.19.8 and those it removed recently, in the order of DeepSpeed's reference.
+static GROUPS: LazyLock<Vec<Group>> =
+    LazyLock::new(|| serde_json::from_str(include_str!("deepspeed/0.19.8.json")).unwrap_or_default());
+
 /// A section of DeepSpeed's configuration.
+#[derive(Clone, Deserialize)]
 struct Group {
     /// Heading on the page.
     title: &'static str,
     /// Path of the section, with a trailing dot.
     path: &'static str,
     /// Overrides that enable the feature which the keys belong to.
-    with: &'static [&'static str],
-    keys: &'static [Key],
+    with: Vec<&'static str>,
+    keys: Vec<Key>,
 }
 
 /// A DeepSpeed key.
+#[derive(Clone, Deserialize)]
 struct Key {
     name: &'static str,
     /// Default in DeepSpeed, as YAML.
-    default: &'static str,
+    default: String,
     /// A valid value other than the default.
     example: &'static str,
     /// Further overrides that the example requires.
-    with: &'static [&'static str],
+    #[serde(default)]
+    with: Vec<&'static str>,
     /// How the meaning differs here, apart from the default.
+    #[serde(default)]
     difference: &'static str,
 }
 
@@ -73,7 +82,7 @@ enum Fate {
 pub fn deepspeed_keys() -> String {
     let mut out = INTRODUCTION.to_string();
     let fates: Vec<Vec<Fate>> =
-        keys::GROUPS.iter().map(|group| group.keys.iter().map(|key| fate(group, key)).collect()).collect();
+        GROUPS.iter().map(|group| group.keys.iter().map(|key| fate(group, key)).collect()).collect();
     let count = |is: fn(&Fate) -> bool| fates.iter().flatten().filter(|fate| is(fate)).count();
     let _ = writeln!(
         out,
@@ -84,7 +93,7 @@ pub fn deepspeed_keys() -> String {
         count(|fate| matches!(fate, Fate::Ignored(_))),
         count(|fate| matches!(fate, Fate::Refused(_))),
     );
-    for (group, fates) in keys::GROUPS.iter().zip(&fates) {
+    for (group, fates) in GROUPS.iter().zip(&fates) {
         let _ = writeln!(out, "\n## {}\n", group.title);
         match fates.first() {
             Some(Fate::Refused(text)) if fates.iter().all(|fate| *fate == fates[0]) => {
@@ -106,7 +115,7 @@ fn table(group: &Group, fates: &[Fate], out: &mut String) {
             Fate::Ignored(text) => ("ignored", text.as_str()),
             Fate::Refused(text) => ("refused", text.as_str()),
         };
-        let (written, example) = (code(key.default), code(key.example));
+        let (written, example) = (code(&key.default), code(key.example));
         let _ = writeln!(out, "| `{}` | {written} | {example} | {word} | {} |", key.name, escape(text));
     }
 }
@@ -168,7 +177,7 @@ fn fate(group: &Group, key: &Key) -> Fate {
 fn tried(group: &Group, key: &Key, value: Option<&str>) -> Result<Config, Errors> {
     let source = Source { name: "ds_config.json".to_string(), text: "{\"train_batch_size\": 8}".to_string() };
     let this = format!("{}=", path(group, key));
-    let needed = group.with.iter().chain(key.with).filter(|with| !with.starts_with(&this));
+    let needed = group.with.iter().chain(&key.with).filter(|with| !with.starts_with(&this));
     let overrides: Vec<String> =
         needed.map(ToString::to_string).chain(value.map(|value| format!("{this}{value}"))).collect();
     load(source, &overrides)?.resolve(None)
@@ -182,7 +191,7 @@ fn path(group: &Group, key: &Key) -> String {
 /// Returns how the key differs from DeepSpeed's, including its default.
 fn difference(group: &Group, key: &Key) -> String {
     let ours = own_default(&path(group, key), group).filter(|ours| {
-        let theirs = crate::parse::constant(key.default).and_then(|node| leaf(&ours.kind, &node.value));
+        let theirs = crate::parse::constant(&key.default).and_then(|node| leaf(&ours.kind, &node.value));
         theirs.unwrap_or(Leaf::Null) != default(ours)
     });
     let ours = ours.map(|ours| ours.default);

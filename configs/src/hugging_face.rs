@@ -9,7 +9,10 @@ mod llama;
 
 use serde_json::{Map, Value as Json};
 
+use crate::config::{Gpt2, Llama};
 use crate::node::Value;
+use crate::schema::TYPE;
+use crate::table::last;
 use json::{Otherwise, node, short};
 use keys::{HARMLESS, OFF, TYPES};
 
@@ -71,6 +74,12 @@ impl<'c> Reader<'c> {
         self.get(name).map_or_else(|| default.into().0, node)
     }
 
+    /// Returns a key of the section `model` that has the same name in `config.json`, and its value.
+    fn same(&mut self, path: &'static str, default: impl Into<Otherwise>) -> (&'static str, Value) {
+        let name = last(path);
+        (name, self.value(name, default))
+    }
+
     fn whole(&mut self, name: &'static str, default: usize) -> usize {
         self.get(name).and_then(Json::as_u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(default)
     }
@@ -113,11 +122,12 @@ impl<'c> Reader<'c> {
     fn gpt2(&mut self) -> Keys {
         // Generic names that transformers treats as aliases of GPT-2's own names.
         for (alias, name) in [
-            ("hidden_size", "n_embd"),
-            ("max_position_embeddings", "n_positions"),
-            ("num_attention_heads", "n_head"),
-            ("num_hidden_layers", "n_layer"),
+            (Llama::hidden_size, Gpt2::n_embd),
+            (Llama::max_position_embeddings, Gpt2::n_positions),
+            (Llama::num_attention_heads, Gpt2::n_head),
+            (Llama::num_hidden_layers, Gpt2::n_layer),
         ] {
+            let (alias, name) = (last(alias), last(name));
             let (other, value) = (self.get(alias), self.get(name));
             if let Some(other) = other
                 && value != Some(other)
@@ -127,40 +137,39 @@ impl<'c> Reader<'c> {
                 self.refuse(alias, message, None);
             }
         }
-        let width = self.whole("n_embd", 768);
+        let width = self.whole(last(Gpt2::n_embd), 768);
         let keys = vec![
-            ("type", Value::Text("gpt2".into())),
-            ("vocab_size", self.value("vocab_size", 50_257)),
-            ("n_positions", self.value("n_positions", 1024)),
-            ("n_embd", self.value("n_embd", 768)),
-            ("n_layer", self.value("n_layer", 12)),
-            ("n_head", self.value("n_head", 12)),
-            ("n_inner", self.value("n_inner", width.saturating_mul(4))),
-            (
-                "activation_function",
-                self.activation("activation_function", "gelu_new", &["gelu_new", "gelu_pytorch_tanh"]),
-            ),
-            ("layer_norm_epsilon", self.value("layer_norm_epsilon", 1e-5)),
-            ("initializer_range", self.value("initializer_range", 0.02)),
-            ("tie_word_embeddings", self.value("tie_word_embeddings", true)),
+            (TYPE, Value::Text("gpt2".into())),
+            self.same(Gpt2::vocab_size, 50_257),
+            self.same(Gpt2::n_positions, 1024),
+            self.same(Gpt2::n_embd, 768),
+            self.same(Gpt2::n_layer, 12),
+            self.same(Gpt2::n_head, 12),
+            self.same(Gpt2::n_inner, width.saturating_mul(4)),
+            self.activation(Gpt2::activation_function, "gelu_new", &["gelu_new", "gelu_pytorch_tanh"]),
+            self.same(Gpt2::layer_norm_epsilon, 1e-5),
+            self.same(Gpt2::initializer_range, 0.02),
+            self.same(Gpt2::tie_word_embeddings, true),
         ];
         // transformers' default dropout probabilities.
-        for name in ["embd_pdrop", "resid_pdrop", "attn_pdrop"] {
+        for name in [Gpt2::embd_pdrop, Gpt2::resid_pdrop, Gpt2::attn_pdrop].map(last) {
             let probability = self.get(name).map_or(Some(0.1), Json::as_f64);
             self.dropout(name, probability);
         }
         keys
     }
 
-    fn activation(&mut self, name: &'static str, default: &str, implemented: &[&str]) -> Value {
-        match self.get(name) {
+    fn activation(&mut self, path: &'static str, default: &str, implemented: &[&str]) -> (&'static str, Value) {
+        let name = last(path);
+        let value = match self.get(name) {
             None => Value::Text(default.into()),
             Some(value) if implemented.iter().any(|known| value == known) => node(value),
             Some(value) => {
                 self.not_implemented(name, value, Some(&format!("implemented is {}", implemented.join(" or "))));
                 Value::Null
             }
-        }
+        };
+        (name, value)
     }
 
     /// Reports dropout as ignored: it affects training and not the weights.

@@ -47,6 +47,7 @@ mod scalar;
 mod schema;
 mod source;
 mod space;
+mod table;
 mod typed;
 mod value;
 mod world;

@@ -7,23 +7,26 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
+use crate::config::{Config, Data, Gpt2, ROPE_TYPE};
 use crate::errors::ErrorKind;
 use crate::hugging_face::{Translated, translate};
 use crate::node::{At, Entry, Node, Value};
 use crate::report::Report;
+use crate::schema::{TYPE, join};
+use crate::table::last;
 
 /// Maximum size of a `config.json` in bytes. Those of transformers have a few thousand.
 const MAX_BYTES: u64 = 1 << 20;
-const KEY: &str = "model.pretrained";
+const KEY: &str = Gpt2::pretrained;
 
 /// Adds the keys of `config.json` to the section that names its folder, and the folder's tokenizer if none is set.
 /// After an error it removes the section, so that no further errors about it follow.
 pub(crate) fn apply(root: &mut Node, report: &mut Report) {
-    let Some(model) = section(root, "model") else { return };
-    let Some(Node { value: Value::Text(folder), at }) = written(model, "pretrained").cloned() else { return };
+    let Some(model) = section(root, Config::model) else { return };
+    let Some(Node { value: Value::Text(folder), at }) = written(model, last(KEY)).cloned() else { return };
     let folder = Path::new(&folder);
     let path = folder.join("config.json");
-    let has_type = written(model, "type").is_some();
+    let has_type = written(model, TYPE).is_some();
     let config = match read(&path) {
         Ok(config) => config,
         Err(Unreadable::Missing) if has_type => {
@@ -33,7 +36,7 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
         Err(error) => {
             let (message, help) = error.message_and_help(&path);
             report.error(ErrorKind::Unreadable, KEY, at, message, Some(help));
-            return remove(root, "model");
+            return remove(root, Config::model);
         }
     };
     report.set_pretrained(path.display().to_string());
@@ -43,7 +46,7 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
                 let kind = ErrorKind::NotImplemented;
                 report.error(kind, &refusal.key, At::Pretrained, refusal.message, refusal.help);
             }
-            remove(root, "model");
+            remove(root, Config::model);
         }
         Ok(Translated { keys, ignored }) => {
             if !ignored.is_empty() {
@@ -55,10 +58,10 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
             }
             let tokenizer = folder.join("tokenizer.json");
             if tokenizer.is_file()
-                && let Some(data) = section(root, "data")
-                && written(data, "tokenizer").is_none()
+                && let Some(data) = section(root, Config::data)
+                && written(data, last(Data::tokenizer)).is_none()
             {
-                insert(data, "tokenizer", Value::Text(tokenizer.display().to_string()));
+                insert(data, last(Data::tokenizer), Value::Text(tokenizer.display().to_string()));
             }
         }
     }
@@ -139,7 +142,7 @@ fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mu
         None => insert(entries, name, value),
         Some(node) if same(&node.value, &value) => {}
         Some(node) => {
-            let path = format!("model.{name}");
+            let path = join(Config::model, name);
             let message =
                 format!("`{path}` is {}, and {} in the pretrained model", described(&node.value), described(&value));
             let help = "leave it out: the pretrained model says what it is".to_string();
@@ -173,7 +176,7 @@ fn same(a: &Value, b: &Value) -> bool {
         }
         (Value::Map(entries), Value::Null) | (Value::Null, Value::Map(entries)) => {
             // A scaling of type `default` changes nothing.
-            entries.iter().all(|entry| entry.key == "rope_type" && entry.value.value.says("default"))
+            entries.iter().all(|entry| entry.key == last(ROPE_TYPE) && entry.value.value.says("default"))
         }
         (a, b) => a == b,
     }

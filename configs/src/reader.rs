@@ -4,22 +4,26 @@
 //! drops the values.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::check::{Field, Fields};
-use crate::choice::Choice;
-use crate::config::Dimension;
+use crate::config::{Dimension, LayerPattern};
 use crate::node::At;
 use crate::origin::{Origin, Origins};
 use crate::parse;
 use crate::report::Report;
-use crate::schema::{self, Key, Kind, Variants, join};
+use crate::resolve::Facts;
+use crate::schema::{self, Key, Kind, TYPE, join};
+use crate::typed::Typed;
 use crate::value::{Leaf, leaf};
 
 /// State of the second phase.
 pub(crate) struct Resolver<'t> {
+    pub(crate) typed: &'t Typed,
     pub(crate) fields: &'t Fields,
     pub(crate) report: Report,
     pub(crate) origins: Origins,
+    pub(crate) facts: Facts,
 }
 
 /// Reads one section.
@@ -29,40 +33,70 @@ pub(crate) struct Reader<'r, 't> {
     keys: &'static [Key],
 }
 
+/// A type of which a key may have no value.
+pub(crate) trait Find: Sized {
+    /// Reads the key. Returns `None` if its value is null, `auto` or computed.
+    fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self>;
+}
+
+/// A type of which a key always has a value.
+pub(crate) trait Read: Sized {
+    /// Reads the key; returns a placeholder after an error.
+    fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self;
+}
+
+impl<T: Find> Read for Option<T> {
+    fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self {
+        T::find(keys, name)
+    }
+}
+
+/// Implements [`Find`] and [`Read`] for types that are converted from a [`Leaf`], each with its placeholder.
+macro_rules! read_as {
+    ($( $type:ty: $leaf:pat => $value:expr, else $placeholder:expr; )+) => { $(
+        impl $crate::reader::Find for $type {
+            fn find(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Option<Self> {
+                match keys.leaf(name) {
+                    $leaf => Some($value),
+                    _ => None,
+                }
+            }
+        }
+
+        impl $crate::reader::Read for $type {
+            fn read(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Self {
+                <Self as $crate::reader::Find>::find(keys, name).unwrap_or($placeholder)
+            }
+        }
+    )+ };
+}
+
+pub(crate) use read_as;
+
+read_as! {
+    bool: Leaf::Bool(value) => value, else false;
+    u16: Leaf::Int(value) => u16::try_from(value).unwrap_or(Self::MAX), else 0;
+    u32: Leaf::Int(value) => u32::try_from(value).unwrap_or(Self::MAX), else 0;
+    u64: Leaf::Int(value) => value, else 0;
+    usize: Leaf::Int(value) => Self::try_from(value).unwrap_or(Self::MAX), else 1;
+    f64: Leaf::Float(value) => value, else 0.0;
+    [f64; 2]: Leaf::Pair(value) => value, else [0.0; 2];
+    String: Leaf::Text(value) => value, else Self::new();
+    PathBuf: Leaf::Text(value) => value.into(), else Self::new();
+    Vec<String>: Leaf::Texts(values) => values, else Self::new();
+    Vec<usize>: Leaf::Ints(values) => values.into_iter().map(|value| value.try_into().unwrap_or(usize::MAX)).collect(),
+        else Self::new();
+    Vec<Dimension>: Leaf::Space(dimensions) => dimensions.into_iter().map(|(dimension, _)| dimension).collect(),
+        else Self::new();
+    // The schema's check has already reported invalid patterns.
+    Vec<LayerPattern>: Leaf::Texts(values) => values.iter().filter_map(|text| LayerPattern::new(text).ok()).collect(),
+        else Self::new();
+}
+
 impl<'t> Resolver<'t> {
     /// Returns a reader of the keys at the top of the file.
     pub(crate) fn top(&mut self) -> Reader<'_, 't> {
         Reader { resolver: self, path: String::new(), keys: schema::TOP.keys }
-    }
-
-    /// Returns a reader of the section with that name at the top of the file.
-    pub(crate) fn section(&mut self, name: &str) -> Reader<'_, 't> {
-        let keys = match schema::find(schema::TOP.keys, name).map(|key| key.kind) {
-            Some(Kind::Section(section)) => section.keys,
-            _ => &[],
-        };
-        Reader { resolver: self, path: name.to_string(), keys }
-    }
-
-    /// Returns the `type` of a section at the top of the file, and a reader of the keys of that variant.
-    pub(crate) fn variant(&mut self, name: &str, default: &'static str) -> (&'static str, Reader<'_, 't>) {
-        let path = join(name, "type");
-        let written = match self.fields.values.get(&path) {
-            Some(Field { leaf: Leaf::Text(text), at, .. }) => {
-                self.origins.record(path, origin(*at));
-                text.as_str()
-            }
-            _ => default,
-        };
-        let Some(Kind::Variants(Variants { params, list, .. })) =
-            schema::find(schema::TOP.keys, name).map(|key| key.kind)
-        else {
-            return (default, Reader { resolver: self, path: name.to_string(), keys: &[] });
-        };
-        let variant = list.iter().find(|variant| variant.name == written);
-        let (found, keys) = variant.map_or((default, &[][..]), |variant| (variant.name, variant.keys));
-        let path = params.map_or(name.to_string(), |params| join(name, params));
-        (found, Reader { resolver: self, path, keys })
     }
 
     /// Returns whether the section is written.
@@ -98,113 +132,47 @@ impl<'t> Reader<'_, 't> {
 
     /// Returns a reader of a section inside this one, whether or not it is written.
     pub(crate) fn section(&mut self, name: &str) -> Reader<'_, 't> {
-        let keys = match schema::find(self.keys, name).map(|key| key.kind) {
-            Some(Kind::Section(section)) => section.keys,
-            _ => &[],
-        };
-        Reader { path: join(&self.path, name), resolver: self.resolver, keys }
+        Reader { keys: schema::inside(self.keys, name), path: join(&self.path, name), resolver: self.resolver }
     }
 
-    pub(crate) fn bool(&mut self, name: &str) -> bool {
-        self.optional_bool(name).unwrap_or(false)
-    }
-
-    pub(crate) fn optional_bool(&mut self, name: &str) -> Option<bool> {
-        match self.leaf(name) {
-            Leaf::Bool(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn int(&mut self, name: &str) -> usize {
-        self.optional_int(name).unwrap_or(1)
-    }
-
-    /// Returns `None` for `auto` or a value that is computed.
-    pub(crate) fn optional_int(&mut self, name: &str) -> Option<usize> {
-        self.optional_u64(name).map(|value| usize::try_from(value).unwrap_or(usize::MAX))
-    }
-
-    pub(crate) fn u64(&mut self, name: &str) -> u64 {
-        self.optional_u64(name).unwrap_or(0)
-    }
-
-    pub(crate) fn optional_u64(&mut self, name: &str) -> Option<u64> {
-        match self.leaf(name) {
-            Leaf::Int(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn float(&mut self, name: &str) -> f64 {
-        self.optional_float(name).unwrap_or(0.0)
-    }
-
-    pub(crate) fn optional_float(&mut self, name: &str) -> Option<f64> {
-        match self.leaf(name) {
-            Leaf::Float(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn pair(&mut self, name: &str) -> [f64; 2] {
-        match self.leaf(name) {
-            Leaf::Pair(value) => value,
-            _ => [0.0; 2],
-        }
-    }
-
-    pub(crate) fn text(&mut self, name: &str) -> String {
-        self.optional_text(name).unwrap_or_default()
-    }
-
-    pub(crate) fn optional_text(&mut self, name: &str) -> Option<String> {
-        match self.leaf(name) {
-            Leaf::Text(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn optional_path(&mut self, name: &str) -> Option<PathBuf> {
-        self.optional_text(name).map(PathBuf::from)
-    }
-
-    pub(crate) fn texts(&mut self, name: &str) -> Option<Vec<String>> {
-        match self.leaf(name) {
-            Leaf::Texts(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn ints(&mut self, name: &str) -> Vec<usize> {
-        match self.leaf(name) {
-            Leaf::Ints(values) => {
-                values.into_iter().map(|value| usize::try_from(value).unwrap_or(usize::MAX)).collect()
+    /// Returns the `type` of a section inside this one, and a reader of the keys of that variant.
+    pub(crate) fn variant(&mut self, name: &str, default: &'static str) -> (&'static str, Reader<'_, 't>) {
+        let section = join(&self.path, name);
+        let path = join(&section, TYPE);
+        let written = match self.resolver.fields.values.get(&path) {
+            Some(Field { leaf: Leaf::Text(text), at, .. }) => {
+                self.resolver.origins.record(path, origin(*at));
+                text.as_str()
             }
-            _ => Vec::new(),
-        }
+            _ => default,
+        };
+        let (list, params) = match schema::find(self.keys, name).map(|key| key.kind) {
+            Some(Kind::Variants(variants)) => (variants.list, variants.params),
+            _ => (&[][..], None),
+        };
+        let variant = list.iter().find(|variant| variant.name == written);
+        let (found, keys) = variant.map_or((default, &[][..]), |variant| (variant.name, variant.keys));
+        let path = params.map_or(section.clone(), |params| join(&section, params));
+        (found, Reader { resolver: self.resolver, path, keys })
     }
 
-    /// Returns the dimensions of a search space, each with the location of its values.
-    pub(crate) fn space(&mut self, name: &str) -> Vec<(Dimension, At)> {
-        let Leaf::Space(dimensions) = self.leaf(name) else { return Vec::new() };
-        for (dimension, at) in &dimensions {
-            let path = join(&join(&self.path, name), &dimension.path);
-            self.resolver.origins.record(path, origin(*at));
-        }
-        dimensions
+    /// Returns the values that defaults depend on.
+    pub(crate) fn facts(&self) -> Facts {
+        self.resolver.facts
     }
 
-    /// Returns the variant of `T` with the written spelling. `otherwise` is a placeholder after an error.
-    pub(crate) fn choice<T: Choice>(&mut self, name: &str, otherwise: T) -> T {
-        self.optional_choice(name).unwrap_or(otherwise)
+    /// Returns the configuration as written.
+    pub(crate) fn typed(&self) -> Arc<Typed> {
+        Arc::new(self.resolver.typed.clone())
     }
 
-    pub(crate) fn optional_choice<T: Choice>(&mut self, name: &str) -> Option<T> {
-        self.optional_text(name).and_then(|text| T::from_name(&text))
+    /// Returns the name of the file.
+    pub(crate) fn file(&self) -> &str {
+        &self.resolver.report.source().name
     }
 
-    fn leaf(&mut self, name: &str) -> Leaf {
+    /// Returns the value of a key, or its default, and records its origin.
+    pub(crate) fn leaf(&mut self, name: &str) -> Leaf {
         let path = join(&self.path, name);
         let default = || schema::find(self.keys, name).map_or(Leaf::Null, default);
         let (leaf, origin) = match self.resolver.fields.values.get(&path) {
@@ -213,6 +181,11 @@ impl<'t> Reader<'_, 't> {
             Some(Field { leaf, at, .. }) => (leaf.clone(), origin(*at)),
             None => (default(), Origin::Default),
         };
+        if let Leaf::Space(dimensions) = &leaf {
+            for (dimension, at) in dimensions {
+                self.resolver.origins.record(join(&path, &dimension.path), self::origin(*at));
+            }
+        }
         self.resolver.origins.record(path, origin);
         leaf
     }

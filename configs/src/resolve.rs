@@ -1,14 +1,13 @@
 //! Second phase: fills in defaults and `auto`, and checks keys against each other.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::batch::{self, Batch};
 use crate::config::*;
 use crate::errors::{ErrorKind, Errors};
 use crate::node::At;
 use crate::origin::Origins;
-use crate::reader::Resolver;
+use crate::reader::{Find as _, Read as _, Resolver};
 use crate::report::Report;
 use crate::source::Source;
 use crate::typed::{Typed, load};
@@ -22,10 +21,12 @@ impl Typed {
     /// # Errors
     /// All errors of the configuration, including those of single values.
     pub fn resolve(&self, world_size: Option<usize>) -> Result<Config, Errors> {
-        let mut resolver = Resolver { fields: &self.fields, report: self.report.clone(), origins: Origins::default() };
+        let (fields, report) = (&self.fields, self.report.clone());
+        let (origins, facts) = (Origins::default(), Facts::default());
+        let mut resolver = Resolver { typed: self, fields, report, origins, facts };
         let world = World::read(&mut resolver, world_size);
-        let config = config(&mut resolver, world, self);
-        check(&config, world, &mut resolver);
+        let mut config = config(&mut resolver, world);
+        check(&mut config, world, &mut resolver);
         if resolver.report.has_errors() {
             return Err(resolver.report.into_errors());
         }
@@ -83,12 +84,12 @@ impl Config {
                 let mut report = Report::new(Source { name: self.name.clone(), text: String::new() }, &[]);
                 let sections = [
                     (
-                        "model",
+                        Config::model,
                         model.is_none(),
                         "write what to train, for instance `model: {type: gpt2}`, here or in a second `--config`",
                     ),
                     (
-                        "data",
+                        Config::data,
                         data.is_none(),
                         "write what to train on, for instance `data: {train: \"**/*.txt\"}`, here or in a second `--config`",
                     ),
@@ -105,77 +106,78 @@ impl Config {
     }
 }
 
-fn config(resolver: &mut Resolver<'_>, world: World, typed: &Typed) -> Config {
-    let Batch { train, micro, accumulation } = batch::resolve(resolver, world);
-    let training = Training::read(resolver);
-    let optimizer = Optimizer::read(resolver);
-    let scheduler = Scheduler::read(resolver, optimizer.lr(), training.max_steps);
-    let model = Model::read(resolver);
-    let width = model.as_ref().and_then(Model::width);
-    let data = Data::read(resolver, model.as_ref().and_then(Model::max_sequence_length));
+/// Values of some sections that defaults in other sections depend on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Facts {
+    pub(crate) ranks: usize,
+    pub(crate) batch: Batch,
+    /// The optimizer's learning rate.
+    pub(crate) lr: f64,
+    /// `None` for a run that is counted in epochs.
+    pub(crate) max_steps: Option<usize>,
+    /// Whether a cost table is named.
+    pub(crate) is_measured: bool,
+    /// Width of the model, if it has one.
+    pub(crate) width: Option<usize>,
+    /// Maximum sequence length of the model, if it has one.
+    pub(crate) longest: Option<usize>,
+}
+
+fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
+    let batch = batch::resolve(resolver, world);
     let mut keys = resolver.top();
-    Config {
-        train_batch_size: train,
-        train_micro_batch_size_per_gpu: micro,
-        gradient_accumulation_steps: accumulation,
-        world_size: world.ranks,
-        steps_per_print: keys.int("steps_per_print"),
-        gradient_clipping: keys.float("gradient_clipping"),
-        gradient_allreduce_op: keys.choice("gradient_allreduce_op", ReduceOp::Mean),
-        communication_data_type: keys.optional_choice("communication_data_type"),
-        wall_clock_breakdown: keys.bool("wall_clock_breakdown"),
-        memory_breakdown: keys.bool("memory_breakdown"),
-        dump_state: keys.bool("dump_state"),
-        dataloader_drop_last: keys.bool("dataloader_drop_last"),
-        log_level: keys.choice("log_level", LogLevel::Info),
-        data_types: DataTypes::read(resolver),
-        bf16: Bf16::read(resolver),
-        fp16: Fp16::read(resolver),
-        optimizer,
-        scheduler,
-        zero: Zero::read(resolver, width),
-        pipeline: Pipeline::read(resolver),
-        activation_checkpointing: ActivationCheckpointing::read(resolver),
-        aio: Aio::read(resolver),
-        csv_monitor: Monitor::read(resolver, "csv_monitor"),
-        tensorboard: Monitor::read(resolver, "tensorboard"),
-        mlflow: Mlflow::read(resolver),
-        prometheus: Prometheus::read(resolver),
-        machine_monitor: MachineMonitor::read(resolver),
-        comms_logger: CommsLogger::read(resolver),
-        flops_profiler: FlopsProfiler::read(resolver),
-        model,
-        data,
-        training,
-        launcher: Launcher::read(resolver, world.ranks),
-        autotuning: Autotuning::read(resolver),
-        name: resolver.report.source().name.clone(),
-        warnings: Vec::new(),
-        typed: Arc::new(typed.clone()),
-        origins: Origins::default(),
-    }
+    let model = Model::find(&mut keys, Config::model);
+    let training = Training::read(&mut keys, Config::training);
+    let facts = Facts {
+        ranks: world.ranks,
+        batch,
+        lr: Optimizer::read(&mut keys, Config::optimizer).lr(),
+        max_steps: training.max_steps,
+        is_measured: training.cost_table.is_some(),
+        width: model.as_ref().and_then(Model::width),
+        longest: model.as_ref().and_then(Model::max_sequence_length),
+    };
+    resolver.facts = facts;
+    Config::of(&mut resolver.top())
 }
 
 /// Checks that concern more than one section.
-fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
+fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
+    config.training.check(resolver);
+    config.optimizer.check(resolver);
+    config.scheduler.check(config.training.max_steps, resolver);
+    if let Some(model) = &config.model {
+        model.check(resolver);
+    }
+    if let Some(data) = &config.data {
+        data.check(resolver.facts.longest, resolver);
+    }
+    config.zero.check(resolver);
+    config.pipeline.check(resolver);
+    if let Some(activation_checkpointing) = &config.activation_checkpointing {
+        activation_checkpointing.check(resolver);
+    }
+    config.comms_logger.check(resolver);
+    FlopsProfiler::check(resolver);
+    config.autotuning.check(resolver);
     if config.training.eval_every > 0 && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
         let message = "there is nothing to evaluate on".to_string();
         let help = "write `data.eval` or `data.eval_fraction`".to_string();
-        resolver.contradiction(&["training.eval_every", "data"], message, Some(help));
+        resolver.contradiction(&[Training::eval_every, Config::data], message, Some(help));
     }
     if config.training.sample.is_some() && matches!(config.model, Some(Model::Mlp(_))) {
         let message = "an mlp does not generate text".to_string();
-        resolver.contradiction(&["training.sample", "model.type"], message, Some("leave `sample` out".to_string()));
+        resolver.contradiction(&[Training::sample, Model::TYPE], message, Some("leave `sample` out".to_string()));
     }
     if config.training.initial_weights.is_some() && config.model.as_ref().is_some_and(|m| m.pretrained().is_some()) {
-        let message = "`model.pretrained` and `training.initial_weights` both say what to start from".to_string();
+        let message = format!("`{}` and `{}` both say what to start from", Gpt2::pretrained, Training::initial_weights);
         let help = Some("keep one of the two".to_string());
-        resolver.contradiction(&["model.pretrained", "training.initial_weights"], message, help);
+        resolver.contradiction(&[Gpt2::pretrained, Training::initial_weights], message, help);
     }
     if config.autotuning.sweep.is_some() && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
         let message = "a sweep is judged by the evaluation loss, and there is nothing to evaluate on".to_string();
         let help = "write `data.eval` or `data.eval_fraction`".to_string();
-        resolver.contradiction(&["autotuning.sweep", "data"], message, Some(help));
+        resolver.contradiction(&[Autotuning::sweep, Config::data], message, Some(help));
     }
     config.fp16.check(&config.bf16, resolver);
     config.launcher.check(resolver);
@@ -188,17 +190,17 @@ fn check(config: &Config, world: World, resolver: &mut Resolver<'_>) {
 /// global batch, cut at data-parallel ranks. Both numbers must therefore be powers of two, and communication must
 /// not round.
 fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
-    const KEY: &str = "training.reproducible";
+    const KEY: &str = Training::reproducible;
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {
         let message = format!("gradients that travel as {dtype} are rounded differently at every number of ranks");
         let help = "write `communication_data_type: fp32`, or leave it out".to_string();
-        resolver.contradiction(&[KEY, "communication_data_type"], message, Some(help));
+        resolver.contradiction(&[KEY, Config::communication_data_type], message, Some(help));
     }
     if let Some(dtype) = config.data_types.grad_accum_dtype.filter(|dtype| *dtype != Dtype::F32) {
         let message =
             format!("gradients that are added up as {dtype} are rounded differently at every number of ranks");
         let help = "write `grad_accum_dtype: fp32`, or leave it out".to_string();
-        resolver.contradiction(&[KEY, "data_types.grad_accum_dtype"], message, Some(help));
+        resolver.contradiction(&[KEY, DataTypes::grad_accum_dtype], message, Some(help));
     }
     let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
     let micro_batches = config.gradient_accumulation_steps.saturating_mul(ranks);
@@ -208,7 +210,7 @@ fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
              not {ranks} {name} × {} = {micro_batches}",
             config.gradient_accumulation_steps
         );
-        let own = [KEY, "gradient_accumulation_steps"].map(|path| (path, resolver.at(path)));
+        let own = [KEY, Config::gradient_accumulation_steps].map(|path| (path, resolver.at(path)));
         let places: Vec<_> = own.into_iter().chain(world.places(resolver)).collect();
         resolver.report.contradiction(&places, message, None);
     }

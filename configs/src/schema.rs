@@ -1,22 +1,18 @@
-//! All keys that the parser knows, as data: name, type, default, description and status.
+//! All keys that the parser knows, as data: name, type, default, description and status. The declarations with
+//! [`section!`](crate::table::section) are this data.
 //!
-//! This table drives the detection of unknown keys, the messages, the defaults and the reference in `docs/`, so
-//! they cannot disagree.
+//! It drives the detection of unknown keys, the messages, the defaults and the reference in `docs/`, so they cannot
+//! disagree.
 
-mod autotuning;
-mod deepspeed;
 mod inactive;
-mod instead;
-mod offload;
-mod optimizer;
-mod own;
-mod pipeline;
-mod zero;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use instead::instead;
+use crate::config::Config;
+use crate::table::last;
+
+pub(crate) use inactive::*;
 
 /// One key of a section.
 #[derive(Debug)]
@@ -28,6 +24,8 @@ pub(crate) struct Key {
     pub(crate) meaning: &'static str,
     pub(crate) status: Status,
     pub(crate) auto: Auto,
+    /// What to write instead of a key that is not implemented, as the second part of the error's help.
+    pub(crate) instead: Option<&'static str>,
 }
 
 /// Marks a key without a default: it must be written if its section is.
@@ -162,81 +160,101 @@ pub(crate) struct Variant {
 }
 
 /// Keys at the top of the file.
-pub(crate) static TOP: Section = Section { keys: deepspeed::TOP, switch: Switch::Keys };
+pub(crate) static TOP: Section = Config::SECTION;
+
+/// The key of a section that selects its variant, and the section with that variant's keys.
+pub(crate) const TYPE: &str = "type";
+pub(crate) const PARAMS: &str = "params";
 
 /// A number of processes, or of parts that are distributed over processes.
-const RANKS: Kind = Kind::Int { min: 1, max: 65_536 };
-const COUNT: Kind = Kind::Int { min: 1, max: u32::MAX as u64 };
-const COUNT_OR_0: Kind = Kind::Int { min: 0, max: u32::MAX as u64 };
-const SIZE: Kind = Kind::Int { min: 0, max: u64::MAX };
-const SIZE_1: Kind = Kind::Int { min: 1, max: u64::MAX };
-const NON_NEGATIVE: Kind = Kind::Float(Range { min: 0.0, max: f64::MAX, above: false, below: false });
-const POSITIVE: Kind = Kind::Float(Range { min: 0.0, max: f64::MAX, above: true, below: false });
+pub(crate) const RANKS: Kind = Kind::Int { min: 1, max: 65_536 };
+pub(crate) const COUNT: Kind = Kind::Int { min: 1, max: u32::MAX as u64 };
+pub(crate) const COUNT_OR_0: Kind = Kind::Int { min: 0, max: u32::MAX as u64 };
+pub(crate) const SIZE: Kind = Kind::Int { min: 0, max: u64::MAX };
+pub(crate) const SIZE_1: Kind = Kind::Int { min: 1, max: u64::MAX };
+pub(crate) const NON_NEGATIVE: Kind = Kind::Float(Range { min: 0.0, max: f64::MAX, above: false, below: false });
+pub(crate) const POSITIVE: Kind = Kind::Float(Range { min: 0.0, max: f64::MAX, above: true, below: false });
 /// 0 ≤ x < 1.
-const FRACTION: Range = Range { min: 0.0, max: 1.0, above: false, below: true };
-const RATIO: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: false });
+pub(crate) const FRACTION: Range = Range { min: 0.0, max: 1.0, above: false, below: true };
+pub(crate) const RATIO: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: false });
 
-const fn key(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
-    Key { name, kind, default, meaning, status: Status::Now, auto: Auto::Refused }
+pub(crate) const fn key(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
+    Key { name, kind, default, meaning, status: Status::Now, auto: Auto::Refused, instead: None }
 }
 
 /// Declares an implemented key of DeepSpeed. `auto` means the default, since Hugging Face's integration may write
 /// it for any key.
-const fn now(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
+pub(crate) const fn now(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
     Key { auto: Auto::Default, ..key(name, kind, default, meaning) }
 }
 
 /// Declares an implemented key whose `auto` is determined later.
-const fn engine(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
+pub(crate) const fn engine(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
     Key { auto: Auto::Engine, ..key(name, kind, default, meaning) }
 }
 
-const fn later(name: &'static str, default: &'static str, meaning: &'static str) -> Key {
+pub(crate) const fn later(name: &'static str, default: &'static str, meaning: &'static str) -> Key {
     Key { status: Status::Later { off: &[] }, ..key(name, Kind::Any, default, meaning) }
 }
 
-const fn later_unless(name: &'static str, off: &'static [&'static str], meaning: &'static str) -> Key {
+pub(crate) const fn later_unless(name: &'static str, off: &'static [&'static str], meaning: &'static str) -> Key {
     Key { status: Status::Later { off }, ..key(name, Kind::Any, "null", meaning) }
 }
 
-const fn later_section(name: &'static str, section: &'static Section, meaning: &'static str) -> Key {
+pub(crate) const fn later_section(name: &'static str, section: &'static Section, meaning: &'static str) -> Key {
     Key { status: Status::Later { off: &[] }, ..key(name, Kind::Section(section), "null", meaning) }
 }
 
-const fn rejected(name: &'static str, default: &'static str, meaning: &'static str) -> Key {
+pub(crate) const fn rejected(name: &'static str, default: &'static str, meaning: &'static str) -> Key {
     Key { status: Status::Rejected { off: &[] }, ..key(name, Kind::Any, default, meaning) }
 }
 
-const fn rejected_section(name: &'static str, section: &'static Section, meaning: &'static str) -> Key {
+pub(crate) const fn rejected_section(name: &'static str, section: &'static Section, meaning: &'static str) -> Key {
     Key { status: Status::Rejected { off: &[] }, ..key(name, Kind::Section(section), "null", meaning) }
 }
 
-const fn removed(name: &'static str, meaning: &'static str) -> Key {
+pub(crate) const fn removed(name: &'static str, meaning: &'static str) -> Key {
     Key { status: Status::Removed, ..key(name, Kind::Any, "null", meaning) }
 }
 
-const fn old(
+/// Declares a removed key that was off at `off`.
+pub(crate) const fn removed_unless(name: &'static str, off: &'static str, meaning: &'static str) -> Key {
+    Key { default: off, ..removed(name, meaning) }
+}
+
+pub(crate) const fn old(
     name: &'static str,
     by: &'static str,
     on: &'static [(&'static str, &'static str)],
     meaning: &'static str,
 ) -> Key {
-    Key { status: Status::Old { by, on }, ..key(name, Kind::Any, "null", meaning) }
+    Key { status: Status::Old { by: last(by), on }, ..key(name, Kind::Any, "null", meaning) }
 }
 
-const fn ignored(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
+pub(crate) const fn ignored(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {
     Key { status: Status::Ignored, auto: Auto::Default, ..key(name, kind, default, meaning) }
 }
 
-const fn alias(name: &'static str, of: &'static str) -> Key {
-    Key { status: Status::Alias, ..key(name, Kind::Any, "null", of) }
+pub(crate) const fn alias(name: &'static str, of: &'static str) -> Key {
+    Key { status: Status::Alias, ..key(name, Kind::Any, "null", last(of)) }
 }
 
-const fn section(name: &'static str, section: &'static Section, meaning: &'static str) -> Key {
+pub(crate) const fn section(name: &'static str, section: &'static Section, meaning: &'static str) -> Key {
     key(name, Kind::Section(section), "null", meaning)
 }
 
+/// Declares an implemented variant.
+pub(crate) const fn variant(name: &'static str, meaning: &'static str, keys: &'static [Key]) -> Variant {
+    Variant { name, meaning, status: Status::Now, keys }
+}
+
 impl Key {
+    /// Says what to write instead of this key.
+    pub(crate) const fn instead(self, instead: &'static str) -> Self {
+        assert!(matches!(self.status, Status::Later { .. } | Status::Rejected { .. }));
+        Self { instead: Some(instead), ..self }
+    }
+
     pub(crate) fn is_required(&self) -> bool {
         self.default == REQUIRED
     }

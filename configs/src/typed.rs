@@ -2,6 +2,7 @@
 //! `auto`.
 
 use crate::check::{self, Fields};
+use crate::config::Launcher;
 use crate::errors::{ErrorKind, Errors};
 use crate::node::Node;
 use crate::overrides;
@@ -79,7 +80,7 @@ impl Typed {
 
     /// Returns `launcher.num_processes` if it is written.
     pub fn num_processes(&self) -> Option<usize> {
-        match self.fields.values.get("launcher.num_processes")?.leaf {
+        match self.fields.values.get(Launcher::num_processes)?.leaf {
             Leaf::Int(number) => usize::try_from(number).ok(),
             _ => None,
         }

@@ -1,15 +1,17 @@
 //! The ranks of a run: pipeline stages × data-parallel ranks.
 
+use crate::config::{Config, Launcher, Pipeline};
 use crate::errors::ErrorKind;
 use crate::node::At;
 use crate::origin::Origin;
-use crate::reader::Resolver;
+use crate::reader::{Find as _, Read as _, Resolver};
+use crate::table::last;
 
 /// Maximum number of ranks that is accepted.
 const MAX_RANKS: usize = 1 << 20;
 
-const RANKS: &str = "launcher.num_processes";
-const STAGES: &str = "pipeline.stages";
+const RANKS: &str = Launcher::num_processes;
+const STAGES: &str = Pipeline::stages;
 
 /// Number of ranks; a multiple of the stages unless an error has been reported.
 #[derive(Debug, Clone, Copy)]
@@ -23,8 +25,9 @@ pub(crate) struct World {
 impl World {
     /// Determines the number of ranks: `started`, else `launcher.num_processes`, else one rank per pipeline stage.
     pub(crate) fn read(resolver: &mut Resolver<'_>, started: Option<usize>) -> Self {
-        let stages = resolver.section("pipeline").int("stages");
-        let written = resolver.section("launcher").optional_int("num_processes");
+        let mut keys = resolver.top();
+        let stages = Pipeline::read(&mut keys, Config::pipeline).stages;
+        let written = usize::find(&mut keys.section(Config::launcher), last(RANKS));
         let at = started.map_or(resolver.at(RANKS), At::Launch);
         let ranks = started.or(written).unwrap_or(stages);
         if ranks == 0 || ranks > MAX_RANKS {

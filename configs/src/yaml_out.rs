@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::Config;
-use crate::config::{Dimension, Interval};
+use crate::config::{Autotuning, Dimension, Interval, Sweep};
 use crate::node;
 use crate::parse;
 use crate::scalar;
@@ -170,7 +170,7 @@ fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &
 
 /// Returns whether the keys of the section at `path` are dimensions of a search space.
 pub(crate) fn is_space(path: &str) -> bool {
-    matches!(path, "autotuning.space" | "autotuning.sweep.space")
+    [Autotuning::space, Sweep::space].contains(&path)
 }
 
 /// Formats a value on one line.

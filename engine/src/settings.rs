@@ -163,17 +163,20 @@ fn loss_scaling(fp16: &config::Fp16) -> Option<LossScaling> {
 fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
     use config::Optimizer as From;
     let pair = |[a, b]: [f64; 2]| (a, b);
-    match *optimizer {
-        From::AdamW { lr, betas, eps, weight_decay, bias_correction, adam_w_mode } => {
-            let adamw = AdamW { betas: pair(betas), eps, weight_decay, bias_correction, decoupled: adam_w_mode };
-            (Optimizer::AdamW(adamw), lr)
+    let rule = match *optimizer {
+        From::AdamW(config::Adam { betas, eps, weight_decay, bias_correction, adam_w_mode, .. }) => {
+            let betas = pair(betas);
+            Optimizer::AdamW(AdamW { betas, eps, weight_decay, bias_correction, decoupled: adam_w_mode })
         }
-        From::Sgd { lr, momentum, dampening, nesterov, weight_decay } => {
-            (Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay }), lr)
+        From::Sgd(config::Sgd { momentum, dampening, nesterov, weight_decay, .. }) => {
+            Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay })
         }
-        From::Lion { lr, betas, weight_decay } => (Optimizer::Lion(Lion { betas: pair(betas), weight_decay }), lr),
-        From::Adagrad { lr, eps, weight_decay } => (Optimizer::Adagrad(Adagrad { eps, weight_decay }), lr),
-    }
+        From::Lion(config::Lion { betas, weight_decay, .. }) => {
+            Optimizer::Lion(Lion { betas: pair(betas), weight_decay })
+        }
+        From::Adagrad(config::Adagrad { eps, weight_decay, .. }) => Optimizer::Adagrad(Adagrad { eps, weight_decay }),
+    };
+    (rule, optimizer.lr())
 }
 
 fn schedule(config: &Config) -> Result<Schedule, Error> {
@@ -193,38 +196,36 @@ fn schedule(config: &Config) -> Result<Schedule, Error> {
     };
     Ok(match config.scheduler {
         From::Constant => Schedule::Constant,
-        From::WarmupLR { warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type } => Schedule::WarmupLr {
-            min_lr: warmup_min_lr,
-            max_lr: warmup_max_lr,
-            num_steps: warmup_num_steps as u64,
-            kind: kind(warmup_type),
+        From::WarmupLR(warmup) => Schedule::WarmupLr {
+            min_lr: warmup.warmup_min_lr,
+            max_lr: warmup.warmup_max_lr,
+            num_steps: warmup.warmup_num_steps as u64,
+            kind: kind(warmup.warmup_type),
         },
-        From::WarmupDecayLR { total_num_steps, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type } => {
-            Schedule::WarmupDecayLr {
-                min_lr: warmup_min_lr,
-                max_lr: warmup_max_lr,
-                num_steps: warmup_num_steps as u64,
-                kind: kind(warmup_type),
-                total_num_steps: total(total_num_steps)?,
-            }
-        }
-        From::WarmupCosineLR { total_num_steps, warmup_min_ratio, warmup_num_steps, cos_min_ratio, warmup_type } => {
-            Schedule::WarmupCosineLr {
-                total_num_steps: total(total_num_steps)?,
-                warmup_min_ratio,
-                warmup_num_steps: warmup_num_steps as u64,
-                cos_min_ratio,
-                warmup_type: kind(warmup_type),
-            }
-        }
+        From::WarmupDecayLR(decay) => Schedule::WarmupDecayLr {
+            min_lr: decay.warmup_min_lr,
+            max_lr: decay.warmup_max_lr,
+            num_steps: decay.warmup_num_steps as u64,
+            kind: kind(decay.warmup_type),
+            total_num_steps: total(decay.total_num_steps)?,
+        },
+        From::WarmupCosineLR(cosine) => Schedule::WarmupCosineLr {
+            total_num_steps: total(cosine.total_num_steps)?,
+            warmup_min_ratio: cosine.warmup_min_ratio,
+            warmup_num_steps: cosine.warmup_num_steps as u64,
+            cos_min_ratio: cosine.cos_min_ratio,
+            warmup_type: kind(cosine.warmup_type),
+        },
     })
 }
 
 /// Replaces `total_num_steps: auto` by `steps`, for a run whose length is given in epochs.
 #[must_use]
 pub fn with_total_steps(mut config: Config, steps: u64) -> Config {
-    use zero_config::Scheduler::{WarmupCosineLR, WarmupDecayLR};
-    if let WarmupDecayLR { total_num_steps, .. } | WarmupCosineLR { total_num_steps, .. } = &mut config.scheduler {
+    use config::{Scheduler, WarmupCosineLr, WarmupDecayLr};
+    if let Scheduler::WarmupDecayLR(WarmupDecayLr { total_num_steps, .. })
+    | Scheduler::WarmupCosineLR(WarmupCosineLr { total_num_steps, .. }) = &mut config.scheduler
+    {
         total_num_steps.get_or_insert(steps as usize);
     }
     config

@@ -4,7 +4,7 @@ use super::{Check, Field};
 use crate::errors::ErrorKind;
 use crate::nearest;
 use crate::node::{At, Entry, Value};
-use crate::schema::{self, Key, Status, Variant, Variants, join};
+use crate::schema::{self, Key, Status, TYPE, Variant, Variants, join};
 use crate::value::Leaf;
 
 impl Check<'_> {
@@ -14,8 +14,8 @@ impl Check<'_> {
             return self.wrong(path, &entry.value, message);
         };
         self.fields.sections.insert(path.to_string(), entry.key_at);
-        let beside = |name: &str| name == "type" || variants.params == Some(name);
-        if !entries.iter().any(|entry| entry.key == "type") {
+        let beside = |name: &str| name == TYPE || variants.params == Some(name);
+        if !entries.iter().any(|entry| entry.key == TYPE) {
             self.names_of_any_type(path, variants, entries);
         }
         let Some(variant) = self.variant(path, variants, entries, entry.key_at) else {
@@ -30,7 +30,7 @@ impl Check<'_> {
                 let (shared, unknown): (Vec<Entry>, Vec<Entry>) =
                     rest.into_iter().partition(|entry| schema::find(variants.shared, &entry.key).is_some());
                 for entry in &unknown {
-                    self.unknown(path, entry, &[variants.shared], &["type", name]);
+                    self.unknown(path, entry, &[variants.shared], &[TYPE, name]);
                 }
                 self.section(path, entry.key_at, &shared, &[variants.shared]);
                 let written = params.into_iter().find(|entry| entry.key == name);
@@ -48,7 +48,7 @@ impl Check<'_> {
         } else {
             keys.extend(own)
         }
-        let beside: Vec<&str> = std::iter::once("type").chain(variants.params).collect();
+        let beside: Vec<&str> = std::iter::once(TYPE).chain(variants.params).collect();
         let is_known = |keys: &[&'static [Key]], name: &str| keys.iter().any(|keys| schema::find(keys, name).is_some());
         for entry in entries {
             match &entry.value.value {
@@ -85,8 +85,8 @@ impl Check<'_> {
     ) -> Option<&'static Variant> {
         let usable = variants.list.iter().filter(|variant| variant.status == Status::Now);
         let names: Vec<&str> = usable.map(|variant| variant.name).collect();
-        let path = join(path, "type");
-        let Some(node) = entries.iter().find(|entry| entry.key == "type").map(|entry| &entry.value) else {
+        let path = join(path, TYPE);
+        let Some(node) = entries.iter().find(|entry| entry.key == TYPE).map(|entry| &entry.value) else {
             if !self.report.is_poisoned(&path) {
                 let help = format!("write one of {}", names.join(", "));
                 self.report.error(ErrorKind::Missing, &path, at, format!("`{path}` is missing"), Some(help));

@@ -4,9 +4,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::choice::Choice as _;
 use crate::config::offload::has_path;
-use crate::config::{LayerPattern, OffloadDevice};
-use crate::reader::Resolver;
+use crate::config::{Config, LayerPattern, OffloadDevice};
+use crate::reader::{Find, Read as _, Reader, Resolver};
+use crate::schema::*;
+use crate::table::section;
 
 /// `activation_checkpointing`: keeps the inputs of some layers and recomputes everything between them in the
 /// backward.
@@ -32,70 +35,75 @@ pub enum CheckpointSpacing {
     Number(usize),
 }
 
-const SECTION: &str = "activation_checkpointing";
+section! {
+    /// The section as written.
+    #[derive(Debug, Clone, Serialize)]
+    pub(crate) struct Written(keys) in Config::activation_checkpointing, off while enabled is ["false"] {
+        pub enabled: bool = now(Kind::Bool, "true", "Recompute; the section alone switches it on (in DeepSpeed it does nothing until the program asks for it)");
+        pub interval: Option<usize> = now(COUNT, "= 1, unless number_checkpoints is given", "Layers between two inputs that are kept; what lies between is computed again in the backward");
+        pub number_checkpoints: Option<usize> = now(COUNT, "null", "How many inputs are kept, at equal distances, instead of interval");
+        pub layers: Option<Vec<LayerPattern>> = now(Kind::Patterns, "= every layer that gains from it", "Regular expressions, upper or lower case: only layers in whose name one is found are computed again");
+        pub cpu_checkpointing: Option<bool> = now(Kind::Bool, "= true when device is cpu", "DeepSpeed's way to write `device: cpu`");
+        pub device: Option<OffloadDevice> = now(OffloadDevice::KIND, "= cpu when cpu_checkpointing is true, else none", "Where inputs that are kept wait for the backward: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files");
+        #[serde(serialize_with = "crate::yaml_out::path")]
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
+        = ignored("contiguous_memory_optimization", Kind::Bool, "false", "each input that is kept has memory of its own");
+        = ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "there is no queue of a device to wait for");
+        = ignored("profile", Kind::Bool, "false", "`training.trace` shows the time of every part of a step");
+        = ignored("partition_activations", Kind::Bool, "false", "there are no tensor-parallel ranks to shard activations over");
+    }
+}
 
-impl ActivationCheckpointing {
-    /// Reads the section. Returns `None` if the section is missing or switched off.
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Option<Self> {
-        if !resolver.has_section(SECTION) {
-            return None;
-        }
-        let mut keys = resolver.section(SECTION);
-        if !keys.bool("enabled") {
-            return None;
-        }
-        let (interval, number) = (keys.optional_int("interval"), keys.optional_int("number_checkpoints"));
-        let layers = keys.texts("layers");
-        let (on_host, device) = (keys.optional_bool("cpu_checkpointing"), keys.optional_choice("device"));
-        let nvme_path = keys.optional_path("nvme_path");
-        if interval.is_some() && number.is_some() {
-            let message =
-                format!("`{SECTION}.interval` and `{SECTION}.number_checkpoints` both say which inputs are kept");
-            contradiction(["interval", "number_checkpoints"], message, resolver);
-        }
-        if let (Some(on_host), Some(device)) = (on_host, device)
-            && on_host != (device == OffloadDevice::Cpu)
-            // `cpu_checkpointing: false` does not rule out files.
-            && (on_host || device == OffloadDevice::Cpu)
-        {
-            let message = format!("`{SECTION}.cpu_checkpointing: {on_host}` contradicts `device: {device}`");
-            contradiction(["cpu_checkpointing", "device"], message, resolver);
-        }
-        let host = if on_host == Some(true) { OffloadDevice::Cpu } else { OffloadDevice::None };
-        let device = device.unwrap_or(host);
-        has_path(SECTION, device, nvme_path.is_some(), resolver);
+/// Returns `None` also if the section is switched off.
+impl Find for ActivationCheckpointing {
+    fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
+        let written = Written::find(keys, name).filter(|written| written.enabled)?;
+        let host = if written.cpu_checkpointing == Some(true) { OffloadDevice::Cpu } else { OffloadDevice::None };
         Some(Self {
-            spacing: number.map_or(CheckpointSpacing::Interval(interval.unwrap_or(1)), CheckpointSpacing::Number),
-            // The schema's check has already reported invalid patterns.
-            layers: layers.map(|layers| layers.iter().filter_map(|layer| LayerPattern::new(layer).ok()).collect()),
-            device,
-            nvme_path,
+            spacing: match (written.number_checkpoints, written.interval) {
+                (Some(number), _) => CheckpointSpacing::Number(number),
+                (None, interval) => CheckpointSpacing::Interval(interval.unwrap_or(1)),
+            },
+            layers: written.layers,
+            device: written.device.unwrap_or(host),
+            nvme_path: written.nvme_path,
         })
     }
 }
 
-fn contradiction(names: [&str; 2], message: String, resolver: &mut Resolver<'_>) {
-    let paths = names.map(|name| format!("{SECTION}.{name}"));
-    let help = "keep one of the two".to_string();
-    resolver.contradiction(&paths.each_ref().map(String::as_str), message, Some(help));
+impl ActivationCheckpointing {
+    /// Checks the keys against each other.
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        let written = Written::read(&mut resolver.top(), Config::activation_checkpointing);
+        let mut contradiction = |paths: [&str; 2], message: String| {
+            resolver.contradiction(&paths, message, Some("keep one of the two".to_string()));
+        };
+        if written.interval.is_some() && written.number_checkpoints.is_some() {
+            let paths = [Written::interval, Written::number_checkpoints];
+            contradiction(paths, format!("`{}` and `{}` both say which inputs are kept", paths[0], paths[1]));
+        }
+        if let (Some(on_host), Some(device)) = (written.cpu_checkpointing, written.device)
+            && on_host != (device == OffloadDevice::Cpu)
+            // `cpu_checkpointing: false` does not rule out files.
+            && (on_host || device == OffloadDevice::Cpu)
+        {
+            let paths = [Written::cpu_checkpointing, Written::device];
+            contradiction(paths, format!("`{}: {on_host}` contradicts `device: {device}`", paths[0]));
+        }
+        has_path((Written::device, self.device), (Written::nvme_path, &self.nvme_path), resolver);
+    }
 }
 
 /// Serialises the section with its keys in `ds.yaml`.
 impl Serialize for ActivationCheckpointing {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (interval, number) = match self.spacing {
+        let (interval, number_checkpoints) = match self.spacing {
             CheckpointSpacing::Interval(interval) => (Some(interval), None),
             CheckpointSpacing::Number(number) => (None, Some(number)),
         };
-        serde_json::json!({
-            "enabled": true,
-            "interval": interval,
-            "number_checkpoints": number,
-            "layers": self.layers,
-            "cpu_checkpointing": self.device == OffloadDevice::Cpu,
-            "device": self.device,
-            "nvme_path": self.nvme_path.as_ref().map(|path| path.to_string_lossy()),
-        })
-        .serialize(serializer)
+        let cpu_checkpointing = Some(self.device == OffloadDevice::Cpu);
+        let (layers, device, nvme_path) = (self.layers.clone(), Some(self.device), self.nvme_path.clone());
+        Written { enabled: true, interval, number_checkpoints, layers, cpu_checkpointing, device, nvme_path }
+            .serialize(serializer)
     }
 }

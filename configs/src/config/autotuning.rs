@@ -4,75 +4,88 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::choice::choice;
-use crate::node::At;
+use crate::check::Field;
+use crate::choice::{Choice as _, choice};
+use crate::config::Config;
 use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::{last, section};
+use crate::value::Leaf;
 use crate::yaml_out;
 
-/// `autotuning`. The section is optional: without it, every field has its default.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Autotuning {
-    /// DeepSpeed's switch. Training never tunes, and warns if it is on.
-    pub enabled: bool,
-    /// Tune only the ZeRO stage and the micro-batch size.
-    pub fast: bool,
-    /// Folder for the results, relative to the working directory.
-    #[serde(serialize_with = "yaml_out::folder")]
-    pub results_dir: PathBuf,
-    /// Delete the results of an earlier search.
-    pub overwrite: bool,
-    /// The metric to optimise.
-    pub metric: Metric,
-    /// File for the best value of the metric.
-    #[serde(serialize_with = "yaml_out::path")]
-    pub metric_path: Option<PathBuf>,
-    /// First step to measure; at least 1.
-    pub start_profile_step: usize,
-    /// Last step to measure; not before the first.
-    pub end_profile_step: usize,
-    /// Order in which configurations are tried.
-    pub tuner_type: TunerType,
-    /// Stop after this many configurations in a row without an improvement; 0 never stops early.
-    pub tuner_early_stopping: usize,
-    /// Maximum number of configurations to measure; at least 1.
-    pub tuner_num_trials: usize,
-    /// Maximum global batch size, in samples.
-    pub max_train_batch_size: Option<usize>,
-    /// Minimum global batch size, in samples.
-    pub min_train_batch_size: usize,
-    /// Maximum micro-batch size, in samples.
-    pub max_train_micro_batch_size_per_gpu: usize,
-    /// Minimum micro-batch size, in samples.
-    pub min_train_micro_batch_size_per_gpu: usize,
-    /// Maximum number of micro-batch sizes to try; `None` tries all.
-    pub num_tuning_micro_batch_sizes: Option<usize>,
-    /// The search space, in the order of the file. No path appears twice, and none lies inside another.
-    #[serde(serialize_with = "yaml_out::space")]
-    pub space: Vec<Dimension>,
-    /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
-    pub trial_timeout_seconds: u64,
-    /// Time limit for all measurements, in seconds.
-    pub budget_seconds: Option<u64>,
-    /// Maximum number of runs per configuration, interleaved with the other configurations.
-    pub repeats: usize,
-    /// Hyperparameter search, if the section is present.
-    pub sweep: Option<Sweep>,
+section! {
+    /// `autotuning`. The section is optional: without it, every field has its default.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Autotuning(keys) in Config::autotuning {
+        /// DeepSpeed's switch. Training never tunes, and warns if it is on.
+        pub enabled: bool = now(Kind::Bool, "false", "DeepSpeed's switch. A training run never tunes and says so when this is on; `zero-train autotune` tunes whatever it is");
+        /// Tune only the ZeRO stage and the micro-batch size.
+        pub fast: bool = now(Kind::Bool, "false", "Tune the ZeRO stage and the micro-batch only (DeepSpeed's default is true)");
+        /// Folder for the results, relative to the working directory.
+        #[serde(serialize_with = "yaml_out::folder")]
+        pub results_dir: PathBuf = key(Kind::Path, "autotuning_results", "Folder of the results, relative to the working directory");
+        /// Delete the results of an earlier search.
+        pub overwrite: bool = now(Kind::Bool, "true", "Delete the results of an earlier search");
+        /// The metric to optimise.
+        pub metric: Metric = now(Metric::KIND, "throughput", "What is best: most samples per second, least time per step (DeepSpeed looks for the most), or most operations per second");
+        /// File for the best value of the metric.
+        #[serde(serialize_with = "yaml_out::path")]
+        pub metric_path: Option<PathBuf> = key(Kind::Path, "null", "File that the best value of the metric is written to, as JSON");
+        /// First step to measure; at least 1.
+        pub start_profile_step: usize = now(COUNT, "3", "First step that is measured");
+        /// Last step to measure; not before the first.
+        pub end_profile_step: usize = now(COUNT, "5", "Last step that is measured");
+        /// Order in which configurations are tried.
+        pub tuner_type: TunerType = now(TunerType::KIND, "model_based", "Order of the configurations: those that are predicted to be best first, all in turn, or at random (DeepSpeed's default is gridsearch)");
+        /// Stop after this many configurations in a row without an improvement; 0 never stops early.
+        pub tuner_early_stopping: usize = now(COUNT_OR_0, "5", "The search ends after so many configurations in a row that were no better; 0 never");
+        /// Maximum number of configurations to measure; at least 1.
+        pub tuner_num_trials: usize = now(COUNT, "50", "Most configurations that are measured");
+        /// Maximum global batch size, in samples.
+        pub max_train_batch_size: Option<usize> = now(COUNT, "null", "Largest global batch");
+        /// Minimum global batch size, in samples.
+        pub min_train_batch_size: usize = now(COUNT, "1", "Smallest global batch");
+        /// Maximum micro-batch size, in samples.
+        pub max_train_micro_batch_size_per_gpu: usize = now(COUNT, "1024", "Largest micro-batch");
+        /// Minimum micro-batch size, in samples.
+        pub min_train_micro_batch_size_per_gpu: usize = now(COUNT, "1", "Smallest micro-batch");
+        /// Maximum number of micro-batch sizes to try; `None` tries all.
+        pub num_tuning_micro_batch_sizes: Option<usize> = now(COUNT, "null", "Most sizes of a micro-batch that are tried; null: all (DeepSpeed's default is 3)");
+        /// The search space, in the order of the file. No path appears twice, and none lies inside another.
+        #[serde(serialize_with = "yaml_out::space")]
+        pub space: Vec<Dimension> = key(Kind::Space { continuous: false }, "{}", SPACE);
+        /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
+        pub trial_timeout_seconds: u64 = key(COUNT, "300", "A run of a trial that takes longer is ended, and listed with that reason");
+        /// Time limit for all measurements, in seconds.
+        pub budget_seconds: Option<u64> = key(COUNT, "null", "Measuring ends after so long; null: when the search does");
+        /// Maximum number of runs per configuration, interleaved with the other configurations.
+        pub repeats: usize = key(COUNT, "5", "Most runs of a configuration, in turn with the others");
+        /// Hyperparameter search, if the section is present.
+        pub sweep: Option<Sweep> = section(&Sweep::SECTION, "Search of hyperparameters, judged by the evaluation loss: `zero-train autotune --sweep`");
+        = ignored("exps_dir", Kind::Path, "autotuning_exps", "trials have their folders in `results_dir`");
+        = ignored("model_info_path", Kind::Path, "null", SIZES);
+        = section("model_info", &MODEL_INFO, "Sizes of the model, which DeepSpeed measures in a run of its own");
+        = later("mp_size", "1", "Ranks of the model axis").instead("`autotuning.space` may try `pipeline.stages`");
+        = rejected("arg_mappings", "null", "there is no script to pass arguments to");
+    }
 }
 
-/// `autotuning.sweep`: a hyperparameter search that minimises the evaluation loss.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Sweep {
-    /// The search space, in the order of the file; at least one dimension.
-    #[serde(serialize_with = "yaml_out::space")]
-    pub space: Vec<Dimension>,
-    /// How points of the search space are chosen.
-    pub method: SweepMethod,
-    /// Number of trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
-    pub trials: usize,
-    /// Optimizer steps of a trial; `None` trains as long as the run itself.
-    pub max_steps: Option<usize>,
-    /// Seed of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
-    pub seed: u64,
+section! {
+    /// `autotuning.sweep`: a hyperparameter search that minimises the evaluation loss.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Sweep(keys) in Autotuning::sweep {
+        /// The search space, in the order of the file; at least one dimension.
+        #[serde(serialize_with = "yaml_out::space")]
+        pub space: Vec<Dimension> = key(Kind::Space { continuous: true }, REQUIRED, "As `autotuning.space`; with random and tpe also `{low: 1e-5, high: 1e-2, log: true}`, all between the two");
+        /// How points of the search space are chosen.
+        pub method: SweepMethod = key(SweepMethod::KIND, "grid", "All combinations, at random, or where earlier trials were good (a tree of Parzen estimators)");
+        /// Number of trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
+        pub trials: usize = key(COUNT, "16", "Trials of random and tpe");
+        /// Optimizer steps of a trial; `None` trains as long as the run itself.
+        pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps of a trial; null: those of the run");
+        /// Seed of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
+        pub seed: u64 = key(SIZE, "42", "Seed of random and tpe");
+    }
 }
 
 /// One dimension of a search space: a key and the values to try.
@@ -135,95 +148,68 @@ choice! {
     }
 }
 
-const SECTION: &str = "autotuning";
-
 impl Autotuning {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section(SECTION);
-        let mut dimensions = Vec::new();
-        let autotuning = Self {
-            enabled: keys.bool("enabled"),
-            fast: keys.bool("fast"),
-            results_dir: PathBuf::from(keys.text("results_dir")),
-            overwrite: keys.bool("overwrite"),
-            metric: keys.choice("metric", Metric::Throughput),
-            metric_path: keys.optional_path("metric_path"),
-            start_profile_step: keys.int("start_profile_step"),
-            end_profile_step: keys.int("end_profile_step"),
-            tuner_type: keys.choice("tuner_type", TunerType::ModelBased),
-            tuner_early_stopping: keys.int("tuner_early_stopping"),
-            tuner_num_trials: keys.int("tuner_num_trials"),
-            max_train_batch_size: keys.optional_int("max_train_batch_size"),
-            min_train_batch_size: keys.int("min_train_batch_size"),
-            max_train_micro_batch_size_per_gpu: keys.int("max_train_micro_batch_size_per_gpu"),
-            min_train_micro_batch_size_per_gpu: keys.int("min_train_micro_batch_size_per_gpu"),
-            num_tuning_micro_batch_sizes: keys.optional_int("num_tuning_micro_batch_sizes"),
-            space: keys.space("space").into_iter().map(|(dimension, _)| dimension).collect(),
-            trial_timeout_seconds: keys.u64("trial_timeout_seconds"),
-            budget_seconds: keys.optional_u64("budget_seconds"),
-            repeats: keys.int("repeats"),
-            sweep: keys.inner("sweep").map(|mut keys| {
-                dimensions = keys.space("space");
-                Sweep {
-                    space: dimensions.iter().map(|(dimension, _)| dimension.clone()).collect(),
-                    method: keys.choice("method", SweepMethod::Grid),
-                    trials: keys.int("trials"),
-                    max_steps: keys.optional_int("max_steps"),
-                    seed: keys.u64("seed"),
-                }
-            }),
-        };
-        autotuning.bounds(resolver);
-        if let Some(sweep) = &autotuning.sweep {
-            sweep.check(&dimensions, resolver);
+    /// Checks the keys against each other.
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        self.bounds(resolver);
+        if let Some(sweep) = &self.sweep {
+            sweep.check(resolver);
         }
-        if autotuning.enabled {
+        if self.enabled {
             let message = "a training run does not tune: `zero-train autotune` does".to_string();
-            resolver.warn("autotuning.enabled", message);
+            resolver.warn(Self::enabled, message);
         }
-        autotuning
     }
 
     /// Checks that lower bounds do not exceed upper bounds.
     fn bounds(&self, resolver: &mut Resolver<'_>) {
         let pairs = [
-            ("start_profile_step", Some(self.start_profile_step), "end_profile_step", Some(self.end_profile_step)),
+            (Self::start_profile_step, self.start_profile_step, Self::end_profile_step, Some(self.end_profile_step)),
             (
-                "min_train_batch_size",
-                Some(self.min_train_batch_size),
-                "max_train_batch_size",
+                Self::min_train_batch_size,
+                self.min_train_batch_size,
+                Self::max_train_batch_size,
                 self.max_train_batch_size,
             ),
             (
-                "min_train_micro_batch_size_per_gpu",
-                Some(self.min_train_micro_batch_size_per_gpu),
-                "max_train_micro_batch_size_per_gpu",
+                Self::min_train_micro_batch_size_per_gpu,
+                self.min_train_micro_batch_size_per_gpu,
+                Self::max_train_micro_batch_size_per_gpu,
                 Some(self.max_train_micro_batch_size_per_gpu),
             ),
         ];
-        for (low_name, low, high_name, high) in pairs {
-            if let (Some(low), Some(high)) = (low, high)
-                && low > high
-            {
-                let message = format!("{low_name} {low} is more than {high_name} {high}");
-                let paths = [low_name, high_name].map(|name| format!("{SECTION}.{name}"));
-                resolver.contradiction(&[&paths[0], &paths[1]], message, None);
+        for (low_path, low, high_path, high) in pairs {
+            if let Some(high) = high.filter(|high| low > *high) {
+                let message = format!("{} {low} is more than {} {high}", last(low_path), last(high_path));
+                resolver.contradiction(&[low_path, high_path], message, None);
             }
         }
     }
 }
 
 impl Sweep {
-    fn check(&self, dimensions: &[(Dimension, At)], resolver: &mut Resolver<'_>) {
-        if let Some((dimension, at)) = dimensions.iter().find(|(dimension, _)| dimension.range.is_some())
+    fn check(&self, resolver: &mut Resolver<'_>) {
+        let fields = resolver.fields;
+        if let Some(Field { leaf: Leaf::Space(dimensions), .. }) = fields.values.get(Self::space)
+            && let Some((dimension, at)) = dimensions.iter().find(|(dimension, _)| dimension.range.is_some())
             && self.method == SweepMethod::Grid
         {
-            const METHOD: &str = "autotuning.sweep.method";
-            let path = format!("autotuning.sweep.space.{}", dimension.path);
-            let places = [(path.as_str(), *at), (METHOD, resolver.at(METHOD))];
+            let path = join(Self::space, &dimension.path);
+            let places = [(path.as_str(), *at), (Self::method, resolver.at(Self::method))];
             let message = format!("a grid has no end over all values between two numbers, as of `{}`", dimension.path);
             let help = "write `method: random` or `method: tpe`, or a list of values".to_string();
             resolver.report.contradiction(&places, message, Some(help));
         }
     }
 }
+
+const SPACE: &str = "What is tried: `path.to.key` with a list of values, one value, or `{from: 1, to: 16, times: 2}` or `{from: 0, to: 64, step: 16}`; keys may also stand in their sections";
+const SIZES: &str = "the tuner takes the sizes from the model itself";
+
+#[rustfmt::skip]
+static MODEL_INFO: Section = Section { switch: Switch::Keys, keys: &[
+    ignored("profile", Kind::Bool, "false", SIZES),
+    ignored("num_params", SIZE_1, "null", SIZES),
+    ignored("hidden_size", SIZE_1, "null", SIZES),
+    ignored("num_layers", SIZE_1, "null", SIZES),
+] };

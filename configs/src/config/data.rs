@@ -2,30 +2,37 @@
 
 use serde::Serialize;
 
-use crate::choice::choice;
-use crate::reader::Resolver;
+use crate::choice::{Choice as _, choice};
+use crate::config::Config;
+use crate::config::model::POSITIONS;
+use crate::reader::{Resolver, read_as};
+use crate::schema::*;
+use crate::table::section;
+use crate::value::Leaf;
 
-/// `data`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Data {
-    /// Files and globs to train on, relative to the working directory.
-    pub train: Vec<String>,
-    /// Files and globs to evaluate on.
-    pub eval: Option<Vec<String>>,
-    /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
-    pub eval_fraction: f64,
-    /// How files are read.
-    pub format: DataFormat,
-    /// Tokenizer for text.
-    pub tokenizer: Tokenizer,
-    /// Tokens per sample. `None` if it is not given and no `model` with a maximum sequence length provides it.
-    pub sequence_length: Option<usize>,
-    /// Field of a JSON line that holds the text.
-    pub text_key: String,
-    /// Integer type of a token file.
-    pub token_dtype: TokenDtype,
-    /// Draw samples in a random order that depends only on the seed.
-    pub shuffle: bool,
+section! {
+    /// `data`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Data(keys) in Config::data {
+        /// Files and globs to train on, relative to the working directory.
+        pub train: Vec<String> = key(Kind::Paths, REQUIRED, "File, glob, or list of them, relative to the working directory");
+        /// Files and globs to evaluate on.
+        pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "The same, to evaluate on");
+        /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
+        pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Part of the training data's end that is kept for evaluation when `eval` is not given");
+        /// How files are read.
+        pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read; auto: by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer");
+        /// Tokenizer for text.
+        pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json");
+        /// Tokens per sample. `None` if it is not given and no `model` with a maximum sequence length provides it.
+        pub sequence_length: Option<usize> = key(POSITIONS, "= the model's longest", "Tokens per sample") [or keys.facts().longest];
+        /// Field of a JSON line that holds the text.
+        pub text_key: String = key(Kind::Text, "text", "Field of a JSON line that holds the text");
+        /// Integer type of a token file.
+        pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Type of the numbers in a token file");
+        /// Draw samples in a random order that depends only on the seed.
+        pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends on the seed only");
+    }
 }
 
 choice! {
@@ -64,6 +71,10 @@ impl Serialize for Tokenizer {
     }
 }
 
+read_as! {
+    Tokenizer: Leaf::Text(text) => if text == "byte" { Self::Byte } else { Self::File(text) }, else Self::Byte;
+}
+
 choice! {
     /// Integer type of a token file.
     pub enum TokenDtype {
@@ -75,50 +86,29 @@ choice! {
 }
 
 impl Data {
-    /// Reads the section for a model with maximum sequence length `longest`. Returns `None` if the section is
-    /// missing.
-    pub(crate) fn read(resolver: &mut Resolver<'_>, longest: Option<usize>) -> Option<Self> {
-        if !resolver.has_section("data") {
-            return None;
-        }
-        let mut keys = resolver.section("data");
-        let tokenizer = match keys.text("tokenizer").as_str() {
-            "byte" => Tokenizer::Byte,
-            path => Tokenizer::File(path.to_string()),
-        };
-        let data = Self {
-            train: keys.texts("train").unwrap_or_default(),
-            eval: keys.texts("eval"),
-            eval_fraction: keys.float("eval_fraction"),
-            format: keys.choice("format", DataFormat::Auto),
-            tokenizer,
-            sequence_length: keys.optional_int("sequence_length").or(longest),
-            text_key: keys.text("text_key"),
-            token_dtype: keys.choice("token_dtype", TokenDtype::U16),
-            shuffle: keys.bool("shuffle"),
-        };
-        if data.eval.is_some() && data.eval_fraction > 0.0 {
-            let message = "`data.eval` and `data.eval_fraction` both say what to evaluate on".to_string();
+    /// Checks the keys against each other, for a model with maximum sequence length `longest`.
+    pub(crate) fn check(&self, longest: Option<usize>, resolver: &mut Resolver<'_>) {
+        if self.eval.is_some() && self.eval_fraction > 0.0 {
+            let message = format!("`{}` and `{}` both say what to evaluate on", Self::eval, Self::eval_fraction);
             resolver.contradiction(
-                &["data.eval", "data.eval_fraction"],
+                &[Self::eval, Self::eval_fraction],
                 message,
                 Some("keep one of the two".to_string()),
             );
         }
-        if data.format == DataFormat::Bytes && data.tokenizer != Tokenizer::Byte {
-            let message = "`data.format: bytes` is for the byte tokenizer".to_string();
-            let help = Some("leave `data.tokenizer` out, or write `format: text`".to_string());
-            resolver.contradiction(&["data.format", "data.tokenizer"], message, help);
+        if self.format == DataFormat::Bytes && self.tokenizer != Tokenizer::Byte {
+            let message = format!("`{}: bytes` is for the byte tokenizer", Self::format);
+            let help = Some(format!("leave `{}` out, or write `format: text`", Self::tokenizer));
+            resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
         }
-        if let (Some(length), Some(longest)) = (data.sequence_length, longest)
+        if let (Some(length), Some(longest)) = (self.sequence_length, longest)
             && length > longest
         {
             let message =
                 format!("samples of {length} tokens are longer than the model's longest sequence of {longest}");
             let help = Some(format!("write {longest} or less, or give the model more positions"));
-            resolver.contradiction(&["data.sequence_length", "model"], message, help);
+            resolver.contradiction(&[Self::sequence_length, Config::model], message, help);
         }
-        Some(data)
     }
 
     /// Returns whether evaluation data is configured.

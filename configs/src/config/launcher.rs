@@ -2,38 +2,43 @@
 
 use serde::Serialize;
 
-use crate::choice::choice;
+use crate::choice::{Choice as _, choice};
+use crate::config::Config;
 use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::section;
 
-/// `launcher`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Launcher {
-    /// Ranks to start on this machine; one per pipeline stage if not given. In a resolved configuration this is the
-    /// world size.
-    pub num_processes: usize,
-    /// Transport for messages between ranks.
-    pub transport: Transport,
-    /// Transport for values between GPUs.
-    pub gpu_transport: GpuTransport,
-    /// Network interface or address to bind to; `None` is loopback.
-    pub interface: Option<String>,
-    /// Seconds without a sign of life after which a peer counts as lost.
-    pub timeout_seconds: f64,
-    /// Compute threads per rank; `None` is `auto`: the number of cores divided by the number of ranks on this
-    /// machine.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub threads_per_rank: Option<usize>,
-    /// Instruction set of the kernels; `auto` is the widest that the processor supports.
-    pub instruction_set: InstructionSet,
-    /// Bind each rank to its own cores if there are enough cores.
-    pub bind_cores_to_rank: bool,
-    /// Maximum number of times that the launcher restarts all ranks after one has died.
-    pub max_restarts: usize,
-    /// Minimum number of ranks of a restart. `None` restarts with the original number of ranks.
-    pub min_ranks: Option<usize>,
-    /// Cores of this machine that ranks may use, for example `0-27,32-59`. `None` uses the cores allowed to the
-    /// process.
-    pub bind_core_list: Option<String>,
+section! {
+    /// `launcher`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Launcher(keys) in Config::launcher {
+        /// Ranks to start on this machine; one per pipeline stage if not given. In a resolved configuration this is the
+        /// world size.
+        pub num_processes: usize = engine(RANKS, "= pipeline.stages; with training.device: cuda one for each GPU", "Ranks to start on this machine") [is keys.facts().ranks];
+        /// Transport for messages between ranks.
+        pub transport: Transport = key(Transport::KIND, "auto", "What carries messages between ranks");
+        /// Transport for values between GPUs.
+        pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "What carries values between GPUs: NCCL where it is there and every rank has a GPU of its own, else the host");
+        /// Network interface or address to bind to; `None` is loopback.
+        pub interface: Option<String> = key(Kind::Text, "null", "Network interface or address to bind; loopback when not given");
+        /// Seconds without a sign of life after which a peer counts as lost.
+        pub timeout_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of a peer before it counts as lost");
+        /// Compute threads per rank; `None` is `auto`: the number of cores divided by the number of ranks on this
+        /// machine.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub threads_per_rank: Option<usize> = engine(Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads of each rank; auto: the cores divided by the ranks on this machine");
+        /// Instruction set of the kernels; `auto` is the widest that the processor supports.
+        pub instruction_set: InstructionSet = key(InstructionSet::KIND, "auto", "Instruction set of the kernels; auto: the widest that the processor has. The environment variable ZERO_TRAIN_ISA wins over it");
+        /// Bind each rank to its own cores if there are enough cores.
+        pub bind_cores_to_rank: bool = key(Kind::Bool, "true", "Bind each rank to cores of its own; not done when there are more ranks, or threads, than cores, or when another launcher has bound them");
+        /// Maximum number of times that the launcher restarts all ranks after one has died.
+        pub max_restarts: usize = key(COUNT_OR_0, "0", "How often `zero-train -n` starts all ranks again, from the newest checkpoint, after one has died; 0 never");
+        /// Minimum number of ranks of a restart. `None` restarts with the original number of ranks.
+        pub min_ranks: Option<usize> = key(RANKS, "null", "A restart does without the ranks that died, as long as so many are left, with the same train_batch_size; null: as many ranks as before");
+        /// Cores of this machine that ranks may use, for example `0-27,32-59`. `None` uses the cores allowed to the
+        /// process.
+        pub bind_core_list: Option<String> = key(Kind::Text, "null", "Cores to use, as in `0-27,32-59`; those that the process may use when not given");
+    }
 }
 
 choice! {
@@ -81,42 +86,23 @@ choice! {
 }
 
 impl Launcher {
-    pub(crate) fn read(resolver: &mut Resolver<'_>, world_size: usize) -> Self {
-        let mut keys = resolver.section("launcher");
-        Self {
-            num_processes: world_size,
-            transport: keys.choice("transport", Transport::Auto),
-            gpu_transport: keys.choice("gpu_transport", GpuTransport::Auto),
-            interface: keys.optional_text("interface"),
-            timeout_seconds: keys.float("timeout_seconds"),
-            threads_per_rank: keys.optional_int("threads_per_rank"),
-            instruction_set: keys.choice("instruction_set", InstructionSet::Auto),
-            bind_cores_to_rank: keys.bool("bind_cores_to_rank"),
-            max_restarts: keys.optional_int("max_restarts").unwrap_or(0),
-            min_ranks: keys.optional_int("min_ranks"),
-            bind_core_list: keys.optional_text("bind_core_list"),
-        }
-    }
-
     /// Checks the keys about restarts against each other.
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
-        const RESTARTS: &str = "launcher.max_restarts";
-        const MIN_RANKS: &str = "launcher.min_ranks";
         if self.max_restarts > 0 && self.transport == Transport::Threads {
             let message =
                 "ranks that are threads of one process end together: none is left to start others".to_string();
             let help = "leave one of them out".to_string();
-            resolver.contradiction(&[RESTARTS, "launcher.transport"], message, Some(help));
+            resolver.contradiction(&[Self::max_restarts, Self::transport], message, Some(help));
         }
         let Some(min_ranks) = self.min_ranks else { return };
         if self.max_restarts == 0 {
             let message = "fewer ranks can only go on if they are started again".to_string();
-            let help = format!("write `{RESTARTS}` as well");
-            resolver.contradiction(&[MIN_RANKS, RESTARTS], message, Some(help));
+            let help = format!("write `{}` as well", Self::max_restarts);
+            resolver.contradiction(&[Self::min_ranks, Self::max_restarts], message, Some(help));
         }
         if min_ranks > self.num_processes {
             let message = format!("at least {min_ranks} ranks of {} cannot be left", self.num_processes);
-            resolver.contradiction(&[MIN_RANKS, "launcher.num_processes"], message, None);
+            resolver.contradiction(&[Self::min_ranks, Self::num_processes], message, None);
         }
     }
 }

@@ -3,9 +3,11 @@
 use serde::Serialize;
 
 use crate::choice::choice;
-use crate::config::RopeScaling;
+use crate::config::{Config, RopeScaling, rope};
 use crate::node::At;
-use crate::reader::{Reader, Resolver};
+use crate::reader::{Find, Reader, Resolver};
+use crate::schema::*;
+use crate::table::{last, path, section};
 
 /// A model that the engine builds itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -19,99 +21,105 @@ pub enum Model {
     Mlp(Mlp),
 }
 
-/// GPT-2, with the names of Hugging Face's `GPT2Config`. Dropout probabilities default to 0 instead of 0.1.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Gpt2 {
-    /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
-    pub pretrained: Option<String>,
-    /// Vocabulary size; `None` is `auto`: the tokenizer's.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub vocab_size: Option<usize>,
-    /// Maximum sequence length.
-    pub n_positions: usize,
-    /// Width of the residual stream.
-    pub n_embd: usize,
-    /// Number of blocks.
-    pub n_layer: usize,
-    /// Attention heads; must divide `n_embd`.
-    pub n_head: usize,
-    /// Hidden width of the feed-forward part; 4·`n_embd` if not given.
-    pub n_inner: usize,
-    /// Non-linearity of the feed-forward part.
-    pub activation_function: Activation,
-    /// Added to the variance in layer normalisation.
-    pub layer_norm_epsilon: f64,
-    /// Standard deviation of the initial weights.
-    pub initializer_range: f64,
-    /// Share the weights of the embedding with the head.
-    pub tie_word_embeddings: bool,
-    /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
-    pub tiled_mlp_rows: Option<usize>,
-    /// Dropout probability after the embedding.
-    pub embd_pdrop: f64,
-    /// Dropout probability before the residual additions.
-    pub resid_pdrop: f64,
-    /// Dropout probability of attention weights.
-    pub attn_pdrop: f64,
+section! {
+    /// GPT-2, with the names of Hugging Face's `GPT2Config`. Dropout probabilities default to 0 instead of 0.1.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Gpt2(keys) in Config::model {
+        /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
+        pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
+        /// Vocabulary size; `None` is `auto`: the tokenizer's.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub vocab_size: Option<usize> = engine(VOCABULARY, "50257", "Number of tokens; auto: the tokenizer's");
+        /// Maximum sequence length.
+        pub n_positions: usize = key(POSITIONS, "1024", "Longest sequence");
+        /// Width of the residual stream.
+        pub n_embd: usize = key(WIDTH, "768", "Width of the residual stream");
+        /// Number of blocks.
+        pub n_layer: usize = key(DEPTH, "12", "Number of blocks");
+        /// Attention heads; must divide `n_embd`.
+        pub n_head: usize = key(WIDTH, "12", "Attention heads; divides n_embd");
+        /// Hidden width of the feed-forward part; 4·`n_embd` if not given.
+        pub n_inner: usize = key(WIDTH, "= 4 · n_embd", "Width inside the feed-forward part") [else 4 * n_embd];
+        /// Non-linearity of the feed-forward part.
+        pub activation_function: Activation = key(Kind::Choice { names: &["gelu_new", "gelu_pytorch_tanh"], later: &["gelu", "relu", "silu"] }, "gelu_new", "Non-linearity of the feed-forward part");
+        /// Added to the variance in layer normalisation.
+        pub layer_norm_epsilon: f64 = key(POSITIVE, "1.0e-5", "Added to the variance in layer norm");
+        /// Standard deviation of the initial weights.
+        pub initializer_range: f64 = key(NON_NEGATIVE, "0.02", "Standard deviation of the initial weights");
+        /// Share the weights of the embedding with the head.
+        pub tie_word_embeddings: bool = key(Kind::Bool, "true", "The head shares the embedding's weights");
+        /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
+        pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
+        /// Dropout probability after the embedding.
+        pub embd_pdrop: f64 = later("0.0", DROPOUT) [is 0.0];
+        /// Dropout probability before the residual additions.
+        pub resid_pdrop: f64 = later("0.0", DROPOUT) [is 0.0];
+        /// Dropout probability of attention weights.
+        pub attn_pdrop: f64 = later("0.0", DROPOUT) [is 0.0];
+    }
 }
 
-/// Llama, with the names of Hugging Face's `LlamaConfig`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Llama {
-    /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
-    pub pretrained: Option<String>,
-    /// Vocabulary size; `None` is `auto`: the tokenizer's.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub vocab_size: Option<usize>,
-    /// Width of the residual stream.
-    pub hidden_size: usize,
-    /// Hidden width of the feed-forward part.
-    pub intermediate_size: usize,
-    /// Number of blocks.
-    pub num_hidden_layers: usize,
-    /// Attention heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads; must divide `num_attention_heads`, which is the default.
-    pub num_key_value_heads: usize,
-    /// Width of a head, an even number; `hidden_size / num_attention_heads` if not given.
-    pub head_dim: usize,
-    /// Maximum sequence length.
-    pub max_position_embeddings: usize,
-    /// Base of the rotary embedding's frequencies.
-    pub rope_theta: f64,
-    /// Scaling of the frequencies for longer sequences; `None` does not scale them.
-    pub rope_scaling: Option<RopeScaling>,
-    /// Number of positions that a position attends to, including itself; `None` attends to all earlier positions.
-    pub sliding_window: Option<usize>,
-    /// Added to the mean square in RMS normalisation.
-    pub rms_norm_eps: f64,
-    /// Share the weights of the embedding with the head.
-    pub tie_word_embeddings: bool,
-    /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
-    pub tiled_mlp_rows: Option<usize>,
-    /// Standard deviation of the initial weights.
-    pub initializer_range: f64,
-    /// Biases in the query, key and value projections.
-    pub qkv_bias: bool,
-    /// Biases in all four attention projections.
-    pub attention_bias: bool,
-    /// Biases in the three feed-forward projections.
-    pub mlp_bias: bool,
-    /// Non-linearity of the gate.
-    pub hidden_act: Activation,
+section! {
+    /// Llama, with the names of Hugging Face's `LlamaConfig`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Llama(keys) in Config::model {
+        /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
+        pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
+        /// Vocabulary size; `None` is `auto`: the tokenizer's.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub vocab_size: Option<usize> = engine(VOCABULARY, "32000", "Number of tokens; auto: the tokenizer's");
+        /// Width of the residual stream.
+        pub hidden_size: usize = key(WIDTH, "4096", "Width of the residual stream");
+        /// Hidden width of the feed-forward part.
+        pub intermediate_size: usize = key(WIDTH, "11008", "Width inside the feed-forward part");
+        /// Number of blocks.
+        pub num_hidden_layers: usize = key(DEPTH, "32", "Number of blocks");
+        /// Attention heads.
+        pub num_attention_heads: usize = key(WIDTH, "32", "Attention heads");
+        /// Key and value heads; must divide `num_attention_heads`, which is the default.
+        pub num_key_value_heads: usize = key(WIDTH, "= num_attention_heads", "Heads of keys and values; divides num_attention_heads") [else num_attention_heads];
+        /// Width of a head, an even number; `hidden_size / num_attention_heads` if not given.
+        pub head_dim: usize = key(WIDTH, "= hidden_size / num_attention_heads", "Width of a head; even") [else hidden_size / num_attention_heads];
+        /// Maximum sequence length.
+        pub max_position_embeddings: usize = key(POSITIONS, "2048", "Longest sequence");
+        /// Base of the rotary embedding's frequencies.
+        pub rope_theta: f64 = key(POSITIVE, "10000.0", "Base of the rotary embedding's frequencies");
+        /// Scaling of the frequencies for longer sequences; `None` does not scale them.
+        pub rope_scaling: Option<RopeScaling> = section(&rope::Written::SECTION, "How the rotary embedding's frequencies are scaled for sequences longer than those of an earlier training; null: they are not");
+        /// Number of positions that a position attends to, including itself; `None` attends to all earlier positions.
+        pub sliding_window: Option<usize> = key(POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it");
+        /// Added to the mean square in RMS normalisation.
+        pub rms_norm_eps: f64 = key(POSITIVE, "1.0e-6", "Added to the mean square in RMS norm");
+        /// Share the weights of the embedding with the head.
+        pub tie_word_embeddings: bool = key(Kind::Bool, "false", "The head shares the embedding's weights");
+        /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
+        pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
+        /// Standard deviation of the initial weights.
+        pub initializer_range: f64 = key(NON_NEGATIVE, "0.02", "Standard deviation of the initial weights");
+        /// Biases in the query, key and value projections.
+        pub qkv_bias: bool = key(Kind::Bool, "false", "Biases in the projections of queries, keys and values, as Qwen2");
+        /// Biases in all four attention projections.
+        pub attention_bias: bool = key(Kind::Bool, "false", "Biases in all four projections of the attention");
+        /// Biases in the three feed-forward projections.
+        pub mlp_bias: bool = key(Kind::Bool, "false", "Biases in the three projections of the feed-forward part");
+        /// Non-linearity of the gate.
+        pub hidden_act: Activation = key(Kind::Choice { names: &["silu", "swish"], later: &["gelu", "gelu_new", "relu"] }, "silu", "Non-linearity of the gate");
+    }
 }
 
-/// Fully connected layers with a non-linearity between them.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Mlp {
-    /// Width of the input.
-    pub input_size: usize,
-    /// Widths of the hidden layers; may be empty.
-    pub hidden_sizes: Vec<usize>,
-    /// Width of the output.
-    pub output_size: usize,
-    /// Non-linearity between layers.
-    pub activation: Activation,
+section! {
+    /// Fully connected layers with a non-linearity between them.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Mlp(keys) in Config::model {
+        /// Width of the input.
+        pub input_size: usize = key(WIDTH, REQUIRED, "Width of the input");
+        /// Widths of the hidden layers; may be empty.
+        pub hidden_sizes: Vec<usize> = key(Kind::Ints { min: 1, max: 1 << 20 }, "[]", "Widths of the hidden layers");
+        /// Width of the output.
+        pub output_size: usize = key(WIDTH, REQUIRED, "Width of the output");
+        /// Non-linearity between layers.
+        pub activation: Activation = key(Kind::Choice { names: &["relu", "gelu", "silu"], later: &[] }, "relu", "Non-linearity between layers");
+    }
 }
 
 choice! {
@@ -129,31 +137,24 @@ choice! {
 }
 
 impl Model {
-    /// Reads the section. Returns `None` if it is missing.
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Option<Self> {
-        if !resolver.has_section("model") {
-            return None;
-        }
-        let (kind, mut keys) = resolver.variant("model", "");
-        match kind {
-            "gpt2" => {
-                let model = Gpt2::read(&mut keys);
-                divides(resolver, ("n_head", model.n_head), ("n_embd", model.n_embd));
-                Some(Self::Gpt2(model))
-            }
-            "llama" => {
-                let model = Llama::read(&mut keys);
-                model.check(resolver);
-                Some(Self::Llama(model))
-            }
-            "mlp" => Some(Self::Mlp(Mlp {
-                input_size: keys.int("input_size"),
-                hidden_sizes: keys.ints("hidden_sizes"),
-                output_size: keys.int("output_size"),
-                activation: keys.choice("activation", Activation::Relu),
-            })),
-            // The schema's check has already reported the type.
-            _ => None,
+    pub(crate) const TYPE: &'static str = path!(Config::model, TYPE);
+
+    pub(crate) const VARIANTS: Variants = Variants {
+        params: None,
+        shared: &[],
+        list: &[
+            variant("gpt2", "GPT-2, with Hugging Face's names", Gpt2::SECTION.keys),
+            variant("llama", "Llama, with Hugging Face's names", Llama::SECTION.keys),
+            variant("mlp", "Fully connected layers", Mlp::SECTION.keys),
+        ],
+    };
+
+    /// Checks the keys against each other.
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        match self {
+            Self::Gpt2(model) => divides(resolver, (Gpt2::n_head, model.n_head), (Gpt2::n_embd, model.n_embd)),
+            Self::Llama(model) => model.check(resolver),
+            Self::Mlp(_) => {}
         }
     }
 
@@ -205,87 +206,59 @@ impl Model {
     }
 }
 
-impl Gpt2 {
-    fn read(keys: &mut Reader<'_, '_>) -> Self {
-        let n_embd = keys.int("n_embd");
-        Self {
-            pretrained: keys.optional_text("pretrained"),
-            vocab_size: keys.optional_int("vocab_size"),
-            n_positions: keys.int("n_positions"),
-            n_embd,
-            n_layer: keys.int("n_layer"),
-            n_head: keys.int("n_head"),
-            n_inner: keys.optional_int("n_inner").unwrap_or(4 * n_embd),
-            activation_function: keys.choice("activation_function", Activation::GeluNew),
-            layer_norm_epsilon: keys.float("layer_norm_epsilon"),
-            initializer_range: keys.float("initializer_range"),
-            tie_word_embeddings: keys.bool("tie_word_embeddings"),
-            tiled_mlp_rows: keys.optional_int("tiled_mlp_rows"),
-            embd_pdrop: 0.0,
-            resid_pdrop: 0.0,
-            attn_pdrop: 0.0,
+impl Find for Model {
+    fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
+        keys.inner(name)?;
+        let (kind, mut keys) = keys.variant(name, "");
+        match kind {
+            "gpt2" => Some(Self::Gpt2(Gpt2::of(&mut keys))),
+            "llama" => Some(Self::Llama(Llama::of(&mut keys))),
+            "mlp" => Some(Self::Mlp(Mlp::of(&mut keys))),
+            // The schema's check has already reported the type.
+            _ => None,
         }
     }
 }
 
 impl Llama {
-    fn read(keys: &mut Reader<'_, '_>) -> Self {
-        let hidden_size = keys.int("hidden_size");
-        let num_attention_heads = keys.int("num_attention_heads");
-        Self {
-            pretrained: keys.optional_text("pretrained"),
-            vocab_size: keys.optional_int("vocab_size"),
-            hidden_size,
-            intermediate_size: keys.int("intermediate_size"),
-            num_hidden_layers: keys.int("num_hidden_layers"),
-            num_attention_heads,
-            num_key_value_heads: keys.optional_int("num_key_value_heads").unwrap_or(num_attention_heads),
-            head_dim: keys.optional_int("head_dim").unwrap_or(hidden_size / num_attention_heads),
-            max_position_embeddings: keys.int("max_position_embeddings"),
-            rope_theta: keys.float("rope_theta"),
-            rope_scaling: RopeScaling::read(keys),
-            sliding_window: keys.optional_int("sliding_window"),
-            rms_norm_eps: keys.float("rms_norm_eps"),
-            tie_word_embeddings: keys.bool("tie_word_embeddings"),
-            tiled_mlp_rows: keys.optional_int("tiled_mlp_rows"),
-            initializer_range: keys.float("initializer_range"),
-            qkv_bias: keys.bool("qkv_bias"),
-            attention_bias: keys.bool("attention_bias"),
-            mlp_bias: keys.bool("mlp_bias"),
-            hidden_act: keys.choice("hidden_act", Activation::Silu),
-        }
-    }
-
     fn check(&self, resolver: &mut Resolver<'_>) {
-        let heads = ("num_attention_heads", self.num_attention_heads);
-        divides(resolver, ("num_key_value_heads", self.num_key_value_heads), heads);
-        if resolver.at("model.head_dim") == At::Default {
-            divides(resolver, heads, ("hidden_size", self.hidden_size));
+        let heads = (Self::num_attention_heads, self.num_attention_heads);
+        divides(resolver, (Self::num_key_value_heads, self.num_key_value_heads), heads);
+        if resolver.at(Self::head_dim) == At::Default {
+            divides(resolver, heads, (Self::hidden_size, self.hidden_size));
         }
-        if resolver.has_section("model.rope_scaling") {
+        if resolver.has_section(Self::rope_scaling) {
             RopeScaling::check(self.rope_scaling, resolver);
         }
         if self.qkv_bias && self.attention_bias {
             let message = "`attention_bias` has the biases of `qkv_bias` among its own".to_string();
             let help = Some("keep one of the two: Llama's is attention_bias, Qwen2's is qkv_bias".to_string());
-            resolver.contradiction(&["model.qkv_bias", "model.attention_bias"], message, help);
+            resolver.contradiction(&[Self::qkv_bias, Self::attention_bias], message, help);
         }
         if !self.head_dim.is_multiple_of(2) {
             let message =
                 format!("the width of a head is {}; rotary embedding turns pairs, so it must be even", self.head_dim);
-            resolver.contradiction(
-                &["model.head_dim", "model.hidden_size", "model.num_attention_heads"],
-                message,
-                None,
-            );
+            resolver.contradiction(&[Self::head_dim, Self::hidden_size, Self::num_attention_heads], message, None);
         }
     }
 }
 
-fn divides(resolver: &mut Resolver<'_>, part: (&str, usize), whole: (&str, usize)) {
-    if !whole.1.is_multiple_of(part.1) {
-        let message = format!("{} {} does not divide {} {}", part.0, part.1, whole.0, whole.1);
-        let paths = [format!("model.{}", part.0), format!("model.{}", whole.0)];
-        resolver.contradiction(&paths.each_ref().map(String::as_str), message, None);
+type Size = (&'static str, usize);
+
+fn divides(resolver: &mut Resolver<'_>, (part_path, part): Size, (whole_path, whole): Size) {
+    if !whole.is_multiple_of(part) {
+        let message = format!("{} {part} does not divide {} {whole}", last(part_path), last(whole_path));
+        resolver.contradiction(&[part_path, whole_path], message, None);
     }
 }
+
+/// Upper bound that keeps every product of a model's sizes far from overflow.
+const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
+const DEPTH: Kind = Kind::Int { min: 1, max: 1 << 14 };
+const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
+pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
+/// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical with tiles of a multiple of this many rows.
+const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
+const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
+const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral or Qwen2, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";
+const DROPOUT: &str = "Dropout; more than 0 is not implemented yet (Hugging Face's default is 0.1)";

@@ -4,81 +4,98 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::reader::Resolver;
+use crate::config::Config;
+use crate::reader::{Read as _, Reader, Resolver};
+use crate::schema::*;
+use crate::table::{last, section};
 
-/// Output of a monitor that writes files.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Monitor {
-    /// Whether the monitor is on.
-    pub enabled: bool,
-    /// Folder; empty is the folder of the run.
-    pub output_path: String,
-    /// Folder inside `output_path`.
-    pub job_name: String,
+section! {
+    /// Output of a monitor that writes files.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Monitor(keys) in Config::csv_monitor {
+        /// Whether the monitor is on.
+        pub enabled: bool = now(Kind::Bool, "false", "Write at all");
+        /// Folder; empty is the folder of the run.
+        pub output_path: String = key(Kind::Text, "", "Folder; empty is the run's own");
+        /// Folder inside `output_path`.
+        pub job_name: String = key(Kind::Text, "DeepSpeedJobName", "Folder inside output_path");
+    }
 }
 
-/// `mlflow`: a run on an MLflow tracking server.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Mlflow {
-    /// Whether the monitor is on.
-    pub enabled: bool,
-    /// Address of the server; `None` takes it from the environment.
-    pub tracking_uri: Option<String>,
-    /// Experiment that the run belongs to.
-    pub experiment_name: String,
-    /// Name of the run; `None` lets the server choose one.
-    pub run_name: Option<String>,
+section! {
+    /// `mlflow`: a run on an MLflow tracking server.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Mlflow(keys) in Config::mlflow {
+        /// Whether the monitor is on.
+        pub enabled: bool = key(Kind::Bool, "false", "Write at all");
+        /// Address of the server; `None` takes it from the environment.
+        pub tracking_uri: Option<String> = key(Kind::Path, "null", "Address of the server, as in `http://host:5000`; null: the variable MLFLOW_TRACKING_URI. A token is taken from MLFLOW_TRACKING_TOKEN alone");
+        /// Experiment that the run belongs to.
+        pub experiment_name: String = key(Kind::Path, "zero-train", "Experiment that the run belongs to; made if there is none");
+        /// Name of the run; `None` lets the server choose one.
+        pub run_name: Option<String> = key(Kind::Path, "null", "Name of the run; null: the server finds one");
+    }
 }
 
-/// `machine_monitor`: usage of rank 0's machine, sampled during training.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct MachineMonitor {
-    /// Whether the monitor is on.
-    pub enabled: bool,
-    /// Seconds between two samples.
-    pub interval_seconds: f64,
+section! {
+    /// `machine_monitor`: usage of rank 0's machine, sampled during training.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct MachineMonitor(keys) in Config::machine_monitor {
+        /// Whether the monitor is on.
+        pub enabled: bool = key(Kind::Bool, "false", "Sample processor, memory, disk, network and GPUs");
+        /// Seconds between two samples.
+        pub interval_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "5.0", "How often");
+    }
 }
 
-/// `prometheus`: an HTTP page with the newest values.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Prometheus {
-    /// Whether the page is served.
-    pub enabled: bool,
-    /// Address to listen on.
-    pub host: String,
-    /// Port to listen on; 0 chooses a free port.
-    pub port: u16,
+section! {
+    /// `prometheus`: an HTTP page with the newest values.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Prometheus(keys) in Config::prometheus {
+        /// Whether the page is served.
+        pub enabled: bool = key(Kind::Bool, "false", "Serve it, from rank 0, at /metrics");
+        /// Address to listen on.
+        pub host: String = key(Kind::Path, "127.0.0.1", "Address to listen at; 0.0.0.0 is every interface of the machine");
+        /// Port to listen on; 0 chooses a free port.
+        pub port: u16 = key(Kind::Int { min: 0, max: 65_535 }, "9464", "Port to listen at; 0 is a free one, which is printed");
+    }
 }
 
-/// `comms_logger`: count, bytes and seconds of each collective.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CommsLogger {
-    /// Whether collectives are recorded.
-    pub enabled: bool,
-    /// Print the operations of each step.
-    pub verbose: bool,
-    /// Show all kinds of operations.
-    pub prof_all: bool,
-    /// Kinds of operations to show if `prof_all` is off, for example `all_gather`.
-    pub prof_ops: Vec<String>,
+section! {
+    /// `comms_logger`: count, bytes and seconds of each collective.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct CommsLogger(keys) in Config::comms_logger {
+        /// Whether collectives are recorded.
+        pub enabled: bool = now(Kind::Bool, "false", "Record at all");
+        /// Print the operations of each step.
+        pub verbose: bool = now(Kind::Bool, "false", "Print what the operations of each step did");
+        /// Show all kinds of operations.
+        pub prof_all: bool = now(Kind::Bool, "true", "Show every kind of operation");
+        /// Kinds of operations to show if `prof_all` is off, for example `all_gather`.
+        pub prof_ops: Vec<String> = key(Kind::Texts, "[]", "With prof_all off: the kinds of operations to show");
+        = later_unless("debug", &["false"], "The place in the program of each operation; `training.trace` shows it").instead("no operation has a caller in a program of yours; `training.trace` shows where in the step each one is");
+    }
 }
 
-/// `flops_profiler`: a profile of one step, layer by layer.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct FlopsProfiler {
-    /// Whether the profiler is on.
-    pub enabled: bool,
-    /// The step to profile, counted from 1.
-    pub profile_step: usize,
-    /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
-    #[serde(serialize_with = "or_minus_1")]
-    pub module_depth: Option<usize>,
-    /// Number of top layers to list for each depth.
-    pub top_modules: usize,
-    /// Print every layer.
-    pub detailed: bool,
-    /// File for the profile; `None` prints it.
-    pub output_file: Option<PathBuf>,
+section! {
+    /// `flops_profiler`: a profile of one step, layer by layer.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct FlopsProfiler(keys) in Config::flops_profiler, off while enabled is ["false", "auto"] {
+        /// Whether the profiler is on.
+        pub enabled: bool = now(Kind::Bool, "false", "Profile one step");
+        /// The step to profile, counted from 1.
+        pub profile_step: usize = now(COUNT, "1", "Which step; the first one takes longer than others");
+        /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
+        #[serde(serialize_with = "or_minus_1")]
+        pub module_depth: Option<usize> = now(Kind::Float(Range { min: -1.0, max: 1e6, above: false, below: false }), "-1", "How deep in the names of layers to print; -1 all") [is depth(keys)];
+        /// Number of top layers to list for each depth.
+        pub top_modules: usize = now(COUNT, "1", "How many to name as the first of each depth");
+        /// Print every layer.
+        pub detailed: bool = now(Kind::Bool, "true", "Print every layer");
+        /// File for the profile; `None` prints it.
+        pub output_file: Option<PathBuf> = key(Kind::Path, "null", "File to write it to; null prints it");
+        = ignored("recompute_fwd_factor", NON_NEGATIVE, "0.0", "forwards that are computed again are counted, not estimated");
+    }
 }
 
 fn or_minus_1<S: serde::Serializer>(depth: &Option<usize>, to: S) -> Result<S::Ok, S::Error> {
@@ -91,58 +108,19 @@ impl FlopsProfiler {
         self.enabled && step == self.profile_step as u64
     }
 
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section("flops_profiler");
-        let depth = keys.float("module_depth");
-        let read = Self {
-            enabled: keys.bool("enabled"),
-            profile_step: keys.int("profile_step"),
-            module_depth: (depth >= 0.0).then_some(depth as usize),
-            top_modules: keys.int("top_modules"),
-            detailed: keys.bool("detailed"),
-            output_file: keys.optional_path("output_file"),
-        };
-        // The range of the schema accepts -0.5 and 1.5.
+    /// Checks that the depth is an integer: the range of the schema accepts -0.5 and 1.5.
+    pub(crate) fn check(resolver: &mut Resolver<'_>) {
+        let depth = f64::read(&mut resolver.top().section(Config::flops_profiler), last(Self::module_depth));
         if depth.fract() != 0.0 {
             let message = format!("expected a whole number or -1, found `{depth}`");
-            resolver.contradiction(&["flops_profiler.module_depth"], message, None);
-        }
-        read
-    }
-}
-
-impl Monitor {
-    pub(crate) fn read(resolver: &mut Resolver<'_>, name: &str) -> Self {
-        let mut keys = resolver.section(name);
-        Self { enabled: keys.bool("enabled"), output_path: keys.text("output_path"), job_name: keys.text("job_name") }
-    }
-}
-
-impl Mlflow {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section("mlflow");
-        Self {
-            enabled: keys.bool("enabled"),
-            tracking_uri: keys.optional_text("tracking_uri"),
-            experiment_name: keys.text("experiment_name"),
-            run_name: keys.optional_text("run_name"),
+            resolver.contradiction(&[Self::module_depth], message, None);
         }
     }
 }
 
-impl MachineMonitor {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section("machine_monitor");
-        Self { enabled: keys.bool("enabled"), interval_seconds: keys.float("interval_seconds") }
-    }
-}
-
-impl Prometheus {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section("prometheus");
-        let port = u16::try_from(keys.u64("port")).unwrap_or(u16::MAX);
-        Self { enabled: keys.bool("enabled"), host: keys.text("host"), port }
-    }
+fn depth(keys: &mut Reader<'_, '_>) -> Option<usize> {
+    let depth = f64::read(keys, last(FlopsProfiler::module_depth));
+    (depth >= 0.0).then_some(depth as usize)
 }
 
 /// Names of the collectives and messages that are counted.
@@ -163,22 +141,17 @@ fn operation(name: &str) -> Option<&'static str> {
 }
 
 impl CommsLogger {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section("comms_logger");
-        let written = keys.texts("prof_ops").unwrap_or_default();
-        let (enabled, verbose) = (keys.bool("enabled"), keys.bool("verbose"));
-        let prof_all = keys.bool("prof_all");
-        let mut prof_ops = vec![];
-        for name in written {
+    /// Replaces DeepSpeed's names of operations, and reports unknown ones.
+    pub(crate) fn check(&mut self, resolver: &mut Resolver<'_>) {
+        for name in std::mem::take(&mut self.prof_ops) {
             match operation(&name) {
-                Some(known) => prof_ops.push(known.to_string()),
+                Some(known) => self.prof_ops.push(known.to_string()),
                 None => {
                     let message = format!("there is no operation `{name}`");
                     let help = Some(format!("the operations are {}", OPERATIONS.join(", ")));
-                    resolver.contradiction(&["comms_logger.prof_ops"], message, help);
+                    resolver.contradiction(&[Self::prof_ops], message, help);
                 }
             }
         }
-        Self { enabled, verbose, prof_all, prof_ops }
     }
 }

@@ -5,11 +5,20 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::choice::choice;
-use crate::config::{Zero, ZeroStage};
+use crate::choice::{Choice as _, choice};
+use crate::config::{Config, Zero, ZeroStage};
 use crate::errors::ErrorKind;
 use crate::node::At;
-use crate::reader::{Reader, Resolver};
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::{last, section};
+
+/// Number of staging buffers, each the size of a tile. A larger number would no longer be staging.
+const BUFFERS: Kind = Kind::Int { min: 0, max: 64 };
+/// Unit and alignment of direct I/O, large enough for every current disk.
+const BLOCK: Kind = Kind::Multiple { of: 4096, max: 1 << 30 };
+
+pub(super) const PINNED: &str = "memory of the host is pinned where a GPU copies from it or to it, and nowhere else";
 
 choice! {
     /// Where state is kept while it is not in use.
@@ -23,156 +32,144 @@ choice! {
     }
 }
 
-/// `zero_optimization.offload_optimizer`: where a rank keeps its optimizer state and master weights.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct OffloadOptimizer {
-    /// Target device.
-    pub device: OffloadDevice,
-    /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
-    #[serde(serialize_with = "crate::yaml_out::path")]
-    pub nvme_path: Option<PathBuf>,
-    /// Maximum number of tiles of [`Zero::sub_group_size`] in memory, including those being read or written. At
-    /// least 2 if reads or writes are pipelined.
-    pub buffer_count: usize,
-    /// Read the next tile during the update of the current one.
-    pub pipeline_read: bool,
-    /// Write the previous tile during the update of the current one.
-    pub pipeline_write: bool,
-    /// Fraction of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
-    pub ratio: f64,
-}
-
-/// `zero_optimization.offload_param`: where a rank keeps its shards of the parameters (stage 3).
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct OffloadParam {
-    /// Target device.
-    pub device: OffloadDevice,
-    /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
-    #[serde(serialize_with = "crate::yaml_out::path")]
-    pub nvme_path: Option<PathBuf>,
-    /// Maximum number of shards in memory, including those being read or written.
-    pub buffer_count: usize,
-    /// Number of elements that stay in memory if the device is [`OffloadDevice::Nvme`].
-    pub max_in_cpu: usize,
-}
-
-/// `aio`: how offload reads and writes its files.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Aio {
-    /// Bytes per read or write, a multiple of 4096.
-    pub block_size: usize,
-    /// Maximum number of reads and writes in flight.
-    pub queue_depth: usize,
-    /// Submit each request to the kernel by itself instead of all waiting requests in one call.
-    pub single_submit: bool,
-    /// Submit further requests before those in flight have completed.
-    pub overlap_events: bool,
-    /// Number of threads that share the reads and writes of a rank.
-    pub intra_op_parallelism: usize,
-}
-
-impl OffloadOptimizer {
-    pub(super) fn read(keys: &mut Reader<'_, '_>) -> Self {
-        Self {
-            device: keys.choice("device", OffloadDevice::None),
-            nvme_path: keys.optional_path("nvme_path"),
-            buffer_count: keys.int("buffer_count"),
-            pipeline_read: keys.bool("pipeline_read"),
-            pipeline_write: keys.bool("pipeline_write"),
-            ratio: keys.float("ratio"),
-        }
+section! {
+    /// `zero_optimization.offload_optimizer`: where a rank keeps its optimizer state and master weights.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct OffloadOptimizer(keys) in Zero::offload_optimizer, off while device is ["none"] {
+        /// Target device.
+        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files; stages 1 to 3");
+        /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
+        #[serde(serialize_with = "crate::yaml_out::path")]
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
+        /// Maximum number of tiles of [`Zero::sub_group_size`] in memory, including those being read or written. At
+        /// least 2 if reads or writes are pipelined.
+        pub buffer_count: usize = now(BUFFERS, "4", "With nvme: tiles of `sub_group_size` in memory at a time, those being read and written included; 1 or more, 2 or more with pipeline_read or pipeline_write");
+        /// Read the next tile during the update of the current one.
+        pub pipeline_read: bool = now(Kind::Bool, "true", "With nvme: read the next tile while this one is updated. The bits are the same, and it is faster (DeepSpeed's default is false)");
+        /// Write the previous tile during the update of the current one.
+        pub pipeline_write: bool = now(Kind::Bool, "true", "With nvme: write the last tile while this one is updated. The bits are the same, and it is faster (DeepSpeed's default is false)");
+        = ignored("pin_memory", Kind::Bool, "true", PINNED);
+        = ignored("fast_init", Kind::Bool, "false", "nothing is read back before the first step");
+        /// Fraction of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
+        pub ratio: f64 = now(RATIO, "1.0", "Share of the state that is offloaded; that of the last layers stays on the GPU");
+        = rejected("super_offload", "false", "it is for one kind of machine");
+        = rejected("cpuadam_cores_perc", "0.8", "it belongs to super_offload");
     }
 }
 
-impl OffloadParam {
-    pub(super) fn read(keys: &mut Reader<'_, '_>) -> Self {
-        Self {
-            device: keys.choice("device", OffloadDevice::None),
-            nvme_path: keys.optional_path("nvme_path"),
-            buffer_count: keys.int("buffer_count"),
-            max_in_cpu: keys.int("max_in_cpu"),
-        }
+section! {
+    /// `zero_optimization.offload_param`: where a rank keeps its shards of the parameters (stage 3).
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct OffloadParam(keys) in Zero::offload_param, off while device is ["none"] {
+        /// Target device.
+        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its shards of the parameters: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files; stage 3 only");
+        /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
+        #[serde(serialize_with = "crate::yaml_out::path")]
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
+        /// Maximum number of shards in memory, including those being read or written.
+        pub buffer_count: usize = now(BUFFERS, "5", "With nvme: shards in memory at a time, those being read and written included; 1 or more");
+        /// Number of elements that stay in memory if the device is [`OffloadDevice::Nvme`].
+        pub max_in_cpu: usize = now(SIZE, "0", "With nvme: elements that stay in memory all the same (DeepSpeed's default of 1e9 would leave small models wholly in memory)");
+        = ignored("buffer_size", SIZE, "= derived", "a buffer is as large as the largest shard");
+        = ignored("pin_memory", Kind::Bool, "true", PINNED);
     }
 }
 
-impl Aio {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section("aio");
-        Self {
-            block_size: keys.int("block_size"),
-            queue_depth: keys.int("queue_depth"),
-            single_submit: keys.bool("single_submit"),
-            overlap_events: keys.bool("overlap_events"),
-            intra_op_parallelism: keys.int("intra_op_parallelism"),
-        }
+section! {
+    /// `aio`: how offload reads and writes its files.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Aio(keys) in Config::aio {
+        /// Bytes per read or write, a multiple of 4096.
+        pub block_size: usize = now(BLOCK, "1048576", "Bytes of one read or write");
+        /// Maximum number of reads and writes in flight.
+        pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes under way at a time");
+        /// Submit each request to the kernel by itself instead of all waiting requests in one call.
+        pub single_submit: bool = now(Kind::Bool, "true", "Hand each read or write to the kernel by itself, not as many as there are at once, which is slower (DeepSpeed's default is false)");
+        /// Submit further requests before those in flight have completed.
+        pub overlap_events: bool = now(Kind::Bool, "true", "Hand over further reads and writes before those under way have ended; false: one batch of `queue_depth` after the other");
+        /// Number of threads that share the reads and writes of a rank.
+        pub intra_op_parallelism: usize = now(Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank");
+        = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
+        = ignored("thread_count", COUNT, "1", "DeepSpeed does not read it either; write `intra_op_parallelism`");
     }
 }
 
 /// Checks what offload requires of the ZeRO stage, and the device of its section.
 pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
-    const PARAM: &str = "zero_optimization.offload_param";
-    const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
     let (param, optimizer) = (&zero.offload_param, &zero.offload_optimizer);
-    sharded(OPTIMIZER, optimizer.device, zero.stage, (ZeroStage::One, "optimizer state"), resolver);
-    sharded(PARAM, param.device, zero.stage, (ZeroStage::Three, "parameters"), resolver);
-    for (section, device, path, buffers) in [
-        (PARAM, param.device, &param.nvme_path, param.buffer_count),
-        (OPTIMIZER, optimizer.device, &optimizer.nvme_path, optimizer.buffer_count),
+    let device = (OffloadOptimizer::device, optimizer.device);
+    sharded(device, zero.stage, (ZeroStage::One, "optimizer state"), resolver);
+    let device = (OffloadParam::device, param.device);
+    sharded(device, zero.stage, (ZeroStage::Three, "parameters"), resolver);
+    for (section, device, path, (count, buffers)) in [
+        (
+            Zero::offload_param,
+            (OffloadParam::device, param.device),
+            (OffloadParam::nvme_path, &param.nvme_path),
+            (OffloadParam::buffer_count, param.buffer_count),
+        ),
+        (
+            Zero::offload_optimizer,
+            (OffloadOptimizer::device, optimizer.device),
+            (OffloadOptimizer::nvme_path, &optimizer.nvme_path),
+            (OffloadOptimizer::buffer_count, optimizer.buffer_count),
+        ),
     ] {
-        has_device(section, resolver);
-        has_path(section, device, path.is_some(), resolver);
-        if device == OffloadDevice::Nvme && buffers == 0 {
-            let (count, device) = (format!("{section}.buffer_count"), format!("{section}.device"));
-            let message = format!("`{count}: 0` leaves no memory to read into, and `{device}` is nvme");
-            resolver.contradiction(&[&count, &device], message, Some("write 1 or more, or leave it out".to_string()));
+        has_device(section, device.0, resolver);
+        has_path(device, path, resolver);
+        if device.1 == OffloadDevice::Nvme && buffers == 0 {
+            let message = format!("`{count}: 0` leaves no memory to read into, and `{}` is nvme", device.0);
+            let help = "write 1 or more, or leave it out".to_string();
+            resolver.contradiction(&[count, device.0], message, Some(help));
         }
     }
-    let pipelined = [("pipeline_read", optimizer.pipeline_read), ("pipeline_write", optimizer.pipeline_write)];
-    if let Some((name, _)) = pipelined.into_iter().find(|(_, on)| *on)
+    let pipelined = [
+        (OffloadOptimizer::pipeline_read, optimizer.pipeline_read),
+        (OffloadOptimizer::pipeline_write, optimizer.pipeline_write),
+    ];
+    if let Some((path, _)) = pipelined.into_iter().find(|(_, on)| *on)
         && optimizer.device == OffloadDevice::Nvme
         && optimizer.buffer_count == 1
     {
+        let name = last(path);
         let message = format!("`{name}` has one tile under way while another is updated, and `buffer_count` is 1");
         let help = "write `buffer_count: 2` or more, or `pipeline_read: false` and `pipeline_write: false`".to_string();
-        let paths = ["buffer_count", name].map(|name| format!("{OPTIMIZER}.{name}"));
-        resolver.contradiction(&paths.each_ref().map(String::as_str), message, Some(help));
+        resolver.contradiction(&[OffloadOptimizer::buffer_count, path], message, Some(help));
     }
 }
 
 /// Checks that the stage shards what is to be offloaded: a rank offloads only its own shard.
 fn sharded(
-    section: &str,
-    device: OffloadDevice,
+    (path, device): (&str, OffloadDevice),
     stage: ZeroStage,
     (least, what): (ZeroStage, &str),
     resolver: &mut Resolver<'_>,
 ) {
     if device != OffloadDevice::None && stage < least {
         let (stage, least) = (u8::from(stage), u8::from(least));
-        let message =
-            format!("`{section}.device: {device}` keeps a rank's shard of the {what}, and stage {stage} has none");
+        let message = format!("`{path}: {device}` keeps a rank's shard of the {what}, and stage {stage} has none");
         let or_more = if least < 3 { " or more" } else { "" };
         let help = format!("write `stage: {least}`{or_more}, or leave `device` out");
-        let path = format!("{section}.device");
-        resolver.contradiction(&[&path, "zero_optimization.stage"], message, Some(help));
+        resolver.contradiction(&[path, Zero::stage], message, Some(help));
     }
 }
 
-/// Warns about a section without the `device` key, which would switch it on.
-fn has_device(section: &str, resolver: &mut Resolver<'_>) {
-    let path = format!("{section}.device");
-    if resolver.has_section(section) && resolver.at(&path) == At::Default {
+/// Warns about a section without its key `device`, which would switch it on.
+fn has_device(section: &str, device: &str, resolver: &mut Resolver<'_>) {
+    if resolver.has_section(section) && resolver.at(device) == At::Default {
         resolver.warn(section, format!("`{section}` does nothing without `device`, which is none by default"));
     }
 }
 
 /// Checks that a section with files has a folder. Each section has its own, as in DeepSpeed.
-pub(super) fn has_path(section: &str, device: OffloadDevice, is_given: bool, resolver: &mut Resolver<'_>) {
-    let path = format!("{section}.nvme_path");
-    if device == OffloadDevice::Nvme && !is_given && !resolver.report.is_poisoned(&path) {
-        let at = resolver.at(&format!("{section}.device"));
-        let message = format!("`{section}.device: nvme` needs `{path}`, and it is not written");
+pub(super) fn has_path(
+    (device_path, device): (&str, OffloadDevice),
+    (path, folder): (&str, &Option<PathBuf>),
+    resolver: &mut Resolver<'_>,
+) {
+    if device == OffloadDevice::Nvme && folder.is_none() && !resolver.report.is_poisoned(path) {
+        let message = format!("`{device_path}: nvme` needs `{path}`, and it is not written");
         let help = "write the folder for its files, on a local disk; each section has its own".to_string();
-        resolver.report.error(ErrorKind::Missing, &path, at, message, Some(help));
+        resolver.report.error(ErrorKind::Missing, path, resolver.at(device_path), message, Some(help));
     }
 }

@@ -2,57 +2,170 @@
 
 use serde::Serialize;
 
-use crate::reader::{Reader, Resolver};
+use crate::config::Config;
+use crate::config::precision::OFFLOADED;
+use crate::reader::{Read, Reader, Resolver};
+use crate::schema::*;
+use crate::table::{path, section};
 
 /// An optimizer with its hyperparameters. `training.weight_decay_on` selects the parameters that are decayed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Optimizer {
     /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), or plain Adam if `adam_w_mode` is off.
-    AdamW {
-        /// Learning rate; a scheduler may replace it step by step.
-        lr: f64,
-        /// Decay of the first and second moment.
-        betas: [f64; 2],
-        /// Added to the square root of the second moment.
-        eps: f64,
-        /// Weight decay.
-        weight_decay: f64,
-        /// Divide the moments by 1 − βᵗ.
-        bias_correction: bool,
-        /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
-        adam_w_mode: bool,
-    },
+    AdamW(Adam),
     /// Stochastic gradient descent, as `torch.optim.SGD`.
-    Sgd {
-        /// Learning rate.
-        lr: f64,
-        /// Momentum; 0 keeps no state.
-        momentum: f64,
-        /// Dampening of the gradient that enters the momentum.
-        dampening: f64,
-        /// Nesterov momentum.
-        nesterov: bool,
-        /// L2 weight decay, added to the gradient.
-        weight_decay: f64,
-    },
+    Sgd(Sgd),
     /// Lion: the sign of an interpolated momentum (Chen et al. 2023).
-    Lion {
-        /// Learning rate.
-        lr: f64,
-        /// Interpolation factor of the update and decay of the momentum.
-        betas: [f64; 2],
-        /// Decoupled weight decay.
-        weight_decay: f64,
-    },
+    Lion(Lion),
     /// Adagrad: divides by the root of the sum of squared gradients (Duchi et al. 2011).
-    Adagrad {
+    Adagrad(Adagrad),
+}
+
+section! {
+    /// Parameters of Adam.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Adam(keys) in Optimizer::PARAMS {
+        /// Learning rate; a scheduler may replace it step by step.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// Divide the moments by 1 − βᵗ.
+        pub bias_correction: bool = now(Kind::Bool, "true", "Divide the moments by 1 − βᵗ");
+        /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
+        pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false, with type Adam only: add the decay to the gradient");
+        = ignored("torch_adam", Kind::Bool, "false", "there is one implementation");
+        = later("fp32_optimizer_states", "true", "Moments in f32; false: in the type of the parameters").instead(OFFLOADED);
+        = rejected("amsgrad", "false", "DeepSpeed's Adam does not have it either");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of SGD.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Sgd(keys) in Optimizer::PARAMS {
         /// Learning rate.
-        lr: f64,
-        /// Added to the square root of the sum.
-        eps: f64,
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Momentum; 0 keeps no state.
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum; 0 keeps no state");
+        /// Dampening of the gradient that enters the momentum.
+        pub dampening: f64 = now(RATIO, "0.0", "Dampening of the gradient that enters the momentum");
+        /// Nesterov momentum.
+        pub nesterov: bool = now(Kind::Bool, "false", "Nesterov momentum");
         /// L2 weight decay, added to the gradient.
-        weight_decay: f64,
-    },
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("fused", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of Lion.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Lion(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Interpolation factor of the update and decay of the momentum.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Interpolation for the update, decay of the momentum");
+        /// Decoupled weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of Adagrad.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Adagrad(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
+        /// Added to the square root of the sum.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the root of the sum");
+        /// L2 weight decay, added to the gradient.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
+        = later("fp32_optimizer_states", "true", "The sum in f32; false: in the type of the parameters").instead(OFFLOADED);
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
+/// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
+const TRAINER: f64 = 5e-5;
+const BETAS: Kind = Kind::Pair(FRACTION);
+const ONE_BIT: &str = "compressed-momentum optimizers are gone from DeepSpeed; use AdamW";
+const LATER: Status = Status::Later { off: &[] };
+
+impl Optimizer {
+    pub(crate) const PARAMS: &'static str = path!(Config::optimizer, PARAMS);
+    pub(crate) const TYPE: &'static str = path!(Config::optimizer, TYPE);
+
+    #[rustfmt::skip]
+    pub(crate) const VARIANTS: Variants = Variants {
+        params: Some(PARAMS),
+        shared: &[rejected("legacy_fusion", "false", "it is an old path for fp16")],
+        list: &[
+            variant(ADAMW, "Adam with decoupled weight decay", Adam::SECTION.keys),
+            variant("Adam", "The same, unless `adam_w_mode` is false", Adam::SECTION.keys),
+            variant("SGD", "Stochastic gradient descent with momentum", Sgd::SECTION.keys),
+            variant("Lion", "Sign of an interpolated momentum", Lion::SECTION.keys),
+            variant("Adagrad", "Sum of squared gradients", Adagrad::SECTION.keys),
+            Variant { status: LATER, ..variant("Muon", "Orthogonalised momentum", MUON) },
+            Variant { status: LATER, ..variant("Lamb", "Adam with a trust ratio per layer", LAMB) },
+            Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
+            Variant { status: LATER, ..variant("MuAdamW", "AdamW for maximal-update parametrisation", &[]) },
+            Variant { status: LATER, ..variant("MuSGD", "SGD for maximal-update parametrisation", &[]) },
+            Variant { status: Status::Removed, ..variant("OneBitAdam", ONE_BIT, &[]) },
+            Variant { status: Status::Removed, ..variant("ZeroOneAdam", ONE_BIT, &[]) },
+            Variant { status: Status::Removed, ..variant("OneBitLamb", ONE_BIT, &[]) },
+        ],
+    };
+
+    /// Checks the parameters against each other and against the type as written.
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        match self {
+            Self::Sgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
+                let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0".to_string();
+                resolver.contradiction(&[Sgd::nesterov, Sgd::momentum, Sgd::dampening], message, None);
+            }
+            Self::AdamW(adam) if !adam.adam_w_mode && resolver.top().variant(Config::optimizer, ADAMW).0 == ADAMW => {
+                let message = "type AdamW is Adam with `adam_w_mode`, which is switched off".to_string();
+                let help = Some("for L2 decay write `type: Adam`".to_string());
+                resolver.contradiction(&[Adam::adam_w_mode, Self::TYPE], message, help);
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the learning rate before any schedule.
+    pub fn lr(&self) -> f64 {
+        match self {
+            Self::AdamW(Adam { lr, .. })
+            | Self::Sgd(Sgd { lr, .. })
+            | Self::Lion(Lion { lr, .. })
+            | Self::Adagrad(Adagrad { lr, .. }) => *lr,
+        }
+    }
+}
+
+pub(crate) const ADAMW: &str = "AdamW";
+
+impl Read for Optimizer {
+    fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self {
+        let (kind, mut keys) = keys.variant(name, ADAMW);
+        match kind {
+            "SGD" => Self::Sgd(Sgd::of(&mut keys)),
+            "Lion" => Self::Lion(Lion::of(&mut keys)),
+            "Adagrad" => Self::Adagrad(Adagrad::of(&mut keys)),
+            _ => Self::AdamW(Adam::of(&mut keys)),
+        }
+    }
 }
 
 /// Serialises as `{type, params}`. Adam without decoupled decay is DeepSpeed's type `Adam` with
@@ -60,88 +173,36 @@ pub enum Optimizer {
 impl Serialize for Optimizer {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde_json::json;
-        let (kind, params) = match *self {
-            Self::AdamW { lr, betas, eps, weight_decay, bias_correction, adam_w_mode } => (
-                if adam_w_mode { "AdamW" } else { "Adam" },
-                json!({ "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                        "bias_correction": bias_correction, "adam_w_mode": adam_w_mode }),
-            ),
-            Self::Sgd { lr, momentum, dampening, nesterov, weight_decay } => (
-                "SGD",
-                json!({ "lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov,
-                        "weight_decay": weight_decay }),
-            ),
-            Self::Lion { lr, betas, weight_decay } => {
-                ("Lion", json!({ "lr": lr, "betas": betas, "weight_decay": weight_decay }))
-            }
-            Self::Adagrad { lr, eps, weight_decay } => {
-                ("Adagrad", json!({ "lr": lr, "eps": eps, "weight_decay": weight_decay }))
-            }
+        let (kind, params) = match self {
+            Self::AdamW(adam) => (if adam.adam_w_mode { ADAMW } else { "Adam" }, json!(adam)),
+            Self::Sgd(sgd) => ("SGD", json!(sgd)),
+            Self::Lion(lion) => ("Lion", json!(lion)),
+            Self::Adagrad(adagrad) => ("Adagrad", json!(adagrad)),
         };
-        json!({ "type": kind, "params": params }).serialize(serializer)
+        json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
     }
 }
 
-impl Optimizer {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let (kind, mut keys) = resolver.variant("optimizer", "AdamW");
-        match kind {
-            "SGD" => {
-                let (momentum, dampening) = (keys.float("momentum"), keys.float("dampening"));
-                let sgd = Self::Sgd {
-                    lr: rate(&mut keys),
-                    momentum,
-                    dampening,
-                    nesterov: keys.bool("nesterov"),
-                    weight_decay: keys.float("weight_decay"),
-                };
-                if matches!(sgd, Self::Sgd { nesterov: true, .. }) && (momentum == 0.0 || dampening != 0.0) {
-                    let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0".to_string();
-                    let paths = ["nesterov", "momentum", "dampening"].map(|name| format!("optimizer.params.{name}"));
-                    resolver.contradiction(&paths.each_ref().map(String::as_str), message, None);
-                }
-                sgd
-            }
-            "Lion" => {
-                Self::Lion { lr: rate(&mut keys), betas: keys.pair("betas"), weight_decay: keys.float("weight_decay") }
-            }
-            "Adagrad" => {
-                Self::Adagrad { lr: rate(&mut keys), eps: keys.float("eps"), weight_decay: keys.float("weight_decay") }
-            }
-            _ => {
-                let adam = Self::adam(&mut keys);
-                if kind == "AdamW" && matches!(adam, Self::AdamW { adam_w_mode: false, .. }) {
-                    let message = "type AdamW is Adam with `adam_w_mode`, which is switched off".to_string();
-                    let help = Some("for L2 decay write `type: Adam`".to_string());
-                    resolver.contradiction(&["optimizer.params.adam_w_mode", "optimizer.type"], message, help);
-                }
-                adam
-            }
-        }
-    }
+#[rustfmt::skip]
+static MUON: &[Key] = &[
+    later("lr", "0.001", "Learning rate"),
+    later("momentum", "0.95", "Momentum"),
+    later("weight_decay", "0", "Weight decay"),
+    later("muon_lr", "null", "Learning rate of matrices"),
+    later("adam_lr", "null", "Learning rate of the other parameters"),
+    later("betas", "null", "AdamW's, for the other parameters"),
+    later("eps", "null", "AdamW's, for the other parameters"),
+    later("ns_method", "gram", "gram or standard"),
+];
 
-    fn adam(keys: &mut Reader<'_, '_>) -> Self {
-        Self::AdamW {
-            lr: rate(keys),
-            betas: keys.pair("betas"),
-            eps: keys.float("eps"),
-            weight_decay: keys.float("weight_decay"),
-            bias_correction: keys.bool("bias_correction"),
-            adam_w_mode: keys.bool("adam_w_mode"),
-        }
-    }
-
-    /// Returns the learning rate before any schedule.
-    pub fn lr(&self) -> f64 {
-        match *self {
-            Self::AdamW { lr, .. } | Self::Sgd { lr, .. } | Self::Lion { lr, .. } | Self::Adagrad { lr, .. } => lr,
-        }
-    }
-}
-
-/// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
-const TRAINER: f64 = 5e-5;
-
-fn rate(keys: &mut Reader<'_, '_>) -> f64 {
-    keys.optional_float("lr").unwrap_or(TRAINER)
-}
+#[rustfmt::skip]
+static LAMB: &[Key] = &[
+    later("lr", "0.001", "Learning rate"),
+    later("betas", "[0.9, 0.999]", "Decay of the first and the second moment"),
+    later("eps", "1e-8", "Added to the root of the second moment"),
+    later("weight_decay", "0", "Weight decay"),
+    later("bias_correction", "true", "Divide the moments by 1 − βᵗ"),
+    later("max_coeff", "10", "Largest trust ratio"),
+    later("min_coeff", "0.01", "Smallest trust ratio"),
+    later("eps_inside_sqrt", "false", "eps under the root"),
+];

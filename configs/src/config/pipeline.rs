@@ -4,26 +4,36 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::choice::choice;
-use crate::config::LayerPattern;
+use crate::choice::{Choice as _, choice};
+use crate::config::{Config, LayerPattern};
 use crate::nearest::nearest;
-use crate::reader::Resolver;
+use crate::reader::{Resolver, read_as};
+use crate::schema::*;
+use crate::table::section;
+use crate::value::Leaf;
 
-/// `pipeline`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Pipeline {
-    /// Number of stages, which must divide the number of ranks; 1 disables the pipeline.
-    pub stages: usize,
-    /// How layers are assigned to stages.
-    pub partition_method: PartitionMethod,
-    /// Order in which micro-batches pass through the stages.
-    pub schedule: PipelineSchedule,
-    /// Chunks of layers per stage; more than 1 only with [`PipelineSchedule::Interleaved1F1B`], which requires it.
-    pub virtual_stages: usize,
-    /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
-    /// per step if `stage3_max_live_parameters` allows it.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub keep_gathered: Option<bool>,
+section! {
+    /// `pipeline`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Pipeline(keys) in Config::pipeline {
+        /// Number of stages, which must divide the number of ranks; 1 disables the pipeline.
+        pub stages: usize = now(RANKS, "1", "Number of stages; the number of ranks is a multiple of it");
+        /// How layers are assigned to stages.
+        pub partition_method: PartitionMethod = now(Kind::Partition, "parameters", "What is balanced between stages: parameters, layers (`uniform`), measured time, or layers whose name matches a regular expression, upper or lower case; `best`, DeepSpeed's word, is `parameters`");
+        = alias("partition", Pipeline::partition_method);
+        /// Order in which micro-batches pass through the stages.
+        pub schedule: PipelineSchedule = now(PipelineSchedule::KIND, "1f1b", "In what order micro-batches go through the stages");
+        /// Chunks of layers per stage; more than 1 only with [`PipelineSchedule::Interleaved1F1B`], which requires it.
+        pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Chunks of layers that each stage has; more than 1 for interleaved_1f1b and only there") [else if schedule == PipelineSchedule::Interleaved1F1B { 2 } else { 1 }];
+        /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
+        /// per step if `stage3_max_live_parameters` allows it.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub keep_gathered: Option<bool> = engine(Kind::Bool, "auto", "ZeRO-3: gather a stage's parameters once a step; false: for each micro-batch; auto: once a step where `stage3_max_live_parameters` allows it");
+        = ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout");
+        = rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` says it, with a pipeline and without");
+        = ignored("pipe_partitioned", Kind::Bool, "true", "there are no tensor-parallel ranks to slice activations over");
+        = ignored("grad_partitioned", Kind::Bool, "true", "there are no tensor-parallel ranks to slice gradients over");
+    }
 }
 
 choice! {
@@ -95,20 +105,15 @@ impl Serialize for PartitionMethod {
     }
 }
 
+read_as! {
+    PartitionMethod: Leaf::Text(text) => Self::parse(&text).ok()?, else Self::Parameters;
+}
+
 impl Pipeline {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let mut keys = resolver.section("pipeline");
-        let method = keys.text("partition_method");
-        let schedule = keys.choice("schedule", PipelineSchedule::OneF1B);
+    /// Checks that the schedule fits the number of chunks.
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        let (schedule, chunks) = (self.schedule, self.virtual_stages);
         let is_interleaved = schedule == PipelineSchedule::Interleaved1F1B;
-        let pipeline = Self {
-            stages: keys.int("stages"),
-            partition_method: PartitionMethod::parse(&method).unwrap_or(PartitionMethod::Parameters),
-            schedule,
-            virtual_stages: keys.optional_int("virtual_stages").unwrap_or(if is_interleaved { 2 } else { 1 }),
-            keep_gathered: keys.optional_bool("keep_gathered"),
-        };
-        let chunks = pipeline.virtual_stages;
         if is_interleaved != (chunks > 1) {
             let (message, help) = match is_interleaved {
                 true => (
@@ -120,8 +125,7 @@ impl Pipeline {
                     "write `schedule: interleaved_1f1b`, or leave `virtual_stages` out",
                 ),
             };
-            resolver.contradiction(&["pipeline.virtual_stages", "pipeline.schedule"], message, Some(help.to_string()));
+            resolver.contradiction(&[Self::virtual_stages, Self::schedule], message, Some(help.to_string()));
         }
-        pipeline
     }
 }

@@ -4,99 +4,111 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::choice::choice;
-use crate::reader::Resolver;
+use crate::choice::{Choice as _, choice};
+use crate::config::{Config, Data};
+use crate::node::At;
+use crate::reader::{Read as _, Resolver};
+use crate::schema::*;
+use crate::table::{last, section};
 
-/// `training`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Training {
-    /// Optimizer steps to train. Exactly one of this and `epochs` is set.
-    pub max_steps: Option<usize>,
-    /// Passes over the data to train.
-    pub epochs: Option<f64>,
-    /// Device that layers run on.
-    pub device: Compute,
-    /// Seed for initialisation, shuffling and dropout.
-    pub seed: u64,
-    /// Files and globs with the initial parameters, relative to the working directory; `None` draws them from the
-    /// seed.
-    pub initial_weights: Option<Vec<String>>,
-    /// Make the results bit-identical for every power-of-two number of ranks, by adding the gradients of all
-    /// micro-batches of the global batch in one binary tree.
-    pub reproducible: bool,
-    /// Steps between evaluations; 0 never evaluates.
-    pub eval_every: usize,
-    /// Micro-batches per evaluation and rank.
-    pub eval_batches: usize,
-    /// Steps between checkpoints; 0 saves none during training.
-    pub save_every: usize,
-    /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.
-    pub save_last: bool,
-    /// Write the checkpoints during training in the background, from a copy of the state.
-    pub save_async: bool,
-    /// Number of checkpoints to keep; 0 keeps all.
-    pub keep_last: usize,
-    /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
-    pub keep_every: usize,
-    /// Folder of the run.
-    pub output_dir: String,
-    /// Reaction to a gradient or loss that is not finite.
-    pub nonfinite: Nonfinite,
-    /// Stop the run after this many skipped steps in a row.
-    pub max_skipped_steps: usize,
-    /// Reaction to a gradient norm far above the preceding ones.
-    pub spikes: Option<Spikes>,
-    /// Steps between comparisons of replicated state across ranks; 0 never compares.
-    pub compare_replicas_every: usize,
-    /// Stop once evaluations no longer improve.
-    pub early_stopping: Option<EarlyStopping>,
-    /// Parameters that weight decay applies to.
-    pub weight_decay_on: WeightDecayOn,
-    /// Memory limit per rank, in bytes; `None` is the limit of the cgroup, or the memory of the machine.
-    pub memory_limit: Option<u64>,
-    /// File with the measured costs of this machine, written by `zero-train bench costs`.
-    pub cost_table: Option<PathBuf>,
-    /// Text to generate at the end of training.
-    pub sample: Option<Sample>,
-    /// Write the measured timeline of the run.
-    pub trace: bool,
+section! {
+    /// `training`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Training(keys) in Config::training {
+        /// Optimizer steps to train. Exactly one of this and `epochs` is set.
+        pub max_steps: Option<usize> = key(COUNT, "= 100, unless epochs is given", "Optimizer steps to train") [or Option::<f64>::read(keys, last(Training::epochs)).is_none().then_some(DEFAULT_STEPS)];
+        /// Passes over the data to train.
+        pub epochs: Option<f64> = key(POSITIVE, "null", "Passes over the data to train, instead of max_steps");
+        /// Device that layers run on.
+        pub device: Compute = key(Compute::KIND, "cpu", "What layers run on: the processor, or a GPU of NVIDIA's for each rank");
+        /// Seed for initialisation, shuffling and dropout.
+        pub seed: u64 = key(SIZE, "1234", "Seed of initialisation, shuffling and dropout");
+        /// Files and globs with the initial parameters, relative to the working directory; `None` draws them from the
+        /// seed.
+        pub initial_weights: Option<Vec<String>> = key(Kind::Paths, "null", "Safetensors files with the model's parameters by name: file, glob, or list of them; drawn from the seed when not given");
+        /// Make the results bit-identical for every power-of-two number of ranks, by adding the gradients of all
+        /// micro-batches of the global batch in one binary tree.
+        pub reproducible: bool = key(Kind::Bool, "false", "Same bits at every number of ranks that is a power of two");
+        /// Steps between evaluations; 0 never evaluates.
+        pub eval_every: usize = key(COUNT_OR_0, "0", "Evaluate every so many steps; 0 never");
+        /// Micro-batches per evaluation and rank.
+        pub eval_batches: usize = key(COUNT, "8", "Micro-batches per evaluation and rank; where a program gives its own evaluation data and this is not written, all of them");
+        /// Steps between checkpoints; 0 saves none during training.
+        pub save_every: usize = key(COUNT_OR_0, "0", "Save a checkpoint every so many steps; 0 never on the way");
+        /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.
+        pub save_last: bool = key(Kind::Bool, "true", "Save a checkpoint when training is over; a run that a signal stops saves one in any case");
+        /// Write the checkpoints during training in the background, from a copy of the state.
+        pub save_async: bool = key(Kind::Bool, "false", "Write the checkpoints on the way while training goes on, from a copy of the state, which takes memory");
+        /// Number of checkpoints to keep; 0 keeps all.
+        pub keep_last: usize = key(COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all");
+        /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
+        pub keep_every: usize = key(COUNT_OR_0, "0", "Keep those of every so many steps in any case");
+        /// Folder of the run.
+        pub output_dir: String = key(Kind::Text, "= runs/<name of the file>", "Folder of the run") [else format!("runs/{}", stem(keys.file()))];
+        /// Reaction to a gradient or loss that is not finite.
+        pub nonfinite: Nonfinite = key(Nonfinite::KIND, "skip", "What a gradient or loss that is not finite does: skip the update, or stop the run");
+        /// Stop the run after this many skipped steps in a row.
+        pub max_skipped_steps: usize = key(COUNT, "20", "So many skipped steps in a row stop the run");
+        /// Reaction to a gradient norm far above the preceding ones.
+        pub spikes: Option<Spikes> = section(&Spikes::SECTION, "What to do about a gradient norm far above those before it");
+        /// Steps between comparisons of replicated state across ranks; 0 never compares.
+        pub compare_replicas_every: usize = key(COUNT_OR_0, "100", "Compare checksums of what ranks hold alike every so many steps; 0 never");
+        /// Stop once evaluations no longer improve.
+        pub early_stopping: Option<EarlyStopping> = section(&EarlyStopping::SECTION, "Stop when evaluations no longer improve");
+        /// Parameters that weight decay applies to.
+        pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Which parameters are decayed: matrices leaves out biases and norms");
+        /// Memory limit per rank, in bytes; `None` is the limit of the cgroup, or the memory of the machine.
+        pub memory_limit: Option<u64> = key(Kind::Bytes { min: 1 << 20 }, "= the cgroup's, or the machine's memory", "Bytes that a rank may hold, as a number or like `6GiB` or `800 MB`");
+        /// File with the measured costs of this machine, written by `zero-train bench costs`.
+        pub cost_table: Option<PathBuf> = key(Kind::Path, "null", "Table of `zero-train bench costs`, relative to the working directory: says how long a step takes, and decides overlap_comm");
+        /// Text to generate at the end of training.
+        pub sample: Option<Sample> = section(&Sample::SECTION, "Text to generate when training is over");
+        /// Write the measured timeline of the run.
+        pub trace: bool = key(Kind::Bool, "false", "Write the measured timeline of the run");
+    }
 }
 
-/// `training.spikes`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Spikes {
-    /// Number of steps whose median norm is the reference.
-    pub window: usize,
-    /// A norm above this multiple of the median is a spike.
-    pub factor: f64,
-    /// Reaction to a spike.
-    pub action: OnSpike,
+section! {
+    /// `training.spikes`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Spikes(keys) in Training::spikes {
+        /// Number of steps whose median norm is the reference.
+        pub window: usize = key(COUNT, "32", "Steps whose median a norm is compared with; before there are so many, none is a spike");
+        /// A norm above this multiple of the median is a spike.
+        pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "What is more than so many times the median is a spike");
+        /// Reaction to a spike.
+        pub action: OnSpike = key(OnSpike::KIND, "skip", "Say so (warn), make no update (skip), or end the run (stop)");
+    }
 }
 
-/// `training.early_stopping`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct EarlyStopping {
-    /// Evaluations without improvement before training stops.
-    pub patience: usize,
-    /// Minimum improvement over the best value.
-    pub min_delta: f64,
-    /// Metric to compare: `loss`, or a metric of the program.
-    pub metric: String,
-    /// Whether lower or higher values are better.
-    pub mode: StopMode,
+section! {
+    /// `training.early_stopping`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct EarlyStopping(keys) in Training::early_stopping {
+        /// Evaluations without improvement before training stops.
+        pub patience: usize = key(COUNT, REQUIRED, "Evaluations without improvement before training stops");
+        /// Minimum improvement over the best value.
+        pub min_delta: f64 = key(NON_NEGATIVE, "0.0", "What counts as improvement: a value better than the best by more than this");
+        /// Metric to compare: `loss`, or a metric of the program.
+        pub metric: String = key(Kind::Text, "loss", "What evaluations are compared by: the evaluation loss, or a metric of the program's own");
+        /// Whether lower or higher values are better.
+        pub mode: StopMode = key(StopMode::KIND, "min", "Which value of it is better: the lower (min) or the higher (max)");
+    }
 }
 
-/// `training.sample`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Sample {
-    /// Text to continue.
-    pub prompt: String,
-    /// Tokens to generate.
-    pub tokens: usize,
-    /// Sampling temperature: divides the logits. 0 takes the most likely token.
-    pub temperature: f64,
-    /// Draw only from this many most likely tokens.
-    pub top_k: Option<usize>,
+section! {
+    /// `training.sample`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Sample(keys) in Training::sample {
+        /// Text to continue.
+        pub prompt: String = key(Kind::Text, REQUIRED, "Text to continue");
+        /// Tokens to generate.
+        pub tokens: usize = key(COUNT, "200", "Tokens to generate");
+        /// Sampling temperature: divides the logits. 0 takes the most likely token.
+        pub temperature: f64 = key(NON_NEGATIVE, "0.8", "Divides the logits; 0 takes the likeliest token");
+        /// Draw only from this many most likely tokens.
+        pub top_k: Option<usize> = key(COUNT, "null", "Draw from the likeliest so many tokens only");
+    }
 }
 
 choice! {
@@ -155,61 +167,18 @@ choice! {
 const DEFAULT_STEPS: usize = 100;
 
 impl Training {
-    pub(crate) fn read(resolver: &mut Resolver<'_>) -> Self {
-        let stem = stem(&resolver.report.source().name);
-        let mut keys = resolver.section("training");
-        let (steps, epochs) = (keys.optional_int("max_steps"), keys.optional_float("epochs"));
-        let training = Self {
-            max_steps: steps.or(epochs.is_none().then_some(DEFAULT_STEPS)),
-            epochs,
-            device: keys.choice("device", Compute::Cpu),
-            seed: keys.u64("seed"),
-            initial_weights: keys.texts("initial_weights"),
-            reproducible: keys.bool("reproducible"),
-            eval_every: keys.int("eval_every"),
-            eval_batches: keys.int("eval_batches"),
-            save_every: keys.int("save_every"),
-            save_last: keys.bool("save_last"),
-            save_async: keys.bool("save_async"),
-            keep_last: keys.int("keep_last"),
-            keep_every: keys.int("keep_every"),
-            output_dir: keys.optional_text("output_dir").unwrap_or_else(|| format!("runs/{stem}")),
-            nonfinite: keys.choice("nonfinite", Nonfinite::Skip),
-            max_skipped_steps: keys.int("max_skipped_steps"),
-            spikes: keys.inner("spikes").map(|mut keys| Spikes {
-                window: keys.int("window"),
-                factor: keys.float("factor"),
-                action: keys.choice("action", OnSpike::Skip),
-            }),
-            compare_replicas_every: keys.int("compare_replicas_every"),
-            early_stopping: keys.inner("early_stopping").map(|mut keys| EarlyStopping {
-                patience: keys.int("patience"),
-                min_delta: keys.float("min_delta"),
-                metric: keys.text("metric"),
-                mode: keys.choice("mode", StopMode::Min),
-            }),
-            weight_decay_on: keys.choice("weight_decay_on", WeightDecayOn::Matrices),
-            memory_limit: keys.optional_u64("memory_limit"),
-            cost_table: keys.optional_path("cost_table"),
-            sample: keys.inner("sample").map(|mut keys| Sample {
-                prompt: keys.text("prompt"),
-                tokens: keys.int("tokens"),
-                temperature: keys.float("temperature"),
-                top_k: keys.optional_int("top_k"),
-            }),
-            trace: keys.bool("trace"),
-        };
-        if steps.is_some() && epochs.is_some() {
-            let message = "`training.max_steps` and `training.epochs` both say how long to train".to_string();
+    /// Checks the keys against each other.
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        if resolver.at(Self::max_steps) != At::Default && self.epochs.is_some() {
+            let message = format!("`{}` and `{}` both say how long to train", Self::max_steps, Self::epochs);
             let help = Some("keep one of the two".to_string());
-            resolver.contradiction(&["training.max_steps", "training.epochs"], message, help);
+            resolver.contradiction(&[Self::max_steps, Self::epochs], message, help);
         }
-        if training.early_stopping.is_some() && training.eval_every == 0 {
+        if self.early_stopping.is_some() && self.eval_every == 0 {
             let message = "early stopping looks at evaluations, and there are none".to_string();
-            let help = Some("write `eval_every`, and `data.eval` or `data.eval_fraction`".to_string());
-            resolver.contradiction(&["training.early_stopping", "training.eval_every"], message, help);
+            let help = Some(format!("write `eval_every`, and `{}` or `{}`", Data::eval, Data::eval_fraction));
+            resolver.contradiction(&[Self::early_stopping, Self::eval_every], message, help);
         }
-        training
     }
 }
 

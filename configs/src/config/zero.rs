@@ -2,8 +2,12 @@
 
 use serde::Serialize;
 
-use crate::config::offload::{self, OffloadOptimizer, OffloadParam};
-use crate::reader::Resolver;
+use crate::config::Config;
+use crate::config::offload::{self, OffloadOptimizer, OffloadParam, PINNED};
+use crate::reader::{Resolver, read_as};
+use crate::schema::*;
+use crate::table::{last, section};
+use crate::value::Leaf;
 
 /// What is sharded over the data-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -25,83 +29,125 @@ impl From<ZeroStage> for u8 {
     }
 }
 
-/// `zero_optimization`. Sizes are in elements, as in DeepSpeed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Zero {
-    /// What is sharded.
-    pub stage: ZeroStage,
-    /// Overlap communication with compute. If not given, it is on for stage 3 and off for lower stages, as in
-    /// DeepSpeed. `None` is `auto` with a cost table, which then decides.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub overlap_comm: Option<bool>,
-    /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, of which each rank keeps its own part.
-    pub reduce_scatter: bool,
-    /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub reduce_bucket_size: Option<usize>,
-    /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub allgather_bucket_size: Option<usize>,
-    /// Elements prefetched ahead of their use (stage 3).
-    pub stage3_prefetch_bucket_size: usize,
-    /// Parameters with fewer elements than this stay gathered (stage 3).
-    pub stage3_param_persistence_threshold: usize,
-    /// Maximum number of elements of small parameters that stay gathered.
-    pub stage3_model_persistence_threshold: usize,
-    /// Maximum number of gathered elements; further gathers wait for a release.
-    pub stage3_max_live_parameters: usize,
-    /// Keep parameters gathered that are used again within this number of elements.
-    pub stage3_max_reuse_distance: usize,
-    /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
-    /// gradient is an error that names it.
-    pub ignore_unused_parameters: bool,
-    /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
-    #[serde(serialize_with = "crate::yaml_out::auto")]
-    pub sub_group_size: Option<usize>,
-    /// Where a rank keeps its parameter shards.
-    pub offload_param: OffloadParam,
-    /// Where a rank keeps its optimizer state and master weights.
-    pub offload_optimizer: OffloadOptimizer,
-}
-
-impl Zero {
-    /// Reads the section for a model of that width, if the width is known.
-    pub(crate) fn read(resolver: &mut Resolver<'_>, width: Option<usize>) -> Self {
-        let is_measured = resolver.section("training").optional_path("cost_table").is_some();
-        let mut keys = resolver.section("zero_optimization");
-        let stage = match keys.u64("stage") {
-            0 => ZeroStage::Zero,
-            1 => ZeroStage::One,
-            2 => ZeroStage::Two,
-            _ => ZeroStage::Three,
-        };
-        let zero = Self {
-            stage,
-            overlap_comm: keys.optional_bool("overlap_comm").or((!is_measured).then_some(stage == ZeroStage::Three)),
-            reduce_scatter: keys.bool("reduce_scatter"),
-            reduce_bucket_size: keys.optional_int("reduce_bucket_size"),
-            allgather_bucket_size: keys.optional_int("allgather_bucket_size"),
-            stage3_prefetch_bucket_size: keys
-                .optional_int("stage3_prefetch_bucket_size")
-                .unwrap_or_else(|| trainer(width, 50_000_000, |width| width * width * 9 / 10)),
-            stage3_param_persistence_threshold: keys
-                .optional_int("stage3_param_persistence_threshold")
-                .unwrap_or_else(|| trainer(width, 100_000, |width| 10 * width)),
-            stage3_model_persistence_threshold: keys.int("stage3_model_persistence_threshold"),
-            stage3_max_live_parameters: keys.int("stage3_max_live_parameters"),
-            stage3_max_reuse_distance: keys.int("stage3_max_reuse_distance"),
-            ignore_unused_parameters: keys.bool("ignore_unused_parameters"),
-            sub_group_size: keys.optional_int("sub_group_size"),
-            offload_param: OffloadParam::read(&mut keys.section("offload_param")),
-            offload_optimizer: OffloadOptimizer::read(&mut keys.section("offload_optimizer")),
-        };
-        offload::check(&zero, resolver);
-        zero
+section! {
+    /// `zero_optimization`. Sizes are in elements, as in DeepSpeed.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Zero(keys) in Config::zero {
+        /// What is sharded.
+        pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters");
+        /// Overlap communication with compute. If not given, it is on for stage 3 and off for lower stages, as in
+        /// DeepSpeed. `None` is `auto` with a cost table, which then decides.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub overlap_comm: Option<bool> = engine(Kind::Bool, "= true at stage 3, else false", "Communicate while computing; not given or auto, where training.cost_table names a table: as a simulated step is shorter") [or (!keys.facts().is_measured).then_some(stage == ZeroStage::Three)];
+        /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, of which each rank keeps its own part.
+        pub reduce_scatter: bool = now(Kind::Bool, "true", "Reduce gradients by reduce-scatter; false: all-reduce, then keep one's own part");
+        /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub reduce_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per reduction of gradients; 0: segment by segment; auto: one per layer (DeepSpeed's default is 5e8)");
+        /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub allgather_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per gather of updated parameters at stages 1 and 2; 0: segment by segment; auto: one per layer (DeepSpeed's default is 5e8)");
+        /// Elements prefetched ahead of their use (stage 3).
+        pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Elements fetched ahead of use; 0: nothing is fetched ahead; auto: 0.9 × the square of the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
+        /// Parameters with fewer elements than this stay gathered (stage 3).
+        pub stage3_param_persistence_threshold: usize = engine(SIZE, "100000", "Parameters with fewer elements stay gathered on every rank; auto: 10 × the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(100_000, |width| 10 * width)];
+        /// Maximum number of elements of small parameters that stay gathered.
+        pub stage3_model_persistence_threshold: usize = now(SIZE, "18446744073709551615", "Most elements that stay gathered because they are small");
+        /// Maximum number of gathered elements; further gathers wait for a release.
+        pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Most elements gathered at a time");
+        /// Keep parameters gathered that are used again within this number of elements.
+        pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Do not release what is used again within so many elements");
+        /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
+        /// gradient is an error that names it.
+        pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)");
+        /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
+        #[serde(serialize_with = "crate::yaml_out::auto")]
+        pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements that the optimizer updates at a time, which is also what offload reads and writes at a time, rounded up to whole pages of the disk; 0: as many as a rank's shard of the largest parameter; auto: derived from the sizes of the model (DeepSpeed's default is 1e9)");
+        /// Where a rank keeps its parameter shards.
+        pub offload_param: OffloadParam = section(&OffloadParam::SECTION, "Parameters in host memory or on disk");
+        /// Where a rank keeps its optimizer state and master weights.
+        pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");
+        = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit ones").instead("checkpoints hold f32 weights only");
+        = later(SEQUENTIAL, "false", "Gather parameter by parameter").instead("a smaller `stage3_prefetch_bucket_size` takes less memory");
+        = later_unless("zero_hpz_partition_size", &["1", "0"], "ZeRO++ hpZ: ranks of the secondary shard group").instead("`pipeline.stages` sends less over a slow network");
+        = later("zero_quantized_weights", "false", "ZeRO++ qwZ: gather weights as int8").instead("`pipeline.stages` sends less over a slow network");
+        = later("zero_quantized_nontrainable_weights", "false", "Keep frozen weights quantized");
+        = later("zero_quantized_gradients", "false", "ZeRO++ qgZ: reduce gradients as int8 and int4").instead("`pipeline.stages` sends less over a slow network");
+        = later("save_muon_momentum_buffer_in_memory", "false", "Keep Muon's momentum out of the swap");
+        = later_section("zenflow", &ZENFLOW, "Update important gradients at once, the others now and then").instead("`offload_optimizer` on nvme updates one tile while it reads and writes others");
+        = later_section("leaf_module", &LEAF_MODULE, "Modules gathered as a whole").instead("each layer of a model is gathered as a whole anyway");
+        = ignored("contiguous_gradients", Kind::Bool, "true", "gradients always go to one buffer as they are produced");
+        = ignored("compute_grad_norm", Kind::Bool, "true", "the norm of the gradient is always computed and written to the metrics");
+        = ignored("round_robin_gradients", Kind::Bool, "false", "each rank offloads its own part only; there are no copies to take turns");
+        = ignored("parameter_alignment", Kind::Bool, "false", "flat buffers are always aligned");
+        = ignored("log_trace_cache_warnings", Kind::Bool, "false", "the order of fetches is planned, not traced");
+        = ignored("enable_sanity_checks", Kind::Bool, "false", "a step is always validated before it runs");
+        = ignored("use_multi_rank_bucket_allreduce", Kind::Bool, "true", "buckets are reduced to all owners in one collective");
+        = ignored("allgather_partitions", Kind::Bool, "true", "updated parameters are always all-gathered");
+        = ignored(GATHER_16BIT, Kind::Bool, "false", "checkpoints stream shards and load into any layout");
+        = ignored(GRANULARITY, SIZE, "0", "layers are the unit of fetching");
+        = ignored(ALL_REDUCE, Kind::Bool, "false", "parameters are always all-gathered");
+        = ignored("memory_efficient_linear", Kind::Bool, "true", "parameters are always gathered again for the backward");
+        = ignored("pipeline_loading_checkpoint", Kind::Bool, "false", "shards are always loaded one by one");
+        = rejected("override_module_apply", "true", "it patches PyTorch's Module.apply");
+        = alias("prefetch_bucket_size", Zero::stage3_prefetch_bucket_size);
+        = alias("param_persistence_threshold", Zero::stage3_param_persistence_threshold);
+        = alias("model_persistence_threshold", Zero::stage3_model_persistence_threshold);
+        = alias("max_live_parameters", Zero::stage3_max_live_parameters);
+        = alias("max_reuse_distance", Zero::stage3_max_reuse_distance);
+        = alias("gather_16bit_weights_on_model_save", GATHER_16BIT);
+        = alias("module_granularity_threshold", GRANULARITY);
+        = alias("use_all_reduce_for_fetch_params", ALL_REDUCE);
+        = alias("allgather_sequential", SEQUENTIAL);
+        = old("stage3_gather_fp16_weights_on_model_save", GATHER_16BIT, &[], "Older name of stage3_gather_16bit_weights_on_model_save");
+        = old("cpu_offload", Zero::offload_optimizer, CPU, "Older form of offload_optimizer: {device: cpu}");
+        = old("cpu_offload_param", Zero::offload_param, CPU, "Older form of offload_param: {device: cpu}");
+        = old("cpu_offload_params", Zero::offload_param, CPU, "Older form of offload_param: {device: cpu}");
+        = ignored("cpu_offload_use_pin_memory", Kind::Bool, "= not given", PINNED);
+        = ignored("elastic_checkpoint", Kind::Bool, "false", "every checkpoint loads at any number of ranks");
+        = rejected("legacy_stage1", "false", "the old implementation of stage 1 is gone");
+        = removed_unless("mics_shard_size", "-1", "MiCS is gone; delete the key");
+        = removed("mics_hierarchical_params_gather", "MiCS is gone; delete the key");
+        = removed("zeropp_loco_param", "LoCo is gone; delete the key");
     }
 }
 
-/// Returns the value that Hugging Face's Trainer computes for an `auto` that depends on the model's width, or
-/// DeepSpeed's default if the width is unknown.
-fn trainer(width: Option<usize>, otherwise: usize, of: impl Fn(usize) -> usize) -> usize {
-    width.map_or(otherwise, of)
+impl Zero {
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+        offload::check(self, resolver);
+    }
 }
+
+/// Keys with older names.
+const GATHER_16BIT: &str = "stage3_gather_16bit_weights_on_model_save";
+const GRANULARITY: &str = "stage3_module_granularity_threshold";
+const ALL_REDUCE: &str = "stage3_use_all_reduce_for_fetch_params";
+const SEQUENTIAL: &str = "stage3_allgather_sequential";
+
+/// What the older forms of offload mean.
+const CPU: &[(&str, &str)] = &[(last(OffloadOptimizer::device), "cpu")];
+
+read_as! {
+    ZeroStage: Leaf::Int(stage) => [Self::Zero, Self::One, Self::Two, Self::Three][stage.min(3) as usize], else Self::Zero;
+}
+
+#[rustfmt::skip]
+static ZENFLOW: Section = Section { switch: Switch::Presence, keys: &[
+    later("topk_ratio", "0.1", "Part of the gradient's columns updated each step"),
+    later("select_strategy", "auto", "auto, step or epoch"),
+    later("select_interval", "auto", "Steps between selections"),
+    later("update_interval", "auto", "Steps between updates of the rest"),
+    later("overlap_step", "false", "Update while computing"),
+    later("offload", "false", "Selected state on the host"),
+    later("auto_ratio", "0.99", "Threshold of the automatic interval"),
+    later("full_warm_up_rounds", "0", "Full updates at first"),
+    rejected("pt_reserved_cores_perc", "0.5", "there is no PyTorch"),
+    rejected("steps_per_epoch", "null", "it is set internally"),
+] };
+
+#[rustfmt::skip]
+static LEAF_MODULE: Section = Section { switch: Switch::Presence, keys: &[
+    rejected("classes", "null", "they are names of Python classes"),
+    later("names", "[]", "Names of modules"),
+    later("name_suffixes", "[]", "Ends of names of modules"),
+] };

@@ -2,15 +2,18 @@
 //! accepted unchanged and any other gets an error that names the key.
 
 use super::*;
+use crate::config::Bf16;
+
+const ENABLED: Switch = Switch::Key(last(Bf16::enabled), &["false"]);
 
 #[rustfmt::skip]
-pub(super) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
+pub(crate) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
     ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks save under one name"),
     ignored("load_universal", Kind::Bool, "false", "every checkpoint loads into any layout"),
     later("use_node_local_storage", "false", "Each node writes its own copy"),
     section("parallel_write", &PARALLEL_WRITE, "Writers"),
     rejected("checkpoint_serialization", "true", "it is a setting of torch.save"),
-    rejected_section("writer", &WRITER, "it is a setting of torch.save"),
+    rejected_section("writer", &WRITER, "it is a setting of torch.save").instead("`training.save_async` writes checkpoints in the background"),
     Key { status: Status::Rejected { off: &["false"] }, ..rejected("datastates_ckpt", "null", "it is another engine") },
 ] };
 
@@ -27,11 +30,11 @@ static WRITER: Section = Section { switch: Switch::Presence, keys: &[
 
 #[rustfmt::skip]
 static PARALLEL_WRITE: Section = Section { switch: Switch::Keys, keys: &[
-    later("pipeline_stage", "false", "Each pipeline stage writes its own layers"),
+    later("pipeline_stage", "false", "Each pipeline stage writes its own layers").instead("each rank writes its own shard anyway"),
 ] };
 
 #[rustfmt::skip]
-pub(super) static TIMERS: Section = Section { switch: Switch::Keys, keys: &[
+pub(crate) static TIMERS: Section = Section { switch: Switch::Keys, keys: &[
     section("throughput", &THROUGHPUT, "Samples per second"),
 ] };
 
@@ -42,15 +45,15 @@ static THROUGHPUT: Section = Section { switch: Switch::Keys, keys: &[
 ] };
 
 #[rustfmt::skip]
-pub(super) static DATA_EFFICIENCY: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
-    later("enabled", "false", "Use it"),
+pub(crate) static DATA_EFFICIENCY: Section = Section { switch: ENABLED, keys: &[
+    later("enabled", "false", "Use it").instead("`data.shuffle: false` takes samples in the order of the files"),
     later("seed", "1234", "Seed"),
     later_section("data_sampling", &DATA_SAMPLING, "Order of samples, dynamic batches"),
     rejected_section("data_routing", &DATA_ROUTING, "random layer-token drop is not supported"),
 ] };
 
 #[rustfmt::skip]
-static DATA_SAMPLING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+static DATA_SAMPLING: Section = Section { switch: ENABLED, keys: &[
     later("enabled", "false", "Use it"),
     later("num_epochs", "1000", "Passes over the data"),
     later("num_workers", "0", "Processes that load"),
@@ -60,14 +63,14 @@ static DATA_SAMPLING: Section = Section { switch: Switch::Key("enabled", &["fals
 ] };
 
 #[rustfmt::skip]
-static CURRICULUM_LEARNING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+static CURRICULUM_LEARNING: Section = Section { switch: ENABLED, keys: &[
     later("enabled", "false", "Use it"),
     later("data_cluster_path", "null", "Folder of the clusters"),
     later("curriculum_metrics", "null", "What is difficult, by name"),
 ] };
 
 #[rustfmt::skip]
-static DYNAMIC_BATCHING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+static DYNAMIC_BATCHING: Section = Section { switch: ENABLED, keys: &[
     later("enabled", "false", "Use it"),
     later("metrics_path", "null", "File of the samples' lengths"),
     later("lr_scaling_method", "linear", "linear, sqrt or none"),
@@ -79,22 +82,24 @@ static DYNAMIC_BATCHING: Section = Section { switch: Switch::Key("enabled", &["f
 ] };
 
 #[rustfmt::skip]
-static DATA_ROUTING: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
     rejected("enabled", "false", "random layer-token drop is not supported"),
     rejected("random_ltd", "null", "random layer-token drop is not supported"),
 ] };
 
 #[rustfmt::skip]
-pub(super) static WANDB: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+pub(crate) static WANDB: Section = Section { switch: ENABLED, keys: &[
     later("enabled", "false", "Write at all"),
     later("group", "null", "Group"),
     later("team", "null", "Team"),
     later("project", "deepspeed", "Project"),
 ] };
 
+const SPLIT: &str = "`pipeline.stages` cuts the model, ZeRO stage 3 its layers";
+
 #[rustfmt::skip]
-pub(super) static TENSOR_PARALLEL: Section = Section { switch: Switch::Keys, keys: &[
-    Key { status: Status::Later { off: &["1"] }, ..later("autotp_size", "0", "Ranks of the tensor axis") },
+pub(crate) static TENSOR_PARALLEL: Section = Section { switch: Switch::Keys, keys: &[
+    Key { status: Status::Later { off: &["1"] }, ..later("autotp_size", "0", "Ranks of the tensor axis") }.instead(SPLIT),
     later("tp_overlap_comm", "false", "Reduce while computing"),
     later("vocab_parallel_lm_head", "null", "Shard the head"),
     section("tp", &TP, "Ranks of the tensor axis"),
@@ -109,14 +114,14 @@ pub(super) static TENSOR_PARALLEL: Section = Section { switch: Switch::Keys, key
 
 #[rustfmt::skip]
 static TP: Section = Section { switch: Switch::Keys, keys: &[
-    later("tp_size", "1", "Ranks of the tensor axis"),
+    later("tp_size", "1", "Ranks of the tensor axis").instead(SPLIT),
     later("tp_grain_size", "1", "Widths are cut in multiples of this"),
     rejected("mpu", "null", "it is a Python object"),
     rejected("tp_group", "null", "it is a Python object"),
 ] };
 
 #[rustfmt::skip]
-pub(super) static COMET: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+pub(crate) static COMET: Section = Section { switch: ENABLED, keys: &[
     rejected("enabled", "false", "there is no client of it in Rust"),
     rejected("samples_log_interval", "100", "there is no client of it in Rust"),
     rejected("project", "null", "there is no client of it in Rust"),
@@ -129,14 +134,14 @@ pub(super) static COMET: Section = Section { switch: Switch::Key("enabled", &["f
 ] };
 
 #[rustfmt::skip]
-pub(super) static TORCH_AUTOCAST: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+pub(crate) static TORCH_AUTOCAST: Section = Section { switch: ENABLED, keys: &[
     rejected("enabled", "false", "candle has no autocast; use `bf16`"),
     rejected("dtype", "null", "candle has no autocast; use `bf16`"),
     rejected("lower_precision_safe_modules", "null", "candle has no autocast; use `bf16`"),
 ] };
 
 #[rustfmt::skip]
-pub(super) static HYBRID_ENGINE: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+pub(crate) static HYBRID_ENGINE: Section = Section { switch: ENABLED, keys: &[
     rejected("enabled", "false", "there is no inference engine to switch to"),
     rejected("max_out_tokens", "512", "there is no inference engine to switch to"),
     rejected("inference_tp_size", "1", "there is no inference engine to switch to"),
@@ -150,7 +155,7 @@ const NOT_COMPILED: &str = "every operation has a kernel, and there is no graph 
 const COMPILER: &str = "it is a setting of torch.compile";
 
 #[rustfmt::skip]
-pub(super) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
+pub(crate) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
     ignored("deepcompile", Kind::Bool, "false", NOT_COMPILED),
     ignored("enabled", Kind::Bool, "false", NOT_COMPILED),
     ignored("disable", Kind::Bool, "= not given", NOT_COMPILED),
@@ -177,7 +182,7 @@ pub(super) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
 const EXPERTS: &str = "it rewrites Python classes of Hugging Face's models";
 
 #[rustfmt::skip]
-pub(super) static EXPERT_PARALLEL: Section = Section { switch: Switch::Key("enabled", &["false"]), keys: &[
+pub(crate) static EXPERT_PARALLEL: Section = Section { switch: ENABLED, keys: &[
     rejected("enabled", "false", EXPERTS),
     rejected("autoep_size", "1", EXPERTS),
     rejected("expert_tensor_parallel_size", "null", EXPERTS),

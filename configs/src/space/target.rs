@@ -2,10 +2,11 @@
 //! on `optimizer.type`.
 
 use crate::check::Check;
+use crate::config::Config;
 use crate::errors::ErrorKind;
 use crate::nearest;
 use crate::node::{Entry, Node, Value};
-use crate::schema::{self, Key, Kind, Status, Variant, Variants, join};
+use crate::schema::{self, Key, Kind, PARAMS, Status, TYPE, Variant, Variants, join};
 use crate::value::expected;
 
 use super::Written;
@@ -58,7 +59,7 @@ pub(super) fn find(path: &str, root: &[Entry], space: &[Written<'_>]) -> Result<
     for (index, part) in parts.iter().enumerate() {
         let mut types = Vec::new();
         if let Some(Meaning::Key(Key { kind: Kind::Variants(variants), .. })) = meanings.first()
-            && *part != "type"
+            && *part != TYPE
         {
             types = types_of(&whole, root, space);
             if types.is_empty() {
@@ -75,7 +76,7 @@ pub(super) fn find(path: &str, root: &[Entry], space: &[Written<'_>]) -> Result<
         };
         whole = join(&whole, name);
         meanings = next.into_iter().map(|(_, inner)| inner).collect();
-        if whole == "autotuning" {
+        if whole == Config::autotuning {
             let message = "`autotuning` itself is not tuned".to_string();
             return Err(Problem { kind: ErrorKind::Value, message, help: None });
         }
@@ -95,7 +96,7 @@ fn types_of<'n>(path: &str, root: &'n [Entry], space: &[Written<'n>]) -> Vec<&'n
         Value::Text(text) => Some(text.as_str()),
         _ => None,
     };
-    let name = join(path, "type");
+    let name = join(path, TYPE);
     if let Some(written) = space.iter().find(|written| written.path == name) {
         return match &written.node.value {
             Value::List(items) => items.iter().filter_map(text).collect(),
@@ -147,7 +148,7 @@ fn unknown(
         }
         keys.extend(meaning.keys(is_of_type));
         if let Meaning::Key(Key { kind: Kind::Variants(variants), .. }) = meaning {
-            beside.push("type");
+            beside.push(TYPE);
             beside.extend(variants.params);
         }
     }
@@ -166,7 +167,7 @@ impl Meaning {
     /// Returns the key `name` inside and its primary name, once for each possible type.
     fn down<'a>(self, name: &'a str, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<(&'a str, Self)> {
         match self {
-            Self::Key(Key { kind: Kind::Variants(variants), .. }) if name == "type" => {
+            Self::Key(Key { kind: Kind::Variants(variants), .. }) if name == TYPE => {
                 return vec![(name, Self::Type(variants))];
             }
             Self::Key(Key { kind: Kind::Variants(variants), .. }) if variants.params == Some(name) => {
@@ -224,10 +225,10 @@ impl Target {
                 }
             }
             Some(Meaning::Key(key)) => check.entry(place, key, &name(key.name)),
-            Some(Meaning::Params(variant)) => check.params(place, item.at, Some(&name("params")), variant),
+            Some(Meaning::Params(variant)) => check.params(place, item.at, Some(&name(PARAMS)), variant),
             Some(Meaning::Type(variants)) => {
-                let section = place.strip_suffix(".type").unwrap_or(place);
-                check.variant(section, variants, &[name("type")], item.at);
+                let section = place.strip_suffix(TYPE).and_then(|place| place.strip_suffix('.')).unwrap_or(place);
+                check.variant(section, variants, &[name(TYPE)], item.at);
             }
             Some(Meaning::Top) | None => {}
         }

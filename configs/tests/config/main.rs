@@ -9,6 +9,7 @@ mod errors;
 mod files;
 mod fuzz;
 mod hostile;
+mod keys;
 mod offload;
 mod pipeline;
 mod presets;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use zero_config::{Config, Origin, Scheduler, Source, Tokenizer, load};
+use zero_config::{Config, Origin, Scheduler, Source, Tokenizer, WarmupDecayLr, load};
 
 const PRESETS: [&str; 4] = ["quickstart.yaml", "gpt2-124m.yaml", "llama-tiny.yaml", "ds_config.json"];
 
@@ -81,7 +81,11 @@ fn a_configuration_of_hugging_face_is_accepted_unchanged() {
     assert_eq!(config.optimizer.lr(), 1e-3);
     assert_eq!(config.origins.get("optimizer.params.betas"), Origin::Auto);
     // As in Hugging Face's Trainer, the maximum learning rate is the optimizer's.
-    assert!(matches!(config.scheduler, Scheduler::WarmupDecayLR { warmup_max_lr: 1e-3, .. }), "{:?}", config.scheduler);
+    assert!(
+        matches!(config.scheduler, Scheduler::WarmupDecayLR(WarmupDecayLr { warmup_max_lr: 1e-3, .. })),
+        "{:?}",
+        config.scheduler
+    );
     assert_eq!(config.origins.get("train_batch_size"), Origin::Auto);
     assert_eq!(config.origins.get("zero_optimization.stage"), Origin::Line(38));
     assert_eq!(config.zero.stage3_param_persistence_threshold, 10 * 192);

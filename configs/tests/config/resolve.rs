@@ -1,9 +1,6 @@
 //! Resolution of defaults, `auto`, the batch equation and overrides.
 
-use zero_config::{
-    Config, DataFormat, Dtype, LogLevel, Model, Optimizer, Origin, ReduceOp, Scheduler, Source, Transport, WarmupType,
-    ZeroStage, load,
-};
+use zero_config::*;
 
 fn parse(text: &str) -> Config {
     Config::parse("configs/ds.yaml", text).unwrap_or_else(|errors| panic!("{errors}"))
@@ -26,14 +23,14 @@ fn the_shortest_configuration_has_deepspeeds_defaults() {
     assert_eq!((config.gradient_clipping, config.steps_per_print), (1.0, 10));
     assert_eq!((config.gradient_allreduce_op, config.log_level), (ReduceOp::Mean, LogLevel::Info));
     assert_eq!(config.communication_data_type, None);
-    let adam = Optimizer::AdamW {
+    let adam = Optimizer::AdamW(Adam {
         lr: 1e-3,
         betas: [0.9, 0.999],
         eps: 1e-8,
         weight_decay: 0.0,
         bias_correction: true,
         adam_w_mode: true,
-    };
+    });
     assert_eq!(config.optimizer, adam);
     assert_eq!(config.scheduler, Scheduler::Constant);
     assert_eq!(config.zero.stage, ZeroStage::Zero);
@@ -96,20 +93,20 @@ fn sizes_may_be_written_as_floats() {
 fn optimizers_have_deepspeeds_names_and_defaults() {
     assert_eq!(
         with("optimizer: {type: SGD}").optimizer,
-        Optimizer::Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 }
+        Optimizer::Sgd(Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 })
     );
     assert_eq!(
         with("optimizer: {type: lion, params: {lr: 1e-4}}").optimizer,
-        Optimizer::Lion { lr: 1e-4, betas: [0.9, 0.999], weight_decay: 0.0 }
+        Optimizer::Lion(Lion { lr: 1e-4, betas: [0.9, 0.999], weight_decay: 0.0 })
     );
     assert_eq!(
         with("optimizer: {type: adagrad}").optimizer,
-        Optimizer::Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 }
+        Optimizer::Adagrad(Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 })
     );
     // `Adam` is AdamW by default. Both variants survive a round trip through YAML.
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
         let config = with(&format!("optimizer: {{{text}}}"));
-        assert!(matches!(config.optimizer, Optimizer::AdamW { adam_w_mode, .. } if adam_w_mode == decoupled), "{text}");
+        assert!(matches!(config.optimizer, Optimizer::AdamW(adam) if adam.adam_w_mode == decoupled), "{text}");
         assert_eq!(parse(&config.to_yaml()), config);
     }
 }
@@ -120,36 +117,36 @@ fn schedulers_have_deepspeeds_names_and_defaults() {
     let scheduler = |text: &str| with(&format!("{optimizer}scheduler: {text}")).scheduler;
     assert_eq!(
         scheduler("{type: WarmupLR}"),
-        Scheduler::WarmupLR {
+        Scheduler::WarmupLR(WarmupLr {
             warmup_min_lr: 0.0,
             warmup_max_lr: 0.5,
             warmup_num_steps: 1000,
             warmup_type: WarmupType::Log
-        }
+        })
     );
     assert_eq!(
         scheduler("{type: WarmupDecayLR, params: {total_num_steps: 3000}}"),
-        Scheduler::WarmupDecayLR {
+        Scheduler::WarmupDecayLR(WarmupDecayLr {
             total_num_steps: Some(3000),
             warmup_min_lr: 0.0,
             warmup_max_lr: 1e-3,
             warmup_num_steps: 1000,
             warmup_type: WarmupType::Log
-        }
+        })
     );
     assert_eq!(
         scheduler("{type: WarmupCosineLR, params: {total_num_steps: auto, warmup_type: linear}}"),
-        Scheduler::WarmupCosineLR {
+        Scheduler::WarmupCosineLR(WarmupCosineLr {
             total_num_steps: Some(2000),
             warmup_min_ratio: 0.0,
             warmup_num_steps: 1000,
             cos_min_ratio: 1e-4,
             warmup_type: WarmupType::Linear
-        }
+        })
     );
     // In a run counted in epochs, the number of steps depends on the data.
     let config = with("training: {epochs: 2}\nscheduler: {type: WarmupCosineLR, params: {total_num_steps: auto}}");
-    assert!(matches!(config.scheduler, Scheduler::WarmupCosineLR { total_num_steps: None, .. }));
+    assert!(matches!(config.scheduler, Scheduler::WarmupCosineLR(WarmupCosineLr { total_num_steps: None, .. })));
     assert_eq!((config.training.max_steps, config.training.epochs), (None, Some(2.0)));
     assert_eq!(parse(&config.to_yaml()), config);
 }

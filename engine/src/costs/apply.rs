@@ -25,10 +25,10 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
 /// The number of states is included, since the cost of an update depends on it.
 fn optimizer(subject: &Subject<'_>) -> String {
     let name = match subject.config.optimizer {
-        Optimizer::AdamW { .. } => "AdamW",
-        Optimizer::Sgd { .. } => "SGD",
-        Optimizer::Lion { .. } => "Lion",
-        Optimizer::Adagrad { .. } => "Adagrad",
+        Optimizer::AdamW(_) => "AdamW",
+        Optimizer::Sgd(_) => "SGD",
+        Optimizer::Lion(_) => "Lion",
+        Optimizer::Adagrad(_) => "Adagrad",
     };
     match subject.settings.zero.optimizer.states().len() {
         0 => format!("{name} without state"),

@@ -7,6 +7,7 @@ use crate::world::{Trajectory, assert_same, gpt2, trajectory, world};
 
 const WRITTEN: &str = "\
 train_batch_size: 4
+train_micro_batch_size_per_gpu: 2
 gradient_clipping: 0.5
 optimizer: {type: AdamW, params: {lr: 0.02, weight_decay: 0.1}}
 zero_optimization: {stage: 3}
@@ -27,6 +28,7 @@ fn run(ranks: usize, config: &Config) -> Trajectory {
 fn changed() -> Config {
     let text = "train_batch_size: 4\noptimizer: {type: AdamW, params: {lr: 0.02, weight_decay: 0.1}}\n";
     let mut config = Config::parse("ds.yaml", text).unwrap();
+    config.train_micro_batch_size_per_gpu = 2;
     config.gradient_clipping = 0.5;
     config.zero.stage = ZeroStage::Three;
     config.training.reproducible = true;
@@ -37,6 +39,7 @@ fn changed() -> Config {
 fn a_changed_configuration_trains_like_a_file_on_one_rank_and_on_two() {
     let built = Config::builder()
         .train_batch(4)
+        .micro_batch(2)
         .gradient_clipping(0.5)
         .adamw(0.02)
         .set("optimizer.params.weight_decay", 0.1)
@@ -73,6 +76,10 @@ fn a_change_that_does_not_fit_the_ranks_is_an_error_on_all_of_them() {
     });
     for error in ended {
         let error = error.expect("5 samples do not divide by 2 ranks");
-        assert!(error.contains("train_batch_size 5 is not a multiple of the number of ranks 2"), "{error}");
+        assert!(
+            error
+                .contains("train_batch_size 5 is not a multiple of train_micro_batch_size_per_gpu × ranks = 2 × 2 = 4"),
+            "{error}"
+        );
     }
 }

@@ -12,17 +12,18 @@ use zero_train::{Batch, Config, Engine, Layers, zoo};
 
 const CHECKPOINTS: &str = "runs/resume-example/checkpoints";
 
+/// The configuration is written in the program; a file would do as well.
 fn config(zero_stage: u8) -> anyhow::Result<Config> {
-    let text = format!(
-        "
-train_batch_size: 8
-gradient_clipping: 1.0
-optimizer: {{type: AdamW, params: {{lr: 0.003}}}}
-scheduler: {{type: WarmupCosineLR, params: {{total_num_steps: 40, warmup_num_steps: 5}}}}
-zero_optimization: {{stage: {zero_stage}}}
-"
-    );
-    Ok(Config::parse("ds.yaml", text)?)
+    let config = Config::builder()
+        .zero_stage(zero_stage)
+        .train_batch(8)
+        .gradient_clipping(1.0)
+        .adamw(0.003)
+        .set("scheduler.type", "WarmupCosineLR")
+        .set("scheduler.params.total_num_steps", 40)
+        .set("scheduler.params.warmup_num_steps", 5)
+        .build()?;
+    Ok(config)
 }
 
 /// Learns which of four features is the largest.

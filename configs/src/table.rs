@@ -1,0 +1,154 @@
+//! [`section!`]: the table of keys. A section is declared once, as a struct; each key with its type, its default, its
+//! description on the reference page and, if it is not implemented, the answer to it. The struct, its reader, the
+//! schema and a constant with each key's path follow from that declaration.
+
+/// Declares a section of the file.
+///
+/// ```text
+/// section! {
+///     /// `aio`: how offload reads and writes its files.
+///     #[derive(Debug, Clone, PartialEq, Serialize)]
+///     pub struct Aio(keys) in Config::aio {
+///         /// Bytes per read or write.
+///         pub block_size: usize = now(BLOCK, "1048576", "Bytes of one read or write");
+///         /// Threads of a rank.
+///         pub threads: usize = key(COUNT, "= the cores", "Threads") [else keys.cores()];
+///         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
+///     }
+/// }
+/// ```
+///
+/// A row is a field and a constructor of [`Key`](crate::schema::Key), or `=` and a constructor alone for a key without
+/// a field. `[else …]` is the value of a key that is not written or `auto`; it may refer to the fields above it and to
+/// the reader `keys`. `[or …]` is the same for an `Option`. `[is …]` is the value of a field that is not read. `pub zero as "zero_optimization"` is a field
+/// with another name than its key.
+///
+/// It generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::block_size`, the path of the key
+/// (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::reader::Read) and
+/// [`Find`](crate::reader::Find).
+macro_rules! section {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident($keys:ident) in $section:path $(, off while $switch:ident is $off:tt)? {
+            $(
+                $( $(#[$field_meta:meta])* pub $field:ident $(as $other:literal)? : $type:ty )?
+                = $row:ident $args:tt $(.instead($instead:expr))? $([$($option:tt)*])? ;
+            )*
+        }
+        $( and { $( $(#[$extra_meta:meta])* $extra_vis:vis $extra:ident : $extra_type:ty = $extra_value:expr, )* } )?
+    ) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $( $( $(#[$field_meta])* $(#[serde(rename = $other)])? pub $field: $type, )? )*
+            $( $( $(#[$extra_meta])* $extra_vis $extra: $extra_type, )* )?
+        }
+
+        #[allow(non_upper_case_globals, dead_code)] // The constants have the names of the fields.
+        impl $name {
+            pub(crate) const SECTION: $crate::schema::Section = $crate::schema::Section {
+                keys: &[ $(
+                    $crate::table::section!(@row $row [$($field $($other)?)?] $args) $(.instead($instead))?,
+                )* ],
+                switch: $crate::table::section!(@switch $($switch $off)?),
+            };
+
+            $( $(
+                pub(crate) const $field: &'static str =
+                    $crate::table::path!($section, $crate::table::section!(@name $field $($other)?));
+            )? )*
+
+            /// Reads the keys of the section.
+            pub(crate) fn of($keys: &mut $crate::reader::Reader<'_, '_>) -> Self {
+                $( $crate::table::section!(@read $keys [$($field $($other)? : $type)?] $($($option)*)?); )*
+                Self { $( $($field,)? )* $( $($extra: $extra_value,)* )? }
+            }
+        }
+
+        impl $crate::reader::Find for $name {
+            fn find(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Option<Self> {
+                keys.inner(name).map(|mut keys| Self::of(&mut keys))
+            }
+        }
+
+        impl $crate::reader::Read for $name {
+            fn read(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Self {
+                Self::of(&mut keys.section(name))
+            }
+        }
+    };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $other:literal) => { $other };
+    (@row $row:ident [] ($($args:tt)*)) => { $row($($args)*) };
+    (@row $row:ident [$($field:tt)+] ($($args:tt)*)) => { $row($crate::table::section!(@name $($field)+), $($args)*) };
+    (@switch) => { $crate::schema::Switch::Keys };
+    (@switch $switch:ident $off:tt) => { $crate::schema::Switch::Key(stringify!($switch), &$off) };
+    (@read $keys:ident [] ) => {};
+    (@read $keys:ident [$field:ident $($other:literal)? : $type:ty]) => {
+        let $field: $type = $crate::reader::Read::read($keys, $crate::table::section!(@name $field $($other)?));
+    };
+    (@read $keys:ident [$field:ident : $type:ty] else $otherwise:expr) => {
+        let found: Option<$type> = $crate::reader::Find::find($keys, stringify!($field));
+        let $field: $type = found.unwrap_or_else(|| $otherwise);
+    };
+    (@read $keys:ident [$field:ident : $type:ty] or $otherwise:expr) => {
+        let found: $type = $crate::reader::Read::read($keys, stringify!($field));
+        let $field: $type = found.or_else(|| $otherwise);
+    };
+    (@read $keys:ident [$field:ident : $type:ty] is $value:expr) => {
+        let $field: $type = $value;
+    };
+}
+
+pub(crate) use section;
+
+/// Joins two constants to `section.name`.
+macro_rules! joined_path {
+    ($section:expr, $name:expr) => {{
+        const PATH: [u8; $crate::table::length($section, $name)] = $crate::table::joined($section, $name);
+        $crate::table::text(&PATH)
+    }};
+}
+
+pub(crate) use joined_path as path;
+
+/// Path of the section at the top of the file.
+pub(crate) const ROOT: &str = "";
+
+/// Returns the length of `section.name`.
+pub(crate) const fn length(section: &str, name: &str) -> usize {
+    if section.is_empty() { name.len() } else { section.len() + 1 + name.len() }
+}
+
+/// Returns the bytes of `section.name`.
+pub(crate) const fn joined<const LENGTH: usize>(section: &str, name: &str) -> [u8; LENGTH] {
+    let mut path = [b'.'; LENGTH];
+    let (head, tail) = (section.as_bytes(), name.as_bytes());
+    let mut index = 0;
+    while index < head.len() {
+        path[index] = head[index];
+        index += 1;
+    }
+    index = 0;
+    while index < tail.len() {
+        path[LENGTH - tail.len() + index] = tail[index];
+        index += 1;
+    }
+    path
+}
+
+/// Returns the text of these bytes.
+pub(crate) const fn text(path: &'static [u8]) -> &'static str {
+    match std::str::from_utf8(path) {
+        Ok(path) => path,
+        Err(_) => panic!("a path is UTF-8"),
+    }
+}
+
+/// Returns the last key of a path.
+pub(crate) const fn last(path: &'static str) -> &'static str {
+    let mut start = path.len();
+    while start > 0 && path.as_bytes()[start - 1] != b'.' {
+        start -= 1;
+    }
+    path.split_at(start).1
+}
