@@ -169,7 +169,10 @@ impl TensorFile {
             Dtype::BF16 => |bits| half::bf16::from_bits(bits).to_f32(),
             Dtype::F16 => |bits| half::f16::from_bits(bits).to_f32(),
             other => {
-                return Err(CheckpointError::mismatch(&self.path, format!("`{tensor}` is {other:?}, not a float type")));
+                return Err(CheckpointError::mismatch(
+                    &self.path,
+                    format!("`{tensor}` is {other:?}, not a float type"),
+                ));
             }
         };
         for (value, bits) in out.iter_mut().zip(bits) {
