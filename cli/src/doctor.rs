@@ -116,8 +116,8 @@ mod tests {
             told,
             [
                 "supports CUDA 13.0 and older",
-                "0: H200, compute capability 9.0, 150.0 GB, reaches 1",
-                "1: H200, compute capability 9.0, 150.0 GB, reaches no other",
+                "0: H200, compute capability 9.0, 150.0 GB, peer access to 1",
+                "1: H200, compute capability 9.0, 150.0 GB, peer access to no other GPU",
                 "none: libnccl.so.2: no such file",
                 "libcublas.so.13: no such file",
             ]

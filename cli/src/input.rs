@@ -2,11 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
-use clap::error::ErrorKind;
 use zero_config::{Errors, Source, Typed};
 
-use crate::arguments::{Cli, ConfigArgs};
+use crate::arguments::{ConfigArgs, refuse};
 
 /// Reads the typed configuration. Also returns its text if it came from standard input.
 pub(crate) fn load(args: &ConfigArgs, overrides: &[String]) -> anyhow::Result<(Typed, Option<String>)> {
@@ -35,10 +33,10 @@ pub(crate) fn standard_input(args: &ConfigArgs, sources: &[Source]) -> Option<St
 pub(crate) fn read(args: &ConfigArgs) -> anyhow::Result<Vec<Source>> {
     let paths = &args.config;
     if paths.is_empty() {
-        Cli::command().error(ErrorKind::MissingRequiredArgument, "--config <FILE> is missing").exit()
+        refuse("--config <FILE> is missing")
     }
     if paths.iter().filter(|path| is_standard_input(path)).count() > 1 {
-        Cli::command().error(ErrorKind::ArgumentConflict, "standard input (-) can be given only once").exit()
+        refuse("standard input (-) can be given only once")
     }
     let read = |path: &PathBuf| if is_standard_input(path) { Source::from_stdin() } else { Source::from_path(path) };
     Ok(paths.iter().map(read).collect::<Result<_, _>>()?)

@@ -17,9 +17,7 @@ mod tuner;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use arguments::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs};
-use clap::CommandFactory;
-use clap::error::ErrorKind;
+use arguments::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs, refuse};
 use input::load;
 use printed::{show, warn};
 use zero_comm::SharedAllocator;
@@ -92,9 +90,7 @@ fn launch(args: &LaunchArgs) -> anyhow::Result<u8> {
     match (args.program.is_empty(), args.train.config.config.is_empty()) {
         (true, _) => launch::launch_training(args),
         (false, true) => launch::launch_program(args),
-        (false, false) => {
-            Cli::command().error(ErrorKind::ArgumentConflict, "give either --config or a program, not both").exit()
-        }
+        (false, false) => refuse("give either --config or a program, not both"),
     }
 }
 

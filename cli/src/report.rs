@@ -1,12 +1,10 @@
 //! `zero-train report`: one HTML page of one or several runs.
 
-use clap::CommandFactory;
-use clap::error::ErrorKind;
 use zero_engine::files::replace;
 use zero_train::Error;
 use zero_train::train::report_page;
 
-use crate::arguments::{Cli, ReportArgs};
+use crate::arguments::{ReportArgs, refuse};
 use crate::printed::show;
 
 /// Writes the page and prints its path; returns the exit status.
@@ -17,15 +15,7 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let out = match (&args.out, args.runs.as_slice()) {
         (Some(out), _) => out.clone(),
         (None, [run]) => run.join("report.html"),
-        (None, runs) => {
-            let told = format!("a report of {} runs needs --out FILE", runs.len());
-            let mut command = Cli::command();
-            command.build();
-            let error = command
-                .find_subcommand_mut("report")
-                .map(|report| report.error(ErrorKind::MissingRequiredArgument, &told));
-            error.unwrap_or_else(|| Cli::command().error(ErrorKind::MissingRequiredArgument, &told)).exit()
-        }
+        (None, runs) => refuse(&format!("a report of {} runs needs --out FILE", runs.len())),
     };
     let page = report_page(&args.runs)?;
     // At once, so that a browser never reads half a page.

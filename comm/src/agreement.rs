@@ -123,8 +123,8 @@ mod tests {
         assert_ne!(first.digest(), second.digest());
         assert_eq!(difference(&first, &second), ["stage", "2", "3"]);
         let shorter = terms(&[("version", "1"), ("stage", "2")]);
-        assert_eq!(difference(&first, &shorter), ["lr", "0.1", "not there"]);
-        assert_eq!(difference(&shorter, &first), ["lr", "not there", "0.1"]);
+        assert_eq!(difference(&first, &shorter), ["lr", "0.1", "missing"]);
+        assert_eq!(difference(&shorter, &first), ["lr", "missing", "0.1"]);
     }
 
     #[test]

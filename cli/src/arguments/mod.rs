@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::error::ErrorKind;
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 mod launch;
@@ -49,7 +50,7 @@ pub(crate) struct ConfigArgs {
     // Optional for clap, which would otherwise also require it for a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Vec<PathBuf>,
-    /// Ranks to start on this machine [default: launcher.num_processes, else pipeline.stages]
+    /// Number of ranks [default: launcher.num_processes, else pipeline.stages]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_processes: Option<u32>,
     /// Override a value, for example zero_optimization.stage=2; may be repeated
@@ -138,7 +139,7 @@ pub(crate) struct PlanArgs {
 /// Options of `autotune`.
 #[derive(Debug, Args)]
 pub(crate) struct AutotuneArgs {
-    /// Where the configuration comes from; -n is the maximum number of ranks
+    /// Where the configuration comes from.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
     /// Search the hyperparameters in autotuning.sweep for the lowest evaluation loss, instead of speed
@@ -443,7 +444,20 @@ fn command() -> clap::Command {
             .mut_arg("num_processes", |arg| arg.help(ranks).long_help(ranks))
             .mut_arg("max_restarts", |arg| arg.env("PET_MAX_RESTARTS"))
     };
-    underscores(Cli::command().mut_subcommand("launch", launch))
+    let most = "Maximum number of ranks [default: launcher.num_processes, else pipeline.stages]";
+    let autotune = |autotune: clap::Command| autotune.mut_arg("num_processes", |arg| arg.help(most).long_help(most));
+    underscores(Cli::command().mut_subcommand("launch", launch).mut_subcommand("autotune", autotune))
+}
+
+/// Prints an error of the command line with the usage of the subcommand, and exits with status 2.
+pub(crate) fn refuse(message: &str) -> ! {
+    let mut command = command();
+    command.build();
+    for name in std::env::args().skip(1) {
+        let Some(subcommand) = command.find_subcommand(&name) else { break };
+        command = subcommand.clone();
+    }
+    command.error(ErrorKind::ValueValidation, message).exit()
 }
 
 fn underscores(mut command: clap::Command) -> clap::Command {

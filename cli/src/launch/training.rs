@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use clap::CommandFactory;
-use clap::error::ErrorKind;
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::token;
 use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
@@ -16,7 +14,7 @@ use super::hosts::{Hosts, Reach};
 use super::job::{GRACE, Job, Team, What};
 use super::output::Output;
 use super::recovery::{Before, Recovery};
-use crate::arguments::{Cli, LaunchArgs, TrainArgs};
+use crate::arguments::{LaunchArgs, TrainArgs, refuse};
 use crate::input::{is_standard_input, load, load_sources, read, standard_input};
 use crate::plan::does_not_fit;
 use crate::printed::warn;
@@ -86,7 +84,7 @@ fn grace(args: &LaunchArgs) -> Duration {
 
 /// Returns the value, or exits with an error about the command line.
 fn value_or_exit<T>(told: Result<T, String>) -> T {
-    told.unwrap_or_else(|error| Cli::command().error(ErrorKind::ValueValidation, error).exit())
+    told.unwrap_or_else(|error| refuse(&error))
 }
 
 /// Returns the settings with which launchers connect to each other.

@@ -6,15 +6,13 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::CommandFactory;
-use clap::error::ErrorKind;
 use console::Term;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use zero_config::{Autotuning, Config, Metric};
 use zero_engine::bytes;
 use zero_planner::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
 
-use crate::arguments::{AutotuneArgs, Cli};
+use crate::arguments::{AutotuneArgs, refuse};
 use zero_train::process;
 
 /// Exit status of an interrupted search.
@@ -37,8 +35,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     }
     let Ok([mut source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
         // The search writes the best settings into the text of the file, so there must be exactly one file.
-        let told = "autotune takes one --config: merge the files, or pass the keys of the others with --set";
-        Cli::command().error(ErrorKind::ArgumentConflict, told).exit()
+        refuse("autotune takes one --config: merge the files, or pass the keys of the others with --set")
     };
     let config = crate::input::load_sources(&args.config, vec![source.clone()], &args.config.set)?;
     if args.config.ignore_unknown_keys {

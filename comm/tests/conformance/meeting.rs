@@ -160,7 +160,7 @@ fn all_ranks_report_the_same_differing_key() {
         for result in meet(&[&usual, &usual, &other, &other].map(|terms| with_terms(terms)), port) {
             assert_eq!(result, Err(error.clone()));
         }
-        assert!(error.to_string().contains("stage is 3 on rank 0, and 2 on rank 2"), "{error}");
+        assert!(error.to_string().contains("stage is 3 on rank 0 and 2 on rank 2"), "{error}");
     }
     for sum in meet(&vec![with_terms(&usual); 3], free_port()) {
         assert_eq!(sum, Ok(3));

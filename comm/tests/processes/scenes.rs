@@ -236,7 +236,7 @@ fn stopped_in_a_mesh(transport: &str) {
     for (rank, output) in outputs.into_iter().enumerate().take(3) {
         assert_eq!(ranks.wait(rank).code(), Some(4));
         let text = rest(output);
-        assert!(text.contains(&format!("waited {PATIENCE:?} for rank 3 in ")), "{text}");
+        assert!(text.contains(&format!("timed out after {PATIENCE:?} waiting for rank 3 in ")), "{text}");
     }
 }
 

@@ -306,7 +306,7 @@ fn errors_name_the_invalid_field() {
 
     let message = |model: Model| run(&model, &ids(1, 13), true).unwrap_err().to_string();
     assert!(message(built(gpt2(&small_gpt2()))).contains("13 tokens is longer than n_positions = 12"));
-    assert!(message(built(llama(&small_llama()))).contains("13 is longer than the 12 positions"));
+    assert!(message(built(llama(&small_llama()))).contains("13 tokens is longer than the 12 positions"));
     let outside = Tensor::new(&[[19u32]], &Device::Cpu).unwrap();
     let message = run(&built(gpt2(&small_gpt2())), &outside, true).unwrap_err().to_string();
     assert!(message.contains("index 19 at position 0 is not below 19"), "{message}");

@@ -70,7 +70,7 @@ mod tests {
     fn the_end_is_set_aside() {
         let (train, eval) = split(counting(10), 0.2).unwrap();
         assert_eq!((all(&train), all(&eval)), ((0..8).collect(), vec![8, 9]));
-        assert_eq!(train.batch(&[8]).unwrap_err().to_string(), "sample 8 of 8");
+        assert_eq!(train.batch(&[8]).unwrap_err().to_string(), "sample 8 is out of range: the data set has 8 samples");
         let (train, eval) = split(counting(10), 0.001).unwrap();
         assert_eq!((train.len(), eval.len()), (9, 1));
     }

@@ -184,7 +184,7 @@ fn errors_in_text_and_tokens_name_the_position() {
     let message = |source: &str| files.message(&[source], |_| ());
     assert_eq!(message("none.txt"), "none.txt: No such file or directory (os error 2)");
     assert_eq!(message("*.none"), "no file matches *.none");
-    assert_eq!(message("empty.txt"), "empty.txt without content");
+    assert_eq!(message("empty.txt"), "no tokens or rows in empty.txt");
     assert_eq!(
         message("short.txt"),
         "the corpus has 3 tokens, too few for one sequence of 3 and its next token (short.txt)"
@@ -248,7 +248,7 @@ fn errors_in_rows_name_the_position() {
     assert_eq!(message(b"1,2,2\n"), "t.csv, line 1: the label `2` is not an integer from 0 to 1");
     assert_eq!(message(b"1,2,0.5\n"), "t.csv, line 1: the label `0.5` is not an integer from 0 to 1");
     assert_eq!(message(b"1,2,-1\n"), "t.csv, line 1: the label `-1` is not an integer from 0 to 1");
-    assert_eq!(message(b"a,b\n\n"), "t.csv without content");
+    assert_eq!(message(b"a,b\n\n"), "no tokens or rows in t.csv");
 }
 
 #[test]

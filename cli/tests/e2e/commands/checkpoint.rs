@@ -23,7 +23,7 @@ fn inspect_describes_a_checkpoint() {
     for (path, step) in [("run", 4), ("run/checkpoints", 4), ("run/checkpoints/step-00000002", 2)] {
         let (status, out) = checkpoint(&case, &["inspect", path]);
         assert_eq!(status, 0, "{out}");
-        assert!(out.contains(&format!("step {step}, {step} updates, written by 2 ranks at ZeRO stage 3")), "{out}");
+        assert!(out.contains(&format!("step {step}, {step} updates, saved by 2 ranks at ZeRO stage 3")), "{out}");
         assert!(out.contains("transformer.wte.weight") && out.contains("[256, 16]"), "{out}");
         let (status, out) = checkpoint(&case, &["inspect", path, "--json"]);
         let value: Value = serde_json::from_str(&out).unwrap();

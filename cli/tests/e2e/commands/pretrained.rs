@@ -40,7 +40,7 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     let resolved = case.path("run/resolved.yaml").display().to_string();
     let output = case.command(&["--config", &resolved, "--resume", "auto", "--max-steps", "6"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("hf/config.json does not exist: the model is what is written here alone"));
+    assert!(text(&output.stderr).contains("hf/config.json is not there: the model is what is written here alone"));
     assert!(!text(&output.stdout).contains("pretrained:"), "{}", text(&output.stdout));
     assert_eq!(case.losses("run"), case.losses("whole"));
     assert_eq!(case.shards("run", 6), case.shards("whole", 6));
@@ -52,7 +52,7 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     assert_eq!(said.matches("error:").count(), 1, "{said}");
     let output = case.run(&[]);
     let said = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("hf/config.json does not exist"), "{said}");
+    assert!(output.status.code() == Some(2) && said.contains("hf/config.json is not there"), "{said}");
     assert!(said.contains("resolved.yaml"), "{said}");
 }
 
@@ -114,7 +114,7 @@ fn a_failed_import_leaves_no_files() {
     };
     refused("nowhere", "new", 2, "nowhere/config.json does not exist\n  in: <DIR>\n  help: ");
     fs::remove_file(case.path("hf/model.safetensors")).unwrap();
-    refused("hf", "new", 3, "it has neither model.safetensors nor");
+    refused("hf", "new", 3, "contains neither model.safetensors nor");
     fs::copy(case.path("first/resolved.yaml"), case.path("hf/model.safetensors")).unwrap();
     refused("hf", "new", 3, "the header claims");
     assert!(!case.path("new").exists());

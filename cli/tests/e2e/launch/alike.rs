@@ -67,9 +67,9 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
         ranks.into_iter().map(Alone::end).collect::<Vec<_>>()
     };
     let refused: [(Option<&std::path::Path>, &[&str], &str); 4] = [
-        (None, &["--set", "zero_optimization.stage=2"], "zero_optimization.stage is 3 on rank 0, and 2 on rank 1"),
-        (None, &["--set", "optimizer.params.lr=0.02"], "optimizer.params.lr is 0.01 on rank 0, and 0.02 on rank 1"),
-        (None, &["--resume", "auto"], "--resume is not given on rank 0, and auto on rank 1"),
+        (None, &["--set", "zero_optimization.stage=2"], "zero_optimization.stage is 3 on rank 0 and 2 on rank 1"),
+        (None, &["--set", "optimizer.params.lr=0.02"], "optimizer.params.lr is 0.01 on rank 0 and 0.02 on rank 1"),
+        (None, &["--resume", "auto"], "--resume is not given on rank 0 and auto on rank 1"),
         (Some(&other), &[], "the program's file is "),
     ];
     for (program, odd, message) in refused {

@@ -80,7 +80,7 @@ fn without_a_network_both_ranks_time_out_and_name_each_other() {
         assert!(gone.elapsed() < Duration::from_secs(60), "rank {rank} took {:?}", gone.elapsed());
         // The reported operation may differ: an operation also fails when an earlier one of the same rank has timed
         // out.
-        let lost = format!("waited 3s for rank {} in ", 1 - rank);
+        let lost = format!("timed out after 3s waiting for rank {} in ", 1 - rank);
         assert!(errors.starts_with(&format!("error: rank {rank} ")), "{errors}");
         let (_, place) = errors.lines().next().and_then(|line| line.split_once(&lost)).expect(&errors);
         let (operation, sequence) = place.split_once(" #").unwrap_or_else(|| panic!("{errors}"));

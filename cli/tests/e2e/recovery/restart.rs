@@ -195,7 +195,7 @@ fn usr1_saves_on_all_ranks_and_training_goes_on() {
     signal(run.id(), "INT");
     let (status, out, errors) = end(run);
     assert_eq!((status, checkpoints(&case, "run").len()), (Some(130), 4), "{errors}");
-    assert_eq!(out.matches(": SIGUSR1\n").count(), 3, "{out}");
+    assert_eq!(out.matches(": received SIGUSR1\n").count(), 3, "{out}");
     assert_eq!(out.matches("\nsaved run/checkpoints/step-").count(), 3, "{out}");
 }
 

@@ -138,7 +138,7 @@ fn a_monitor_that_cannot_be_written_is_reported_once_and_training_continues() {
         let lines: Vec<&str> = errors.lines().collect();
         assert_eq!(lines.iter().filter(|line| **line == format!("warning: {expected}")).count(), 1, "{errors}");
         assert_eq!(lines.len(), 2, "the second line must report the missing steps: {errors}");
-        assert!(lines[1].ends_with("lacks 20 steps"), "{errors}");
+        assert!(lines[1].ends_with("is missing 20 steps"), "{errors}");
         assert_eq!((case.losses(out), case.shards(out, 20)), (case.losses("well"), case.shards("well", 20)));
     }
 }
@@ -360,7 +360,7 @@ fn a_missing_silent_or_broken_server_neither_ends_nor_changes_training() {
     let port = case::port();
     let errors = run("gone", port);
     let start =
-        format!("warning: the monitor `mlflow` is not written: http://127.0.0.1:{port}: experiments/get-by-name: ");
+        format!("warning: cannot write the monitor `mlflow`: http://127.0.0.1:{port}: experiments/get-by-name: ");
     let end = "; training continues; check that the tracking server runs, or set `mlflow.tracking_uri`\n\
                warning: the monitor `mlflow` is missing 20 steps\n";
     assert!(errors.starts_with(&start) && errors.contains("onnection refused") && errors.ends_with(end), "{errors}");
@@ -525,7 +525,7 @@ fn missing_gpu_metrics_are_reported_once() {
         (vec![("LD_LIBRARY_PATH", broken.as_str())], no_gpu(&format!("{broken}/libnvidia-ml.so.1: file too short")), false),
         (vec![path, ("MOCK_NVML_INIT", "9")], no_gpu("NVIDIA driver is not loaded"), false),
         (vec![path, ("MOCK_NVML_GPUS", "0")], no_gpu("the driver lists none"), false),
-        (vec![path, ("CUDA_VISIBLE_DEVICES", "")], no_gpu("CUDA_VISIBLE_DEVICES=\"\" lets through none of 3"), false),
+        (vec![path, ("CUDA_VISIBLE_DEVICES", "")], no_gpu("CUDA_VISIBLE_DEVICES=\"\" hides all 3"), false),
         (
             vec![path, ("MOCK_NVML_INIT", "18")],
             "warning: `machine_monitor` cannot monitor GPUs: NVML: RM detects a driver/library version mismatch; training continues\n".into(),

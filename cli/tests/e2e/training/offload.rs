@@ -162,7 +162,7 @@ fn an_unsuitable_path_is_an_error_before_any_rank_starts() {
 #[test]
 fn full_and_read_only_disks_are_errors_before_any_rank_starts() {
     let case = case_with_disk();
-    for (options, message) in [("size=64k", " , but only 65536 bytes are free"), ("ro", "Read-only file system")] {
+    for (options, message) in [("size=64k", ", but only 65536 bytes are free"), ("ro", "Read-only file system")] {
         let Some(output) = behind_a_mount(&case, options, &["-n", "2"]) else { return };
         let errors = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{errors}");

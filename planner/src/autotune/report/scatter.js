@@ -33,7 +33,7 @@ function drawMemory(figure, text, results, width) {
   const isDone = row => row.state === "measured" && known(row.metric.value);
   const value = row => (isDone(row) ? row.metric.value : row.predicted);
   const all = results.rows.filter(row => known(row.planned) && known(value(row)));
-  if (all.length === 0) return void (text.textContent = "No configuration has a known memory use and a measured or predicted speed.");
+  if (all.length === 0) return void (text.textContent = "No configuration has both a known memory and a known speed.");
   // Rows that need far more memory than available would squeeze the others into a corner.
   const drawn = known(limit) ? all.filter(row => isDone(row) || row.planned <= limit * 1.25) : all;
   const [shown, beyond] = drawn.length > 0 ? [drawn, all.length - drawn.length] : [all, 0];

@@ -22,7 +22,7 @@ function headline(section, results) {
   fact(`Differs from ${configuration} in`, settings.length > 0 ? make("ul", { class: "plain" }, ...settings) : "nothing");
   const runs = known(best.runs) ? `, from ${plural(best.runs, "run", "runs")}` : "";
   fact(`Measured ${metric.name}`, `${measured(best.metric, metric.unit)}${runs}`);
-  if (base && base !== best && known(base.metric.value)) fact("Metric of your configuration", measured(base.metric, metric.unit));
+  if (base && base !== best && known(base.metric.value)) fact("Your configuration", measured(base.metric, metric.unit));
   if (known(best.seconds.value)) fact("Time of a step", measured(best.seconds, "s"));
   const limit = known(results.limit) ? `; the limit is ${amount(results.limit, "B")}` : "";
   fact("Memory of a rank", `${amount(best.planned, "B")} planned, ${amount(best.used, "B")} measured${limit}`);

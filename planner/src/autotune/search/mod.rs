@@ -207,7 +207,7 @@ impl<'a> Search<'a> {
             if contenders.len() < 2 {
                 break;
             }
-            measure.say(&format!("round {round}: {} configurations, one after the other", contenders.len()));
+            measure.say(&format!("round {round}: comparing {} configurations", contenders.len()));
             // The order alternates: the first in one round is the last in the next.
             contenders.reverse();
             let number = self.rounds();
