@@ -1,5 +1,5 @@
 //! End-to-end tests of the binary with real processes, files and networks. Each file tests one subject;
-//! `cargo test --test e2e restart` runs a single one.
+//! `cargo test --test e2e recovery::restart::` runs a single one.
 
 #[path = "../case/mod.rs"]
 mod case;
