@@ -28,5 +28,5 @@ pub(crate) fn elsewhere() -> ZeroError {
 }
 
 fn on_no_gpu(device: &Device) -> ZeroError {
-    ZeroError::internal(format!("values that travel between GPUs are on {device:?}"))
+    ZeroError::internal(format!("values sent between GPUs must be on a GPU, but are on {device:?}"))
 }
