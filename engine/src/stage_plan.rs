@@ -44,8 +44,9 @@ impl StagePlan {
         costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
-        let mesh = Mesh::new(config.world_size, options.stages)
-            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of that many ranks"))?;
+        let mesh = Mesh::new(config.world_size, options.stages).map_err(|e| {
+            Error::setting("pipeline.stages", e.to_string(), "start a multiple of `pipeline.stages` ranks")
+        })?;
         let schedule = schedule(options.schedule);
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
         let cut = cut(options, size, schedule, model, shape, costs)?;

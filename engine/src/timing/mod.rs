@@ -172,12 +172,12 @@ pub struct Span {
 /// Maximum number of steps in a timeline. More would not fit into a chart, and the memory stays small.
 const TRACED_STEPS: usize = 20;
 
-/// Whether a run records a timeline.
+/// Returns whether a run records a timeline.
 pub fn is_traced(config: &Config) -> bool {
     config.wall_clock_breakdown || config.training.trace
 }
 
-/// Bytes of a timeline for a program of `instructions` instructions. A GPU's timeline also contains copies and
+/// Returns the bytes of a timeline for a program of `instructions` instructions. A GPU's timeline also contains copies and
 /// collectives.
 pub fn timeline_bytes(instructions: usize, on_gpu: bool) -> u64 {
     let of_gpu = if on_gpu { 2 * size_of::<GpuSpan>() } else { 0 };
