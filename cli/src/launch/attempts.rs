@@ -122,7 +122,7 @@ impl Judge<'_> {
         let (next, whence) = match next {
             Ok(found) => found,
             Err(error) => {
-                eprintln!("error: no restart: {error:#}");
+                eprintln!("error: cannot restart: {error:#}");
                 return (Decision::End(all), team.clone());
             }
         };
