@@ -382,13 +382,13 @@ impl Space<'_> {
     }
 }
 
-/// A YAML scalar without its quotes.
+/// Strips the quotes of a YAML scalar.
 fn plain(value: &str) -> &str {
     let inner = |quote: char| value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote));
     inner('"').or_else(|| inner('\'')).unwrap_or(value)
 }
 
-/// Whether a key affects how a step is executed, but not the cost of a layer.
+/// Returns whether a key affects how a step is executed, but not the cost of a layer.
 pub(super) fn is_ours(path: &str) -> bool {
     OURS.contains(&path)
 }

@@ -43,7 +43,9 @@ impl Tables {
             (Some((&exact, table)), _) if exact == micro => table.clone(),
             (Some((_, below)), Some((_, above))) => below.between(above, micro)?,
             _ => {
-                return Err(format!("no profile has a micro-batch of {micro}, or a smaller and a larger one"));
+                return Err(format!(
+                    "no profile has a micro-batch of {micro}, or a smaller and a larger one to interpolate between"
+                ));
             }
         };
         if table.has_disk() || !uses_disk(config) {

@@ -111,7 +111,7 @@ impl<'a> Search<'a> {
             // Knowing which of two measured configurations is better is worth more than measuring a third.
             let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
             if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
-                measure.say("the rest of autotuning.budget_seconds is for comparing the best configurations");
+                measure.say("exploration ends: the rest of autotuning.budget_seconds is reserved for comparing the best configurations");
                 return Ok(None);
             }
             // The best so far runs along, because the machine may be slower now than it was then.
@@ -125,13 +125,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The next configurations to measure for the first time; empty if the exploration should end.
+    /// Returns the next configurations to measure for the first time; empty if the exploration should end.
     fn next(&self, measure: &mut impl Measure) -> Vec<usize> {
         let mut open: Vec<&Row> = self.rows.iter().filter(|row| row.state == State::Predicted).collect();
         let tried = self.rows.iter().filter(|row| !row.runs.is_empty() || row.state.has_fallen()).count();
         let left = self.tuning.tuner_num_trials.saturating_sub(tried);
         if left == 0 && !open.is_empty() {
-            measure.say(&format!("{tried} configurations were measured, the limit of autotuning.tuner_num_trials"));
+            measure.say(&format!(
+                "exploration ends: {tried} configurations were measured, the limit of autotuning.tuner_num_trials"
+            ));
         }
         let patience = self.tuning.tuner_early_stopping;
         if left == 0 || open.is_empty() {
@@ -139,7 +141,7 @@ impl<'a> Search<'a> {
         }
         if patience > 0 && self.without_gain() >= patience {
             measure.say(&format!(
-                "the last {patience} configurations were no better, the limit of autotuning.tuner_early_stopping"
+                "exploration ends: the last {patience} configurations were no better (autotuning.tuner_early_stopping)"
             ));
             return vec![];
         }
@@ -161,7 +163,7 @@ impl<'a> Search<'a> {
             let is_hopeless = predicted(best).is_finite() && predicted(best) * (-spread).exp() >= found;
             if is_hopeless && self.without_gain() >= CONVINCED {
                 measure.say(&format!(
-                    "no other configuration is predicted to be better, allowing for the {:.0} % error of predictions",
+                    "exploration ends: no other configuration is predicted to be better, allowing for a prediction error of {:.0} %",
                     spread * 100.0
                 ));
                 return vec![];
@@ -293,12 +295,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The costs to minimize, by row; only for configurations that run.
+    /// Returns the cost to minimize of each row; `None` for configurations that do not run.
     fn costs(&self) -> Vec<Option<f64>> {
         costs(self.rows, self.metric())
     }
 
-    /// The best configuration that runs.
+    /// Returns the best configuration that runs.
     fn best(&self) -> Option<usize> {
         best(self.rows, self.metric())
     }
@@ -321,7 +323,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The costs to minimize, by row; only for configurations that run.
+/// Returns the cost to minimize of each row; `None` for configurations that do not run.
 fn costs(rows: &[Row], metric: Metric) -> Vec<Option<f64>> {
     let slowness = slowness(rows);
     let cost = |row: &Row| row.measured_cost(&slowness, metric).filter(|_| row.state == State::Measured);
