@@ -38,7 +38,7 @@ impl CostTable {
         Ok(table)
     }
 
-    /// Whether the table has disk rates.
+    /// Returns whether the table has disk rates.
     pub fn has_disk(&self) -> bool {
         self.disk.is_some()
     }
