@@ -56,7 +56,7 @@ impl Tables {
     }
 }
 
-/// Whether the configuration offloads anything to a disk.
+/// Returns whether the configuration offloads anything to a disk.
 pub(super) fn uses_disk(config: &Config) -> bool {
     let kept = config.activation_checkpointing.as_ref().map_or(OffloadDevice::None, |kept| kept.device);
     [config.zero.offload_optimizer.device, config.zero.offload_param.device, kept].contains(&OffloadDevice::Nvme)

@@ -33,7 +33,7 @@ pub(super) trait Measure {
     /// Runs one configuration in a round.
     fn run(&mut self, row: &Row, round: usize) -> Result<RunOutcome, Error>;
 
-    /// The time since the search began, including the preparation before the first run.
+    /// Returns the time since the search began, including the preparation before the first run.
     fn elapsed(&self) -> Duration;
 
     /// Called with all rows whenever one has changed.
@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
         open.iter().take(AT_A_TIME.min(left).min(few)).map(|row| row.id).collect()
     }
 
-    /// Number of configurations measured since the last improvement.
+    /// Returns the number of configurations measured since the last improvement.
     fn without_gain(&self) -> usize {
         // A row's first run tells when it was measured.
         let mut measured: Vec<(usize, f64)> = self
@@ -277,13 +277,13 @@ impl<'a> Search<'a> {
         Ok(false)
     }
 
-    /// The number of the next round.
+    /// Returns the number of the next round.
     fn rounds(&self) -> usize {
         self.rows.iter().flat_map(|row| &row.runs).map(|run| run.round + 1).max().unwrap_or(0)
     }
 
-    /// Number of further trials that the budget allows, if they take as long as the previous ones; without a budget,
-    /// any number.
+    /// Returns the number of further trials that the budget allows, if they take as long as the previous ones; without
+    /// a budget, any number.
     fn left(&self, measure: &impl Measure) -> usize {
         let Some(budget) = self.tuning.budget_seconds else { return usize::MAX };
         let left = Duration::from_secs(budget).saturating_sub(measure.elapsed());
@@ -355,7 +355,7 @@ pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> 
     })
 }
 
-/// Number of settings that differ from the user's file.
+/// Returns the number of settings that differ from the user's file.
 fn changes(row: &Row) -> usize {
     row.candidate.settings.len()
 }
