@@ -22,7 +22,7 @@ pub use of_program::{gpu_copy, gpu_room};
 
 use crate::error::ZeroError;
 
-/// The error for values that should be on a GPU.
+/// Returns the error for values that should be on a GPU.
 pub(crate) fn elsewhere() -> ZeroError {
     ZeroError::internal("state that should be on a GPU is on the host")
 }
