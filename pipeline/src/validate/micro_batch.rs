@@ -41,7 +41,7 @@ impl MicroBatch {
         })
     }
 
-    /// `is_first`: whether the first layer is on this rank.
+    /// Marks the micro-batch as loaded. `is_first` tells whether the first layer is on this rank.
     pub(super) fn load(&mut self, is_first: bool) -> Check {
         self.flow = if is_first { Some(0) } else { self.flow };
         ensure(!std::mem::replace(&mut self.is_loaded, true), || "loaded twice".into())

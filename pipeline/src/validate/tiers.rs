@@ -86,7 +86,7 @@ impl<'a> Items<'a> {
         self.turn(item, ItemState::Offloading, ItemState::Disk)
     }
 
-    /// A gather consumes the shard in memory.
+    /// Consumes the shard in memory for a gather.
     pub(super) fn gather(&mut self, segment: SegmentId) -> Check {
         match self.of(segment).parameters {
             Tier::Memory => Ok(()),
@@ -107,7 +107,8 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// The norm needs gradients in memory, or the squares recorded when they were offloaded.
+    /// Checks that the norm can be computed: the gradients are in memory, or were offloaded, which records their
+    /// squares.
     pub(super) fn norm(&self, segment: SegmentId) -> Check {
         let place = self.places.get(&Item::Gradients { segment });
         ensure(self.of(segment).gradients == Tier::Memory || place == Some(&ItemState::Disk), || {
