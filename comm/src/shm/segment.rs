@@ -149,7 +149,8 @@ impl Layout {
         (self.controls() + self.rings() * size_of::<Control>()).next_multiple_of(4096)
     }
 
-    /// Size of the segment in bytes. Untouched pages, such as the rings from a rank to itself, take no memory.
+    /// Returns the size of the segment in bytes. Untouched pages, such as the rings from a rank to itself, take no
+    /// memory.
     fn bytes(&self) -> usize {
         self.slots() + self.rings() * SLOTS * self.chunk
     }
