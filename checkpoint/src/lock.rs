@@ -89,8 +89,8 @@ impl RunLock {
         if now.as_ref() == Some(&self.holder) {
             return Ok(());
         }
-        let holder =
-            now.map_or_else(|| "no run: its lock file was moved or removed".into(), |holder| holder.to_string());
+        let holder = now
+            .map_or_else(|| "an unknown run: the lock file was moved or removed".into(), |holder| holder.to_string());
         Err(CheckpointError::Locked { folder: self.path.parent().unwrap_or(&self.path).to_path_buf(), holder })
     }
 }

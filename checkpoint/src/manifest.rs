@@ -133,7 +133,10 @@ impl Manifest {
         let path = folder.join("manifest.json");
         let size = std::fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
         if size > MAX_BYTES {
-            return Err(CheckpointError::damaged(&path, format!("the manifest has {size} bytes, too many")));
+            return Err(CheckpointError::damaged(
+                &path,
+                format!("the manifest has {size} bytes, more than the maximum of {MAX_BYTES}"),
+            ));
         }
         let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
         Self::parse(&text).map_err(|reason| CheckpointError::damaged(&path, reason))

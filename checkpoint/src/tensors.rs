@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for Names {
             type Value = Names;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
+                f.write_str("a JSON object with one entry per tensor")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
@@ -153,7 +153,7 @@ impl TensorFile {
         let elements: usize = info.shape.iter().product();
         if start.checked_add(out.len()).is_none_or(|end| end > elements) {
             let reason = format!(
-                "`{tensor}` has {elements} elements; elements from {start} on, {} of them, were expected",
+                "`{tensor}` has {elements} elements, but {} elements from element {start} on are needed",
                 out.len()
             );
             return Err(CheckpointError::damaged(&self.path, reason));

@@ -49,7 +49,8 @@ pub fn load_weights(
     Ok(())
 }
 
-/// Whether a tensor is a buffer of the model, or PyTorch's count of the batches that such a buffer has seen, which nothing here reads.
+/// Returns whether a tensor is a buffer of the model, or PyTorch's count of the batches that such a buffer has seen,
+/// which nothing here reads.
 fn is_of_buffer(name: &str, buffers: &[ModuleBuffer]) -> bool {
     let counted = name.strip_suffix("num_batches_tracked").map(|prefix| format!("{prefix}running_mean"));
     let name = counted.as_deref().unwrap_or(name);
@@ -151,7 +152,7 @@ impl Weights {
         Ok(values)
     }
 
-    /// The values of all buffers, each whole.
+    /// Returns the values of all buffers, each whole.
     fn buffers(&self, of: &Path, buffers: &[ModuleBuffer]) -> Result<Vec<Vec<f32>>, CheckpointError> {
         let values = |buffer: &ModuleBuffer| {
             let name = buffer.name();

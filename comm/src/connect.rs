@@ -137,7 +137,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// Rank 0 serves the store if no process does yet and the launcher has not announced that it will.
+    /// Connects to the store. Rank 0 serves it first, unless another process does or the launcher has announced that it
+    /// will.
     fn open_store(&self, deadline: Instant) -> Result<(Option<StoreServer>, StoreClient), CommError> {
         let token = self.options.token.as_deref();
         let server = match self.place.rank {

@@ -161,7 +161,7 @@ impl Group {
         let Membership { rank, .. } = *self.membership();
         let size = self.size();
         if counts.len() != size {
-            return Err(format!("{} counts for {size} ranks", counts.len()));
+            return Err(format!("expected one count per rank, {size}, but got {}", counts.len()));
         }
         let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
         if total != Some(whole.len()) {
@@ -171,7 +171,7 @@ impl Group {
             return Err(format!("the shard has {} elements, but the counts give it {}", shard.len(), counts[rank]));
         }
         if whole.dtype() != shard.dtype() {
-            return Err(format!("the shard is {}, but the whole buffer is {}", shard.dtype(), whole.dtype()));
+            return Err(format!("the shard holds {}, but the whole buffer holds {}", shard.dtype(), whole.dtype()));
         }
         Ok(())
     }

@@ -67,12 +67,12 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
-    /// The collectives of a group.
+    /// Returns the topic of a group's collectives.
     pub(crate) fn collectives(group: u64, waiters: &Arc<Waiters>) -> Topic {
         Topic { id: group, waiters: Arc::clone(waiters) }
     }
 
-    /// The messages of a group from one of its ranks to another.
+    /// Returns the topic of the messages from one rank of a group to another.
     pub(crate) fn messages(group: u64, from: usize, to: usize, waiters: &Arc<Waiters>) -> Topic {
         Topic { id: digest("messages", &[group as usize, from, to]), waiters: Arc::clone(waiters) }
     }

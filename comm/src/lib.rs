@@ -28,8 +28,8 @@
 //! other's buffers directly. Processes exchange streams of chunks, and one engine (`stream`) runs every collective over
 //! these streams, whether a chunk passes through a ring in shared memory or a socket. In a program that uses the
 //! [`SharedAllocator`], processes on one host also access each other's buffers, and only headers pass through the
-//! rings. Buffers in device memory are handled by a [`DeviceFabric`] from another crate, after the ranks have
-//! synchronized over their own fabric (`device`).
+//! rings. For buffers in device memory, the ranks first synchronize over their fabric, and then a [`DeviceFabric`]
+//! from another crate moves the data (`device`).
 
 mod agreement;
 mod auth;

@@ -169,7 +169,7 @@ impl Drop for TokenFile {
 
 fn random(bytes: usize) -> io::Result<String> {
     let mut random = vec![0u8; bytes];
-    getrandom::fill(&mut random).map_err(|error| io::Error::other(format!("no random bytes: {error}")))?;
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(format!("cannot generate random bytes: {error}")))?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -152,7 +152,8 @@ mod avx2 {
     use super::Element;
     use crate::copy::AHEAD;
 
-    /// The portable loop, compiled with 32-byte vectors. Additions keep their order, so the result is bit-identical.
+    /// Runs the portable loop, compiled with 32-byte vectors. Additions keep their order, so the result is
+    /// bit-identical.
     #[target_feature(enable = "avx2")]
     pub(super) fn fold<T: Element>(
         weights: &[usize],
@@ -276,7 +277,7 @@ fn fold<T: Element>(
     }
 }
 
-/// `carry = left + carry`
+/// Computes `carry = left + carry`.
 #[inline(always)]
 fn join<T: Element>(left: &[T::Wide], carry: &mut [T::Wide], combine: &impl Fn(T::Wide, T::Wide) -> T::Wide) {
     for (left, carry) in left.iter().zip(carry) {

@@ -53,12 +53,12 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// The device's ordinal.
+    /// Returns the device's ordinal.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// The device's globally unique identifier. Each instance of a partitioned device has its own.
+    /// Returns the device's globally unique identifier. Each instance of a partitioned device has its own.
     ///
     /// # Errors
     /// The driver's error.

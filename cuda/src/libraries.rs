@@ -35,7 +35,7 @@ impl Library {
         Library::Nvrtc,
     ];
 
-    /// The file name that the dynamic linker looks up, of the release that the bindings were generated from.
+    /// Returns the file name that the dynamic linker looks up, of the release that the bindings were generated from.
     pub fn file(self) -> &'static str {
         self.soname().to_str().unwrap_or_default()
     }
@@ -52,7 +52,7 @@ impl Library {
         }
     }
 
-    /// The code that functions of a missing library return: the closest of the library's own error codes.
+    /// Returns the code that functions of a missing library return: the closest of the library's own error codes.
     pub(crate) fn absent(self) -> i32 {
         match self {
             // CUDA_ERROR_STUB_LIBRARY, and cudaErrorStubLibrary.

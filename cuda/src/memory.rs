@@ -33,22 +33,22 @@ impl Allocation {
         Ok(Allocation { device: Arc::clone(device), address, bytes })
     }
 
-    /// The device that holds the memory.
+    /// Returns the device that holds the memory.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The start of the buffer in the device's address space.
+    /// Returns the start of the buffer in the device's address space.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether the size is 0.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }

@@ -69,12 +69,12 @@ impl Stream {
         Stream { device: Arc::clone(device), raw, is_own: false }
     }
 
-    /// The stream's device.
+    /// Returns the stream's device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The raw handle, for calls of other libraries. Valid as long as `self` lives.
+    /// Returns the raw handle, for calls of other libraries. Valid as long as `self` lives.
     pub fn raw(&self) -> CUstream {
         self.raw
     }
@@ -111,7 +111,7 @@ impl Stream {
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw, self.raw) })
     }
 
-    /// Whether all work on this stream is done.
+    /// Returns whether all work on this stream is done.
     ///
     /// # Errors
     /// An error of the stream's work.
@@ -192,7 +192,7 @@ impl Event {
         check("cuEventElapsedTime", code).map(|()| elapsed)
     }
 
-    /// The raw handle, for calls of other libraries. Valid as long as `self` lives.
+    /// Returns the raw handle, for calls of other libraries. Valid as long as `self` lives.
     pub fn raw(&self) -> CUevent {
         self.raw
     }
@@ -207,7 +207,7 @@ impl Event {
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether the event has completed.
+    /// Returns whether the event has completed.
     ///
     /// # Errors
     /// An error of the work on its stream.

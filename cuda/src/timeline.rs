@@ -24,7 +24,7 @@ impl Track {
     pub const ALL: [Self; 6] =
         [Self::Compute, Self::ToHost, Self::FromHost, Self::Collectives, Self::Sends, Self::Receives];
 
-    /// The track's name in traces.
+    /// Returns the track's name in traces.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Transfer {
     pub const ALL: [Self; 6] =
         [Self::AllReduce, Self::Broadcast, Self::AllGather, Self::ReduceScatter, Self::Send, Self::Receive];
 
-    /// The name of the kind in traces.
+    /// Returns the name of the kind in traces.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +73,7 @@ impl Transfer {
         }
     }
 
-    /// The track of this kind.
+    /// Returns the track of this kind.
     #[must_use]
     pub fn track(self) -> Track {
         match self {

@@ -64,7 +64,7 @@ fn absent(library: Library) -> *const c_void {
 }
 
 extern "C" fn text() -> *const c_char {
-    c"this machine lacks the library or this function of it".as_ptr()
+    c"the library is not installed, or lacks this function".as_ptr()
 }
 
 extern "C" fn zero() -> usize {

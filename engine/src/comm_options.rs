@@ -55,7 +55,7 @@ pub fn check_interface(config: &Config) -> Result<(), Error> {
     found.map(|_| ()).map_err(|reason| Error::setting("launcher.interface", reason, help))
 }
 
-/// How long a rank waits for another before it reports an error.
+/// Returns how long a rank waits for another before it reports an error.
 #[must_use]
 pub fn timeout(config: &Config) -> Duration {
     Duration::from_secs_f64(config.launcher.timeout_seconds)
@@ -76,7 +76,8 @@ pub fn agreed(config: &Config, comm: &dyn Communicator) -> Result<Config, Error>
     Ok(config)
 }
 
-/// The values that all ranks must share: version, program file, and every configuration key that is not host-specific.
+/// Returns the values that all ranks must share: version, program file, and every configuration key that is not
+/// host-specific.
 fn terms(config: &Config) -> Vec<(String, String)> {
     let mut terms = vec![("the version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
     // Where `/proc/self/exe` is unavailable, only the version is compared.
@@ -85,7 +86,7 @@ fn terms(config: &Config) -> Vec<(String, String)> {
     terms
 }
 
-/// The keys that are not host-specific, with their values.
+/// Returns the keys that are not host-specific, with their values.
 fn shared(config: &Config) -> Vec<(String, String)> {
     config.leaves().into_iter().filter(|(path, _)| !HOST_SPECIFIC.contains(&path.as_str())).collect()
 }

@@ -128,7 +128,8 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
     Ok(Device::Cpu)
 }
 
-/// Number of NVIDIA GPUs that this program can use. Respects `CUDA_VISIBLE_DEVICES`; 0 without the feature `cuda`.
+/// Returns the number of NVIDIA GPUs that this program can use. Respects `CUDA_VISIBLE_DEVICES`; 0 without the feature
+/// `cuda`.
 #[must_use]
 pub fn gpus() -> usize {
     #[cfg(feature = "cuda")]
@@ -269,7 +270,7 @@ fn local_rank(comm: &dyn Communicator) -> usize {
         .map_or(0, |place| place.local_rank)
 }
 
-/// Peak bytes of GPU memory in use by this process, as the driver counts them; `None` on the CPU.
+/// Returns the peak bytes of GPU memory in use by this process, as the driver counts them; `None` on the CPU.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub(crate) fn peak(device: &Device) -> Option<u64> {
     #[cfg(feature = "cuda")]
@@ -278,7 +279,7 @@ pub(crate) fn peak(device: &Device) -> Option<u64> {
     None
 }
 
-/// Peak bytes that the driver's memory pool reserved on the GPU; `None` on the CPU.
+/// Returns the peak bytes that the driver's memory pool reserved on the GPU; `None` on the CPU.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub(crate) fn reserved(device: &Device) -> Option<u64> {
     #[cfg(feature = "cuda")]

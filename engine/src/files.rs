@@ -97,8 +97,8 @@ fn expand_glob(source: &str) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// `relative` is the path of the current directory from `base`; `depth` is the number of components that a match may
-/// still have.
+/// Collects the files below a directory that match. `relative` is the path of the directory from `base`; `depth` is the
+/// number of components that a match may still have.
 fn walk(
     base: &Path,
     relative: &Path,

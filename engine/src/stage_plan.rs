@@ -44,8 +44,9 @@ impl StagePlan {
         costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
-        let mesh = Mesh::new(config.world_size, options.stages)
-            .map_err(|e| Error::setting("pipeline.stages", e.to_string(), "start a multiple of that many ranks"))?;
+        let mesh = Mesh::new(config.world_size, options.stages).map_err(|e| {
+            Error::setting("pipeline.stages", e.to_string(), "start a multiple of `pipeline.stages` ranks")
+        })?;
         let schedule = schedule(options.schedule);
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
         let cut = cut(options, size, schedule, model, shape, costs)?;
@@ -122,7 +123,7 @@ impl StagePlan {
         (0..self.mesh.world_size()).map(|rank| programs[self.mesh.coordinates(rank).stage].clone()).collect()
     }
 
-    /// The rank that broadcasts values of the last stage: the first of that stage's data-parallel group.
+    /// Returns the rank that broadcasts values of the last stage: the first of that stage's data-parallel group.
     pub fn last_rank(&self) -> usize {
         self.mesh.rank(Coordinates { stage: self.stages.stage_of(self.stages.layers() - 1), replica: 0 })
     }
@@ -147,7 +148,7 @@ impl StagePlan {
         names.collect::<Vec<_>>().join(" + ")
     }
 
-    /// Whether a stage's sharded parameters stay gathered for the whole step.
+    /// Returns whether a stage's sharded parameters stay gathered for the whole step.
     pub fn keeps_gathered(&self, stage: StageId) -> bool {
         self.passes[stage].gather.max_reuse_distance == usize::MAX
     }

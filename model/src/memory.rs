@@ -221,7 +221,7 @@ impl Model {
     }
 }
 
-/// A dropout mask depends on all fields of a pass, but its size does not.
+/// Returns a pass for measuring memory. A dropout mask depends on all fields of a pass, but its size does not.
 fn pass(layer: usize, training: bool) -> Pass {
     Pass { training, seed: 0, step: 1, sample: 0, layer: layer as u32 }
 }

@@ -92,19 +92,19 @@ pub struct BuiltLayer {
 }
 
 impl BuiltLayer {
-    /// The layer's name.
+    /// Returns the layer's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// All parameters that the layer uses, its own and tied ones, in the order in which it requested them.
+    /// Returns all parameters that the layer uses, its own and tied ones, in the order in which it requested them.
     #[must_use]
     pub fn uses(&self) -> &[ParameterId] {
         &self.uses
     }
 
-    /// The parameters that the layer's backward reads: all except those requested within
+    /// Returns the parameters that the layer's backward reads: all except those requested within
     /// [`forward_only`](zero_ops::forward_only). The last layer reads all, since its forward runs as part of its
     /// backward.
     #[must_use]
@@ -112,7 +112,7 @@ impl BuiltLayer {
         &self.read_backward
     }
 
-    /// Whether the layer can defer its weight gradients.
+    /// Returns whether the layer can defer its weight gradients.
     #[must_use]
     pub fn splits(&self) -> bool {
         self.module.splits()
@@ -172,7 +172,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// The device that the model computes on.
+    /// Returns the device that the model computes on.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -206,7 +206,7 @@ impl Model {
         self.last_users[parameter]
     }
 
-    /// Number of elements of all parameters.
+    /// Returns the number of elements of all parameters.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(Parameter::elements).sum()
@@ -253,7 +253,7 @@ impl Model {
     }
 }
 
-/// The loss without dimensions.
+/// Returns the loss without dimensions.
 fn scalar(loss: Tensor) -> Result<Tensor> {
     if loss.elem_count() != 1 {
         candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
@@ -278,7 +278,7 @@ impl Layers {
         self.build_on(dtype, &Device::Cpu)
     }
 
-    /// Like [`Layers::build`], for parameters on `device`.
+    /// Builds the model like [`Layers::build`], with parameters on `device`.
     ///
     /// # Errors
     /// See [`BuildError`].

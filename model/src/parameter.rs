@@ -42,43 +42,43 @@ impl Parameter {
         Ok(parameter)
     }
 
-    /// Full name: the layer's name, a dot, the name inside the layer.
+    /// Returns the full name: the layer's name, a dot, the name inside the layer.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Shape, which stays the same when the parameter is released.
+    /// Returns the shape, which stays the same when the parameter is released.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.elem_count()
     }
 
-    /// The working dtype: f32, bf16 or f16.
+    /// Returns the working dtype: f32, bf16 or f16.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The initialization that the module requested.
+    /// Returns the initialization that the module requested.
     #[must_use]
     pub fn init(&self) -> Init {
         self.init
     }
 
-    /// Index of the layer that owns it.
+    /// Returns the index of the layer that owns it.
     #[must_use]
     pub fn layer(&self) -> usize {
         self.layer
     }
 
-    /// The autograd leaf that the layer's module holds.
+    /// Returns the autograd leaf that the layer's module holds.
     #[must_use]
     pub fn leaf(&self) -> &Tensor {
         &self.leaf
@@ -171,7 +171,7 @@ impl Parameter {
         }
     }
 
-    /// Whether the values are in GPU memory.
+    /// Returns whether the values are in GPU memory.
     #[must_use]
     pub fn is_on_gpu(&self) -> bool {
         self.leaf.device().is_cuda()

@@ -112,7 +112,7 @@ fn split_words(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
-/// The finalizer of SplitMix64, which spreads neighbouring seeds over the whole key space.
+/// Applies the finalizer of SplitMix64, which spreads neighbouring seeds over the whole key space.
 fn mix(mut z: u64) -> u64 {
     z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

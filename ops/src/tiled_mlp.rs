@@ -181,7 +181,7 @@ impl Module for TiledMlp {
         if meta::tracing() {
             return counted2([x, &chain], op(None), Tiled::READS, y.clone());
         }
-        let Storage::Cpu(values) = take(&y)? else { bail!("{OP}: the values computed on the CPU are no longer there") };
+        let Storage::Cpu(values) = take(&y)? else { bail!("{OP}: the output on the CPU has lost its values") };
         apply2(x, &chain, op(Some(values)))
     }
 }
@@ -211,7 +211,7 @@ impl CustomOp2 for Tiled {
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
         match self.values.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(values) => Ok((values, self.shape.clone())),
-            None => bail!("{OP}: a second forward"),
+            None => bail!("{OP}: the forward ran twice"),
         }
     }
 
@@ -307,7 +307,7 @@ impl Joined {
             (Self::F32(all, _), Elements::F32(rows)) => all.extend_from_slice(rows),
             (Self::Bf16(all, _), Elements::Bf16(rows)) => all.extend_from_slice(rows),
             (Self::F16(all, _), Elements::F16(rows)) => all.extend_from_slice(rows),
-            _ => bail!("{OP}: the tiles have two dtypes"),
+            _ => bail!("{OP}: the tiles have different dtypes"),
         }
         Ok(())
     }

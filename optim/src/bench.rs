@@ -48,7 +48,7 @@ impl Arrays {
         let step = Step { step: self.step, lr: 1e-4, grad_scale: 0.5, decay: true };
         let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() });
         let states: &mut [&mut [f32]] = &mut [&mut self.exp_avg, &mut self.exp_avg_sq];
-        update(&optimizer, &step, &mut self.params, &self.grads, states).expect("arrays of one length");
+        update(&optimizer, &step, &mut self.params, &self.grads, states).expect("the arrays have the same length");
         self.step += 1;
     }
 

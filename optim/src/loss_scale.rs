@@ -79,19 +79,19 @@ impl LossScaler {
         Self { scaling, state: LossScaleState { scale, steps: 0, last_overflow: 0, hysteresis } }
     }
 
-    /// The factor for the loss of the next step.
+    /// Returns the factor for the loss of the next step.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.state.scale
     }
 
-    /// Whether the scale adapts to overflows.
+    /// Returns whether the scale adapts to overflows.
     #[must_use]
     pub fn is_dynamic(&self) -> bool {
         matches!(self.scaling, LossScaling::Dynamic(_))
     }
 
-    /// The state that a checkpoint stores.
+    /// Returns the state that a checkpoint stores.
     #[must_use]
     pub fn state(&self) -> LossScaleState {
         self.state

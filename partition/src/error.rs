@@ -32,8 +32,8 @@ pub enum ZeroError {
     },
     /// Replicated values differ between ranks, because of a faulty processor or memory.
     #[error(
-        "{what} is not the same on all of {of} ranks: {}\n  help: a processor or a memory is faulty; go on without that machine \
-         from a checkpoint, with --resume auto", who(.ranks, *.of)
+        "{what} must be the same on all {of} ranks, but {}\n  help: a processor or memory is faulty; replace that machine and \
+         continue from a checkpoint with --resume auto", who(.ranks, *.of)
     )]
     Differs {
         /// World ranks whose value differs from the majority.
@@ -58,7 +58,7 @@ fn who(ranks: &[usize], of: usize) -> String {
     let list = ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match ranks {
         [one] => format!("rank {one} differs"),
-        _ if ranks.len() == of => format!("ranks {list} differ, with no majority that could say who is wrong"),
+        _ if ranks.len() == of => format!("ranks {list} differ, and no majority shows which of them are wrong"),
         _ => format!("ranks {list} differ"),
     }
 }

@@ -117,7 +117,7 @@ impl LocalGradients {
         micro_batch: usize,
     ) -> Result<(), ZeroError> {
         let later = self.deferred.remove(&(layer, micro_batch));
-        let later = later.ok_or_else(|| ZeroError::internal("no weight gradients were put off"))?;
+        let later = later.ok_or_else(|| ZeroError::internal("the layer has no deferred weight gradients"))?;
         let mut sink = self.sink_of(rank, memory, layer)?;
         later.flush(&mut sink)?;
         for &parameter in rank.model.layers()[layer].uses() {
@@ -225,7 +225,7 @@ impl LocalGradients {
 
     /// Takes a segment's complete gradient of the current micro-batch.
     pub(crate) fn take(&mut self, id: SegmentId) -> Result<Open, ZeroError> {
-        self.open[id].take().ok_or_else(|| ZeroError::internal("no gradient to take"))
+        self.open[id].take().ok_or_else(|| ZeroError::internal("the segment has no gradient"))
     }
 
     /// Opens a tied segment's gradient with the partial sum of another stage, to which this stage adds.
@@ -239,7 +239,7 @@ impl LocalGradients {
         let buffer = memory.settled(rank, id, sum.into_f32()?)?;
         match self.open[id].replace(Open::new(buffer, vec![true; rank.segment(id).pieces.len()])) {
             None => Ok(()),
-            Some(_) => Err(ZeroError::internal("a tied gradient came when there was one")),
+            Some(_) => Err(ZeroError::internal("a tied gradient arrived after the segment already had a gradient")),
         }
     }
 }

@@ -29,7 +29,7 @@ impl Groups {
     /// # Panics
     /// Panics if the mesh has another number of ranks than the world.
     pub fn new(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
-        assert_eq!(world.size(), mesh.world_size(), "the mesh is for another number of ranks");
+        assert_eq!(world.size(), mesh.world_size(), "the mesh must have as many ranks as the world");
         let at = mesh.coordinates(world.rank());
         if mesh.pipe() == 1 {
             return Ok(Self { mesh, at, data: world.clone(), world, pipe: vec![] });

@@ -149,7 +149,7 @@ impl Memory {
     pub(crate) fn upload(&mut self, values: &Storage) -> Result<Storage, ZeroError> {
         match values {
             Storage::Cpu(values) => self.gpu()?.upload_staged(values),
-            _ => Err(ZeroError::internal("an upload of values that are on a GPU")),
+            _ => Err(ZeroError::internal("the values to upload are already on a GPU")),
         }
     }
 
@@ -188,7 +188,7 @@ impl Memory {
             Buffer::Bf16(rounded) => self.widened(&rounded)?,
             Buffer::F16(rounded) => self.widened(&rounded)?,
             Buffer::Device(_) => return gpu::unpacked(buffer),
-            _ => return Err(ZeroError::internal("a collective gave back another dtype")),
+            _ => return Err(ZeroError::internal("a collective returned values of an unexpected dtype")),
         };
         self.settled(rank, id, values)
     }

@@ -108,7 +108,7 @@ impl OptimizerState {
         gradients.add_squares(rank, memory, &mut sum)?;
         let limbs = Buffer::I64(sum.limbs().to_vec());
         let Buffer::I64(limbs) = world.all_reduce(limbs, ReduceOp::Sum).wait()? else {
-            return Err(ZeroError::internal("a collective gave back another dtype"));
+            return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
         };
         self.judged = Some(Judged::Here(limits.judge(&ExactSum::from_limbs(&limbs)?)));
         Ok(())
@@ -120,7 +120,7 @@ impl OptimizerState {
         match self.judged {
             Some(Judged::Here(verdict)) => Ok(verdict.is_admitted.then_some(verdict.scale)),
             Some(Judged::OnGpu) => Ok(Some(1.0)),
-            None => Err(ZeroError::internal("an update without a gradient norm")),
+            None => Err(ZeroError::internal("the update ran before the gradient norm")),
         }
     }
 
@@ -260,5 +260,5 @@ fn refill(memory: &mut Memory, parameter: &Parameter, range: Range<usize>, maste
 }
 
 fn on_host<T>(values: Option<T>) -> Result<T, ZeroError> {
-    values.ok_or_else(|| ZeroError::internal("state that is on a GPU was to be updated on the host"))
+    values.ok_or_else(|| ZeroError::internal("cannot update the state on the host: it is on a GPU"))
 }

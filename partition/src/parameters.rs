@@ -76,7 +76,7 @@ impl ParameterState {
         disk: &Disk,
         id: SegmentId,
     ) -> Result<(), ZeroError> {
-        let gathered_twice = || ZeroError::internal("gathered twice");
+        let gathered_twice = || ZeroError::internal("the segment was gathered twice");
         if is_whole(rank, disk, id) {
             return self.shards[id].as_ref().map(|_| ()).ok_or_else(gathered_twice);
         }

@@ -27,8 +27,12 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(model: Arc<Model>, layout: Layout, stages: Stages, groups: Groups, options: ZeroOptions) -> Self {
-        assert_eq!(groups.data().size(), layout.ranks(), "the layout is for another number of ranks");
-        assert_eq!(stages.count(), groups.mesh().pipe(), "the model is cut for another number of stages");
+        assert_eq!(
+            groups.data().size(),
+            layout.ranks(),
+            "the layout must have as many ranks as the data-parallel group"
+        );
+        assert_eq!(stages.count(), groups.mesh().pipe(), "the mesh must have as many stages as the model is cut into");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
         let residents = options.on_gpu.residents(&layout);
         Self { model, layout: Arc::new(layout), stages: Arc::new(stages), groups, options, dtype, residents }

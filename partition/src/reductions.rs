@@ -357,5 +357,5 @@ fn scatter(
 }
 
 fn not_reduced() -> ZeroError {
-    ZeroError::internal("update of gradients that are not reduced")
+    ZeroError::internal("the gradients of the update are not reduced yet")
 }

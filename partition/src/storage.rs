@@ -46,7 +46,7 @@ pub(crate) fn copy_on_host(
         (CpuStorage::F32(from), CpuStorage::F32(to)) => to[target].copy_from_slice(&from[source]),
         (CpuStorage::BF16(from), CpuStorage::BF16(to)) => to[target].copy_from_slice(&from[source]),
         (CpuStorage::F16(from), CpuStorage::F16(to)) => to[target].copy_from_slice(&from[source]),
-        _ => candle_core::bail!("parameters of different dtypes, or a released one"),
+        _ => candle_core::bail!("cannot copy parameters: their dtypes differ, or one is released"),
     }
     Ok(())
 }
@@ -65,7 +65,7 @@ pub(crate) fn outgoing(values: Storage, len: usize, by_gpu: bool) -> Result<Buff
 pub(crate) fn on_host(values: &Storage, len: usize) -> Result<Buffer, ZeroError> {
     match values {
         Storage::Cuda(values) => buffer(gpu::download(values, 0..len)?),
-        _ => Err(ZeroError::internal("parameters on a device that is not known here")),
+        _ => Err(ZeroError::internal("cannot copy parameters to the host: they are not on a CUDA GPU")),
     }
 }
 
@@ -104,5 +104,5 @@ pub(crate) fn storage(buffer: Buffer) -> Result<CpuStorage, ZeroError> {
 }
 
 pub(crate) fn not_floats() -> ZeroError {
-    ZeroError::internal("parameters are f32, bf16 or f16")
+    ZeroError::internal("parameters must be f32, bf16 or f16")
 }

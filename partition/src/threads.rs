@@ -15,7 +15,7 @@ fn share(elements: usize) -> usize {
     elements.div_ceil(parts).next_multiple_of(BLOCK).max(1)
 }
 
-/// Multi-threaded [`zero_optim::update`].
+/// Runs [`zero_optim::update`] on several threads.
 pub(crate) fn update(
     optimizer: &Optimizer,
     step: &Step,
@@ -39,7 +39,7 @@ pub(crate) fn update(
     parts.into_iter().try_for_each(|(.., result)| result)
 }
 
-/// Multi-threaded [`ExactSum::add_parameter_range`].
+/// Runs [`ExactSum::add_parameter_range`] on several threads.
 pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
     let mut parts: Vec<_> = grads.chunks(share(grads.len())).map(|grads| (grads, ExactSum::new())).collect();
     in_parallel(&mut parts, |(grads, sum)| sum.add_parameter_range(grads));
@@ -48,7 +48,7 @@ pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
     }
 }
 
-/// Multi-threaded [`zero_optim::rounded`].
+/// Runs [`zero_optim::rounded`] on several threads.
 pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
     let mut rounded = vec![H::ZERO; values.len()];
     // The lengths are equal, so `write_half` cannot fail.
@@ -58,7 +58,7 @@ pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
     rounded
 }
 
-/// Multi-threaded [`read_half`].
+/// Runs [`read_half`] on several threads.
 pub(crate) fn widen<H: HalfFloat + Sync>(rounded: &[H], values: &mut [f32]) -> Result<(), LengthError> {
     if rounded.len() != values.len() {
         return read_half(rounded, values);

@@ -18,7 +18,7 @@ pub struct Mesh {
 
 /// Error: the ranks cannot be divided evenly into that many stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{world_size} ranks cannot be cut into {stages} pipeline stages of equally many")]
+#[error("cannot divide {world_size} ranks evenly into {stages} pipeline stages")]
 pub struct MeshError {
     /// Number of ranks.
     pub world_size: usize,

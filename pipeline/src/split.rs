@@ -36,7 +36,7 @@ pub enum SplitError {
         parts: usize,
     },
     /// A time is negative, infinite or NaN.
-    #[error("layer {layer} takes {seconds} seconds: not a time")]
+    #[error("the time of layer {layer} is {seconds} seconds; it must be finite and not negative")]
     NotATime {
         /// The layer with that time.
         layer: LayerId,
@@ -45,7 +45,8 @@ pub enum SplitError {
     },
     /// Every cut has a part that exceeds the memory limit.
     #[error(
-        "no cut into {parts} parts fits {limit} bytes: at best layers {} to {} need {needed}, for {alive} micro-batches alive",
+        "no cut into {parts} parts keeps each part within {limit} bytes: in the best cut, layers {} to {} need {needed} bytes \
+         for {alive} micro-batches alive",
         layers.start, layers.end - 1
     )]
     DoesNotFit {

@@ -31,10 +31,10 @@ pub struct Stages {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StagesError {
     /// The chunks leave out layers, overlap or are empty.
-    #[error("the parts {0:?} are not the model's layers one after another, with at least one in each")]
+    #[error("the chunks {0:?} must cover the model's layers in order, without gaps or overlaps, and none may be empty")]
     NotConsecutive(Vec<Range<LayerId>>),
     /// The number of chunks is not a multiple of the number of stages.
-    #[error("{chunks} parts cannot be dealt out evenly to {stages} stages")]
+    #[error("the number of chunks, {chunks}, must be a multiple of the number of stages, {stages}")]
     Uneven {
         /// Number of chunks.
         chunks: usize,

@@ -128,7 +128,7 @@ fn one(setting: &str) -> Vec<String> {
     vec![setting.to_string()]
 }
 
-/// Candidate changes, in order of their cost.
+/// Returns the candidate changes, in order of their cost.
 fn candidates(config: &Config) -> Vec<Vec<String>> {
     let stage = config.zero.stage as u8;
     let data = config.data_parallel_size();
@@ -193,7 +193,7 @@ fn tiles(config: &Config) -> Vec<String> {
     vec![format!("model.tiled_mlp_rows={}", width.next_multiple_of(zero_model::ops::TILE_UNIT))]
 }
 
-/// Smaller micro-batches and more of them, for the same global batch.
+/// Returns smaller micro-batches and more of them, for the same global batch.
 fn halvings(config: &Config) -> Vec<Vec<String>> {
     let (mut size, mut count) = (config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps);
     let mut all = vec![];

@@ -55,7 +55,7 @@ fn named(cpuinfo: &str) -> Option<String> {
     }
 }
 
-/// A core's name; unknown implementers and parts are printed as numbers.
+/// Returns a core's name; unknown implementers and parts are printed as numbers.
 fn core_name(implementer: u32, part: u32) -> String {
     let core = match (implementer, part) {
         // Microsoft's Cobalt 100 is a Neoverse N2 with its own part number.
@@ -126,7 +126,7 @@ const APPLE_PARTS: [(&[u32], &str); 4] = [
 mod tests {
     use super::*;
 
-    /// A core's paragraph as Linux prints it on aarch64.
+    /// Returns a core's paragraph as Linux prints it on aarch64.
     fn core(number: u32, implementer: &str, part: &str) -> String {
         format!(
             "processor\t: {number}\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics \

@@ -111,7 +111,7 @@ impl Request {
             Some(error) => Err(error),
             None => self.loan.end().ok_or_else(|| DiskError::Closed {
                 folder: folder.into(),
-                reason: "the disk was not done with a buffer".into(),
+                reason: "the request ended before the disk had released its buffer".into(),
             }),
         };
         // An error means that the `Pending` was dropped.

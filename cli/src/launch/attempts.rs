@@ -77,7 +77,7 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
     }
 }
 
-/// A name that no other launcher gives its job. Ranks recognize the checkpoints of earlier attempts by it.
+/// Returns a name that no other launcher gives its job. Ranks recognize the checkpoints of earlier attempts by it.
 fn job_name() -> String {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{}-{}", since.as_nanos(), std::process::id())
@@ -122,7 +122,7 @@ impl Judge<'_> {
         let (next, whence) = match next {
             Ok(found) => found,
             Err(error) => {
-                eprintln!("error: no restart: {error:#}");
+                eprintln!("error: cannot restart: {error:#}");
                 return (Decision::End(all), team.clone());
             }
         };

@@ -354,7 +354,7 @@ impl Drop for Line {
 /// Returns a random number other than 0.
 fn own_id() -> anyhow::Result<u64> {
     let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("the system returned no random bytes: {error}"))?;
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("cannot generate random bytes: {error}"))?;
     Ok(u64::from_le_bytes(bytes) | 1)
 }
 
@@ -364,7 +364,7 @@ fn serve(address: &str, port: u16, reach: &Reach) -> anyhow::Result<StoreServer>
         Some(listen) => listen,
         None => {
             let mut found = (address, port).to_socket_addrs().with_context(failed)?;
-            found.next().with_context(|| format!("{address} has no address"))?.ip()
+            found.next().with_context(|| format!("the name {address} resolves to no address"))?.ip()
         }
     };
     StoreServer::bind((listen, port), Some(&reach.token)).with_context(failed)
@@ -428,8 +428,7 @@ impl Talk {
             let met = std::mem::replace(&mut locked(&self.shared.own).met[host], state.id);
             if self.shared.gathered.load(Ordering::Relaxed) && met != state.id {
                 locked(&self.shared.own).met[host] = met;
-                *locked(&self.shared.lost) =
-                    Some(format!("the launcher of host {host} ended, and a new one was started"));
+                *locked(&self.shared.lost) = Some(format!("the launcher of host {host} was restarted"));
                 continue;
             }
             let seen = &mut locked(&self.shared.others)[host];

@@ -33,7 +33,11 @@ impl Recovery<'_> {
             return Ok(team.clone());
         }
         if left < min_ranks {
-            anyhow::bail!("{left} of {} ranks are left, fewer than launcher.min_ranks, {min_ranks}", team.ranks);
+            let help = "lower it, or leave it out to restart all ranks";
+            anyhow::bail!(
+                "ranks left: {left} of {}, but `launcher.min_ranks` is {min_ranks}\n  help: {help}",
+                team.ranks
+            );
         }
         let mut reason = None;
         for ranks in (min_ranks..=left).rev() {
@@ -183,6 +187,9 @@ mod tests {
         assert_eq!(next(Some(1), 3).expect("a smaller team"), 2);
         let error = |min_ranks, left| format!("{:#}", next(Some(min_ranks), left).expect_err("too few ranks"));
         assert_eq!(error(3, 3), "3 ranks cannot continue with the same train_batch_size: 8 samples over 3 ranks");
-        assert_eq!(error(3, 2), "2 of 4 ranks are left, fewer than launcher.min_ranks, 3");
+        assert_eq!(
+            error(3, 2),
+            "ranks left: 2 of 4, but `launcher.min_ranks` is 3\n  help: lower it, or leave it out to restart all ranks"
+        );
     }
 }

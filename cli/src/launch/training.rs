@@ -168,7 +168,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     }
     if config.launcher.transport == Transport::Threads {
         if hosts.count > 1 || started.output.log_dir.is_some() || started.output.tee.is_some() {
-            let message = "with `threads`, all ranks run in one process, which has one host and one output";
+            let message = "`threads` runs all ranks in one process, which excludes several hosts, --log-dir and --tee";
             return Err(setting("launcher.transport", message, "leave the key out: `launch` then starts processes"));
         }
         return rank::run_as_threads(&config, &options);
@@ -211,7 +211,7 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
         return Err(setting("launcher.interface", message, "set it to the interface's name, for example eth0"));
     }
     if config.launcher.min_ranks.is_some() {
-        let message = "on several hosts, a restart starts all ranks";
+        let message = "a run on several hosts always restarts with all ranks";
         return Err(setting("launcher.min_ranks", message, "leave it out, or train on one host"));
     }
     reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)

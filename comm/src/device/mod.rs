@@ -90,7 +90,7 @@ impl DeviceBuffer {
 /// If the device runs out of memory, as a `Vec` does when the host runs out.
 impl Clone for DeviceBuffer {
     fn clone(&self) -> DeviceBuffer {
-        DeviceBuffer(self.0.duplicate().unwrap_or_else(|error| panic!("no copy of {self:?}: {error}")))
+        DeviceBuffer(self.0.duplicate().unwrap_or_else(|error| panic!("cannot copy {self:?}: {error}")))
     }
 }
 

@@ -110,7 +110,7 @@ impl Neighbours {
     fn lease(&self, peer: usize, place: u64, length: usize, membership: &Membership) -> Result<Lease, Failure> {
         let bytes = self.0[peer].as_ref().and_then(|arena| arena.buffer(place, length));
         bytes.map(|bytes| Lease { rank: peer, bytes, length }).ok_or_else(|| {
-            let detail = format!("it offers {length} bytes at {place:#x}, which is outside its shared memory");
+            let detail = format!("it offered {length} bytes at {place:#x}, outside its shared memory");
             Cause::Lost { peer: membership.members[peer], detail }.into()
         })
     }

@@ -35,10 +35,11 @@ struct Head {
 impl Segment {
     pub(super) fn create(size: usize, group: u64) -> Result<(Segment, Ticket), String> {
         let layout = Layout::new(size);
-        let nonce = getrandom::u64().map_err(|error| format!("no random number: {error}"))?;
+        let nonce = getrandom::u64().map_err(|error| format!("cannot generate a random number: {error}"))?;
         let create =
             || -> io::Result<Segment> { Segment::map(memfd::create("zero-comm", layout.bytes() as u64)?, layout) };
-        let segment = create().map_err(|error| format!("cannot create {} bytes: {error}", layout.bytes()))?;
+        let segment = create()
+            .map_err(|error| format!("cannot create a shared memory segment of {} bytes: {error}", layout.bytes()))?;
         segment.head().nonce.store(nonce, Ordering::Relaxed);
         segment.head().group.store(group, Ordering::Release);
         let ticket = Ticket::new(&segment._file, nonce);
@@ -51,14 +52,14 @@ impl Segment {
         let open = || -> io::Result<Segment> {
             let file = ticket.open()?;
             if file.metadata()?.len() != layout.bytes() as u64 {
-                return Err(io::Error::other("its size does not match this group"));
+                return Err(io::Error::other("the segment's size does not match this group"));
             }
             Segment::map(file, layout)
         };
-        let segment = open().map_err(|error| format!("cannot map {path}: {error}"))?;
+        let segment = open().map_err(|error| format!("cannot map the shared memory segment {path}: {error}"))?;
         let found = (segment.head().group.load(Ordering::Acquire), segment.head().nonce.load(Ordering::Relaxed));
         if found != (group, ticket.nonce) {
-            return Err(format!("{path} belongs to another group"));
+            return Err(format!("the shared memory segment {path} belongs to another group"));
         }
         Ok(segment)
     }
@@ -148,7 +149,8 @@ impl Layout {
         (self.controls() + self.rings() * size_of::<Control>()).next_multiple_of(4096)
     }
 
-    /// Size of the segment in bytes. Untouched pages, such as the rings from a rank to itself, take no memory.
+    /// Returns the size of the segment in bytes. Untouched pages, such as the rings from a rank to itself, take no
+    /// memory.
     fn bytes(&self) -> usize {
         self.slots() + self.rings() * SLOTS * self.chunk
     }

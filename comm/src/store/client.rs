@@ -122,7 +122,7 @@ impl StoreClient {
         read_by(&mut self.stream, &mut length, deadline)?;
         let length = u32::from_le_bytes(length) as usize;
         if length > MAX_VALUE {
-            return Err(io::Error::other(format!("a value of {length} bytes")));
+            return Err(io::Error::other(format!("the store returned a value of {length} bytes, more than the limit")));
         }
         let mut value = vec![0; length];
         read_by(&mut self.stream, &mut value, deadline)?;
@@ -143,7 +143,7 @@ impl StoreClient {
 }
 
 fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Protocol), Refusal> {
-    let mut last = io::Error::other("the host name has no address");
+    let mut last = io::Error::other("the host name resolves to no address");
     for address in address.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5))) {

@@ -61,7 +61,7 @@ pub(super) fn get(stream: &mut TcpStream, key: &str, deadline: Instant, limit: u
     read_by(stream, &mut length, deadline)?;
     let length = u64::from_le_bytes(length);
     if length > limit as u64 {
-        return Err(io::Error::other(format!("a value of {length} bytes")));
+        return Err(io::Error::other(format!("the store returned a value of {length} bytes, more than the limit")));
     }
     let mut value = vec![0; length as usize];
     read_by(stream, &mut value, deadline)?;

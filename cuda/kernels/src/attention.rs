@@ -98,7 +98,7 @@ struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels of `cu/attention.cu`: tiles of f32, each row padded by one element.
+    /// Returns the kernels of `cu/attention.cu`: tiles of f32, each row padded by one element.
     fn of_floats(size: u32) -> Self {
         const KEYS: u32 = 32;
         let rows = if size <= 64 { 64 } else { 32 };
@@ -118,7 +118,8 @@ impl Kernels {
         }
     }
 
-    /// The kernels of `cu/attention_tensor.cu`: two stages of two tiles of 16-bit numbers, each row padded by 16 bytes.
+    /// Returns the kernels of `cu/attention_tensor.cu`: two stages of two tiles of 16-bit numbers, each row padded by
+    /// 16 bytes.
     fn of_halves(size: u32) -> Self {
         const ROWS: u32 = 64;
         let stages = 2 * 2 * ROWS * (size + 8) * 2;

@@ -53,7 +53,7 @@ impl Loaded {
 }
 
 impl Kernels {
-    /// The kernels that nvcc compiled into this program.
+    /// Returns the kernels that nvcc compiled into this program.
     pub fn new(device: &Arc<Device>) -> Self {
         // SAFETY: nvcc's `-fatbin` output is a whole fat binary.
         unsafe { Self::of_images(device, Source::image) }
@@ -67,7 +67,7 @@ impl Kernels {
         Self { device: Arc::clone(device), images, loaded: Mutex::default() }
     }
 
-    /// The device of the kernels.
+    /// Returns the device of the kernels.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }

@@ -66,7 +66,7 @@ pub fn gather(of: &Lookup, table: Address, indices: Address, y: Address) -> Opti
 /// Keys that one block sorts.
 const CHUNK: u64 = 2048;
 
-/// The number of u64 that [`sort`] needs for `count` positions.
+/// Returns the number of u64 that [`sort`] needs for `count` positions.
 #[must_use]
 pub fn keys(count: u32) -> u64 {
     u64::from(count).next_power_of_two().max(CHUNK)

@@ -87,7 +87,7 @@ pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
     std::fs::read(library).map(Some).map_err(|error| error.to_string())
 }
 
-/// The source file, in the folder that `ZERO_TRAIN_KERNEL_SOURCES` names or in the crate's own.
+/// Returns the source file, in the folder that `ZERO_TRAIN_KERNEL_SOURCES` names or in the crate's own.
 fn file(source: Source) -> PathBuf {
     let named = std::env::var_os("ZERO_TRAIN_KERNEL_SOURCES").map(PathBuf::from);
     let folder = named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"));
@@ -204,7 +204,7 @@ struct Ranges {
     count: usize,
 }
 
-/// All live [`Memory`]. The result is valid until the thread's next call.
+/// Returns all live [`Memory`]. The result is valid until the thread's next call.
 extern "C" fn all_memory() -> Ranges {
     thread_local!(static RANGES: RefCell<Vec<Range>> = const { RefCell::new(Vec::new()) });
     RANGES.with_borrow_mut(|ranges| {
@@ -287,7 +287,7 @@ impl Memory {
         Self::placed(words(whole), self.bytes)
     }
 
-    /// The address of the first byte, a multiple of 16.
+    /// Returns the address of the first byte, a multiple of 16.
     pub fn address(&mut self) -> Address {
         (self.words.as_mut_ptr().expose_provenance() + SENTINELS) as Address
     }

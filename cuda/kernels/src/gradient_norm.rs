@@ -119,7 +119,7 @@ pub fn square_sums(squared: &[Squared], sums: Address) -> Option<Launch<SquareSu
     (used > 0).then(|| of("square_sums", first_block, THREADS, 0, args))
 }
 
-/// The number of i64 that [`limbs`] writes for `count` sums.
+/// Returns the number of i64 that [`limbs`] writes for `count` sums.
 #[must_use]
 pub fn partials(count: u64) -> usize {
     blocks(count) as usize * LIMBS

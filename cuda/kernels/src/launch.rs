@@ -18,7 +18,7 @@ impl Dtype {
     /// All types.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
-    /// The type's number in `Travelled` of `cu/gradient_norm.cuh`.
+    /// Returns the type's number in `Travelled` of `cu/gradient_norm.cuh`.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -84,7 +84,7 @@ impl Source {
         Self::Rows,
     ];
 
-    /// The file name without the extension.
+    /// Returns the file name without the extension.
     pub fn name(self) -> &'static str {
         match self {
             Self::Activation => "activation",
@@ -175,7 +175,8 @@ impl<A> Launch<A> {
         fits.then_some(()).ok_or_else(words)
     }
 
-    /// A launch of `kernel` for a type and `count` elements, over which the threads stride; `None` if `count` is 0.
+    /// Returns a launch of `kernel` for a type and `count` elements, over which the threads stride; `None` if `count`
+    /// is 0.
     pub(crate) fn over(source: Source, kernel: &str, dtype: Dtype, count: u64, args: A) -> Option<Self> {
         let blocks = count.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32;
         let launch = Self::new(source, kernel, dtype, [blocks, 1, 1], args);
@@ -187,7 +188,7 @@ impl<A> Launch<A> {
         Self::over(source, kernel, dtype, count.div_ceil(u64::from(IN_FLIGHT * dtype.pack())), args)
     }
 
-    /// A launch of `kernel` for a type, with blocks of the usual size and no shared memory.
+    /// Returns a launch of `kernel` for a type, with blocks of the usual size and no shared memory.
     pub(crate) fn new(source: Source, kernel: &str, dtype: Dtype, grid: [u32; 3], args: A) -> Self {
         let entry = format!("{kernel}_{}", dtype.suffix());
         Self { source, entry, grid, threads: THREADS, shared_bytes: 0, args }

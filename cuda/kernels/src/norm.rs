@@ -67,7 +67,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// Number of parameter vectors.
+    /// Returns the number of parameter vectors.
     fn vectors(self) -> u32 {
         match self {
             Self::Layer { .. } => 2,
@@ -84,13 +84,13 @@ impl Weights {
 }
 
 impl Rows {
-    /// Number of rows that one block processes, and adds into one partial sum. The blocks fill the whole device, and
-    /// each thread loads the next row while it works on the current one.
+    /// Returns the number of rows that one block processes, and adds into one partial sum. The blocks fill the whole
+    /// device, and each thread loads the next row while it works on the current one.
     fn together(&self) -> u32 {
         self.rows.div_ceil(512).max(8)
     }
 
-    /// The number of f32 that [`backward`] writes for [`sums`].
+    /// Returns the number of f32 that [`backward`] writes for [`sums`].
     #[must_use]
     pub fn partials(&self, weights: Weights) -> usize {
         self.rows.div_ceil(self.together()) as usize * weights.vectors() as usize * self.size as usize

@@ -191,7 +191,7 @@ impl Product {
         }
     }
 
-    /// Whether all addresses and strides are aligned for tensor cores.
+    /// Returns whether all addresses and strides are aligned for tensor cores.
     fn is_aligned(&self) -> bool {
         let Self { epilogue, left, right, .. } = self;
         let addresses = [Some(left.address), Some(right.address), Some(self.to), epilogue.bias(), epilogue.sum()];

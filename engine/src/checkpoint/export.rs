@@ -86,7 +86,7 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
         None => return Err("the program built the model in code, not from a `model` section".into()),
     };
     // A program that uses the library can train another model than the configured one.
-    let other = || format!("the checkpoint's parameters are not those of the {of} in its `model` section");
+    let other = || format!("the checkpoint's parameters do not match the {of} in its `model` section");
     let layers = configured_model::from_config(&config, vocabulary).map_err(|_| other())?;
     let model = layers.build(DType::F32).map_err(|_| other())?;
     let is_in = |p: &zero_model::Parameter| {

@@ -22,7 +22,7 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
     }
 }
 
-/// The number of states is included, since the cost of an update depends on it.
+/// Names the optimizer and its number of states, on which the cost of an update depends.
 fn optimizer(subject: &Subject<'_>) -> String {
     let name = match subject.config.optimizer {
         Optimizer::AdamW(_) => "AdamW",

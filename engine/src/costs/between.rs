@@ -15,7 +15,9 @@ impl CostTable {
     pub fn between(&self, other: &Self, micro_batch: usize) -> Result<Self, String> {
         let (low, high) = (self.micro_batch(), other.micro_batch());
         if !(low <= micro_batch && micro_batch <= high && low < high) {
-            return Err(format!("a micro-batch of {micro_batch} is not between {low} and {high}"));
+            return Err(format!(
+                "cannot interpolate to a micro-batch of {micro_batch}: it is not between {low} and {high}"
+            ));
         }
         let share = (micro_batch - low) as f64 / (high - low) as f64;
         let same = |a: &LayerTimes, b: &LayerTimes| a.name == b.name && a.parameters == b.parameters;
@@ -36,7 +38,7 @@ impl CostTable {
         Ok(table)
     }
 
-    /// Whether the table has disk rates.
+    /// Returns whether the table has disk rates.
     pub fn has_disk(&self) -> bool {
         self.disk.is_some()
     }

@@ -117,7 +117,7 @@ pub fn measure<T: Trainee>(
     Ok(table)
 }
 
-/// Whether the time limit has passed on any rank.
+/// Returns whether the time limit has passed on any rank.
 fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<bool, Error> {
     let Some(at_most) = length.at_most else { return Ok(false) };
     let own = Buffer::I64(vec![i64::from(began.elapsed() >= at_most)]);

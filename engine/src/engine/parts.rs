@@ -19,37 +19,38 @@ use crate::timing::Timing;
 use crate::timing::profile::Profile;
 
 impl Engine {
-    /// The loss scale of the next step; `None` without `fp16`.
+    /// Returns the loss scale of the next step; `None` without `fp16`.
     #[must_use]
     pub fn loss_scale(&self) -> Option<f64> {
         self.scaler.as_ref().map(LossScaler::scale)
     }
 
-    /// Number of optimizer steps so far, skipped ones included.
+    /// Returns the number of optimizer steps so far, skipped ones included.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// Number of samples that all replicas consumed so far, which is the index of the next step's first sample.
+    /// Returns the number of samples that all replicas consumed so far, which is the index of the next step's first
+    /// sample.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The learning rate of the next step.
+    /// Returns the learning rate of the next step.
     #[must_use]
     pub fn lr(&self) -> f64 {
         self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
     }
 
-    /// Number of micro-batches in the global batch, over all replicas.
+    /// Returns the number of micro-batches in the global batch, over all replicas.
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {
         self.settings.micro_batches * self.replicas()
     }
 
-    /// Data-parallel degree.
+    /// Returns the data-parallel degree.
     #[must_use]
     pub fn replicas(&self) -> usize {
         self.stage_plan.mesh.data()
@@ -61,13 +62,13 @@ impl Engine {
         self.zero.groups().at().replica
     }
 
-    /// The configuration, resolved for this world.
+    /// Returns the configuration, resolved for this world.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The model.
+    /// Returns the model.
     #[must_use]
     pub fn model(&self) -> &Model {
         self.zero.model()
@@ -85,8 +86,8 @@ impl Engine {
         self.zero.groups().stats()
     }
 
-    /// Payload bytes of a message of activations or their gradients in the last training step. The first micro-batch's
-    /// message includes its announcement.
+    /// Returns the payload bytes of a message of activations or their gradients in the last training step. The first
+    /// micro-batch's message includes its announcement.
     pub fn message_bytes(&self, content: &Content) -> usize {
         let boundary = |layer: &LayerId| self.boundaries.get(layer).cloned().unwrap_or_default();
         match content {
@@ -102,37 +103,37 @@ impl Engine {
         }
     }
 
-    /// Time of this rank's steps by category.
+    /// Returns the time of this rank's steps by category.
     #[must_use]
     pub fn timing(&self) -> &Timing {
         &self.timing
     }
 
-    /// The program of a training step.
+    /// Returns the program of a training step.
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// The settings derived from the configuration.
+    /// Returns the settings derived from the configuration.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The pipeline stages and programs of all ranks.
+    /// Returns the pipeline stages and programs of all ranks.
     #[must_use]
     pub fn stage_plan(&self) -> &StagePlan {
         &self.stage_plan
     }
 
-    /// Whether communication overlaps with compute; `None` unless a cost table decided that.
+    /// Returns whether communication overlaps with compute; `None` unless a cost table decided that.
     #[must_use]
     pub fn choice(&self) -> Option<Choice> {
         self.choice
     }
 
-    /// One-line description of the transport between GPUs; `None` if values do not travel between GPUs.
+    /// Returns a one-line description of the transport between GPUs; `None` if values do not travel between GPUs.
     #[must_use]
     pub fn between_gpus(&self) -> Option<&str> {
         self.between_gpus.as_deref()
@@ -154,7 +155,7 @@ impl Engine {
         self.timing.take_profile()
     }
 
-    /// The programs of all stages for a training step.
+    /// Returns the programs of all stages for a training step.
     pub(crate) fn all_programs(&self) -> Vec<Program> {
         self.stage_plan.training(self.zero.layout().shape())
     }

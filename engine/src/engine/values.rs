@@ -6,14 +6,14 @@ use crate::engine::Engine;
 use crate::error::Error;
 
 impl Engine {
-    /// Peak bytes of GPU memory in use by this process, as the driver counts them; `None` on the CPU.
+    /// Returns the peak bytes of GPU memory in use by this process, as the driver counts them; `None` on the CPU.
     #[must_use]
     pub fn peak_gpu_bytes(&self) -> Option<u64> {
         crate::device::peak(self.model().device())
     }
 
-    /// Peak bytes of GPU memory that the driver reserved for this process's tensors: memory in use, and freed memory
-    /// that could not be reused at once. `None` on the CPU.
+    /// Returns the peak bytes of GPU memory that the driver reserved for this process's tensors: memory in use, and
+    /// freed memory that could not be reused at once. `None` on the CPU.
     #[must_use]
     pub fn reserved_gpu_bytes(&self) -> Option<u64> {
         crate::device::reserved(self.model().device())

@@ -202,7 +202,7 @@ impl DataError {
         move |source| Self::Io { path, source }
     }
 
-    /// What to do about it, where that is the same for every key that names files.
+    /// Returns advice for errors whose remedy is the same for every key that names files.
     pub(crate) fn help(&self) -> Option<&'static str> {
         match self {
             Self::Address { .. } => {

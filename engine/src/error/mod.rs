@@ -115,8 +115,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Exit status of the process: 2 for user input, 3 for data and checkpoints, 4 for a lost rank, 5 for divergence, 1
-    /// for everything else.
+    /// Returns the exit status of the process: 2 for user input, 3 for data and checkpoints, 4 for a lost rank, 5 for
+    /// divergence, 1 for everything else.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {
@@ -162,7 +162,7 @@ impl Error {
         Self::Named { key: key.into(), source: Box::new(self), help }
     }
 
-    /// Whether this is a failed write of a file. Training can continue without the file.
+    /// Returns whether this is a failed write of a file. Training can continue without the file.
     pub fn is_only_a_file(&self) -> bool {
         matches!(
             self,
@@ -170,13 +170,14 @@ impl Error {
         )
     }
 
-    /// Whether a checkpoint is damaged or unreadable, here or on another rank, although it may belong to this model.
+    /// Returns whether a checkpoint is damaged or unreadable, here or on another rank, although it may belong to this
+    /// model.
     pub fn is_damage(&self) -> bool {
         use CheckpointError::{Damaged, Io, OtherRank};
         matches!(self, Self::Checkpoint(Damaged { .. } | Io { .. } | OtherRank { .. }))
     }
 
-    /// The error of a data set: one of ours stays what it is.
+    /// Wraps the error of a data set. Returns an error of this crate unchanged.
     #[must_use]
     pub fn of_dataset(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         let error = match error.downcast::<Self>() {

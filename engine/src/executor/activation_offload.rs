@@ -68,7 +68,10 @@ impl ActivationOffload {
         let forms: Vec<Form> = forms.collect();
         let total: usize = forms.iter().map(|form| form.bytes).sum();
         if total as u64 > self.place {
-            return Err(Error::Batch(format!("a layer's inputs have {total} bytes; {} were planned", self.place)));
+            return Err(Error::Batch(format!(
+                "a layer's inputs have {total} bytes, but only {} were reserved on the disk",
+                self.place
+            )));
         }
         let mut buffer = self.take(total)?;
         let mut rest = buffer.as_bytes_mut();
@@ -172,8 +175,8 @@ pub(crate) fn open(
     let table = table.ok_or_else(|| {
         Error::setting(
             "activation_checkpointing.device",
-            "how large the inputs of this model's layers are shows only when it runs, and room on the disk is made before",
-            "leave the key out: inputs are kept in memory",
+            "cannot reserve disk space: the sizes of the layers' inputs are known only when the model runs",
+            "leave the key out to keep the inputs in memory",
         )
     })?;
     let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);

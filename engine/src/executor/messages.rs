@@ -112,7 +112,7 @@ impl Messages {
     }
 
     fn comm(&self, kind: Kind) -> Result<Arc<dyn Communicator>, Error> {
-        self.groups.pipe(kind).cloned().ok_or_else(|| internal("a message on one pipeline stage"))
+        self.groups.pipe(kind).cloned().ok_or_else(|| internal("a program with one pipeline stage sends no messages"))
     }
 
     /// Starts sending the inputs of the next stage's first layer.
@@ -125,8 +125,11 @@ impl Messages {
         match self.boundaries.get(&layer) {
             Some(known) if known.tensors == shapes => {}
             Some(known) => {
-                let what = format!("layer {layer} is given {shapes:?}, and was given {:?} before", known.tensors);
-                let help = "the micro-batches of a step that goes through a pipeline have one shape";
+                let what = format!(
+                    "the inputs of layer {layer} have the dtypes and shapes {shapes:?}, but an earlier micro-batch had {:?}",
+                    known.tensors
+                );
+                let help = "all micro-batches of a step must have the same shape in a pipeline";
                 return Err(Error::Batch(format!("{what}: {help}")));
             }
             None => {
@@ -144,13 +147,17 @@ impl Messages {
     /// Starts sending the gradients of this stage's inputs.
     pub(crate) fn send_gradients(&mut self, message: Message, gradients: &[Option<Tensor>]) -> Result<(), Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Gradients)?);
-        let boundary = self.boundaries.get_mut(&layer).ok_or_else(|| internal("gradients of what never came"))?;
+        let boundary = self
+            .boundaries
+            .get_mut(&layer)
+            .ok_or_else(|| internal("cannot send gradients: the stage received no activations for this layer"))?;
         let has: Vec<bool> = gradients.iter().map(Option::is_some).collect();
         let mut sending = vec![];
         match &boundary.gradients {
             Some(known) if *known == has => {}
             Some(_) => {
-                let what = format!("the tensors that get a gradient before layer {layer} differ between micro-batches");
+                let what =
+                    format!("the input tensors of layer {layer} that have a gradient differ between micro-batches");
                 return Err(Error::Batch(what));
             }
             None => {
@@ -199,7 +206,10 @@ impl Messages {
 
     /// Waits until a message is sent, and returns its remaining buffers.
     pub(crate) fn await_send(&mut self, message: Message) -> Result<Vec<Buffer>, Error> {
-        let sending = self.sending.remove(&message).ok_or_else(|| internal("a message that was not sent"))?;
+        let sending = self
+            .sending
+            .remove(&message)
+            .ok_or_else(|| internal("cannot wait for a message that this rank has not sent"))?;
         sending.into_iter().map(|pending| Ok(pending.wait()?)).collect()
     }
 
@@ -236,7 +246,7 @@ impl Messages {
         if !self.expected.contains_key(&message) {
             self.receive(message, zero)?;
         }
-        self.expected.remove(&message).ok_or_else(|| internal("a message that nobody made room for"))
+        self.expected.remove(&message).ok_or_else(|| internal("no receive was posted for the message"))
     }
 
     /// Waits for the input activations of a layer.
@@ -250,15 +260,18 @@ impl Messages {
             Expected::Announcement(count) => {
                 let count = count.wait()?.into_i64()?;
                 let length = count.first().and_then(|&n| usize::try_from(n).ok());
-                let length = length.ok_or_else(|| internal("an announcement of no length"))?;
+                let length = length.ok_or_else(|| internal("an announcement has an invalid length"))?;
                 let words = comm.recv(Buffer::I64(vec![0; length]), message.from).wait()?.into_i64()?;
-                let tensors = tensors(&words).ok_or_else(|| internal("an announcement that makes no sense"))?;
+                let tensors =
+                    tensors(&words).ok_or_else(|| internal("cannot decode the announced dtypes and shapes"))?;
                 let arriving = posted(&*comm, &self.device, message.from, tensors.iter())?;
                 self.boundaries.insert(layer, Boundary { tensors, gradients: None });
                 arriving
             }
             Expected::Tensors(arriving) => arriving,
-            Expected::Tied(_) => return Err(internal("a tied message for activations")),
+            Expected::Tied(_) => {
+                return Err(internal("expected activations, but the posted receive is for a tied segment"));
+            }
         };
         let (boundary, device) = (&self.boundaries[&layer], zero.model().device().clone());
         let made = arriving.into_iter().zip(&boundary.tensors).map(|(pending, (dtype, dims))| {
@@ -275,7 +288,10 @@ impl Messages {
     ) -> Result<Vec<Option<Tensor>>, Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Gradients)?);
         let (expected, device) = (self.expected(message, zero)?, zero.model().device().clone());
-        let boundary = self.boundaries.get_mut(&layer).ok_or_else(|| internal("gradients of what never left"))?;
+        let boundary = self
+            .boundaries
+            .get_mut(&layer)
+            .ok_or_else(|| internal("cannot receive gradients: the stage sent no activations for this layer"))?;
         let arriving = match expected {
             Expected::Announcement(flags) => {
                 let flags = flags.wait()?.into_i64()?;
@@ -283,14 +299,17 @@ impl Messages {
                 posted(&*comm, &self.device, message.from, with_gradient(boundary))?
             }
             Expected::Tensors(arriving) => arriving,
-            Expected::Tied(_) => return Err(internal("a tied message for gradients")),
+            Expected::Tied(_) => {
+                return Err(internal("expected gradients, but the posted receive is for a tied segment"));
+            }
         };
         let mut arriving = arriving.into_iter();
         let has = boundary.gradients.clone().unwrap_or_default();
         let made = boundary.tensors.iter().zip(has).map(|((dtype, dims), has)| match has {
             false => Ok(None),
             true => {
-                let pending = arriving.next().ok_or_else(|| internal("fewer gradients than announced"))?;
+                let pending =
+                    arriving.next().ok_or_else(|| internal("fewer gradients arrived than the announcement lists"))?;
                 arrived(&device, pending.wait()?, *dtype, dims, false).map(Some)
             }
         });
@@ -304,11 +323,11 @@ impl Messages {
         zero: &mut ShardedState,
     ) -> Result<(SegmentId, Buffer), Error> {
         let (Content::TiedGradient { segment, .. } | Content::TiedParameters { segment }) = message.content else {
-            return Err(internal("a message that is not of a tied segment"));
+            return Err(internal("expected a message of a tied segment, but it carries activations or gradients"));
         };
         match self.expected(message, zero)? {
             Expected::Tied(pending) => Ok((segment, pending.wait()?)),
-            _ => Err(internal("another message for a tied segment")),
+            _ => Err(internal("expected a tied segment, but the posted receive is for activations or gradients")),
         }
     }
 }
@@ -317,7 +336,7 @@ impl Messages {
 /// Collective over the pipe group.
 pub(crate) fn share(groups: &Groups, root: StageId, ours: Option<Activations>) -> Result<Activations, Error> {
     let Some(comm) = groups.pipe(Kind::Activations) else {
-        return ours.ok_or_else(|| internal("no outputs to share"));
+        return ours.ok_or_else(|| internal("the only stage passed no outputs to share"));
     };
     let own: Option<Vec<(DType, Vec<usize>)>> =
         ours.as_ref().map(|x| x.tensors().iter().map(|x| (x.dtype(), x.dims().to_vec())).collect());
@@ -325,7 +344,7 @@ pub(crate) fn share(groups: &Groups, root: StageId, ours: Option<Activations>) -
     let length = comm.broadcast(Buffer::I64(vec![words.len() as i64]), root).wait()?.into_i64()?[0];
     let words = if own.is_some() { words } else { vec![0; length as usize] };
     let words = comm.broadcast(Buffer::I64(words), root).wait()?.into_i64()?;
-    let shapes = tensors(&words).ok_or_else(|| internal("an announcement that makes no sense"))?;
+    let shapes = tensors(&words).ok_or_else(|| internal("cannot decode the announced dtypes and shapes"))?;
     let mut made = vec![];
     for (index, (dtype, dims)) in shapes.iter().enumerate() {
         let buffer = match &ours {
@@ -368,7 +387,7 @@ fn receive_buffer(dtype: DType, elements: usize, device: &Device) -> Result<Buff
     }
 }
 
-/// Whether tensors of this dtype travel from GPU to GPU. All stages agree, since this depends only on dtype and
+/// Returns whether tensors of this dtype travel from GPU to GPU. All stages agree, since this depends only on dtype and
 /// transport.
 fn travels_as_it_is(dtype: DType, device: &Device) -> bool {
     device.is_cuda() && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
@@ -385,7 +404,7 @@ fn arrived(device: &Device, buffer: Buffer, dtype: DType, dims: &[usize], is_lea
 fn layer_of(message: &Message) -> Result<LayerId, Error> {
     match message.content {
         Content::Activations { layer, .. } | Content::Gradients { layer, .. } => Ok(layer),
-        _ => Err(internal("a message without a layer")),
+        _ => Err(internal("expected activations or gradients, but the message is of a tied segment")),
     }
 }
 

@@ -48,7 +48,10 @@ pub(crate) fn buffer_of(tensor: &Tensor) -> Result<Buffer, Error> {
         Storage::Cpu(CpuStorage::I32(values)) => Ok(bytes(&values[range], i32::to_le_bytes)),
         Storage::Cpu(CpuStorage::I16(values)) => Ok(bytes(&values[range], i16::to_le_bytes)),
         Storage::Cpu(CpuStorage::F64(values)) => Ok(bytes(&values[range], f64::to_le_bytes)),
-        _ => Err(Error::Batch(format!("a tensor of {:?} cannot go to another pipeline stage", tensor.dtype()))),
+        _ => Err(Error::Batch(format!(
+            "a tensor of dtype {:?} cannot be sent to another pipeline stage",
+            tensor.dtype()
+        ))),
     }
 }
 
@@ -65,7 +68,10 @@ pub(crate) fn storage_of(buffer: Buffer, dtype: DType) -> Result<CpuStorage, Err
         (Buffer::U8(bytes), DType::I16) => CpuStorage::I16(values(&bytes, i16::from_le_bytes)),
         (Buffer::U8(bytes), DType::F64) => CpuStorage::F64(values(&bytes, f64::from_le_bytes)),
         (other, dtype) => {
-            return Err(Error::Zero(ZeroError::Internal(format!("{} came for {dtype:?}", other.dtype()))));
+            return Err(Error::Zero(ZeroError::Internal(format!(
+                "received a buffer of {} for a tensor of {dtype:?}",
+                other.dtype()
+            ))));
         }
     })
 }

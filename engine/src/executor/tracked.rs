@@ -51,10 +51,10 @@ pub(crate) fn within(limit: u64, zero: &ShardedState, instruction: &Instruction)
         return Ok(());
     }
     let (rank, held) = (zero.groups().world().rank(), bytes(ledger.peak_total()));
-    let mut text = format!("rank {rank} held {held} and may hold {}, at `{instruction}`", bytes(limit));
+    let mut text = format!("rank {rank} needed {held} at `{instruction}`, more than its limit of {}", bytes(limit));
     text += "\n  in: training.memory_limit";
     for category in CATEGORIES {
-        text += &format!("\n    {category}: {} at most", bytes(ledger.peak(category)));
+        text += &format!("\n    {category}: peak {}", bytes(ledger.peak(category)));
     }
-    Err(Error::Memory(text + "\n  help: `zero-train plan` says what needs less"))
+    Err(Error::Memory(text + "\n  help: run `zero-train plan` to see which settings need less"))
 }

@@ -41,7 +41,7 @@ impl TimeCategory {
     pub const ALL: [Self; 7] =
         [Self::Data, Self::Forward, Self::Recomputation, Self::Backward, Self::Communication, Self::Disk, Self::Update];
 
-    /// The category's name in reports.
+    /// Returns the category's name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -172,12 +172,12 @@ pub struct Span {
 /// Maximum number of steps in a timeline. More would not fit into a chart, and the memory stays small.
 const TRACED_STEPS: usize = 20;
 
-/// Whether a run records a timeline.
+/// Returns whether a run records a timeline.
 pub fn is_traced(config: &Config) -> bool {
     config.wall_clock_breakdown || config.training.trace
 }
 
-/// Bytes of a timeline for a program of `instructions` instructions. A GPU's timeline also contains copies and
+/// Returns the bytes of a timeline for a program of `instructions` instructions. A GPU's timeline also contains copies and
 /// collectives.
 pub fn timeline_bytes(instructions: usize, on_gpu: bool) -> u64 {
     let of_gpu = if on_gpu { 2 * size_of::<GpuSpan>() } else { 0 };
@@ -227,7 +227,7 @@ impl Timing {
         }
     }
 
-    /// Also records times on the GPU: in all steps, or only in steps of the timeline and of a profile.
+    /// Records times on the GPU as well: in all steps, or only in steps of the timeline and of a profile.
     pub(crate) fn with_gpu(self, timeline: Option<GpuTimeline>, every_step: bool) -> Self {
         let gpu = timeline.map(|timeline| OfGpu {
             timeline,
@@ -306,7 +306,7 @@ impl Timing {
         }
     }
 
-    /// Peak memory of each part of the last training step, with `memory_breakdown`.
+    /// Returns the peak memory of each part of the last training step, with `memory_breakdown`.
     pub fn points(&self) -> Option<&Points> {
         self.points.as_ref()
     }
@@ -337,24 +337,24 @@ impl Timing {
         }
     }
 
-    /// Number of executed instructions, by kind.
+    /// Returns the number of executed instructions, by kind.
     pub fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.calls.iter().map(|(&kind, &calls)| (kind, calls))
     }
 
-    /// Whether a timeline is recorded.
+    /// Returns whether a timeline is recorded.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.spans.is_some()
     }
 
-    /// The timeline; empty unless recorded.
+    /// Returns the timeline; empty unless recorded.
     #[must_use]
     pub fn spans(&self) -> &[Span] {
         self.spans.as_deref().unwrap_or_default()
     }
 
-    /// The timeline of this rank's GPU; empty without a GPU, or unless recorded.
+    /// Returns the timeline of this rank's GPU; empty without a GPU, or unless recorded.
     #[must_use]
     pub fn gpu_spans(&self) -> &[GpuSpan] {
         self.gpu.as_ref().map_or(&[], |gpu| &gpu.spans)

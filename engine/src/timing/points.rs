@@ -49,7 +49,7 @@ impl Points {
         self.most[3] = held;
     }
 
-    /// Peak bytes of forward, backward and update, then the bytes at the last instruction.
+    /// Returns the peak bytes of forward, backward and update, then the bytes at the last instruction.
     pub fn bytes(&self) -> &[Bytes; 4] {
         &self.most
     }

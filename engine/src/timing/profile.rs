@@ -18,7 +18,7 @@ pub struct ProfiledWork {
 }
 
 impl ProfiledWork {
-    /// Time in seconds.
+    /// Returns the time in seconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.nanoseconds as f64 / 1e9

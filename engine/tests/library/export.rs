@@ -193,7 +193,7 @@ fn models_unknown_to_hugging_face_have_no_config() {
     assert_eq!(reason("own", ""), "no config.json: the program built the model in code, not from a `model` section");
     let other =
         reason("other", "model: {type: gpt2, vocab_size: 61, n_positions: 16, n_embd: 32, n_layer: 3, n_head: 2}");
-    assert_eq!(other, "no config.json: the checkpoint's parameters are not those of the GPT-2 in its `model` section");
+    assert_eq!(other, "no config.json: the checkpoint's parameters do not match the GPT-2 in its `model` section");
     let mlp = reason("mlp", "model: {type: mlp, input_size: 4, hidden_sizes: [4], output_size: 2}");
     assert_eq!(mlp, "no config.json: Hugging Face has no architecture for an MLP");
 }

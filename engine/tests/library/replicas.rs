@@ -44,7 +44,7 @@ fn the_rank_that_differs_is_named() {
                     (true, said) => assert_eq!(said, None),
                     (false, Some(said)) => {
                         let expected =
-                            format!("`{parameter}` is not the same on all of 3 ranks: rank 1 differs\n  help: ");
+                            format!("`{parameter}` must be the same on all 3 ranks, but rank 1 differs\n  help: ");
                         assert!(said.starts_with(&expected), "stage {stage}: {said}");
                     }
                     (false, None) => panic!("stage {stage}: nothing was found"),
@@ -53,7 +53,7 @@ fn the_rank_that_differs_is_named() {
         }
     }
     let said = said(2, &[0], norm, &settings(1, ""));
-    assert!(said[1].as_ref().unwrap().contains("ranks 0, 1 differ, with no majority"), "{said:?}");
+    assert!(said[1].as_ref().unwrap().contains("ranks 0, 1 differ, and no majority"), "{said:?}");
 }
 
 /// Errors name ranks of the world, not of the data-parallel group. The other pipeline stage reports no error.
@@ -62,5 +62,5 @@ fn ranks_of_a_pipeline_are_named() {
     let said = said(6, &[4], "transformer.h.1.mlp.c_fc.weight", &settings(2, "pipeline: {stages: 2}"));
     let found: Vec<&String> = said.iter().flatten().collect();
     assert_eq!(found.len(), 3, "{said:?}");
-    assert!(found.iter().all(|said| said.contains("of 3 ranks: rank 4 differs")), "{said:?}");
+    assert!(found.iter().all(|said| said.contains("on all 3 ranks, but rank 4 differs")), "{said:?}");
 }

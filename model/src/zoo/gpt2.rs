@@ -62,7 +62,7 @@ pub struct Gpt2Config {
 }
 
 impl Default for Gpt2Config {
-    /// The smallest GPT-2 (124M parameters), without dropout.
+    /// Returns the smallest GPT-2 (124M parameters), without dropout.
     fn default() -> Self {
         Self {
             vocab_size: 50_257,

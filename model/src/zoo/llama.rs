@@ -84,7 +84,7 @@ pub struct LlamaConfig {
 }
 
 impl Default for LlamaConfig {
-    /// Hugging Face's defaults: the 7B Llama.
+    /// Returns Hugging Face's defaults: the 7B Llama.
     fn default() -> Self {
         Self {
             vocab_size: 32_000,

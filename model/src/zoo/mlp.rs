@@ -55,8 +55,8 @@ impl Perceptron {
 }
 
 impl Perceptron {
-    /// The tensor that ties the fused block to the graph. The first layer's input needs no gradient, but its weight
-    /// does.
+    /// Returns the tensor that ties the fused block to the graph. The first layer's input needs no gradient, but its
+    /// weight does.
     fn root<'a>(&'a self, x: &'a Tensor) -> &'a Tensor {
         if x.track_op() { x } else { self.linear.weight() }
     }

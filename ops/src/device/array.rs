@@ -129,7 +129,7 @@ impl Array {
     /// If the lengths differ, or the driver's error.
     pub fn add(&mut self, other: &Array) -> Result<()> {
         if self.len != other.len {
-            bail!("{OP}: {} values added to {}", other.len, self.len);
+            bail!("{OP}: cannot add {} values to {}", other.len, self.len);
         }
         let (gpu, from, to) =
             (Gpu::new(&self.storage.device)?, address(OP, &other.storage)?, address(OP, &self.storage)?);
@@ -233,7 +233,7 @@ impl Array {
     /// Returns the address of a range.
     pub(crate) fn address(&self, range: &Range<usize>) -> Result<Address> {
         if range.end > self.len || range.start > range.end {
-            bail!("{OP}: {range:?} of {} values", self.len);
+            bail!("{OP}: the range {range:?} is outside the {} values", self.len);
         }
         Ok(address(OP, &self.storage)? + (range.start * DType::F32.size_in_bytes()) as u64)
     }

@@ -79,7 +79,7 @@ impl<'a> Part<'a> {
     /// If the range is out of bounds.
     pub fn at(self, range: ops::Range<usize>) -> Result<Self> {
         if range.end > self.count || range.start > range.end {
-            bail!("{OP}: {range:?} of {} values", self.count);
+            bail!("{OP}: the range {range:?} is outside the {} values", self.count);
         }
         let bytes = if self.dtype == Dtype::F32 { 4 } else { 2 };
         Ok(Self { address: self.address + (range.start * bytes) as u64, count: range.len(), ..self })
@@ -224,7 +224,7 @@ impl Norms {
         finish: impl FnOnce(u64, Address) -> Launch<VerdictArgs>,
     ) -> Result<()> {
         if gradients.iter().any(|part| part.dtype != Dtype::F32) {
-            bail!("{OP}: gradients are f32");
+            bail!("{OP}: gradients must be f32");
         }
         let gpu = Gpu::new(&self.device)?;
         let sums_of = |part: &Part<'_>| part.count.div_ceil(SQUARES as usize);

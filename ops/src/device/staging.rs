@@ -140,7 +140,7 @@ impl Staging {
             CpuStorage::F32(values) => self.upload_slice::<f32>(values),
             CpuStorage::BF16(values) => self.upload_slice::<bf16>(values),
             CpuStorage::F16(values) => self.upload_slice::<f16>(values),
-            _ => bail!("parameters are f32, bf16 or f16"),
+            _ => bail!("parameters must be f32, bf16 or f16"),
         }
     }
 

@@ -54,7 +54,8 @@ impl Gpu {
                 let mut pinned = pieces.take_to_leave(part.len().next_power_of_two())?;
                 pinned[..part.len()].copy_from_slice(part);
                 let to = to + (index * PIECE) as u64;
-                // SAFETY: the caller guarantees the room; the piece is kept until the event.
+                // SAFETY: the caller guarantees room for all of `values`, of which this part is a slice. `leave` keeps
+                // `pinned` until the stream has passed `event`, so it outlives the copy.
                 let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&event));
                 if done.is_err() {
                     // Without the event nothing would wait for the copy.

@@ -169,7 +169,7 @@ impl CustomOp2 for Computed {
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
         match self.loss.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(loss) => Ok((loss, Shape::from(()))),
-            None => bail!("{OP}: a second forward"),
+            None => bail!("{OP}: the forward ran twice"),
         }
     }
 

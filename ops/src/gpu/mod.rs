@@ -72,7 +72,8 @@ fn stored(op: &'static str, gpu: &Gpu, values: CudaStorage, dtype: DType) -> Res
 
 /// Converts a count to the u32 that kernels take.
 fn count32(op: &'static str, count: usize) -> Result<u32> {
-    u32::try_from(count).map_err(|_| candle_core::Error::Msg(format!("{op}: {count} are more than 2³² − 1")))
+    u32::try_from(count)
+        .map_err(|_| candle_core::Error::Msg(format!("{op}: a count of {count} exceeds the maximum of 2³² − 1")))
 }
 
 /// Allocates a result of `count` elements and returns it with its address.

@@ -145,7 +145,10 @@ pub(super) unsafe fn product_strided(
         return Ok(());
     }
     count_macs((m * n) as u64 * k as u64);
-    let int = |size: usize| c_int::try_from(size).map_err(|_| Error::Msg(format!("{op}: a matrix with {size} rows")));
+    let int = |size: usize| {
+        c_int::try_from(size)
+            .map_err(|_| Error::Msg(format!("{op}: a matrix dimension of {size} exceeds the maximum of cuBLAS")))
+    };
     let (one, beta) = (1f32, if to.add { 1f32 } else { 0f32 });
     // Computes the transpose of the product, rightᵀ·leftᵀ, since cuBLAS reads a row-major matrix as its transpose.
     let ((turn_right, ld_right), (turn_left, ld_left)) = (right.operand(), left.operand());

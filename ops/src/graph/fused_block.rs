@@ -213,7 +213,7 @@ impl Recorded {
     /// Runs the backward. Returns the gradient of the input, if it has one.
     fn backward(&self, dy: &Tensor) -> Result<Option<Tensor>> {
         let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(tape) = tape else { bail!("{OP}: a second backward") };
+        let Some(tape) = tape else { bail!("{OP}: the backward ran twice") };
         tape.backward(&self.x, &self.output, dy.clone())
     }
 }
@@ -290,7 +290,7 @@ impl CustomOp1 for FusedBlock {
         };
         match values {
             Storage::Cuda(values) => Ok((values, output.shape().clone())),
-            _ => bail!("{OP}: the values computed on a GPU are no longer there"),
+            _ => bail!("{OP}: the output on the GPU has lost its values"),
         }
     }
 
@@ -416,7 +416,7 @@ mod tests {
         let want = gradient(&run(&x)?)?;
         assert!(want.len() == 12 && gradient(&y)? == want);
         let again = gradient(&y).err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(again.contains("a second backward"), "{again}");
+        assert!(again.contains("the backward ran twice"), "{again}");
         let id = y.id();
         drop(y);
         assert!(ALIVE.lock().is_ok_and(|alive| !alive.contains_key(&id)));

@@ -173,7 +173,10 @@ impl Projection {
 #[derive(Debug)]
 struct LinearOp {
     affine: Affine,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU takes a gradient through GELU here"))]
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "used only with a GPU, where the backward goes through GELU")
+    )]
     of: Option<Arc<BeforeGelu>>,
 }
 

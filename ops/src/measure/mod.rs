@@ -86,7 +86,7 @@ pub fn finish() -> Vec<Measured> {
 }
 
 /// A running operation.
-#[must_use = "what is dropped at once measures nothing"]
+#[must_use = "a scope that is dropped at once measures nothing"]
 pub(crate) struct Scope(Option<(Kind, Instant)>);
 
 /// Measures the forward of an operation until the scope is dropped.

@@ -39,7 +39,7 @@ pub(crate) fn in_tiles<T>(
     Ok((result?, finished.collect()))
 }
 
-/// Returns whether such a backward is running.
+/// Returns whether a backward in tiles is running.
 pub(super) fn running() -> bool {
     CLAIMS.with_borrow(Option::is_some)
 }
@@ -48,7 +48,7 @@ pub(super) fn running() -> bool {
 pub(super) fn write_tile(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     CLAIMS.with_borrow_mut(|claims| {
         let all = claims.iter_mut().flatten().filter(|claim| claim.parameter == parameter.id());
-        // If a parameter is used more than once, each tile writes its first use first.
+        // If a parameter is used more than once, each tile writes its contributions in the order of the uses.
         let Some(claim) = all.min_by_key(|claim| claim.tiles) else { return false };
         let first = claim.tiles == 0;
         claim.tiles += 1;

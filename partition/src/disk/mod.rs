@@ -134,7 +134,7 @@ impl Disk {
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {
             _ if bytes == 0 => Ok(None),
             Some(folder) => Ok(Some(SwapFile::create(folder, bytes, aio)?)),
-            None => Err(ZeroError::internal("something lives on a disk, and there is no folder for it")),
+            None => Err(ZeroError::internal("state is offloaded to a disk, but no folder is set")),
         };
         let DiskBytes { optimizer, parameters } = DiskBytes::of(&places);
         let [of_optimizer, of_parameters] = options.of_files(DiskVectors::of(&places));
@@ -182,14 +182,14 @@ impl Disk {
     }
 
     fn place(&self, id: SegmentId) -> Result<FileLayout, ZeroError> {
-        self.place_of(id).ok_or_else(|| ZeroError::internal("nothing of this segment is on the disk"))
+        self.place_of(id).ok_or_else(|| ZeroError::internal("the segment has no state on the disk"))
     }
 
     fn optimizer(&self) -> Result<&SwapFile, ZeroError> {
-        self.optimizer.as_ref().ok_or_else(|| ZeroError::internal("there is no file for optimizer state"))
+        self.optimizer.as_ref().ok_or_else(|| ZeroError::internal("no swap file was created for optimizer state"))
     }
 
     fn parameters(&self) -> Result<&SwapFile, ZeroError> {
-        self.parameters.as_ref().ok_or_else(|| ZeroError::internal("there is no file for parameters"))
+        self.parameters.as_ref().ok_or_else(|| ZeroError::internal("no swap file was created for parameters"))
     }
 }

@@ -69,7 +69,9 @@ impl Disk {
                 }
                 self.moving_tiles.insert(item, tile);
             }
-            Item::Activations { .. } => return Err(ZeroError::internal("activations are not the optimizer's")),
+            Item::Activations { .. } => {
+                return Err(ZeroError::internal("activations are not part of the optimizer state"));
+            }
         }
         self.count_buffers(memory);
         Ok(())
@@ -239,5 +241,5 @@ impl Disk {
 }
 
 fn not_moving(item: Item) -> ZeroError {
-    ZeroError::internal(format!("the {item} are not in memory, or not on their way"))
+    ZeroError::internal(format!("neither in memory nor in flight: {item}"))
 }

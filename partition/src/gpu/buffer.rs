@@ -28,7 +28,7 @@ fn dtype_of(storage: &CudaStorage) -> Result<Dtype, ZeroError> {
         DType::F32 => Ok(Dtype::F32),
         DType::BF16 => Ok(Dtype::Bf16),
         DType::F16 => Ok(Dtype::F16),
-        _ => Err(ZeroError::internal("a collective of parameters that are released")),
+        _ => Err(ZeroError::internal("a collective cannot use released parameters")),
     }
 }
 
@@ -36,7 +36,7 @@ fn dtype_of(storage: &CudaStorage) -> Result<Dtype, ZeroError> {
 pub(crate) fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer, ZeroError> {
     let dtype = dtype_of(&storage)?;
     if len > elements_of(&storage) {
-        return Err(ZeroError::internal("a collective of more than there is"));
+        return Err(ZeroError::internal("a collective needs more values than the storage holds"));
     }
     let (address, written) = (address_of(&storage)?, Mark::new(&storage.device)?);
     Ok(Buffer::Device(DeviceBuffer::new(Moving { storage, len, dtype, address, written })))
@@ -45,9 +45,11 @@ pub(crate) fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer, ZeroEr
 /// Returns the storage that a buffer wraps.
 pub(crate) fn storage_of(buffer: Buffer) -> Result<CudaStorage, ZeroError> {
     let Buffer::Device(buffer) = buffer else {
-        return Err(ZeroError::internal("a collective gave back another memory"));
+        return Err(ZeroError::internal("a collective returned values on the host instead of a GPU"));
     };
-    let moving = buffer.downcast::<Moving>().map_err(|_| ZeroError::internal("memory of somebody else's"))?;
+    let moving = buffer
+        .downcast::<Moving>()
+        .map_err(|_| ZeroError::internal("a collective returned a buffer that this rank did not pass in"))?;
     Ok(moving.storage)
 }
 

@@ -22,11 +22,11 @@ pub use of_program::{gpu_copy, gpu_room};
 
 use crate::error::ZeroError;
 
-/// The error for values that should be on a GPU.
+/// Returns the error for values that should be on a GPU.
 pub(crate) fn elsewhere() -> ZeroError {
     ZeroError::internal("state that should be on a GPU is on the host")
 }
 
 fn on_no_gpu(device: &Device) -> ZeroError {
-    ZeroError::internal(format!("values that travel between GPUs are on {device:?}"))
+    ZeroError::internal(format!("values sent between GPUs must be on a GPU, but are on {device:?}"))
 }

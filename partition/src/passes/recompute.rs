@@ -21,7 +21,7 @@ pub struct RecomputeOptions {
 }
 
 impl RecomputeOptions {
-    /// No recomputation.
+    /// Returns options without recomputation.
     #[must_use]
     pub fn none() -> Self {
         Self { layers: vec![], interval: 1, on_disk: false }

@@ -35,7 +35,7 @@ impl ShardedState {
                     names.push(format!("`{name}` of the segment of `{first}`"));
                     checksums.push(checksum_of(values)?);
                 }
-                names.push(format!("the f32 values of the segment of `{first}`"));
+                names.push(format!("the f32 copy of the segment of `{first}`"));
                 checksums.push(checksum_of(&state.master)?);
             }
         }

@@ -53,7 +53,7 @@ fn copy(from: &[f32], to: &mut [f32]) {
 }
 
 fn missing() -> ZeroError {
-    ZeroError::internal("a range that this rank does not hold")
+    ZeroError::internal("this rank does not hold the requested range")
 }
 
 fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
@@ -150,7 +150,7 @@ impl ShardedState {
         let own = self.rank.own_range(id);
         let local = |base: usize| at.start.wrapping_sub(base)..at.end.wrapping_sub(base);
         if values.len() != range.elements.len() {
-            return Err(ZeroError::internal("values of another length than their range"));
+            return Err(ZeroError::internal("the number of values differs from the length of their range"));
         }
         if let Some(stored) = self.stored_as(kind, id) {
             let range = local(own.start);
@@ -190,7 +190,7 @@ impl ShardedState {
     pub fn write(&mut self, kind: Kind, range: &Range, values: &[f32]) -> Result<(), ZeroError> {
         let (id, at) = self.locate(range)?;
         if values.len() != range.elements.len() {
-            return Err(ZeroError::internal("values of another length than their range"));
+            return Err(ZeroError::internal("the number of values differs from the length of their range"));
         }
         let own = self.rank.own_range(id);
         // The range of a replicated parameter may exceed the part with optimizer state on this rank.
@@ -279,7 +279,7 @@ impl ShardedState {
         let output = Buffer::F32(vec![0.0; at.len()]);
         match self.rank.comm().all_gather(Buffer::F32(shard), output, &counts).wait()?.output {
             Buffer::F32(values) => Ok(values),
-            _ => Err(ZeroError::internal("a collective gave back another dtype")),
+            _ => Err(ZeroError::internal("a collective returned values of an unexpected dtype")),
         }
     }
 
@@ -294,6 +294,6 @@ impl ShardedState {
                 return Ok((id, base + range.elements.start..base + range.elements.end));
             }
         }
-        Err(ZeroError::internal("a range outside of every segment"))
+        Err(ZeroError::internal("the requested range is outside every segment"))
     }
 }

@@ -30,7 +30,7 @@ use lanes::{Norms, Queue};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SimulationError {
     /// The cost table is for another model.
-    #[error("costs of {found} {what} for a model of {expected}")]
+    #[error("the cost table has {found} {what}, but the model has {expected}")]
     Table {
         /// Kind of entry: layers or segments.
         what: &'static str,
@@ -40,13 +40,13 @@ pub enum SimulationError {
         expected: usize,
     },
     /// A time in the table is negative, infinite or NaN.
-    #[error("a cost of {0} seconds: not a time")]
+    #[error("the cost table has a time of {0} seconds; times must be finite and not negative")]
     NotATime(f64),
     /// A bandwidth in the table is not positive.
-    #[error("a bandwidth of {0} bytes per second")]
+    #[error("the cost table has a bandwidth of {0} bytes per second; bandwidths must be positive")]
     NotABandwidth(f64),
     /// A rate in the table is not positive or exceeds 1.
-    #[error("a rate of {0}: it is above 0 and at most 1")]
+    #[error("the cost table has a rate of {0}; rates must be above 0 and at most 1")]
     NotARate(f64),
     /// The number of programs differs from the number of ranks.
     #[error("{programs} programs for {ranks} ranks")]
@@ -81,7 +81,8 @@ pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Ti
         };
         let foreign = program.instructions.iter().position(is_foreign);
         if let Some(index) = foreign {
-            return Err(violation(rank, program, index, "it is for another model or mesh".into()).into());
+            let reason = "it names a layer, segment or stage that does not exist";
+            return Err(violation(rank, program, index, reason.into()).into());
         }
     }
     let mut run = Run::new(world, costs, programs);
@@ -89,7 +90,7 @@ pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Ti
     for (rank, program) in programs.iter().enumerate() {
         let next = run.ranks[rank].next;
         if next < program.instructions.len() {
-            return Err(violation(rank, program, next, "it waits for something that never comes".into()).into());
+            return Err(violation(rank, program, next, "it waits for an operation that never completes".into()).into());
         }
     }
     run.events.sort_by(|a, b| (a.rank, a.lane).cmp(&(b.rank, b.lane)).then(a.start.total_cmp(&b.start)));
@@ -110,7 +111,7 @@ struct Progress<'a> {
     norms: usize,
     /// Whether it has arrived at the next gradient norm.
     at_norm: bool,
-    /// Numbers of the lanes that move a transfer of this rank now.
+    /// Indices of the lanes that are moving a transfer of this rank.
     moving: Vec<usize>,
     /// Time at which its disk, which serves requests one at a time, is free.
     disk: f64,

@@ -36,10 +36,12 @@ impl MicroBatch {
     }
 
     fn recomputes(&self, layer: LayerId) -> Check {
-        ensure(!self.is_last(layer), || "the last layer's forward is part of its backward".into())
+        ensure(!self.is_last(layer), || {
+            "the last layer cannot be recomputed: its forward is part of its backward".into()
+        })
     }
 
-    /// `is_first`: whether the first layer is on this rank.
+    /// Marks the micro-batch as loaded. `is_first` tells whether the first layer is on this rank.
     pub(super) fn load(&mut self, is_first: bool) -> Check {
         self.flow = if is_first { Some(0) } else { self.flow };
         ensure(!std::mem::replace(&mut self.is_loaded, true), || "loaded twice".into())
@@ -49,7 +51,7 @@ impl MicroBatch {
     pub(super) fn forward(&mut self, layer: LayerId, needs_data: bool) -> Check {
         ensure(self.is_loaded || !needs_data, || "its micro-batch is not loaded".into())?;
         ensure(self.forward.insert(layer), || "run twice".into())?;
-        ensure(self.flow == Some(layer), || "the layer before has not run".into())?;
+        ensure(self.flow == Some(layer), || "the previous layer has not run".into())?;
         if !(self.trains && self.is_last(layer)) {
             self.flow = Some(layer + 1);
         }
@@ -59,28 +61,28 @@ impl MicroBatch {
 
     pub(super) fn keep(&mut self, layer: LayerId) -> Check {
         self.recomputes(layer)?;
-        ensure(self.flow == Some(layer), || "the layer before has not run, or its inputs have been used up".into())?;
+        ensure(self.flow == Some(layer), || "the previous layer has not run, or the inputs were already used".into())?;
         ensure(self.kept.insert(layer), || "kept twice".into())
     }
 
     pub(super) fn is_kept(&self, layer: LayerId) -> Check {
-        ensure(self.kept.contains(&layer), || "they are not kept".into())
+        ensure(self.kept.contains(&layer), || "these inputs were not kept".into())
     }
 
     pub(super) fn discard(&mut self, layer: LayerId) -> Check {
         self.recomputes(layer)?;
-        ensure(self.saved.remove(&layer), || "its forward has kept nothing".into())
+        ensure(self.saved.remove(&layer), || "the layer has no saved activations".into())
     }
 
     pub(super) fn recompute(&mut self, layer: LayerId) -> Check {
         self.recomputes(layer)?;
         ensure(self.forward.contains(&layer), || "its forward has not run".into())?;
-        ensure(!self.backward.contains(&layer), || "its backward has run".into())?;
+        ensure(!self.backward.contains(&layer), || "its backward has already run".into())?;
         let is_kept = self.kept.remove(&layer);
         let flow = self.flow.replace(layer + 1);
-        ensure(is_kept || flow == Some(layer), || "its inputs are not there".into())?;
-        ensure(!is_kept || flow.is_none(), || "another layer has not taken its inputs yet".into())?;
-        ensure(self.saved.insert(layer), || "what its forward kept is still there".into())
+        ensure(is_kept || flow == Some(layer), || "its inputs are not in memory".into())?;
+        ensure(!is_kept || flow.is_none(), || "another layer has not used its inputs yet".into())?;
+        ensure(self.saved.insert(layer), || "the activations that its forward saved were not discarded".into())
     }
 
     pub(super) fn backward(&mut self, layer: LayerId) -> Check {
@@ -88,10 +90,10 @@ impl MicroBatch {
         ensure(self.backward.insert(layer), || "run twice".into())?;
         let upstream = std::mem::replace(&mut self.upstream, layer.checked_sub(1));
         let is_fed = if self.is_last(layer) { upstream.is_none() } else { upstream == Some(layer) };
-        ensure(is_fed, || "the backward of the layer behind has not run".into())?;
+        ensure(is_fed, || "the backward of the next layer has not run".into())?;
         // The last layer takes its inputs. The outputs of a recomputation have no taker.
         self.flow = None;
-        ensure(self.saved.remove(&layer), || "what its forward kept was given up".into())
+        ensure(self.saved.remove(&layer), || "the activations that its forward saved were discarded".into())
     }
 
     pub(super) fn put_off(&mut self, layer: LayerId) {
@@ -99,16 +101,16 @@ impl MicroBatch {
     }
 
     pub(super) fn take_deferred(&mut self, layer: LayerId) -> Check {
-        ensure(self.deferred.remove(&layer), || "nothing was put off".into())
+        ensure(self.deferred.remove(&layer), || "the layer has no deferred weight gradients".into())
     }
 
     /// Takes the inputs of a layer, to be sent to its stage.
     pub(super) fn send_inputs(&mut self, layer: LayerId) -> Check {
-        ensure(self.flow.take() == Some(layer) && layer > 0, || "the layer before has not run".into())
+        ensure(self.flow.take() == Some(layer) && layer > 0, || "the previous layer has not run".into())
     }
 
     pub(super) fn receive_inputs(&mut self, layer: LayerId) -> Check {
-        ensure(self.flow.replace(layer).is_none(), || "another layer has not taken its inputs yet".into())
+        ensure(self.flow.replace(layer).is_none(), || "another layer has not used its inputs yet".into())
     }
 
     /// Takes the gradients of a layer's inputs, to be sent to the stage of the layer before.
@@ -119,14 +121,16 @@ impl MicroBatch {
 
     pub(super) fn receive_gradients(&mut self, layer: LayerId) -> Check {
         let upstream = std::mem::replace(&mut self.upstream, layer.checked_sub(1));
-        ensure(upstream.is_none(), || "another layer has not taken its gradients yet".into())
+        ensure(upstream.is_none(), || "another layer has not used its gradients yet".into())
     }
 
     /// Checks the end of a program that runs `layers` layers on this rank.
     pub(super) fn finish(&self, layers: usize) -> Check {
-        ensure(self.kept.is_empty(), || "inputs were kept for a layer that was not run again".into())?;
-        ensure(self.deferred.is_empty(), || "weight gradients were put off for good".into())?;
+        ensure(self.kept.is_empty(), || "inputs were kept for a layer that was never recomputed".into())?;
+        ensure(self.deferred.is_empty(), || "deferred weight gradients were never computed".into())?;
         ensure(self.forward.len() == layers, || "not every layer ran on every micro-batch".into())?;
-        ensure(!self.trains || self.backward.len() == layers, || "not every backward ran".into())
+        ensure(!self.trains || self.backward.len() == layers, || {
+            "not every layer's backward ran on every micro-batch".into()
+        })
     }
 }

@@ -46,8 +46,8 @@ impl<'a> Items<'a> {
                 *place = to;
                 Ok(())
             }
-            Some(place) => Err(format!("the {item} are {}", words(*place))),
-            None => Err(format!("there are no {item} to move")),
+            Some(place) => Err(format!("this needs {item} {}, not {}", words(from), words(*place))),
+            None => Err(format!("this rank has no {item} to move")),
         }
     }
 
@@ -58,7 +58,7 @@ impl<'a> Items<'a> {
                 let is_new = |tile: &Item| matches!(tile, Item::Tile { segment: s, .. } if *s == segment);
                 let mut tiles = self.updated.iter().filter(|tile| is_new(tile));
                 ensure(tiles.all(|tile| self.places.get(tile) == Some(&ItemState::Disk)), || {
-                    "what is on the disk was updated in memory".into()
+                    "the parameters on the disk are stale: an updated tile was not written back".into()
                 })?;
             }
             Item::Tile { segment, .. } if self.of(segment).gradients == Tier::Nvme => {
@@ -76,9 +76,9 @@ impl<'a> Items<'a> {
 
     pub(super) fn offload(&mut self, item: Item) -> Check {
         let changes = !matches!(item, Item::Parameters { .. });
-        ensure(changes, || "they change where their tiles do, and are written with those".into())?;
+        ensure(changes, || "parameters are written with the tiles that update them, not separately".into())?;
         let wanted = !matches!(item, Item::Tile { .. }) || self.updated.contains(&item);
-        ensure(wanted, || "it has not been updated".into())?;
+        ensure(wanted, || "the tile has not been updated".into())?;
         self.turn(item, ItemState::Memory, ItemState::Offloading)
     }
 
@@ -86,7 +86,7 @@ impl<'a> Items<'a> {
         self.turn(item, ItemState::Offloading, ItemState::Disk)
     }
 
-    /// A gather consumes the shard in memory.
+    /// Consumes the shard in memory for a gather.
     pub(super) fn gather(&mut self, segment: SegmentId) -> Check {
         match self.of(segment).parameters {
             Tier::Memory => Ok(()),
@@ -107,7 +107,8 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// The norm needs gradients in memory, or the squares recorded when they were offloaded.
+    /// Checks that the norm can be computed: the gradients are in memory, or were offloaded, which records their
+    /// squares.
     pub(super) fn norm(&self, segment: SegmentId) -> Check {
         let place = self.places.get(&Item::Gradients { segment });
         ensure(self.of(segment).gradients == Tier::Memory || place == Some(&ItemState::Disk), || {
@@ -120,28 +121,30 @@ impl<'a> Items<'a> {
         let item = Item::Tile { segment, index };
         self.turn(item, ItemState::Memory, ItemState::Memory)?;
         let before = self.updated.range(Item::Tile { segment, index: 0 }..item).count();
-        ensure(before == index, || "the tile before is not updated".into())?;
+        ensure(before == index, || "the previous tile has not been updated".into())?;
         ensure(self.updated.insert(item), || "updated twice".into())?;
         Ok(index + 1 == self.of(segment).tiles)
     }
 
     /// Tracks the kept inputs of a layer, which are written next.
     pub(super) fn keep(&mut self, item: Item) -> Check {
-        ensure(self.places.insert(item, ItemState::Memory).is_none(), || "they were written already".into())
+        ensure(self.places.insert(item, ItemState::Memory).is_none(), || "these inputs were offloaded already".into())
     }
 
     /// Consumes the inputs of a layer for recomputation, if they are tracked.
     pub(super) fn use_up(&mut self, item: Item) -> Check {
         match self.places.remove(&item) {
             None | Some(ItemState::Memory) => Ok(()),
-            Some(place) => Err(format!("the {item} are {}", words(place))),
+            Some(place) => Err(format!("this needs {item} in memory, not {}", words(place))),
         }
     }
 
     pub(super) fn finish(&self) -> Check {
         match self.places.iter().find(|(_, place)| **place != ItemState::Disk) {
             None => Ok(()),
-            Some((item, place)) => Err(format!("the {item} are {} in the end", words(*place))),
+            Some((item, place)) => {
+                Err(format!("at the end of the program, {item} must be on the disk, not {}", words(*place)))
+            }
         }
     }
 

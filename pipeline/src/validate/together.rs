@@ -24,7 +24,11 @@ pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<()
                         entry.map_or("nothing".to_string(), |(_, instruction)| format!("`{instruction}`"))
                     };
                     let index = ours.map_or(programs[rank].instructions.len(), |(index, _)| *index);
-                    let reason = format!("collective {k} is {} here but {} on rank {first}", text(ours), text(theirs));
+                    let reason = format!(
+                        "all ranks of a stage must start the same collectives: number {k} is {} here, but {} on rank {first}",
+                        text(ours),
+                        text(theirs)
+                    );
                     return Err(violation(rank, &programs[rank], index, reason));
                 }
             }
@@ -72,7 +76,7 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
                     (gone, come) => {
                         let (rank, index) = (at(to), come.map_or(0, |(index, _)| *index));
                         let theirs = gone.map_or("nothing".into(), |(_, message)| message.content.to_string());
-                        let reason = format!("message {k} from rank {} is {theirs}", at(from));
+                        let reason = format!("rank {} sends {theirs} as message {k} instead", at(from));
                         violation(rank, &programs[rank], index, reason)
                     }
                 });
@@ -108,12 +112,12 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
             Some(&rank) => {
                 let others = stuck.iter().skip(1).map(|&other| {
                     let index = ranks[other].next;
-                    format!("rank {other} at instruction {index} ({})", programs[other].instructions[index])
+                    format!("rank {other} waits at instruction {index} ({})", programs[other].instructions[index])
                 });
                 let others: Vec<String> = others.collect();
                 let reason = match others.is_empty() {
-                    true => "it waits for something that never comes".into(),
-                    false => format!("deadlock: it waits here, {}", others.join(", ")),
+                    true => "it waits for an operation that never completes".into(),
+                    false => format!("deadlock: this rank waits here, {}", others.join(", ")),
                 };
                 return Err(violation(rank, &programs[rank], ranks[rank].next, reason));
             }

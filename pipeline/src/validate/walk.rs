@@ -87,7 +87,7 @@ impl<'a> State<'a> {
         self.rule(instruction)?;
         let Action::Starts(transfer) = action else { return Ok(()) };
         let is_new = !self.has(Fact::Moved(transfer)) && self.facts.insert(Fact::InFlight(transfer));
-        ensure(is_new, || format!("a second {transfer} of the same"))
+        ensure(is_new, || format!("this {transfer} was started already"))
     }
 
     fn end(&mut self, transfer: Transfer<'a>) -> Check {
@@ -95,13 +95,13 @@ impl<'a> State<'a> {
         match transfer {
             Transfer::Fetch(item) => return self.items.await_fetch(*item),
             Transfer::Offload(item) => return self.items.await_offload(*item),
-            Transfer::Gather(&[segment]) if !was_started => return self.parameters_are(segment, "gathering"),
+            Transfer::Gather(&[segment]) if !was_started => return self.parameters_are(segment, "being gathered"),
             Transfer::Send(_) | Transfer::Receive(_) => drop(self.facts.insert(Fact::Moved(transfer))),
             Transfer::Gather(_) | Transfer::Reduce(..) | Transfer::Refresh(_) => {}
         }
         ensure(was_started, || match transfer {
-            Transfer::Send(_) => "it was not sent".into(),
-            Transfer::Receive(_) => "no receive was started".into(),
+            Transfer::Send(_) => "the message was not sent".into(),
+            Transfer::Receive(_) => "no receive of the message was started".into(),
             _ => format!("no such {transfer} was started"),
         })
     }
@@ -144,13 +144,13 @@ impl<'a> State<'a> {
                 self.contribute(layer, micro_batch)
             }
             Instruction::Send { message } => self.send(message),
-            Instruction::Receive { message } => {
-                ensure(message.to == self.stage && message.from != self.stage, || "it is not for this stage".into())
-            }
+            Instruction::Receive { message } => ensure(message.to == self.stage && message.from != self.stage, || {
+                "the message must go from another stage to this one".into()
+            }),
             Instruction::AwaitReceive { message } => self.receive(message.content),
             Instruction::Accumulate { segment, micro_batch } => {
                 let is_replicated = self.placements(segment).gradients == Placement::Replicated;
-                ensure(is_replicated, || "its gradients are sharded: they are reduced, not accumulated".into())?;
+                ensure(is_replicated, || "sharded gradients must be reduced, not accumulated".into())?;
                 self.take(segment, micro_batch)?;
                 self.add_up(segment, micro_batch)
             }
@@ -171,7 +171,9 @@ impl<'a> State<'a> {
             }
             Instruction::Update { segment } => {
                 self.can_be_updated(segment)?;
-                ensure(self.world.shape.segments[segment].tiers.tiles == 0, || "it is updated in tiles".into())?;
+                ensure(self.world.shape.segments[segment].tiers.tiles == 0, || {
+                    "this segment must be updated tile by tile".into()
+                })?;
                 self.makes(Fact::Updated(segment), "updated twice")
             }
             Instruction::UpdateTile { segment, tile } => {
@@ -207,7 +209,9 @@ impl<'a> State<'a> {
     fn backward(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         self.micro_batches[micro_batch].backward(layer)?;
         self.world.stages.tied_before(layer, micro_batch).iter().try_for_each(|message| {
-            ensure(self.has(Fact::Moved(Transfer::Receive(message))), || format!("the {} is not here", message.content))
+            ensure(self.has(Fact::Moved(Transfer::Receive(message))), || {
+                format!("the {} was not received", message.content)
+            })
         })
     }
 
@@ -231,17 +235,22 @@ impl<'a> State<'a> {
     }
 
     fn send(&mut self, message: Message) -> Check {
-        ensure(message.from == self.stage && message.to != self.stage, || "it is not this stage's to send".into())?;
+        ensure(message.from == self.stage && message.to != self.stage, || {
+            "the message must go from this stage to another one".into()
+        })?;
         match message.content {
             Content::Activations { layer, micro_batch } => self.micro_batch(micro_batch)?.send_inputs(layer),
             Content::Gradients { layer, micro_batch } => self.micro_batch(micro_batch)?.send_gradients(layer),
             Content::TiedGradient { segment, .. } => {
                 self.open[segment] = None;
-                self.removes(Fact::Leaving(message), "this stage has not added its part")
+                self.removes(
+                    Fact::Leaving(message),
+                    "this stage has not added its own gradient, or has already sent the sum",
+                )
             }
             Content::TiedParameters { segment } => {
-                ensure(self.has(Fact::Updated(segment)), || "it is not updated".into())?;
-                ensure(self.is_refreshed(segment), || "it is not refreshed".into())
+                ensure(self.has(Fact::Updated(segment)), || "the parameters are not updated yet".into())?;
+                ensure(self.is_refreshed(segment), || "the parameters are not refreshed yet".into())
             }
         }
     }
@@ -250,12 +259,12 @@ impl<'a> State<'a> {
         match content {
             Content::TiedGradient { segment, micro_batch, .. } => {
                 ensure(self.open[segment].is_none(), || {
-                    format!("segment {segment} has a gradient already: what is received comes before what is added")
+                    format!("the tied gradient must be received before this stage adds its own to segment {segment}")
                 })?;
                 self.hold(segment, micro_batch)
             }
             Content::TiedParameters { segment } => {
-                ensure(self.has(Fact::Norm), || "before all gradients are made".into())?;
+                ensure(self.has(Fact::Norm), || "tied parameters must be received after the gradient norm".into())?;
                 self.cannot_be_stale(segment)
             }
             Content::Activations { layer, micro_batch } => self.micro_batch(micro_batch)?.receive_inputs(layer),
@@ -268,7 +277,9 @@ impl<'a> State<'a> {
             return self.take(segment, micro_batch);
         }
         let (has, all) = (self.added[segment], self.micro_batches.len());
-        ensure(has == all, || format!("segment {segment} has {has} of {all} micro-batches"))?;
+        ensure(has == all, || {
+            format!("segment {segment} cannot be reduced yet: {has} of {all} micro-batches are accumulated")
+        })?;
         ensure(self.facts.insert(Fact::Reducing(segment)), || format!("segment {segment} is reduced already"))
     }
 
@@ -295,12 +306,14 @@ impl<'a> State<'a> {
     fn add_up(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
         let next = self.added[segment];
         self.added[segment] += 1;
-        ensure(micro_batch == next, || format!("segment {segment} adds up micro-batch {next} next"))
+        ensure(micro_batch == next, || {
+            format!("micro-batches must be added in order: segment {segment} needs micro-batch {next} next")
+        })
     }
 
     fn can_be_updated(&self, segment: SegmentId) -> Check {
-        ensure(self.world.stages.owner(segment) == self.stage, || "another stage owns it".into())?;
-        ensure(self.has(Fact::Norm), || "before the gradient norm".into())?;
+        ensure(self.world.stages.owner(segment) == self.stage, || "another stage owns the segment".into())?;
+        ensure(self.has(Fact::Norm), || "the gradient norm must be computed first".into())?;
         ensure(self.has(Fact::Reduced(segment)), || "its gradients are not reduced".into())?;
         self.cannot_be_stale(segment)
     }
@@ -308,7 +321,7 @@ impl<'a> State<'a> {
     fn finish(&self) -> Check {
         self.facts.iter().try_for_each(|fact| match fact {
             Fact::InFlight(transfer) => Err(format!("a {transfer} was not awaited")),
-            Fact::Leaving(_) => Err("the sum of a tied gradient was not sent on".into()),
+            Fact::Leaving(message) => Err(format!("the {} was not sent to stage {}", message.content, message.to)),
             Fact::Gathered(segment) => Err(format!("segment {segment} is still gathered")),
             _ => Ok(()),
         })?;
@@ -361,13 +374,13 @@ impl<'a> State<'a> {
     fn readable(&self, computation: Computation) -> Check {
         computation.reads(self.world.shape).into_iter().flatten().try_for_each(|&segment| {
             let state = self.parameters(segment);
-            ensure(state == "gathered", || format!("reads segment {segment}, which is {state}"))
+            ensure(state == "gathered", || format!("it reads segment {segment}, which is still {state}"))
         })
     }
 
     fn parameters(&self, segment: SegmentId) -> &'static str {
         match self.placements(segment).parameters {
-            Placement::Sharded if self.has(Fact::InFlight(Transfer::Gather(&[segment]))) => "gathering",
+            Placement::Sharded if self.has(Fact::InFlight(Transfer::Gather(&[segment]))) => "being gathered",
             Placement::Sharded if !self.has(Fact::Gathered(segment)) => "released",
             Placement::Sharded | Placement::Replicated => "gathered",
         }
@@ -384,7 +397,7 @@ impl<'a> State<'a> {
     fn cannot_be_stale(&self, segment: SegmentId) -> Check {
         let is_sharded = self.placements(segment).parameters == Placement::Sharded;
         let is_gathered = is_sharded && self.parameters(segment) != "released";
-        ensure(!is_gathered, || "its gathered parameters would be stale".into())
+        ensure(!is_gathered, || "its gathered parameters would become stale; they must be released first".into())
     }
 
     /// Checks that what an instruction names exists, and that a layer is on this stage. A message may name a layer of
@@ -395,7 +408,7 @@ impl<'a> State<'a> {
             Operand::MicroBatch(m) => ensure(m < self.micro_batches.len(), || "no such micro-batch".into()),
             Operand::Layer(layer) | Operand::Item(&Item::Activations { layer, .. }) => {
                 let stage = self.world.stages.stage_of(layer);
-                ensure(stage == self.stage, || format!("the layer is on stage {stage}"))
+                ensure(stage == self.stage, || format!("the layer is on stage {stage}, not on this rank's stage"))
             }
             _ => Ok(()),
         }

@@ -179,7 +179,7 @@ fn blocking_messages_deadlock_1f1b_and_not_gpipe() {
                 continue;
             }
             let violation = outcome.expect_err("1F1B with rendezvous channels");
-            assert!(violation.reason.starts_with("deadlock: it waits here, rank "), "{violation}");
+            assert!(violation.reason.starts_with("deadlock: this rank waits here, rank "), "{violation}");
             assert!(violation.instruction.starts_with("await_"), "{violation}");
         }
     }
@@ -203,23 +203,23 @@ fn remove(instructions: &mut Vec<Instruction>, kind: &str, what: &str) {
 #[test]
 fn defects_of_messages_are_named() {
     let found = changed(0, |i| remove(i, "send", "activations"));
-    assert!(found.contains("it was not sent"), "{found}");
+    assert!(found.contains("the message was not sent"), "{found}");
     let found = changed(0, |i| {
         remove(i, "send", "activations");
         remove(i, "await_send", "activations");
     });
-    assert!(found.starts_with("rank 1") && found.contains("message 0 from rank 0"), "{found}");
+    assert!(found.starts_with("rank 1") && found.contains("rank 0 sends"), "{found}");
     let found = changed(1, |i| remove(i, "receive", "activations"));
-    assert!(found.starts_with("rank 1") && found.contains("no receive was started"), "{found}");
+    assert!(found.starts_with("rank 1") && found.contains("no receive of the message was started"), "{found}");
     let found = changed(1, |i| remove(i, "await_receive", "activations"));
-    assert!(found.contains("the layer before has not run"), "{found}");
+    assert!(found.contains("the previous layer has not run"), "{found}");
     let found = changed(2, |i| remove(i, "send", "tied gradient"));
     assert!(found.contains("segment 0 still holds the gradient of another micro-batch"), "{found}");
     let found = changed(0, |i| {
         remove(i, "receive", "tied gradient");
         remove(i, "await_receive", "tied gradient");
     });
-    assert!(found.contains("tied gradient of segment 0 for layer 0 of micro-batch 0 is not here"), "{found}");
+    assert!(found.contains("tied gradient of segment 0 for layer 0 of micro-batch 0 was not received"), "{found}");
     let found = changed(2, |i| {
         remove(i, "receive", "tied parameters");
         remove(i, "await_receive", "tied parameters");
@@ -245,7 +245,7 @@ fn a_deadlock_names_the_waiting_ranks() {
         i.insert(start, waiting);
         assert!(find(i, from) > start);
     });
-    assert!(found.starts_with("rank 0") && found.contains("deadlock") && found.contains("rank 1 at"), "{found}");
+    assert!(found.starts_with("rank 0") && found.contains("deadlock") && found.contains("rank 1 waits at"), "{found}");
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn invalid_cuts_are_refused() {
     assert!(cut(2, &[0..2, 2..4]).is_ok());
     for chunks in [vec![0..2, 2..3], vec![0..2, 3..4], vec![0..4, 4..4], vec![1..2, 2..4], vec![0..3, 2..4]] {
         let error = cut(2, &chunks).expect_err("not the layers");
-        assert!(error.to_string().contains("one after another"), "{error}");
+        assert!(error.to_string().contains("without gaps or overlaps"), "{error}");
     }
-    assert!(cut(3, &[0..2, 2..4]).unwrap_err().to_string().contains("dealt out evenly"));
+    assert!(cut(3, &[0..2, 2..4]).unwrap_err().to_string().contains("must be a multiple of the number of stages"));
 }

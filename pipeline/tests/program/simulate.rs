@@ -298,13 +298,13 @@ fn invalid_tables_and_programs_are_errors() {
     let mut other = programs.clone();
     other[2].instructions.insert(1, Forward { layer: 9, micro_batch: 0 });
     let found = error(&other, &good).to_string();
-    assert!(found.starts_with("rank 2, instruction 1 (forward layer 9") && found.contains("another model"), "{found}");
+    assert!(found.starts_with("rank 2, instruction 1 (forward layer 9") && found.contains("does not exist"), "{found}");
     let mut other = programs.clone();
     other[0].instructions.retain(|i| !matches!(i, Send { .. }));
     let found = error(&other, &good).to_string();
-    assert!(found.starts_with("rank 0") && found.contains("never comes"), "{found}");
+    assert!(found.starts_with("rank 0") && found.contains("never completes"), "{found}");
     let mut other = programs;
     other[3].instructions.retain(|i| !matches!(i, GradientNorm));
     let found = error(&other, &good).to_string();
-    assert!(found.contains("(gradient_norm): it waits for something that never comes"), "{found}");
+    assert!(found.contains("(gradient_norm): it waits for an operation that never completes"), "{found}");
 }

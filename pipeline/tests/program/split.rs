@@ -147,7 +147,11 @@ fn memory_moves_layers_off_the_first_stage() {
     let found = split::by_time(&costs, &alive, 59).unwrap_err().to_string();
     let costs = [LayerCost { activations: 15, ..costs[0] }; 4];
     assert_eq!(split::by_time(&costs, &alive, 75).unwrap(), [0..1, 1..4]);
-    assert_eq!(found, "no cut into 2 parts fits 59 bytes: at best layers 0 to 1 need 60, for 2 micro-batches alive");
+    assert_eq!(
+        found,
+        "no cut into 2 parts keeps each part within 59 bytes: in the best cut, layers 0 to 1 need 60 bytes for 2 micro-batches \
+         alive"
+    );
 }
 
 #[test]

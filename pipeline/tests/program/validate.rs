@@ -119,7 +119,9 @@ fn a_violation_names_rank_instruction_and_reason() {
     assert_eq!((violation.rank, violation.index), (2, index));
     assert_eq!(
         violation.to_string(),
-        format!("rank 2, instruction {index} (forward layer 1 of micro-batch 0): reads segment 1, which is gathering")
+        format!(
+            "rank 2, instruction {index} (forward layer 1 of micro-batch 0): it reads segment 1, which is still being gathered"
+        )
     );
 }
 
@@ -134,7 +136,7 @@ fn a_backward_may_run_without_parameters() {
     program.instructions.remove(backward + 1);
     program.instructions.drain(backward - 2..backward);
     let violation = validate(&[program.clone()], &shape).unwrap_err();
-    assert_reason(&violation, "backward layer 0 of micro-batch 0", "reads segment 0, which is released");
+    assert_reason(&violation, "backward layer 0 of micro-batch 0", "it reads segment 0, which is still released");
     shape.layers[0].read_backward.clear();
     assert_eq!(validate(&[program], &shape), Ok(()));
 }
@@ -146,18 +148,22 @@ fn parameters_are_gathered_exactly_when_they_are_read() {
         let at = position(program, &Gather { segment: 1 });
         program.instructions.drain(at..at + 2);
     });
-    assert_reason(&drop_both, "forward layer 1 of micro-batch 0", "reads segment 1, which is released");
+    assert_reason(&drop_both, "forward layer 1 of micro-batch 0", "it reads segment 1, which is still released");
     let never_started = without(s, &Gather { segment: 1 });
-    assert_reason(&never_started, "await_gather segment 1", "its parameters are released, not gathering");
+    assert_reason(&never_started, "await_gather segment 1", "its parameters are released, not being gathered");
     let not_awaited = without(s, &AwaitGather { segment: 1 });
-    assert_reason(&not_awaited, "forward layer 1 of micro-batch 0", "reads segment 1, which is gathering");
+    assert_reason(
+        &not_awaited,
+        "forward layer 1 of micro-batch 0",
+        "it reads segment 1, which is still being gathered",
+    );
     let not_released = without(s, &Release { segment: 1 });
     assert_reason(&not_released, "gather segment 1", "its parameters are gathered, not released");
     let twice = changed(s, |program| {
         let at = position(program, &Gather { segment: 1 });
         program.instructions.insert(at, Gather { segment: 1 });
     });
-    assert_reason(&twice, "gather segment 1", "its parameters are gathering, not released");
+    assert_reason(&twice, "gather segment 1", "its parameters are being gathered, not released");
     let release_first = changed(s, |program| program.instructions.insert(0, Release { segment: 2 }));
     assert_reason(&release_first, "release segment 2", "its parameters are released, not gathered");
     let left_over = changed(s, |program| {
@@ -178,12 +184,12 @@ fn layers_run_in_order_and_once() {
     let loaded_twice = changed(s, |program| program.instructions.insert(0, Load { micro_batch: 0 }));
     assert_reason(&loaded_twice, "load micro-batch 0", "loaded twice");
     let skipped = without(s, &Forward { layer: 1, micro_batch: 0 });
-    assert_reason(&skipped, "forward layer 2 of micro-batch 0", "the layer before has not run");
+    assert_reason(&skipped, "forward layer 2 of micro-batch 0", "the previous layer has not run");
     let swapped = changed(s, |program| {
         let at = position(program, &Forward { layer: 1, micro_batch: 0 });
         program.instructions.swap(at, at + 1);
     });
-    assert_reason(&swapped, "forward layer 2 of micro-batch 0", "the layer before has not run");
+    assert_reason(&swapped, "forward layer 2 of micro-batch 0", "the previous layer has not run");
     let forward_twice = changed(s, |program| program.instructions.insert(2, Forward { layer: 0, micro_batch: 0 }));
     assert_reason(&forward_twice, "forward layer 0 of micro-batch 0", "run twice");
     let no_forward = without(s, &Forward { layer: 2, micro_batch: 0 });
@@ -199,7 +205,7 @@ fn layers_run_in_order_and_once() {
         let (from, to) = (position(program, &from), position(program, &to));
         program.instructions.swap(from, to);
     });
-    assert_reason(&backward_early, "backward layer 1 of micro-batch 0", "the backward of the layer behind has not run");
+    assert_reason(&backward_early, "backward layer 1 of micro-batch 0", "the backward of the next layer has not run");
     let unknown = changed(s, |program| program.instructions.insert(0, Load { micro_batch: 2 }));
     assert_reason(&unknown, "load micro-batch 2", "no such micro-batch");
     let no_layer = changed(s, |program| program.instructions.insert(1, Forward { layer: 3, micro_batch: 0 }));
@@ -229,7 +235,11 @@ fn a_gradient_is_complete_before_it_is_reduced() {
     let reason = "segment 2's gradient of that micro-batch is not complete";
     assert_reason(&wrong_micro_batch, "reduce segments [2] of micro-batch 1", reason);
     let not_added_up = without(ZeroStage::One, &Accumulate { segment: 1, micro_batch: 1 });
-    assert_reason(&not_added_up, "reduce segments [1] of micro-batch 1", "segment 1 has 1 of 2 micro-batches");
+    assert_reason(
+        &not_added_up,
+        "reduce segments [1] of micro-batch 1",
+        "segment 1 cannot be reduced yet: 1 of 2 micro-batches are accumulated",
+    );
     let left_open = without(ZeroStage::One, &Accumulate { segment: 1, micro_batch: 0 });
     let reason = "segment 1 still holds the gradient of another micro-batch";
     assert_reason(&left_open, "backward layer 1 of micro-batch 1", reason);
@@ -237,7 +247,7 @@ fn a_gradient_is_complete_before_it_is_reduced() {
         let at = position(program, &Reduce { segments: vec![1], micro_batch: 0 });
         program.instructions.insert(at, Accumulate { segment: 1, micro_batch: 0 });
     });
-    let reason = "its gradients are sharded: they are reduced, not accumulated";
+    let reason = "sharded gradients must be reduced, not accumulated";
     assert_reason(&sharded, "accumulate segment 1 of micro-batch 0", reason);
     let twice = changed(ZeroStage::One, |program| {
         let at = position(program, &Reduce { segments: vec![1], micro_batch: 1 });
@@ -251,7 +261,11 @@ fn a_gradient_is_complete_before_it_is_reduced() {
         program.instructions.insert(to, awaiting);
     });
     let instruction = "await_reduce segments [1] of micro-batch 1";
-    assert_reason(&out_of_order, instruction, "segment 1 adds up micro-batch 0 next");
+    assert_reason(
+        &out_of_order,
+        instruction,
+        "micro-batches must be added in order: segment 1 needs micro-batch 0 next",
+    );
     let not_started = without(ZeroStage::Two, &Reduce { segments: vec![1], micro_batch: 1 });
     assert_reason(&not_started, "await_reduce segments [1] of micro-batch 1", "no such reduction was started");
 }
@@ -262,7 +276,7 @@ fn the_norm_sees_every_gradient_and_comes_before_the_updates() {
         let not_awaited = without(zero_stage, &AwaitReduce { segments: vec![1], micro_batch: 1 });
         assert_reason(&not_awaited, "gradient_norm", "the gradients of segment 1 are not reduced");
         let no_norm = without(zero_stage, &GradientNorm);
-        assert_reason(&no_norm, "update segment 0", "before the gradient norm");
+        assert_reason(&no_norm, "update segment 0", "the gradient norm must be computed first");
         let twice = changed(zero_stage, |program| {
             let at = position(program, &GradientNorm);
             program.instructions.insert(at, GradientNorm);
@@ -286,12 +300,16 @@ fn no_parameters_are_stale_after_the_step() {
         let at = position(program, &GradientNorm);
         program.instructions.splice(at..at, [Gather { segment: 1 }, AwaitGather { segment: 1 }]);
     });
-    assert_reason(&kept, "update segment 1", "its gathered parameters would be stale");
+    assert_reason(&kept, "update segment 1", "its gathered parameters would become stale; they must be released first");
     let on_its_way = changed(ZeroStage::Three, |program| {
         let at = position(program, &GradientNorm);
         program.instructions.insert(at, Gather { segment: 1 });
     });
-    assert_reason(&on_its_way, "update segment 1", "its gathered parameters would be stale");
+    assert_reason(
+        &on_its_way,
+        "update segment 1",
+        "its gathered parameters would become stale; they must be released first",
+    );
     for zero_stage in [ZeroStage::One, ZeroStage::Two] {
         let refresh = Refresh { segments: vec![1] };
         let missing = changed(zero_stage, |program| {
@@ -332,7 +350,7 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     assert_eq!(validate(&[other.clone(), other.clone()], &shape), Ok(()));
     let violation = validate(&[one.clone(), one.clone(), other], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (2, 0));
-    let reason = "collective 0 is `gather segment 1` here but `gather segment 0` on rank 0";
+    let reason = "all ranks of a stage must start the same collectives: number 0 is `gather segment 1` here, but `gather segment 0` on rank 0";
     assert_reason(&violation, "gather segment 1", reason);
     // One collective too many.
     let mut more = good.clone();
@@ -341,9 +359,9 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     more.instructions.extend([Gather { segment }, AwaitGather { segment }, Release { segment }]);
     let violation = validate(&[good.clone(), more.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, end));
-    assert!(violation.reason.ends_with("is `gather segment 0` here but nothing on rank 0"), "{violation}");
+    assert!(violation.reason.ends_with("is `gather segment 0` here, but nothing on rank 0"), "{violation}");
     // One collective too few.
     let violation = validate(&[more, good.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, good.instructions.len()));
-    assert!(violation.reason.ends_with("is nothing here but `gather segment 0` on rank 0"), "{violation}");
+    assert!(violation.reason.ends_with("is nothing here, but `gather segment 0` on rank 0"), "{violation}");
 }

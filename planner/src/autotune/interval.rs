@@ -39,7 +39,7 @@ impl Interval {
         Some(Self { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() })
     }
 
-    /// Whether the true mean is above `value`, with that confidence.
+    /// Returns whether the true mean is above `value`, with that confidence.
     #[must_use]
     pub fn is_above(&self, value: f64) -> bool {
         self.low > value

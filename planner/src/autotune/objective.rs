@@ -36,7 +36,7 @@ pub fn cost(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     if is_better_higher(metric) { 1.0 / value } else { value }
 }
 
-/// Whether higher values are better.
+/// Returns whether higher values are better.
 #[must_use]
 pub fn is_better_higher(metric: Metric) -> bool {
     match metric {
@@ -45,7 +45,7 @@ pub fn is_better_higher(metric: Metric) -> bool {
     }
 }
 
-/// The unit of the metric's values.
+/// Returns the unit of the metric's values.
 #[must_use]
 pub fn unit(metric: Metric, work: &StepWork) -> &'static str {
     match (metric, work.tokens) {

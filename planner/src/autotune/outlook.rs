@@ -24,7 +24,7 @@ pub(super) struct Outlook<'a> {
 }
 
 impl Outlook<'_> {
-    /// All overrides of a candidate, as `--set` takes them.
+    /// Returns all overrides of a candidate, as `--set` takes them.
     pub(super) fn overrides(&self, settings: &[Setting]) -> Vec<String> {
         self.overrides.iter().cloned().chain(overrides(settings)).collect()
     }
@@ -73,7 +73,7 @@ impl Outlook<'_> {
         self.planner.memory_plan(config)
     }
 
-    /// The conditions that a candidate's cost table must match.
+    /// Returns the conditions that a candidate's cost table must match.
     pub(super) fn conditions(&self, config: &Config, candidate: &Candidate) -> Conditions {
         let replicas = config.data_parallel_size();
         let others = candidate.settings.iter().filter(|(path, _)| !super::space::is_ours(path));

@@ -103,7 +103,7 @@ pub(super) fn too_much(bytes: u64) -> String {
     format!("the trial used {}, more memory than this machine has for it", zero_engine::bytes(bytes))
 }
 
-/// The bytes that a trial with this number of ranks may use, if known.
+/// Returns the bytes that a trial with this number of ranks may use, if known.
 pub(super) fn memory(base: &Config, ranks: usize) -> Option<u64> {
     let machine = Limit::of_machine().map(|limit| (limit.bytes as f64 * SHARE_OF_MEMORY) as u64);
     // The ranks themselves stop at their limit; the margin is for what no plan counts, the program and its threads.

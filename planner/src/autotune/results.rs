@@ -70,7 +70,7 @@ pub(super) fn finish(
     Ok(Tuned { files, ..tuned })
 }
 
-/// The user's file with the settings of a row.
+/// Returns the user's file with the settings of a row.
 fn best_yaml(found: &Found<'_>, row: &Row) -> Result<String, Error> {
     edited(found.request, found.request.ranks.map(|_| row.candidate.ranks), &row.candidate.settings)
 }
@@ -88,7 +88,7 @@ pub(super) fn edited(request: &Request<'_>, ranks: Option<usize>, settings: &[Se
     Ok(zero_config::edit(&request.source, &changes)?)
 }
 
-/// The data of the report.
+/// Returns the data of the report.
 fn data(found: &Found<'_>, tuned: &Tuned, began: Instant) -> Value {
     let (rows, metric) = (&tuned.rows, tuned.tuning.metric);
     let count = |states: &[State]| rows.iter().filter(|row| states.contains(&row.state)).count();
@@ -131,7 +131,7 @@ fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// A timeline, by rank and lane.
+/// Returns the spans of a timeline, by rank and lane.
 fn spans(timeline: &Timeline) -> Value {
     let mut lanes: BTreeMap<(usize, zero_pipeline::Lane), Vec<Value>> = BTreeMap::new();
     for event in timeline.events.iter().filter(|event| event.end > event.start) {

@@ -35,7 +35,7 @@ pub enum State {
 }
 
 impl State {
-    /// The name in tables and files.
+    /// Returns the name in tables and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,12 +49,12 @@ impl State {
         }
     }
 
-    /// Whether it started but did not finish.
+    /// Returns whether the configuration started but did not finish.
     pub(super) fn has_fallen(self) -> bool {
         matches!(self, Self::Failed | Self::TimedOut | Self::OutOfMemory)
     }
 
-    /// The state of this name.
+    /// Returns the state with this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         let all = [
             Self::Refused,
@@ -81,7 +81,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The median step time.
+    /// Returns the median step time.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         median(&self.step_seconds)
@@ -136,7 +136,7 @@ impl Row {
         Some(of)
     }
 
-    /// The cost to minimize, from its runs, adjusted for the speed of the machine in each round.
+    /// Returns the cost to minimize, from its runs, adjusted for the speed of the machine in each round.
     pub(super) fn measured_cost(&self, slowness: &BTreeMap<usize, f64>, metric: Metric) -> Option<f64> {
         let evened = |run: &Run| run.seconds() / slowness.get(&run.round).copied().unwrap_or(1.0);
         let runs: Vec<f64> = self.runs.iter().map(evened).collect();
@@ -144,7 +144,7 @@ impl Row {
         (!runs.is_empty()).then(|| cost(metric, &planned.work, median(&runs)))
     }
 
-    /// The cost to minimize, from its prediction.
+    /// Returns the cost to minimize, from its prediction.
     pub(super) fn predicted_cost(&self, metric: Metric) -> Option<f64> {
         Some(cost(metric, &self.planned.as_ref()?.work, self.corrected.or(self.predicted)?))
     }
@@ -160,7 +160,7 @@ impl Row {
         Interval::of(&pairs.collect::<Vec<_>>())
     }
 
-    /// The differences to the user's file, as a line.
+    /// Returns the differences to the user's file, as a line.
     #[must_use]
     pub fn words(&self) -> String {
         if self.candidate.settings.is_empty() {
@@ -169,7 +169,7 @@ impl Row {
         overrides(&self.candidate.settings).collect::<Vec<_>>().join(" ")
     }
 
-    /// The row as JSON, for files and the report.
+    /// Returns the row as JSON, for files and the report.
     #[must_use]
     pub fn value(&self, metric: Metric) -> Value {
         let settings: serde_json::Map<String, Value> =

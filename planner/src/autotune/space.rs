@@ -197,7 +197,8 @@ impl Space<'_> {
         all
     }
 
-    /// Global batch, micro-batch and accumulation, with the learning rates adjusted to the batch size.
+    /// Returns combinations of global batch, micro-batch and accumulation, with the learning rates adjusted to the
+    /// batch size.
     fn batches(&self, replicas: usize) -> Vec<Vec<Setting>> {
         let tuning = self.tuning;
         let kept = self.base.train_batch_size;
@@ -320,19 +321,20 @@ impl Space<'_> {
         self.base_and(SCHEDULE, &["1f1b", "zb_h1"])
     }
 
-    /// The tiers that are possible: those for which the file names a folder.
+    /// Returns the tiers that are possible: those for which the file names a folder.
     fn devices(&self, path: &str) -> Vec<String> {
         let folder = path.replace(".device", ".nvme_path");
         let has_folder = self.values.get(&folder).is_some_and(|folder| folder != "null");
         self.base_and(path, if has_folder { &["none", "nvme"] } else { &[] })
     }
 
-    /// The values of a key in `autotuning.space`.
+    /// Returns the values of a key in `autotuning.space`.
     fn said(&self, path: &str) -> Option<&[String]> {
         self.tuning.space.iter().find(|of| of.path == path).map(|of| &of.values[..])
     }
 
-    /// The listed values of a key, else our own, unless only few keys are to be tried.
+    /// Returns the values listed for a key. Without a list, returns our own, or with `autotuning.fast` only the user's
+    /// value for all but the main keys.
     fn or_ours(&self, path: &str, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         match self.said(path) {
             Some(values) => values.iter().map(|value| plain(value).to_string()).collect(),
@@ -341,8 +343,8 @@ impl Space<'_> {
         }
     }
 
-    /// Like [`or_ours`](Self::or_ours) if the key matters; otherwise a single value, that of the file if it is one of
-    /// them.
+    /// Returns the values of [`or_ours`](Self::or_ours) if the key matters. Otherwise returns a single value: the
+    /// user's, unless `autotuning.space` lists values without it.
     fn where_it_matters(&self, path: &str, matters: bool, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         if matters {
             return self.or_ours(path, ours);
@@ -362,7 +364,7 @@ impl Space<'_> {
         std::iter::once(own.to_string()).chain(others).collect()
     }
 
-    /// The value in the user's configuration; the switch of a missing section is off.
+    /// Returns the value in the user's configuration; the switch of a missing section is off.
     fn value(&self, path: &str) -> &str {
         match self.values.get(path) {
             Some(value) => value,
@@ -382,13 +384,13 @@ impl Space<'_> {
     }
 }
 
-/// A YAML scalar without its quotes.
+/// Strips the quotes of a YAML scalar.
 fn plain(value: &str) -> &str {
     let inner = |quote: char| value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote));
     inner('"').or_else(|| inner('\'')).unwrap_or(value)
 }
 
-/// Whether a key affects how a step is executed, but not the cost of a layer.
+/// Returns whether a key affects how a step is executed, but not the cost of a layer.
 pub(super) fn is_ours(path: &str) -> bool {
     OURS.contains(&path)
 }

@@ -43,7 +43,9 @@ impl Tables {
             (Some((&exact, table)), _) if exact == micro => table.clone(),
             (Some((_, below)), Some((_, above))) => below.between(above, micro)?,
             _ => {
-                return Err(format!("no profile has a micro-batch of {micro}, or a smaller and a larger one"));
+                return Err(format!(
+                    "no profile has a micro-batch of {micro}, or a smaller and a larger one to interpolate between"
+                ));
             }
         };
         if table.has_disk() || !uses_disk(config) {
@@ -54,7 +56,7 @@ impl Tables {
     }
 }
 
-/// Whether the configuration offloads anything to a disk.
+/// Returns whether the configuration offloads anything to a disk.
 pub(super) fn uses_disk(config: &Config) -> bool {
     let kept = config.activation_checkpointing.as_ref().map_or(OffloadDevice::None, |kept| kept.device);
     [config.zero.offload_optimizer.device, config.zero.offload_param.device, kept].contains(&OffloadDevice::Nvme)

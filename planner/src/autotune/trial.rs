@@ -162,7 +162,7 @@ fn read(pipe: impl Read) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// The reason for the failure: the trial's own error message if it printed one.
+/// Returns the reason for the failure: the trial's own error message if it printed one.
 fn reason(status: ExitStatus, errors: &str) -> String {
     let lines: Vec<&str> = errors.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     let said = lines.iter().position(|line| line.starts_with("error: ")).map(|at| &lines[at..]);

@@ -35,14 +35,14 @@ impl Limit {
     }
 }
 
-/// The machine's physical memory in bytes.
+/// Returns the machine's physical memory in bytes.
 fn physical() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The smallest limit of the control groups that this process is in.
+/// Returns the smallest limit of the control groups that this process is in.
 fn group() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let limit = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();

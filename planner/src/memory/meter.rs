@@ -43,7 +43,7 @@ impl Meter {
 
     pub(crate) fn free_at(&mut self, category: Category, bytes: u64, on_gpu: bool) {
         let now = &mut self.now[category as usize];
-        debug_assert!(*now >= bytes, "{category} has {now}, and {bytes} are freed");
+        debug_assert!(*now >= bytes, "cannot free {bytes} bytes of {category}: only {now} are allocated");
         *now = now.saturating_sub(bytes);
         self.on_gpu = self.on_gpu.saturating_sub(if on_gpu { bytes } else { 0 });
     }

@@ -36,8 +36,8 @@ pub(crate) struct Script<'a> {
     pub(crate) arrivals: &'a Arrivals,
 }
 
-/// Peak bytes of a rank over two steps, of which the second reuses the buffers of the first, and an evaluation after
-/// them.
+/// Returns the peak bytes of a rank over two steps, of which the second reuses the buffers of the first, and an
+/// evaluation after them.
 pub(crate) fn peaks(
     work: WalkInputs<'_>,
     config: &Config,
@@ -61,8 +61,8 @@ pub(crate) fn peaks(
     peaks
 }
 
-/// Memory that the engine keeps for its programs, their timeline and the monitors. Memory outside of the categories is
-/// counted as activations.
+/// Returns the memory that the engine keeps for its programs, their timeline and the monitors. Memory outside of the
+/// categories is counted as activations.
 fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     let instructions = step.instructions.len() + evaluation.instructions.len();
     let monitors = monitors(config);
@@ -71,14 +71,15 @@ fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     (instructions * size_of::<Instruction>()) as u64 + timeline + monitors
 }
 
-/// Peak memory of the monitors on rank 0: each keeps the waiting steps, and as much again while it writes them.
+/// Returns the peak memory of the monitors on rank 0: each keeps the waiting steps, and as much again while it writes
+/// them.
 fn monitors(config: &Config) -> u64 {
     let is_on =
         [config.csv_monitor.enabled, config.tensorboard.enabled, config.mlflow.enabled, config.prometheus.enabled];
     is_on.into_iter().filter(|&on| on).count() as u64 * (1 << 20)
 }
 
-/// The copy of a rank's state that is written while training continues.
+/// Returns the bytes of the copy of a rank's state that is written while training continues.
 fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     if !config.training.save_async {
         return 0;
@@ -87,8 +88,8 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at), kinds)
 }
 
-/// Memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group. The shared-memory
-/// transport uses no heap.
+/// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group. The
+/// shared-memory transport uses no heap.
 fn transport(config: &Config, mesh: Mesh) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;

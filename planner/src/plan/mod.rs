@@ -120,13 +120,13 @@ impl MemoryPlan {
         Ok(Self { config, settings, model, layout, stage_plan, programs, needs, table, choice })
     }
 
-    /// Peak bytes of the busiest rank, as the allocator counts them: without the program itself.
+    /// Returns the peak bytes of the busiest rank, as the allocator counts them: without the program itself.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.needs.iter().map(|needs| needs.peaks.total).max().unwrap_or(0)
     }
 
-    /// The most bytes that a rank needs on its disk.
+    /// Returns the most bytes that a rank needs on its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
@@ -169,7 +169,7 @@ impl MemoryPlan {
         simulated.map_err(|e| e.to_string())
     }
 
-    /// Number of elements of all parameters.
+    /// Returns the number of elements of all parameters.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.model.elements()
@@ -216,7 +216,7 @@ impl Plan {
         grid::grid(&self.timeline, &few.stages, few.mesh, columns)
     }
 
-    /// The fraction of a step in which even the busiest stage is idle, under the same assumptions.
+    /// Returns the fraction of a step in which even the busiest stage is idle, under the same assumptions.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         self.timeline.bubble()
@@ -230,25 +230,25 @@ impl Plan {
         self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }
 
-    /// Peak bytes of the busiest rank, as the allocator counts them: without the program itself.
+    /// Returns the peak bytes of the busiest rank, as the allocator counts them: without the program itself.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.memory_plan.peak_bytes()
     }
 
-    /// The most bytes that a rank needs on its disk.
+    /// Returns the most bytes that a rank needs on its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.memory_plan.disk_bytes()
     }
 
-    /// Whether the memory of the layers' activations is known and included.
+    /// Returns whether the memory of the layers' activations is known and included.
     #[must_use]
     pub fn knows_activations(&self) -> bool {
         self.memory_plan.needs.iter().all(|needs| needs.with_activations)
     }
 
-    /// The predicted time of a step from the configuration's cost table, or what the table lacks; `None` if the
+    /// Returns the predicted time of a step from the configuration's cost table, or what the table lacks; `None` if the
     /// configuration names no table.
     #[must_use]
     pub fn prediction(&self) -> Option<&Result<Prediction, String>> {
@@ -343,7 +343,7 @@ fn ranks(mesh: Mesh, stage: StageId) -> std::ops::Range<usize> {
     first..first + mesh.data()
 }
 
-/// A table in which every chunk takes equally long, and a backward has two equal halves.
+/// Returns a table in which every chunk takes equally long, and a backward has two equal halves.
 fn equal_chunks(stage_plan: &StagePlan, layout: &Layout) -> Costs {
     let of_chunk = |chunk: &std::ops::Range<usize>| {
         let share = 1.0 / chunk.len() as f64;

@@ -81,7 +81,8 @@ impl Plan {
         self.memory_plan.settings.zero.on_gpu.layers
     }
 
-    /// Peak bytes by category. The categories peak at different times, so the total peak is less than the sum.
+    /// Writes the peak bytes by category. The categories peak at different times, so the total peak is less than the
+    /// sum.
     fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
         // With a GPU, the totals are listed separately for its memory and the host's.

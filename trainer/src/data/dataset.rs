@@ -34,7 +34,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// }
 /// ```
 pub trait Dataset: Send + Sync {
-    /// Number of samples.
+    /// Returns the number of samples.
     fn len(&self) -> usize;
 
     /// Loads the samples `indices` in this order. The first dimension of every tensor has `indices.len()` rows.

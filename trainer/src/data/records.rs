@@ -9,7 +9,7 @@ use super::dataset::{BoxError, Dataset};
 
 /// A reader of files. Reading a record changes no state and does not wait for other readers.
 pub(crate) trait Records: Send + Sync {
-    /// Number of samples, at least 1.
+    /// Returns the number of samples, at least 1.
     fn samples(&self) -> usize;
 
     /// Returns the shape that all samples have.

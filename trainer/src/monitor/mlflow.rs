@@ -31,7 +31,7 @@ pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String
     let uri = uri.map(|uri| uri.trim_end_matches('/').to_string()).filter(|uri| !uri.is_empty());
     let key = "mlflow.tracking_uri";
     let Some(uri) = uri else {
-        let help = "set it, or the variable MLFLOW_TRACKING_URI";
+        let help = "set this key or the environment variable MLFLOW_TRACKING_URI";
         return Err(Error::setting(key, "the address of the tracking server is missing", help));
     };
     let is_http = uri.strip_prefix("http://").is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'));

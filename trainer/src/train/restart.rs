@@ -34,7 +34,7 @@ pub struct Restarts {
 }
 
 impl Restarts {
-    /// Reads what our launcher has told this rank about earlier attempts into `options`. Does nothing in a process that
+    /// Fills `options` with what our launcher told this rank about earlier attempts. Does nothing in a process that
     /// our launcher did not start.
     ///
     /// # Errors

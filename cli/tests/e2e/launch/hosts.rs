@@ -172,7 +172,7 @@ fn a_launcher_that_was_killed_is_not_replaced_in_the_middle_of_a_job() {
     let another = start(&case, &hosts, 1, &args);
     let (status, errors) = first.end();
     assert_eq!(status, Some(4), "{errors}");
-    assert!(errors.ends_with("error: the launcher of host 1 ended, and a new one was started\n"), "{errors}");
+    assert!(errors.ends_with("error: the launcher of host 1 was restarted\n"), "{errors}");
     // The replacement waits for a host 0 that knows it, until its timeout.
     let (status, errors) = another.end();
     assert_eq!(status, Some(4), "{errors}");

@@ -267,7 +267,7 @@ fn an_exceeded_limit_is_an_error_with_a_table() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let (_, error) = told.iter().find(|(code, _)| *code == Some(2)).unwrap_or_else(|| panic!("{told:?}"));
-    assert!(error.contains("and may hold 8.0 MB, at `"), "{error}");
+    assert!(error.contains("`, more than its limit of 8.0 MB"), "{error}");
     for wanted in ["in: training.memory_limit", "activations: ", "optimizer_state: ", "help: "] {
         assert!(error.contains(wanted), "{wanted} is not in\n{error}");
     }

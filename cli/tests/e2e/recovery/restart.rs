@@ -128,7 +128,7 @@ fn a_configuration_that_has_changed_prevents_a_restart() {
     signal(rank_process(run.id(), 1), "KILL");
     let (status, _, errors) = end(run);
     assert_eq!(status, Some(4), "{errors}");
-    assert!(errors.contains("error: no restart: ds.yaml has changed since the run began"), "{errors}");
+    assert!(errors.contains("error: cannot restart: ds.yaml has changed since the run began"), "{errors}");
 }
 
 /// A global batch of the same samples for any number of ranks, reduced in the same order.
@@ -162,7 +162,10 @@ fn fewer_ranks_than_min_ranks_are_an_error() {
     signal(rank_process(run.id(), 0), "KILL");
     let (status, _, errors) = end(run);
     assert_eq!(status, Some(4), "{errors}");
-    assert!(errors.contains("error: no restart: 1 of 2 ranks are left, fewer than launcher.min_ranks, 2"), "{errors}");
+    assert!(
+        errors.contains("error: cannot restart: ranks left: 1 of 2, but `launcher.min_ranks` is 2\n  help: lower it"),
+        "{errors}"
+    );
     assert!(errors.contains("rank 0 was killed by signal 9"), "{errors}");
 }
 

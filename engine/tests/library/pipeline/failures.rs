@@ -42,7 +42,7 @@ fn a_failing_layer_and_its_rank_are_named() {
         ),
         (|_, x, _| x * 2.0, "`middle.weight`"),
         (|linear, x, _| linear.forward(&x.detach()), "layer `middle` passes no gradient to the layer before"),
-        (|_, x, _| x.to_dtype(DType::F8E4M3), "a tensor of F8E4M3 cannot go to another pipeline stage"),
+        (|_, x, _| x.to_dtype(DType::F8E4M3), "a tensor of dtype F8E4M3 cannot be sent to another pipeline stage"),
     ];
     for zero_stage in [0, 3] {
         for schedule in SCHEDULES {

@@ -142,7 +142,7 @@ fn a_shape_that_differs_between_micro_batches_is_an_error_on_all_ranks() {
         let said = errors(shortens, 2, schedule, train);
         let is_own = |error: &String| error.contains("[2, 8, 20]") && !error.contains(" aborted: ");
         let sender = said.iter().position(is_own).expect("a rank that reports the shape");
-        assert!(said[sender].contains("the micro-batches of a step that goes through a pipeline have one shape"));
+        assert!(said[sender].contains("all micro-batches of a step must have the same shape in a pipeline"));
         assert!(said[1 - sender].contains(&format!("rank {sender}")), "{schedule}: {said:?}");
         // In this evaluation the samples themselves differ in length.
         let evaluate = |engine: &mut Engine| {
@@ -154,7 +154,10 @@ fn a_shape_that_differs_between_micro_batches_is_an_error_on_all_ranks() {
             engine.eval_with(2, load).map(drop)
         };
         let said = errors(three_tensors, 3, schedule, evaluate);
-        assert!(said[0].contains("[2, 12, 20]") && said[0].contains("have one shape"), "{schedule}: {said:?}");
+        assert!(
+            said[0].contains("[2, 12, 20]") && said[0].contains("must have the same shape"),
+            "{schedule}: {said:?}"
+        );
         assert!(said[1..].iter().all(|error| error.contains("rank 0")), "{schedule}: {said:?}");
     }
 }

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The text of the results element, as a browser reads it.
+    /// Returns the text of the results element, as a browser reads it.
     fn results(page: &str) -> &str {
         let (_, after) = page.split_once(r#"<script type="application/json" id="data">"#).expect("the element");
         after.split("</script").next().unwrap_or_default()

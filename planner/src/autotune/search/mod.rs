@@ -33,7 +33,7 @@ pub(super) trait Measure {
     /// Runs one configuration in a round.
     fn run(&mut self, row: &Row, round: usize) -> Result<RunOutcome, Error>;
 
-    /// The time since the search began, including the preparation before the first run.
+    /// Returns the time since the search began, including the preparation before the first run.
     fn elapsed(&self) -> Duration;
 
     /// Called with all rows whenever one has changed.
@@ -111,7 +111,7 @@ impl<'a> Search<'a> {
             // Knowing which of two measured configurations is better is worth more than measuring a third.
             let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
             if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
-                measure.say("the rest of autotuning.budget_seconds is for comparing the best configurations");
+                measure.say("exploration ends: the rest of autotuning.budget_seconds is reserved for comparing the best configurations");
                 return Ok(None);
             }
             // The best so far runs along, because the machine may be slower now than it was then.
@@ -125,13 +125,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The next configurations to measure for the first time; empty if the exploration should end.
+    /// Returns the next configurations to measure for the first time; empty if the exploration should end.
     fn next(&self, measure: &mut impl Measure) -> Vec<usize> {
         let mut open: Vec<&Row> = self.rows.iter().filter(|row| row.state == State::Predicted).collect();
         let tried = self.rows.iter().filter(|row| !row.runs.is_empty() || row.state.has_fallen()).count();
         let left = self.tuning.tuner_num_trials.saturating_sub(tried);
         if left == 0 && !open.is_empty() {
-            measure.say(&format!("{tried} configurations were measured, the limit of autotuning.tuner_num_trials"));
+            measure.say(&format!(
+                "exploration ends: {tried} configurations were measured, the limit of autotuning.tuner_num_trials"
+            ));
         }
         let patience = self.tuning.tuner_early_stopping;
         if left == 0 || open.is_empty() {
@@ -139,7 +141,7 @@ impl<'a> Search<'a> {
         }
         if patience > 0 && self.without_gain() >= patience {
             measure.say(&format!(
-                "the last {patience} configurations were no better, the limit of autotuning.tuner_early_stopping"
+                "exploration ends: the last {patience} configurations were no better (autotuning.tuner_early_stopping)"
             ));
             return vec![];
         }
@@ -161,7 +163,7 @@ impl<'a> Search<'a> {
             let is_hopeless = predicted(best).is_finite() && predicted(best) * (-spread).exp() >= found;
             if is_hopeless && self.without_gain() >= CONVINCED {
                 measure.say(&format!(
-                    "no other configuration is predicted to be better, allowing for the {:.0} % error of predictions",
+                    "exploration ends: no other configuration is predicted to be better, allowing for a prediction error of {:.0} %",
                     spread * 100.0
                 ));
                 return vec![];
@@ -173,7 +175,7 @@ impl<'a> Search<'a> {
         open.iter().take(AT_A_TIME.min(left).min(few)).map(|row| row.id).collect()
     }
 
-    /// Number of configurations measured since the last improvement.
+    /// Returns the number of configurations measured since the last improvement.
     fn without_gain(&self) -> usize {
         // A row's first run tells when it was measured.
         let mut measured: Vec<(usize, f64)> = self
@@ -275,13 +277,13 @@ impl<'a> Search<'a> {
         Ok(false)
     }
 
-    /// The number of the next round.
+    /// Returns the number of the next round.
     fn rounds(&self) -> usize {
         self.rows.iter().flat_map(|row| &row.runs).map(|run| run.round + 1).max().unwrap_or(0)
     }
 
-    /// Number of further trials that the budget allows, if they take as long as the previous ones; without a budget,
-    /// any number.
+    /// Returns the number of further trials that the budget allows, if they take as long as the previous ones; without
+    /// a budget, any number.
     fn left(&self, measure: &impl Measure) -> usize {
         let Some(budget) = self.tuning.budget_seconds else { return usize::MAX };
         let left = Duration::from_secs(budget).saturating_sub(measure.elapsed());
@@ -293,12 +295,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The costs to minimize, by row; only for configurations that run.
+    /// Returns the cost to minimize of each row; `None` for configurations that do not run.
     fn costs(&self) -> Vec<Option<f64>> {
         costs(self.rows, self.metric())
     }
 
-    /// The best configuration that runs.
+    /// Returns the best configuration that runs.
     fn best(&self) -> Option<usize> {
         best(self.rows, self.metric())
     }
@@ -321,7 +323,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The costs to minimize, by row; only for configurations that run.
+/// Returns the cost to minimize of each row; `None` for configurations that do not run.
 fn costs(rows: &[Row], metric: Metric) -> Vec<Option<f64>> {
     let slowness = slowness(rows);
     let cost = |row: &Row| row.measured_cost(&slowness, metric).filter(|_| row.state == State::Measured);
@@ -353,7 +355,7 @@ pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> 
     })
 }
 
-/// Number of settings that differ from the user's file.
+/// Returns the number of settings that differ from the user's file.
 fn changes(row: &Row) -> usize {
     row.candidate.settings.len()
 }

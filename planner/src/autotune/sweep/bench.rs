@@ -68,8 +68,8 @@ impl Seen {
 }
 
 impl Bench<'_> {
-    /// The longest time of a trial. The default timeout is meant for runs of a few steps, so it does not apply to a
-    /// whole training.
+    /// Returns the longest time of a trial. The default timeout is meant for runs of a few steps, so it does not apply
+    /// to a whole training.
     fn deadline(&self) -> Duration {
         match self.base.origins.get("autotuning.trial_timeout_seconds") {
             Origin::Default => Duration::MAX,

@@ -17,7 +17,7 @@ pub(super) enum Coordinate {
 pub(super) struct Domain<'a>(pub(super) &'a Dimension);
 
 impl Domain<'_> {
-    /// Number of values; `None` for real numbers.
+    /// Returns the number of values; `None` for real numbers.
     pub(super) fn len(&self) -> Option<u64> {
         match self.0.range {
             None => Some(self.0.values.len() as u64),
@@ -39,7 +39,7 @@ impl Domain<'_> {
         }
     }
 
-    /// The coordinate of the value with this index.
+    /// Returns the coordinate of the value with this index.
     pub(super) fn nth(&self, index: u64) -> Coordinate {
         match self.0.range {
             None => Coordinate::Index(index as usize),
@@ -47,7 +47,7 @@ impl Domain<'_> {
         }
     }
 
-    /// The index of a value, where values can be counted.
+    /// Returns the index of a value, where values can be counted.
     pub(super) fn index(&self, coordinate: Coordinate) -> u64 {
         match (coordinate, self.0.range) {
             (Coordinate::Index(index), _) => index as u64,
@@ -62,7 +62,7 @@ impl Domain<'_> {
         Coordinate::Share(self.0.range.as_ref().map_or(of, share))
     }
 
-    /// The value, as `--set` takes it.
+    /// Returns the value, as `--set` takes it.
     pub(super) fn text(&self, coordinate: Coordinate) -> String {
         match (coordinate, self.0.range) {
             (Coordinate::Index(index), _) => self.0.values[index].clone(),
@@ -86,7 +86,7 @@ fn share(range: &Interval, x: f64) -> f64 {
     ((scale(range, x.clamp(range.low, range.high)) - low) / (high - low)).clamp(0.0, 1.0)
 }
 
-/// The value at a position in the range, rounded as it will be tried.
+/// Returns the value at a position in the range, rounded as it will be tried.
 fn number(range: &Interval, share: f64) -> f64 {
     let (low, high) = (scale(range, range.low), scale(range, range.high));
     let x = unscale(range, low + share * (high - low));

@@ -28,7 +28,7 @@ pub(super) fn behind(own: &[Evaluation], complete: &[&[Evaluation]]) -> Option<f
     (best > median).then_some(median)
 }
 
-/// The mean of the evaluations up to a step.
+/// Returns the mean of the evaluations up to a step.
 fn mean(of: &[Evaluation], step: u64) -> Option<f64> {
     let until: Vec<f64> = of.iter().filter(|of| of.step <= step).map(|of| f64::from(of.loss)).collect();
     (!until.is_empty()).then(|| until.iter().sum::<f64>() / until.len() as f64)

@@ -101,7 +101,7 @@ fn method(sweep: &Sweep) -> String {
     format!("{dimensions}, by {}", sweep.method)
 }
 
-/// The overrides of all trials.
+/// Returns the overrides of all trials.
 fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<Vec<String>, Error> {
     const EVAL_EVERY: &str = "training.eval_every";
     // Keys that the command line of a trial sets anyway.

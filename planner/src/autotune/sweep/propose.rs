@@ -47,12 +47,12 @@ pub(super) fn strategy(sweep: &Sweep) -> Result<(Box<dyn Strategy + '_>, usize),
     })
 }
 
-/// Number of points of a space; `None` if it is infinite.
+/// Returns the number of points of a space; `None` if it is infinite.
 fn count(space: &[Domain<'_>]) -> Option<u64> {
     space.iter().try_fold(1u64, |all, domain| Some(all.saturating_mul(domain.len()?)))
 }
 
-/// The point with this index; the last hyperparameter changes fastest.
+/// Returns the point with this index; the last hyperparameter changes fastest.
 fn nth(space: &[Domain<'_>], mut index: u64) -> Point {
     let mut point: Point = vec![];
     for domain in space.iter().rev() {

@@ -38,7 +38,7 @@ impl TrialState {
     const ALL: [Self; 7] =
         [Self::Finished, Self::Stopped, Self::Diverged, Self::Refused, Self::Failed, Self::TimedOut, Self::OutOfMemory];
 
-    /// The name in tables and files.
+    /// Returns the name in tables and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -86,7 +86,7 @@ impl SweepTrial {
         Self { id, settings, state, reason, evaluations }
     }
 
-    /// The evaluation with the lowest loss; the earliest of several.
+    /// Returns the evaluation with the lowest loss; the earliest of several.
     #[must_use]
     pub fn best(&self) -> Option<Evaluation> {
         self.evaluations.iter().copied().min_by(|a, b| a.loss.total_cmp(&b.loss))
@@ -107,13 +107,13 @@ impl SweepTrial {
         a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
     }
 
-    /// The settings as a line.
+    /// Returns the settings as a line.
     #[must_use]
     pub fn words(&self) -> String {
         overrides(&self.settings).collect::<Vec<_>>().join(" ")
     }
 
-    /// The trial as a line of `sweep.jsonl`.
+    /// Returns the trial as a line of `sweep.jsonl`.
     #[must_use]
     pub fn value(&self) -> Value {
         let settings: Map<String, Value> =

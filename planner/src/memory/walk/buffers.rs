@@ -210,7 +210,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether gathering this segment just uses the only shard, read from the disk.
+    /// Returns whether gathering this segment just uses the only shard, read from the disk.
     fn is_whole(&self, id: SegmentId) -> bool {
         self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme
     }
@@ -287,7 +287,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The elements of each temporary buffer of a refresh.
+    /// Returns the elements of each temporary buffer of a refresh.
     fn refreshed(&self, id: SegmentId) -> Vec<u64> {
         let on_gpu = self.on_gpu();
         if on_gpu.layers && self.work.layout.ranks() == 1 {

@@ -7,8 +7,8 @@ use zero_tier::{ALIGNMENT, BufferPool};
 
 use super::{Values, Walk};
 
-/// Whether a vector of this size is read and written in place, without an aligned buffer: the allocator aligns large
-/// vectors to pages.
+/// Returns whether a vector of this size is read and written in place, without an aligned buffer: the allocator aligns
+/// large vectors to pages.
 fn is_lent(bytes: u64) -> bool {
     bytes >= SharedAllocator::LARGE as u64
 }

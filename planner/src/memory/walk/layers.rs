@@ -6,7 +6,7 @@ use zero_pipeline::LayerId;
 use super::{Values, Walk};
 
 impl Walk<'_> {
-    /// The outputs of the previous layer, computed here or received.
+    /// Returns the outputs of the previous layer, computed here or received.
     pub(super) fn incoming(&mut self, layer: LayerId, micro_batch: usize) -> Option<&mut Values> {
         self.values.get_mut(&(layer.checked_sub(1)?, micro_batch))
     }
@@ -22,7 +22,7 @@ impl Walk<'_> {
         }
     }
 
-    /// `again`: a recomputation, from the kept inputs, which are released afterwards.
+    /// Walks a forward. `again` marks a recomputation from the kept inputs, which are released afterwards.
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
         let is_last = layer == table.layers.len();

@@ -114,7 +114,7 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// The peaks so far.
+    /// Returns the peaks so far.
     pub(crate) fn peaks(&self) -> Peaks {
         self.meter.peaks
     }

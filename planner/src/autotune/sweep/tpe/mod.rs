@@ -91,7 +91,7 @@ impl Density {
         Self::Bells(shares.iter().enumerate().map(bell).collect())
     }
 
-    /// The density at a coordinate; always positive.
+    /// Returns the density at a coordinate; always positive.
     fn at(&self, at: Coordinate) -> f64 {
         match (self, at) {
             (Self::Counts(counts), Coordinate::Index(index)) => counts[index],
@@ -143,14 +143,14 @@ impl Bell {
         (-0.5 * z * z).exp() / ((2.0 * std::f64::consts::PI).sqrt() * self.width * self.inside)
     }
 
-    /// Box and Muller 1958.
+    /// Draws from the normal distribution by the method of Box and Muller, 1958.
     fn draw(&self, draws: &mut Draws) -> f64 {
         let (a, b) = (1.0 - draws.next(), draws.next());
         self.middle + self.width * (-2.0 * a.ln()).sqrt() * (2.0 * std::f64::consts::PI * b).cos()
     }
 }
 
-/// The standard normal distribution function to 1e-7: Abramowitz and Stegun 26.2.17.
+/// Evaluates the standard normal distribution function to 1e-7: Abramowitz and Stegun 26.2.17.
 fn normal_below(z: f64) -> f64 {
     const B: [f64; 5] = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
     let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
