@@ -41,7 +41,7 @@ section! {
         /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
         #[serde(serialize_with = "crate::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
-        /// Maximum number of tiles of [`Zero::sub_group_size`] in memory, including those being read or written. At
+        /// Maximum number of tiles of `sub_group_size` elements in memory, including those being read or written. At
         /// least 2 if reads or writes are pipelined.
         pub buffer_count: usize = now(BUFFERS, "4", "With nvme: tiles of `sub_group_size` in memory at a time, those being read and written included; 1 or more, 2 or more with pipeline_read or pipeline_write");
         /// Read the next tile during the update of the current one.

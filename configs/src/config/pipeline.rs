@@ -44,7 +44,7 @@ choice! {
         OneF1B = "1f1b",
         /// All forwards, then all backwards.
         GPipe = "gpipe",
-        /// 1F1B with several chunks of layers per stage, [`Pipeline::virtual_stages`]: less waiting, more messages.
+        /// 1F1B with several chunks of layers per stage, `virtual_stages`: less waiting, more messages.
         Interleaved1F1B = "interleaved_1f1b",
         /// 1F1B with backwards split in two: gradients of weights are computed while a stage would otherwise wait.
         ZbH1 = "zb_h1",
