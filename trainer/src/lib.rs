@@ -55,7 +55,9 @@ mod report_page;
 pub mod train;
 mod trainer;
 
+#[doc(inline)]
 pub use data::Dataset;
+#[doc(inline)]
 pub use train::{Output, Resume};
 pub use trainer::Trainer;
 pub use zero_engine::{Activations, Batch, Config, Engine, Error, Head, Layer, Layers, Pass, Step, configured_layers};

@@ -100,6 +100,32 @@ fn every_schedule_runs_over_channels_without_capacity() {
     }
 }
 
+/// A stage whose layers read the batch loads each micro-batch once, in its first chunk that reads it.
+#[test]
+fn stages_that_read_the_batch_load_it_once() {
+    for (readers, chunks, expected) in [
+        (vec![], 1, [3, 0, 0, 3]),
+        (vec![1], 1, [3, 3, 0, 3]),
+        (vec![2, 6], 2, [3, 0, 3, 3]),
+        (vec![5, 7], 2, [3, 3, 0, 3]),
+    ] {
+        let mut shape = shape(4 * chunks, false);
+        readers.iter().for_each(|&layer: &usize| shape.layers[layer].reads_batch = true);
+        let stages = Stages::new(&shape, 4, (0..4 * chunks).map(|layer| layer..layer + 1).collect()).unwrap();
+        let schedule = if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
+        let valid = programs(schedule, &shape, &stages, 3);
+        check(&valid, &shape, &stages).unwrap();
+        let loads = |program: &Program| program.instructions.iter().filter(|i| matches!(i, Load { .. })).count();
+        assert_eq!(valid.iter().map(loads).collect::<Vec<_>>(), expected, "{readers:?}");
+        for stage in readers.iter().map(|layer| layer % 4) {
+            let mut unloaded = valid.clone();
+            unloaded[stage].instructions.retain(|instruction| *instruction != Load { micro_batch: 1 });
+            let violation = check(&unloaded, &shape, &stages).unwrap_err().to_string();
+            assert!(violation.contains("its micro-batch is not loaded"), "{readers:?}: {violation}");
+        }
+    }
+}
+
 /// Returns the peak number of micro-batches whose forward has run and whose backward has not finished.
 fn live(schedule: Schedule, size: Size, stage: usize) -> usize {
     let (mut now, mut most) = (0usize, 0);

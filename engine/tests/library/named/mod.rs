@@ -314,6 +314,21 @@ fn plain(case: &str, weights: &BTreeMap<String, Var>, batch: &Batch) -> Result<T
     }
 }
 
+/// Stages cut by measured times.
+#[test]
+fn layers_that_name_values_are_measured() {
+    for (name, layers, batch) in CASES {
+        let expected = found((name, layers, batch), 1, MICRO).0.losses[0];
+        let losses = world(2, |comm| {
+            let config = config(2, &format!("{MICRO}\npipeline: {{stages: 2, partition_method: time}}"));
+            let micro_batch = batch(0).narrow(0, 2).unwrap();
+            let mut engine = Engine::measured(config, layers(), comm, &micro_batch).unwrap();
+            engine.train_batch(&batch(0)).unwrap().loss.to_bits()
+        });
+        assert!(losses.iter().all(|&loss| loss == expected), "{name}");
+    }
+}
+
 /// A stage loads a micro-batch if it has the first layer, the last one, or one that names an input.
 #[test]
 fn only_stages_that_need_the_batch_load_it() {
