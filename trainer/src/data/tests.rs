@@ -203,7 +203,7 @@ fn errors_in_text_and_tokens_name_the_position() {
         files.message(&["bytes.txt"], |options| options.vocabulary = 128),
         "bytes.txt, byte 6: token 255 is outside the vocabulary of 128"
     );
-    assert!(files.message(&["short.txt"], |options| options.sequence_length = 0).contains("a sequence of 0 tokens"));
+    assert!(files.message(&["short.txt"], |options| options.sequence_length = 0).contains("one sequence of 0 "));
 }
 
 #[test]

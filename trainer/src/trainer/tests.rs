@@ -186,9 +186,9 @@ fn mistakes_are_reported_before_training() {
     let text = "train_batch_size: 2\nmodel: {type: mlp, input_size: 2, output_size: 2}\ndata: {train: a.csv}";
     let zoo = || quiet(Config::parse("ds.yaml", text).unwrap());
     let told = mistake(|| zoo().model(model()));
-    assert!(told.contains("a `model` section, and the program gives `Trainer::model`"), "{told}");
+    assert!(told.contains("a `model` section, but the program also calls `Trainer::model`"), "{told}");
     let told = mistake(|| zoo().train_data(points(8)));
-    assert!(told.contains("a `data` section, and the program gives `Trainer::data`"), "{told}");
+    assert!(told.contains("a `data` section, but the program also calls `Trainer::data`"), "{told}");
     assert!(
         mistake(|| new().train_data(points(8)).model(model()).resume(Resume::From("none".into()))).contains("none")
     );
