@@ -26,7 +26,7 @@ use meeting::{Meeting, Participant};
 /// Creates `size` ranks in this process. Returns the communicators in rank order; pass one to each thread.
 ///
 /// # Panics
-/// If the operating system refuses to start the `size` worker threads.
+/// Panics if the operating system refuses to start the `size` worker threads.
 pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
     let board = Board::new(size);
     let rooms = Arc::new(Rooms::default());
