@@ -59,7 +59,6 @@ pub struct Length {
 }
 
 /// Bytes of the measured vectors, from the weights of a norm to a layer of a large model.
-/// layers.
 const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 
 /// Measures the cost table of a configuration on the ranks of `comm`. `open` opens the data and builds the engine.
