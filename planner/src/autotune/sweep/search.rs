@@ -28,7 +28,7 @@ pub(super) trait Train {
 /// Runs all trials. `lines` are the lines that an earlier sweep wrote; its trials are not trained again.
 ///
 /// # Errors
-/// The grid is too large, or `train` fails.
+/// Fails if the grid is too large, or if `train` fails.
 pub(super) fn run(
     sweep: &Sweep,
     lines: &[Value],
