@@ -94,7 +94,7 @@ impl Threads {
         Threads { rooms: Arc::clone(rooms), room, membership, health: Arc::clone(health), timeout }
     }
 
-    /// Creates one end of the messages between two ranks of the group.
+    /// Creates one end of the channel for messages between two ranks of the group.
     fn end(&self, from: usize, to: usize, peer: usize, waiters: &Arc<Waiters>) -> mailbox::End {
         let Membership { group, ref members, .. } = self.membership;
         mailbox::End {
