@@ -89,7 +89,7 @@ impl Planner {
 }
 
 impl MemoryPlan {
-    /// Plans the memory of a configuration that is resolved for its number of ranks. Starts nothing, and holds no
+    /// Plans the memory of a configuration that is resolved for its number of ranks. Starts no ranks and allocates no
     /// parameters.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ impl MemoryPlan {
 }
 
 impl Plan {
-    /// Plans a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    /// Plans a configuration that is resolved for its number of ranks. Starts no ranks and allocates no parameters.
     ///
     /// # Errors
     /// Returns any error that would keep the ranks from starting: the model cannot be built or split into stages, or a

@@ -1,4 +1,5 @@
-//! The sequence of a sweep: a point, its training, its outcome, and the next point. It does not know about processes.
+//! The sequence of a sweep: a point, its training, its outcome, and the next point. Independent of how trials run, for
+//! example as processes.
 
 use std::time::Instant;
 
