@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 /// below `classes`. The rows' losses are added in f64, in order.
 ///
 /// # Errors
-/// If a target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error later.
+/// Fails if a target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error later.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     apply2(logits, targets, CrossEntropy::default())
 }

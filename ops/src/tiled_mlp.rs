@@ -78,7 +78,7 @@ impl TiledMlp {
     /// Creates down(activation(up(x))), the network of GPT-2.
     ///
     /// # Errors
-    /// If the weights' shapes do not match, or `tile_rows` is not a multiple of [`TILE_UNIT`].
+    /// Fails if the weights' shapes do not match, or `tile_rows` is not a multiple of [`TILE_UNIT`].
     pub fn new(
         up: impl Into<Projection>,
         activation: Activation,
