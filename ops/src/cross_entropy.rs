@@ -112,12 +112,12 @@ impl CustomOp2 for CrossEntropy {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if gpu::holds(logits) {
-            let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: backward before forward") };
+            let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: the backward ran before the forward") };
             return Ok((Some(gpu::cross_entropy::backward(OP, logits, targets, statistics, d_loss)?), None));
         }
         let _timed = measure::backward(OP);
         let (count, classes) = rows(OP, logits.shape())?;
-        let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };
+        let Some(statistics) = self.statistics.get() else { bail!("{OP}: the backward ran before the forward") };
         let targets = indices_of(OP, targets, classes)?;
         let held = logits.storage_and_layout();
         let xs = View::of(OP, &held)?;

@@ -146,7 +146,7 @@ impl TiledMlp {
 fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<()> {
     if tile_rows == 0 || !tile_rows.is_multiple_of(TILE_UNIT) {
         bail!(
-            "{OP}: tiles of {tile_rows} rows; the number must be a multiple of {TILE_UNIT}, so that sums over rows keep their bits"
+            "{OP}: tile_rows must be a multiple of {TILE_UNIT}, so that sums over rows stay bit-identical; got {tile_rows}"
         );
     }
     let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);
