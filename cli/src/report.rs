@@ -10,7 +10,7 @@ use crate::printed::show;
 /// Writes the page and prints its path; returns the exit status.
 ///
 /// # Errors
-/// A run cannot be read, or the page cannot be written.
+/// Fails if a run cannot be read, or the page cannot be written.
 pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let out = match (&args.out, args.runs.as_slice()) {
         (Some(out), _) => out.clone(),

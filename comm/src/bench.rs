@@ -52,7 +52,7 @@ const WARM_UP: usize = 3;
 /// goes from rank 0 to the last rank; a `Split` times nothing.
 ///
 /// # Errors
-/// Those of the operation.
+/// Returns the errors of the operation.
 pub fn compare(
     comm: &dyn Communicator,
     operation: Operation,

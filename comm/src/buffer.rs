@@ -139,7 +139,7 @@ impl Buffer {
     /// Returns the elements as bytes in native byte order.
     ///
     /// # Panics
-    /// If the values are in the memory of a device.
+    /// Panics if the values are in the memory of a device.
     pub fn as_bytes(&self) -> &[u8] {
         for_each_dtype!(self, vector => bytemuck::cast_slice(vector), device => elsewhere(device))
     }
@@ -147,7 +147,7 @@ impl Buffer {
     /// Returns the elements as mutable bytes in native byte order.
     ///
     /// # Panics
-    /// If the values are in the memory of a device.
+    /// Panics if the values are in the memory of a device.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         for_each_dtype!(self, vector => bytemuck::cast_slice_mut(vector), device => elsewhere(device))
     }

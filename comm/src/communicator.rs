@@ -1,4 +1,4 @@
-//! The [`Communicator`] trait: what ranks can do together, independent of the transport.
+//! The [`Communicator`] trait: the operations of a group of ranks, independent of the transport.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -18,7 +18,7 @@ pub(crate) const AHEAD: usize = 4096;
 /// ordinary and streaming stores.
 ///
 /// # Panics
-/// If `from` and `to` differ in length.
+/// Panics if `from` and `to` differ in length.
 pub fn copy(from: &[u8], to: &mut [u8], whole: usize) {
     #[cfg(target_arch = "x86_64")]
     if whole >= LARGE && is_x86_feature_detected!("avx") {

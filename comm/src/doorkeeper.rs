@@ -41,7 +41,7 @@ impl Doorkeeper {
             while !closed.load(Ordering::SeqCst) {
                 match door.accept() {
                     Ok((stream, _)) => admit(stream, &strangers, &serve),
-                    // For example out of file descriptors; existing connections may end and free some.
+                    // The process may be out of file descriptors, and existing connections may end and free some.
                     Err(_) => std::thread::sleep(Duration::from_millis(5)),
                 }
             }

@@ -1,5 +1,5 @@
-//! Parses arbitrary bytes as messages of a peer, for the fuzz target `frames`. No input may panic, hang, or be accepted
-//! as valid unless it is.
+//! Parses arbitrary bytes as messages of a peer, for the fuzz target `frames`. No input may cause a panic or a hang,
+//! and no invalid input may be accepted.
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};

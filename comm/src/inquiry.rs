@@ -9,7 +9,7 @@
 //! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
 //! rank is in that operation, its answer lists the ranks that the operation waits for. Otherwise the operations that
 //! the rank's own threads wait for keep it from that operation, so its answer lists the ranks that those wait for. A
-//! receive that was only posted ahead blocks no thread, and its time does not run.
+//! receive that was only posted ahead blocks no thread, and its deadline does not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -221,8 +221,7 @@ impl<'a> Inquest<'a> {
     }
 
     /// After a standstill, forgets which ranks were asked: they are asked again and get the full time to answer,
-    /// because neither an old answer nor a missing one says anything any more. `up` moves by the length of the
-    /// standstill.
+    /// because neither an old nor a missing answer is evidence any more. `up` moves by the length of the standstill.
     fn notice_standstill(&mut self) {
         let (before, now) = (self.looked, Instant::now());
         self.looked = now;

@@ -45,7 +45,7 @@ impl<T> Pending<T> {
     /// Blocks until the operation has succeeded or failed. Every operation has a deadline, so this always returns.
     ///
     /// # Errors
-    /// The error of the operation, or of a function passed to [`map`](Pending::map).
+    /// Returns the error of the operation, or of a function passed to [`map`](Pending::map).
     pub fn wait(self) -> Result<T, CommError> {
         match self.0 {
             Source::Operation(operation) => operation.wait(),

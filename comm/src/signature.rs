@@ -128,7 +128,7 @@ pub(crate) struct Header {
     /// Identifies the communicator within the job.
     pub(crate) group: u64,
     pub(crate) signature: Signature,
-    /// Offset of the sender's buffer in its arena, if peers may access the buffer there. Does not have to agree.
+    /// Offset of the sender's buffer in its arena, if peers may access the buffer there. May differ between ranks.
     pub(crate) place: Option<u64>,
 }
 

@@ -61,8 +61,8 @@ impl TokenError {
 /// `ZERO_TRAIN_TOKEN_FILE` names. Usually called as `token::find(|name| std::env::var_os(name))`.
 ///
 /// # Errors
-/// If both variables are set; or if the file is not a regular file of this user (links are refused), gives any access
-/// to other users, or is empty, too long or not valid UTF-8.
+/// Fails if both variables are set, or if the file is not a regular file of this user (links are refused), gives any
+/// access to other users, or is empty, too long or not valid UTF-8.
 pub fn find(lookup: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<Option<String>, TokenError> {
     let set = |name: &str| lookup(name).filter(|value| !value.is_empty());
     match (set(TOKEN), set(TOKEN_FILE)) {
@@ -120,7 +120,7 @@ impl TokenFile {
     /// files.
     ///
     /// # Errors
-    /// If neither folder is writable, or the system has no random bytes.
+    /// Fails if neither folder is writable, or if the system has no random bytes.
     pub fn create() -> io::Result<TokenFile> {
         let token = random(32)?;
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()).map(PathBuf::from);

@@ -25,7 +25,7 @@ impl Device {
     /// Opens device `ordinal`, in the numbering of `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
-    /// The machine has no driver, or no such device.
+    /// Fails if the machine has no driver, or no such device.
     pub fn open(ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let (mut device, mut context) = (0, std::ptr::null_mut());
         // An ordinal too large for the driver cannot be a device.
@@ -42,7 +42,7 @@ impl Device {
     /// Counts the devices.
     ///
     /// # Errors
-    /// The machine has no driver.
+    /// Fails if the machine has no driver.
     pub fn count() -> Result<usize, CudaError> {
         let mut count = 0;
         // SAFETY: initialisation may be repeated; the other function writes one number.
@@ -72,7 +72,7 @@ impl Device {
     /// Makes this device's context current in the calling thread.
     ///
     /// # Errors
-    /// The context no longer exists: the driver was shut down, or a kernel corrupted it.
+    /// Fails if the context no longer exists: the driver was shut down, or a kernel corrupted it.
     pub fn make_current(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })

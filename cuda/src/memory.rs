@@ -22,7 +22,7 @@ impl Allocation {
     /// Allocates `bytes` bytes of device memory; `bytes` may be 0.
     ///
     /// # Errors
-    /// Out of device memory.
+    /// Fails if the device is out of memory.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Allocation, CudaError> {
         let mut address = 0;
         if bytes > 0 {
@@ -62,7 +62,7 @@ impl Allocation {
     /// The driver's error.
     ///
     /// # Panics
-    /// If the sizes differ.
+    /// Panics if the sizes differ.
     pub unsafe fn fill_from(&mut self, from: &Pinned, stream: &Stream) -> Result<(), CudaError> {
         assert_eq!(self.bytes, from.len());
         if self.is_empty() {
@@ -80,7 +80,7 @@ impl Allocation {
     /// The driver's error; the contents of `to` are then unspecified.
     ///
     /// # Panics
-    /// If the sizes differ.
+    /// Panics if the sizes differ.
     pub fn copy_to(&self, to: &mut [u8], stream: &Stream) -> Result<(), CudaError> {
         assert_eq!(self.bytes, to.len());
         if self.is_empty() {
@@ -105,7 +105,7 @@ impl Allocation {
     /// The driver's error; the contents are then unspecified.
     ///
     /// # Panics
-    /// If the sizes differ.
+    /// Panics if the sizes differ.
     pub fn copy_from(&mut self, from: &Allocation, stream: &Stream) -> Result<(), CudaError> {
         assert_eq!(self.bytes, from.bytes);
         if self.is_empty() {
@@ -145,7 +145,7 @@ impl Pinned {
     /// Allocates `bytes` bytes of pinned host memory; `bytes` may be 0.
     ///
     /// # Errors
-    /// The system cannot pin that much memory.
+    /// Fails if the system cannot pin that much memory.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Pinned, CudaError> {
         let mut start = std::ptr::NonNull::<u8>::dangling().as_ptr().cast::<c_void>();
         if bytes > 0 {
@@ -172,7 +172,7 @@ impl Stream {
     /// The driver's error.
     ///
     /// # Panics
-    /// If `to` is shorter than `bytes`.
+    /// Panics if `to` is shorter than `bytes`.
     pub unsafe fn download(&self, from: u64, to: &mut Pinned, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= to.bytes);
         if bytes == 0 {
@@ -194,7 +194,7 @@ impl Stream {
     /// The driver's error.
     ///
     /// # Panics
-    /// If `from` is shorter than `bytes`.
+    /// Panics if `from` is shorter than `bytes`.
     pub unsafe fn upload(&self, from: &Pinned, to: u64, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= from.bytes);
         if bytes == 0 {
@@ -223,7 +223,7 @@ impl Stream {
     /// Allocates `bytes` bytes from the device's memory pool, for later work on this stream. The caller must free them.
     ///
     /// # Errors
-    /// Out of device memory.
+    /// Fails if the device is out of memory.
     pub fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         self.device().make_current()?;
         let mut address = 0;

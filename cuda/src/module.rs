@@ -27,7 +27,7 @@ impl Module {
     /// `image` must be a whole fat binary or cubin aligned to 8 bytes, PTX with a terminating zero, or empty.
     ///
     /// # Errors
-    /// The image is empty or has no code for this device, or the device is out of memory.
+    /// Fails if the image is empty or has no code for this device, or the device is out of memory.
     pub unsafe fn load(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Module>, CudaError> {
         device.make_current()?;
         if image.is_empty() {
@@ -44,7 +44,7 @@ impl Module {
     /// Looks up a kernel by name.
     ///
     /// # Errors
-    /// The module has no kernel of this name.
+    /// Fails if the module has no kernel of this name.
     pub fn function(self: &Arc<Self>, name: &CStr) -> Result<Function, CudaError> {
         self.device.make_current()?;
         let mut raw = std::ptr::null_mut();
@@ -115,7 +115,7 @@ impl Function {
     /// become idle then.
     ///
     /// # Errors
-    /// Out of device memory.
+    /// Fails if the device is out of memory.
     pub fn load(&self) -> Result<(), CudaError> {
         self.module.device.make_current()?;
         // SAFETY: the module, which `self` keeps alive, keeps the function valid.
@@ -153,7 +153,7 @@ impl Function {
     /// Raises the limit on dynamic shared memory per block to `bytes`; the default limit is 48 KiB.
     ///
     /// # Errors
-    /// The device has less shared memory.
+    /// Fails if the device has less shared memory.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         self.module.device.make_current()?;
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -172,7 +172,7 @@ impl Stream {
     /// and what the kernel writes must not be accessed by others.
     ///
     /// # Errors
-    /// The driver rejects the launch. Errors inside the kernel surface in later calls.
+    /// Fails if the driver rejects the launch. Errors inside the kernel surface in later calls.
     pub unsafe fn launch<A>(
         &self,
         function: &Function,

@@ -1,4 +1,4 @@
-//! What layers run on.
+//! The device that layers run on.
 
 use std::sync::Arc;
 

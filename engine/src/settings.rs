@@ -102,9 +102,9 @@ impl Settings {
             },
             base_lr,
             schedule: schedule(config)?,
-            // Contiguous if each rank sums its micro-batches before the reduction: then they must be neighbours in the
-            // reproducible tree. With sharded gradients each micro-batch is reduced over the ranks first, so
-            // micro-batches of one turn are neighbours.
+            // The micro-batches that are summed first must be neighbours in the reproducible tree. These are the
+            // micro-batches of one rank if each rank accumulates before the reduction. With sharded gradients, each
+            // micro-batch is reduced over the ranks first, so they are the micro-batches of one turn.
             deal: if reproducible && !shards_gradients { MicrobatchOrder::Contiguous } else { MicrobatchOrder::InTurn },
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,

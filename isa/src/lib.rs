@@ -89,7 +89,7 @@ impl Isa {
     /// The set that kernels use: the chosen one, or else the widest that this processor supports.
     ///
     /// # Panics
-    /// If [`Isa::choose`] was never called and [`VARIABLE`] names a set that cannot be used.
+    /// Panics if [`Isa::choose`] was never called and [`VARIABLE`] names a set that cannot be used.
     #[inline]
     #[must_use]
     pub fn current() -> Isa {
@@ -111,7 +111,7 @@ impl Isa {
     /// widest.
     ///
     /// # Errors
-    /// The name is unknown, or this processor lacks the set.
+    /// Fails if the name is unknown, or this processor lacks the set.
     pub fn choose(configured: Option<&str>) -> Result<Isa, Unavailable> {
         let variable = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
         let isa = match (&variable, configured) {

@@ -59,7 +59,7 @@ impl ModuleBuffer {
     /// Sets all values, row-major.
     ///
     /// # Errors
-    /// If their number differs from the number of elements.
+    /// Fails if their number differs from the number of elements.
     pub fn set(&self, values: &[f32]) -> Result<()> {
         let tensor = Tensor::from_slice(values, self.shape(), self.variable.device())?;
         self.variable.set(&tensor.to_dtype(self.variable.dtype())?)?;
@@ -70,7 +70,7 @@ impl ModuleBuffer {
     /// Returns whether the module has changed the values since they were set. Waits for the device.
     ///
     /// # Errors
-    /// If the values cannot be read.
+    /// Fails if the values cannot be read.
     pub fn is_changed(&self) -> Result<bool> {
         let now = floats(&self.variable)?;
         let expected = self.values.lock().unwrap_or_else(PoisonError::into_inner);

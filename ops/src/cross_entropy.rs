@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 /// below `classes`. The rows' losses are added in f64, in order.
 ///
 /// # Errors
-/// If a target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error later.
+/// Fails if a target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error later.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     apply2(logits, targets, CrossEntropy::default())
 }
@@ -112,12 +112,12 @@ impl CustomOp2 for CrossEntropy {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if gpu::holds(logits) {
-            let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: backward before forward") };
+            let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: the backward ran before the forward") };
             return Ok((Some(gpu::cross_entropy::backward(OP, logits, targets, statistics, d_loss)?), None));
         }
         let _timed = measure::backward(OP);
         let (count, classes) = rows(OP, logits.shape())?;
-        let Some(statistics) = self.statistics.get() else { bail!("{OP}: backward before forward") };
+        let Some(statistics) = self.statistics.get() else { bail!("{OP}: the backward ran before the forward") };
         let targets = indices_of(OP, targets, classes)?;
         let held = logits.storage_and_layout();
         let xs = View::of(OP, &held)?;

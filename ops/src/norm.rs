@@ -48,7 +48,7 @@ impl LayerNorm {
     /// follows it, in one pass over memory. The results are bit-identical to those of the two operations in sequence.
     ///
     /// # Errors
-    /// If shapes or dtypes do not match.
+    /// Fails if shapes or dtypes do not match.
     pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
         let (_, size) = rows(LAYER_NORM, x.shape())?;
         fits(LAYER_NORM, "weight", self.weight.layout(), size)?;
@@ -106,7 +106,7 @@ impl RmsNorm {
     /// Computes (x + branch, norm(x + branch)), as [`LayerNorm::forward_residual`] does.
     ///
     /// # Errors
-    /// If shapes or dtypes do not match.
+    /// Fails if shapes or dtypes do not match.
     pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
         let (_, size) = rows(RMS_NORM, x.shape())?;
         fits(RMS_NORM, "weight", self.weight.layout(), size)?;
@@ -134,7 +134,7 @@ impl RmsNorm {
 }
 
 /// # Errors
-/// If a parameter's size differs from the row length.
+/// Fails if a parameter's size differs from the row length.
 fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()> {
     match layout.dims() == [size] {
         true => Ok(()),

@@ -99,7 +99,7 @@ pub(crate) fn residual_norm_on_gpu(
 }
 
 /// # Errors
-/// If the shapes or dtypes differ.
+/// Fails if the shapes or dtypes differ.
 fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
     let (dtype, other) = (x.dtype(), branch.dtype());
     if x.shape() != branch.shape() || dtype != other {

@@ -85,7 +85,7 @@ impl Rotary {
     /// The angles are computed in f64 and rounded once.
     ///
     /// # Errors
-    /// If `size` is odd.
+    /// Fails if `size` is odd.
     pub fn new(size: usize, positions: usize, theta: f64) -> Result<Self> {
         Self::of(size, positions, theta, |frequency| frequency)
     }
@@ -93,7 +93,7 @@ impl Rotary {
     /// Creates the table with scaled frequencies; otherwise as [`new`](Self::new).
     ///
     /// # Errors
-    /// If `size` is odd, or factors are not positive or cross each other.
+    /// Fails if `size` is odd, or factors are not positive or cross each other.
     pub fn scaled(size: usize, positions: usize, theta: f64, scaling: RopeScaling) -> Result<Self> {
         scaling.check()?;
         Self::of(size, positions, theta, |frequency| scaling.apply(frequency))
@@ -121,7 +121,7 @@ impl Rotary {
     /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0.
     ///
     /// # Errors
-    /// If there are more positions than the table has.
+    /// Fails if there are more positions than the table has.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         apply1(x, self.clone())
     }

@@ -78,7 +78,7 @@ impl TiledMlp {
     /// Creates down(activation(up(x))), the network of GPT-2.
     ///
     /// # Errors
-    /// If the weights' shapes do not match, or `tile_rows` is not a multiple of [`TILE_UNIT`].
+    /// Fails if the weights' shapes do not match, or `tile_rows` is not a multiple of [`TILE_UNIT`].
     pub fn new(
         up: impl Into<Projection>,
         activation: Activation,
@@ -146,7 +146,7 @@ impl TiledMlp {
 fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<()> {
     if tile_rows == 0 || !tile_rows.is_multiple_of(TILE_UNIT) {
         bail!(
-            "{OP}: tiles of {tile_rows} rows; the number must be a multiple of {TILE_UNIT}, so that sums over rows keep their bits"
+            "{OP}: tile_rows must be a multiple of {TILE_UNIT}, so that sums over rows stay bit-identical; got {tile_rows}"
         );
     }
     let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);

@@ -92,7 +92,7 @@ impl ExactSum {
     /// Builds a sum from its limbs, or from the elementwise sums of the limbs of several.
     ///
     /// # Errors
-    /// The number of limbs is not [`LIMBS`].
+    /// Fails if the number of limbs is not [`LIMBS`].
     pub fn from_limbs(limbs: &[i64]) -> Result<Self, LengthError> {
         let limbs = limbs.try_into().map_err(|_| LengthError { what: "limbs", expected: LIMBS, found: limbs.len() })?;
         let mut sum = ExactSum { limbs, pending: 0 };

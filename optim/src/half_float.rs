@@ -39,7 +39,7 @@ mod sealed {
 /// infinity; a NaN becomes a quiet NaN.
 ///
 /// # Errors
-/// The slices differ in length; nothing has been written then.
+/// Fails if the slices differ in length; nothing has been written then.
 pub fn write_half<H: HalfFloat>(src: &[f32], dst: &mut [H]) -> Result<(), LengthError> {
     expect_length("dst", src.len(), dst.len())?;
     H::narrow(src, dst);
@@ -61,7 +61,7 @@ pub fn rounded<H: HalfFloat>(src: &[f32]) -> Vec<H> {
 /// Widens each element exactly.
 ///
 /// # Errors
-/// The slices differ in length; nothing has been written then.
+/// Fails if the slices differ in length; nothing has been written then.
 pub fn read_half<H: HalfFloat>(src: &[H], dst: &mut [f32]) -> Result<(), LengthError> {
     expect_length("dst", src.len(), dst.len())?;
     H::widen(src, dst);

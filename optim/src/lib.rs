@@ -105,7 +105,8 @@ pub struct LengthError {
 /// gradients go into the state: to skip such a step, check the gradient norm first.
 ///
 /// # Errors
-/// A slice's length differs from that of `params`, or the number of states is wrong. Nothing has been written then.
+/// Fails if a slice's length differs from that of `params`, or the number of states is wrong. Nothing has been written
+/// then.
 pub fn update(
     optimizer: &Optimizer,
     step: &Step,

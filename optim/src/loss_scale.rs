@@ -111,7 +111,7 @@ impl LossScaler {
     /// Records whether the gradients of a step overflowed, so that the step was skipped.
     ///
     /// # Errors
-    /// The scale would fall below its minimum; the state is unchanged then.
+    /// Fails if the scale would fall below its minimum; the state is unchanged then.
     pub fn update(&mut self, overflow: bool) -> Result<(), Exhausted> {
         let LossScaling::Dynamic(options) = self.scaling else { return Ok(()) };
         let state = &mut self.state;

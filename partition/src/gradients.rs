@@ -253,8 +253,8 @@ fn written(rank: &Rank, ids: &[SegmentId], sink: &Gradients) -> Vec<Vec<bool>> {
 }
 
 /// Returns the dtype in which a micro-batch's gradient is downloaded. A gradient that is reduced without further sums
-/// is first rounded to the communication dtype, so the GPU may do that with the same bits. This does not hold if the
-/// host accumulates micro-batches, or contributions of several layers.
+/// is first rounded to the communication dtype, so the GPU may round it with a bit-identical result. This does not hold
+/// if the host accumulates micro-batches, or contributions of several layers.
 fn arrives_in(rank: &Rank, id: SegmentId) -> DType {
     let is_sharded = rank.placements(id).gradients == Placement::Sharded;
     let layers = rank.layout.shape().layers.iter().filter(|layer| layer.segments.contains(&id));

@@ -84,7 +84,8 @@ pub struct Piece {
 /// A flat parameter: parameters that are placed, gathered and reduced together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// `layer`, `layer (persistent)`, or the parameter's name if the segment has only one.
+    /// The layer's name for its ordinary parameters, `NAME (persistent)` for its persistent ones, or the name of a tied
+    /// or large parameter, which has a segment of its own.
     pub name: String,
     /// Index of the layer that owns the parameters.
     pub layer: usize,

@@ -49,7 +49,7 @@ enum Judged {
     OnGpu,
 }
 
-/// What an optimizer step reads and writes besides the optimizer's state.
+/// The components that an optimizer step reads and writes besides the optimizer's state.
 pub(crate) struct StepInputs<'a> {
     pub(crate) rank: &'a Rank,
     pub(crate) memory: &'a mut Memory,

@@ -1,4 +1,4 @@
-//! What does not change about a rank: its model, its place among the ranks, and its options.
+//! The constant part of a rank's state: its model, its place among the ranks, and its options.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::groups::Groups;
 use crate::layout::{Layout, Segment};
 use crate::zero::ZeroOptions;
 
-/// One rank. The components of its state read it.
+/// The constants of one rank, which all components of its state read.
 pub(crate) struct Rank {
     pub(crate) model: Arc<Model>,
     pub(crate) layout: Arc<Layout>,

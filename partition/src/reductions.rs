@@ -248,7 +248,7 @@ impl Reductions {
         Ok(())
     }
 
-    /// Makes the accumulated sharded gradients the reduced ones, after the last micro-batch.
+    /// Turns the accumulated sharded gradients into the reduced ones, after the last micro-batch.
     pub(crate) fn settle(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         self.catch_up(rank, memory)?;
         if self.segments[id].reduced.is_none() {

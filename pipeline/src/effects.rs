@@ -1,8 +1,8 @@
-//! What instructions do, in terms that every walk over a program shares.
+//! Describes what instructions do, in terms that every walk over a program shares.
 //!
-//! [`Instruction::effects`] is the table: one row for each instruction. The deadlock check, the simulator, timelines and
-//! traces read it. They know the kinds of actions, transfers and computations, and no instruction by name. The check of
-//! one rank's program reads it too, and adds the preconditions of each instruction.
+//! [`Instruction::effects`] is the table: one row for each instruction. The deadlock check, the simulator, timelines
+//! and traces read it. They depend on the kinds of actions, transfers and computations, not on single instructions. The
+//! check of one rank's program reads it too, and adds the preconditions of each instruction.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ use crate::validate::World;
 pub struct Effects<'a> {
     /// The instruction's name as used in reports.
     pub kind: &'static str,
-    /// What the instruction names, in the order of its text.
+    /// The operands, in the order in which the instruction prints them.
     pub operands: [Option<Operand<'a>>; 2],
     /// What the instruction does.
     pub action: Action<'a>,
@@ -105,8 +105,8 @@ pub enum Transfer<'a> {
 }
 
 impl Computation {
-    /// Returns the segments with parameters that the computation reads, which must be gathered. `None` if it is no pass
-    /// through a layer that reads its parameters.
+    /// Returns the segments with parameters that the computation reads, which must be gathered. Returns `None` for a
+    /// computation that reads no gathered parameters.
     #[must_use]
     pub fn reads(self, shape: &ModelShape) -> Option<&[SegmentId]> {
         match self {

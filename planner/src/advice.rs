@@ -29,7 +29,7 @@ const SHOWN: usize = 4;
 /// configuration with further settings, given as `--set` takes them.
 ///
 /// # Errors
-/// A changed configuration cannot be planned at all.
+/// Fails if a changed configuration cannot be planned at all.
 pub fn advice(
     config: &Config,
     limit: u64,

@@ -8,7 +8,7 @@ use zero_pipeline::{Coordinates, Stages};
 /// Checks that the folders are writable and have room for the files of all ranks on this machine.
 ///
 /// # Errors
-/// A folder is not writable or too small; the error names its key.
+/// Fails if a folder is not writable or too small; the error names its key.
 pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings) -> Result<(), Error> {
     let disk = &settings.zero.disk;
     if !layout.uses_disk() {

@@ -100,7 +100,7 @@ impl LaunchArgs {
     /// taken from `MASTER_ADDR` and `MASTER_PORT`: Kubeflow's PyTorchJob sets these and not torchrun's variables.
     ///
     /// # Errors
-    /// A flag is missing, or flags contradict each other.
+    /// Fails if a flag is missing, or flags contradict each other.
     pub(crate) fn hosts(&self, lookup: impl Fn(&str) -> Option<String>) -> Result<Hosts, String> {
         let count = if self.standalone { 1 } else { self.nnodes };
         let (address, port) = match &self.rdzv_endpoint {
@@ -140,7 +140,7 @@ impl LaunchArgs {
     /// configuration.
     ///
     /// # Errors
-    /// Two flags contradict each other.
+    /// Fails if two flags contradict each other.
     pub(crate) fn ranks_here(&self, cores: usize, hosts: usize) -> Result<Option<usize>, String> {
         let here = match self.nproc_per_node {
             None | Some(PerHost::Auto) => None,

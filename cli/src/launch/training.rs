@@ -60,7 +60,7 @@ pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
 /// Starts another program as the ranks of this host.
 ///
 /// # Errors
-/// The program cannot be started, or another host is lost.
+/// Fails if the program cannot be started, or another host is lost.
 pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
     let hosts = value_or_exit(args.hosts(|name| std::env::var(name).ok().filter(|value| !value.is_empty())));
     let ranks = value_or_exit(args.ranks_here(Cores::allowed().count(), hosts.count)).unwrap_or(1);

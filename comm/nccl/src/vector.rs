@@ -27,10 +27,10 @@ impl DeviceVector {
     /// [`written`](DeviceMemory::written) there.
     ///
     /// # Errors
-    /// If device memory or pinnable host memory runs out.
+    /// Fails if device memory or pinnable host memory runs out.
     ///
     /// # Panics
-    /// If `buffer` is on a device.
+    /// Panics if `buffer` is on a device.
     pub fn upload(buffer: &Buffer, device: &Arc<Device>) -> Result<DeviceVector, CudaError> {
         let stream = Arc::new(Stream::new(device)?);
         let mut source = Pinned::new(device, buffer.size_bytes())?;

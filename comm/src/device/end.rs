@@ -53,8 +53,8 @@ impl DeviceEnd {
                 Ok(buffers)
             }
             Err(failure) => {
-                // Tell the other ranks first, so that they neither take this rank's leaving for the cause nor wait
-                // while it aborts.
+                // Tell the other ranks first, so that they neither blame this rank for leaving nor wait while it
+                // aborts.
                 self.health.end_because(&failure, signature, deadline.timeout);
                 if !lane.abort() {
                     forget(buffers);

@@ -47,13 +47,13 @@ pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
     /// Copies the values to host memory.
     ///
     /// # Errors
-    /// The device's error.
+    /// Returns the device's error.
     fn to_host(&self) -> Result<Buffer, String>;
 
     /// Copies the values to new memory on the device.
     ///
     /// # Errors
-    /// The device's error, for example out of memory.
+    /// Returns the device's error, for example out of memory.
     fn duplicate(&self) -> Result<Box<dyn DeviceMemory>, String>;
 }
 
@@ -87,7 +87,7 @@ impl DeviceBuffer {
 /// Copies the values on the device.
 ///
 /// # Panics
-/// If the device runs out of memory, as a `Vec` does when the host runs out.
+/// Panics if the device runs out of memory, as a `Vec` does when the host runs out.
 impl Clone for DeviceBuffer {
     fn clone(&self) -> DeviceBuffer {
         DeviceBuffer(self.0.duplicate().unwrap_or_else(|error| panic!("cannot copy {self:?}: {error}")))
@@ -119,7 +119,7 @@ pub trait DeviceFabric: Send + Sync {
     /// and direction for messages, each on first use.
     ///
     /// # Errors
-    /// The error of the device or its library.
+    /// Returns the error of the device or its library.
     fn lane(&self) -> Result<Box<dyn DeviceLane>, String>;
 }
 
@@ -133,27 +133,27 @@ pub trait DeviceLane: Send {
     /// to the others.
     ///
     /// # Errors
-    /// The error of the device or its library.
+    /// Returns the error of the device or its library.
     fn invitation(&mut self) -> Result<[u8; INVITATION], String>;
 
     /// Starts connecting `size` ends, of which this one is `rank`. The connection is ready when
     /// [`poll`](DeviceLane::poll) returns `true`.
     ///
     /// # Errors
-    /// The error of the device or its library.
+    /// Returns the error of the device or its library.
     fn connect(&mut self, invitation: &[u8; INVITATION], rank: usize, size: usize) -> Result<(), String>;
 
     /// Starts an operation. Its buffers stay alive until `poll` returns `true`, or until `abort` reports that the
     /// device no longer uses them.
     ///
     /// # Errors
-    /// The error of the device or its library.
+    /// Returns the error of the device or its library.
     fn start(&mut self, work: &DeviceWork<'_>) -> Result<(), String>;
 
     /// Returns whether the connection or operation started last is complete. Does not block.
     ///
     /// # Errors
-    /// The error that the operation ended with.
+    /// Returns the error that the operation ended with.
     fn poll(&mut self) -> Result<bool, String>;
 
     /// Aborts the connection or operation in flight, on this rank and its peers. Returns whether the device has stopped

@@ -117,7 +117,8 @@ impl LauncherEnvironment {
     /// `LauncherEnvironment::from_environment(|name| std::env::var(name).ok())`.
     ///
     /// # Errors
-    /// A variable is missing or invalid, the rank is out of range, or no variable says where the ranks meet.
+    /// Fails if a variable is missing or invalid, if the rank is out of range, or if no variable says where the ranks
+    /// meet.
     pub fn from_environment(
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<LauncherEnvironment, LauncherEnvironmentError> {

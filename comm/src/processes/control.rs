@@ -30,8 +30,8 @@ struct Shared {
     leaving: AtomicBool,
 }
 
-/// Delay between the loss of a connection and the failure of all operations. It lets data that a dying process sent on
-/// other connections be read, and its own account of the cause arrive.
+/// Delay between the loss of a connection and the failure of all operations. Meanwhile ranks read the data that a dying
+/// process sent on other connections, and its report of the cause may arrive.
 const GRACE: Duration = Duration::from_millis(200);
 
 const GOODBYE: u8 = 0;

@@ -59,7 +59,7 @@ impl Ticket {
 /// in `/proc`.
 ///
 /// # Errors
-/// The error of the kernel.
+/// Returns the error of the kernel.
 pub fn shared_memory() -> Result<(), String> {
     let words = |error: io::Error| error.to_string();
     let file = create("zero-train-probe", 4096).map_err(words)?;

@@ -132,7 +132,7 @@ impl StoreClient {
     /// Waits until all keys are set.
     ///
     /// # Errors
-    /// Those of [`get`](StoreClient::get).
+    /// As [`get`](StoreClient::get).
     pub fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<(), StoreError> {
         keys.iter().try_for_each(|key| self.get(key, deadline).map(drop))
     }

@@ -60,7 +60,7 @@ struct Run<'a> {
     payload: usize,
     /// Number of reduced chunks of this rank's range.
     reduced: usize,
-    /// Whether payload is streamed. Stays false until it is known that some buffer is not accessible.
+    /// Whether payload is streamed. Becomes true once some buffer is known to be inaccessible.
     streaming: bool,
 }
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// addresses uses IPv4 first. `None` is loopback.
 ///
 /// # Errors
-/// A message that lists the interfaces of this host, if none has that name.
+/// Fails if no interface has that name; the message lists the interfaces of this host.
 pub fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
     let Some(interface) = interface else { return Ok(Ipv4Addr::LOCALHOST.into()) };
     if let Ok(address) = interface.parse() {

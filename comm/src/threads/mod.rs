@@ -26,7 +26,7 @@ use meeting::{Meeting, Participant};
 /// Creates `size` ranks in this process. Returns the communicators in rank order; pass one to each thread.
 ///
 /// # Panics
-/// If the operating system refuses to start the `size` worker threads.
+/// Panics if the operating system refuses to start the `size` worker threads.
 pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
     let board = Board::new(size);
     let rooms = Arc::new(Rooms::default());
@@ -94,7 +94,7 @@ impl Threads {
         Threads { rooms: Arc::clone(rooms), room, membership, health: Arc::clone(health), timeout }
     }
 
-    /// Creates one end of the messages between two ranks of the group.
+    /// Creates one end of the channel for messages between two ranks of the group.
     fn end(&self, from: usize, to: usize, peer: usize, waiters: &Arc<Waiters>) -> mailbox::End {
         let Membership { group, ref members, .. } = self.membership;
         mailbox::End {

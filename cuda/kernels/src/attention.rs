@@ -217,7 +217,7 @@ impl Args {
 /// Writes `out`, `[batch, time, heads, size]`, and `log_sums`, f32 of `[batch, heads, time]`, which the backward reads.
 ///
 /// # Errors
-/// No kernel supports this geometry.
+/// Fails if no kernel supports this geometry.
 pub fn forward(of: &Geometry, qkv: [Address; 3], out: Address, log_sums: Address) -> Result<Launch<Args>, Unfit> {
     let kernels = of.kernels()?;
     let kernel = format!("attention_{}", kernels.size);
@@ -242,7 +242,7 @@ pub struct Saved {
 /// layout of its tensor and must not overlap it.
 ///
 /// # Errors
-/// No kernel supports this geometry.
+/// Fails if no kernel supports this geometry.
 pub fn backward(
     of: &Geometry,
     saved: &Saved,

@@ -77,7 +77,7 @@ impl Kernels {
     /// first collective.
     ///
     /// # Errors
-    /// The kernels have no code for this device, or the device is out of memory.
+    /// Fails if the kernels have no code for this device, or the device is out of memory.
     pub fn load_all(&self) -> Result<(), CudaError> {
         let mut loaded = self.lock();
         for source in Source::ALL {
@@ -105,8 +105,8 @@ impl Kernels {
     /// what it writes must not be accessed by others.
     ///
     /// # Errors
-    /// The driver has no code for this device, a block needs more shared memory than the device has, or the grid is too
-    /// large.
+    /// Fails if the driver has no code for this device, a block needs more shared memory than the device has, or the
+    /// grid is too large.
     pub unsafe fn launch<A>(&self, launch: &Launch<A>, stream: &Stream) -> Result<(), CudaError> {
         launch.check_grid().map_err(|words| CudaError::invalid("cuLaunchKernel", words))?;
         let function = self.function(launch)?;

@@ -51,7 +51,7 @@ impl Emulator {
     /// `None`.
     ///
     /// # Panics
-    /// The kernels do not compile.
+    /// Fails if the kernels do not compile.
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Emulator>> = OnceLock::new();
         let compile = || Self::new().unwrap_or_else(|said| panic!("{said}"));
@@ -280,7 +280,7 @@ impl Memory {
     /// Returns memory of the same size with the contents of a modified copy.
     ///
     /// # Panics
-    /// The sizes differ.
+    /// Fails if the sizes differ.
     #[must_use]
     pub fn with_whole(&self, whole: &[u8]) -> Self {
         assert_eq!(whole.len(), 16 * self.words.len());
@@ -295,7 +295,7 @@ impl Memory {
     /// Returns the contents.
     ///
     /// # Panics
-    /// A sentinel was overwritten.
+    /// Fails if a sentinel was overwritten.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let all = self.whole();
@@ -325,7 +325,7 @@ impl Memory {
     /// Returns the contents as a fault record.
     ///
     /// # Panics
-    /// The memory is too small for one.
+    /// Fails if the memory is too small for one.
     #[must_use]
     pub fn to_fault(&self) -> Fault {
         let words = self.to_integers();

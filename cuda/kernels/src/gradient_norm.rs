@@ -105,7 +105,7 @@ const ROWS: u32 = 8;
 /// gradients.
 ///
 /// # Panics
-/// There are more than [`SQUARES_RANGES`] ranges.
+/// Fails if there are more than [`SQUARES_RANGES`] ranges.
 pub fn square_sums(squared: &[Squared], sums: Address) -> Option<Launch<SquareSumsArgs>> {
     let mut ranges = [SquaresRange::default(); SQUARES_RANGES];
     let (mut used, mut first_sum, mut first_block) = (0, 0, 0);

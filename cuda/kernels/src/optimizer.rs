@@ -79,7 +79,7 @@ const TILE: u64 = 4096;
 /// parameters. Returns `None` if there are no elements.
 ///
 /// # Panics
-/// There are more than [`UPDATE_RANGES`] ranges, or the two sets of factors have different formulas.
+/// Fails if there are more than [`UPDATE_RANGES`] ranges, or the two sets of factors have different formulas.
 pub fn update(
     working: Dtype,
     [with_decay, without]: [&Factors; 2],

@@ -225,7 +225,7 @@ impl CublasLt {
     /// Opens cuBLASLt.
     ///
     /// # Errors
-    /// The library is missing or does not support this device.
+    /// Fails if the library is missing or does not support this device.
     pub fn new(device: &Arc<Device>) -> Result<Self, ProductError> {
         device.make_current()?;
         let mut handle = std::ptr::null_mut();
@@ -242,7 +242,7 @@ impl CublasLt {
     /// what the product writes must not be accessed by others.
     ///
     /// # Errors
-    /// cuBLASLt or the driver rejects a supported product.
+    /// Fails if cuBLASLt or the driver rejects a supported product.
     pub unsafe fn multiply(&self, product: &Product, stream: &Stream) -> Result<bool, ProductError> {
         if !product.is_aligned() {
             return Ok(false);

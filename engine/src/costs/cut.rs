@@ -59,13 +59,12 @@ pub struct CutCosts {
 
 impl CutCosts {
     /// Measures on rank 0 and broadcasts to all ranks, so that every rank cuts the model at the same layers.
-    /// Collective. Each layer's cost is broadcast as soon as it is measured, so that no rank waits for long.
+    /// Collective. Rank 0 broadcasts the cost of each layer as soon as it is measured, so that no rank waits for long.
     /// Activations are estimated as inputs plus outputs, which is a lower bound. The memory limit is one rank's share
     /// of the memory of rank 0's host.
     ///
     /// # Errors
     /// Returns errors of layers. Fails if a rank is lost.
-    /// What a layer says, or a lost rank.
     pub(crate) fn measured(
         model: &Model,
         settings: &Settings,

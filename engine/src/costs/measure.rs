@@ -59,7 +59,6 @@ pub struct Length {
 }
 
 /// Bytes of the measured vectors, from the weights of a norm to a layer of a large model.
-/// layers.
 const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 
 /// Measures the cost table of a configuration on the ranks of `comm`. `open` opens the data and builds the engine.
@@ -205,8 +204,8 @@ fn measure_accumulate() -> Time {
     Time::of((0..7).map(|_| once()).collect())
 }
 
-/// Splits the backward time of layers with a split backward. The ratio of the two halves is measured outside of a step
-/// and applied to the time measured in steps.
+/// Splits the backward time of layers whose weight gradients can be deferred. The ratio of the two halves is measured
+/// outside of a step and applied to the time measured in steps.
 fn split_backwards(table: &mut CostTable, subject: &impl Trainee) -> Result<(), Error> {
     let engine = subject.engine();
     if !engine.model().layers().iter().any(|layer| layer.splits()) {

@@ -237,7 +237,7 @@ impl Engine {
 
     /// Runs one optimizer step on a global batch of `train_batch_size` samples. This rank computes its share.
     ///
-    /// Every rank passes the same batch, so a program reads and trains the same on one rank and on many.
+    /// Every rank passes the same batch, so the same program runs on one rank and on many.
     ///
     /// # Errors
     /// Fails if the batch has another size, a layer fails or a rank is lost; with `fp16`, also if gradients overflow at

@@ -56,7 +56,7 @@ impl TimeCategory {
     }
 }
 
-/// A finer category, with DeepSpeed's distinctions and the additional parts of a step here.
+/// A finer category: the phases that DeepSpeed distinguishes, and the other parts of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// As [`TimeCategory::Data`].
@@ -169,7 +169,7 @@ pub struct Span {
     pub end: Duration,
 }
 
-/// Maximum number of steps in a timeline. More would not fit into a chart, and the memory stays small.
+/// Maximum number of steps in a timeline, so that it fits into a chart and takes little memory.
 const TRACED_STEPS: usize = 20;
 
 /// Returns whether a run records a timeline.

@@ -174,7 +174,7 @@ impl CustomOp3 for Separate {
             let gradient = |of: &Tensor, gradient| of.track_op().then(|| gpu::tensor(gradient, of.shape()));
             return Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)));
         }
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
         let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
         let [qs, ks, vs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
         let (qs, ks, vs, os, ds) = (qs?, ks?, vs?, os?, ds?);
@@ -261,7 +261,7 @@ impl CustomOp1 for Packed {
             let [dx] = gpu::attention::backward(OP, &gpu, geometry, x.dtype(), &operands, outs, kept)?;
             return Ok(Some(gpu::tensor(dx, x.shape())));
         }
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: backward before forward") };
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
         let held = [x, out, d_out].map(Tensor::storage_and_layout);
         let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
         let (xs, os, ds) = (xs?, os?, ds?);

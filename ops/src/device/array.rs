@@ -30,7 +30,7 @@ impl Array {
     /// Allocates `len` values with arbitrary content.
     ///
     /// # Errors
-    /// If memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn room(device: &CudaDevice, len: usize) -> Result<Self> {
         Ok(Self { storage: Gpu::new(device)?.floats(len)?, len, travelled: Dtype::F32 })
     }
@@ -38,7 +38,7 @@ impl Array {
     /// Copies a tensor's values.
     ///
     /// # Errors
-    /// If memory is exhausted, or the tensor does not hold floats on a GPU.
+    /// Fails if memory is exhausted, or the tensor does not hold floats on a GPU.
     pub(crate) fn of(device: &CudaDevice, values: &Tensor) -> Result<Self> {
         let mut array = Self::room(device, values.elem_count())?;
         array.take(0..array.len, values, false)?;
@@ -61,7 +61,7 @@ impl Array {
     /// dtype, to nearest, ties to even.
     ///
     /// # Errors
-    /// If the dtype is not f32, bf16 or f16.
+    /// Fails if the dtype is not f32, bf16 or f16.
     pub fn travelled(self, dtype: DType) -> Result<Self> {
         Ok(Self { travelled: kernel_dtype(OP, dtype)?, ..self })
     }
@@ -84,7 +84,7 @@ impl Array {
     /// The driver's error, which may come from an earlier kernel.
     ///
     /// # Panics
-    /// If the range is out of bounds, or its length differs from that of `to`.
+    /// Panics if the range is out of bounds, or its length differs from that of `to`.
     pub fn to_host(&self, range: Range<usize>, to: &mut [f32]) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -100,7 +100,7 @@ impl Array {
     /// The driver's error.
     ///
     /// # Panics
-    /// If the values do not fit.
+    /// Panics if the values do not fit.
     pub fn upload(&mut self, at: usize, from: &[f32]) -> Result<()> {
         if from.is_empty() {
             return Ok(());
@@ -117,7 +117,7 @@ impl Array {
     /// The driver's error.
     ///
     /// # Panics
-    /// If a range is out of bounds.
+    /// Panics if a range is out of bounds.
     pub fn copy(&mut self, at: usize, from: &Array, range: Range<usize>) -> Result<()> {
         let to = at..at + range.len();
         super::copy(&from.unrounded().storage, range, &mut self.storage, to)
@@ -126,7 +126,7 @@ impl Array {
     /// Adds another array, element by element.
     ///
     /// # Errors
-    /// If the lengths differ, or the driver's error.
+    /// Fails if the lengths differ. Returns errors of the driver.
     pub fn add(&mut self, other: &Array) -> Result<()> {
         if self.len != other.len {
             bail!("{OP}: cannot add {} values to {}", other.len, self.len);
@@ -147,7 +147,7 @@ impl Array {
     /// Returns the values rounded to a dtype, to nearest, ties to even.
     ///
     /// # Errors
-    /// If memory is exhausted, or the dtype is not f32, bf16 or f16.
+    /// Fails if memory is exhausted, or the dtype is not f32, bf16 or f16.
     pub fn rounded(&self, dtype: DType) -> Result<CudaStorage> {
         let gpu = Gpu::new(&self.storage.device)?;
         let rounded = gpu.room(OP, dtype, self.len)?;
@@ -160,7 +160,7 @@ impl Array {
     /// Converts the first `len` values of a storage to f32, which is exact.
     ///
     /// # Errors
-    /// If memory is exhausted, or the storage is not f32, bf16 or f16.
+    /// Fails if memory is exhausted, or the storage is not f32, bf16 or f16.
     pub fn widened(values: CudaStorage, len: usize) -> Result<Self> {
         if values.dtype() == DType::F32 {
             return Ok(Self { storage: values, len, travelled: Dtype::F32 });
@@ -186,7 +186,7 @@ impl Array {
     /// The driver's error.
     ///
     /// # Panics
-    /// If the range is out of bounds.
+    /// Panics if the range is out of bounds.
     pub fn zero(&mut self, range: Range<usize>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -199,7 +199,7 @@ impl Array {
     /// Writes the values of a tensor of any float dtype to a range, or adds them to it if `add` is set.
     ///
     /// # Errors
-    /// If the tensor has another size or is on another device.
+    /// Fails if the tensor has another size or is on another device.
     pub(crate) fn take(&mut self, range: Range<usize>, values: &Tensor, add: bool) -> Result<()> {
         let from = Operand::of(OP, values)?;
         if from.count != range.len() {

@@ -16,7 +16,7 @@ use super::{Gpu, address, driver, on_stream};
 /// Allocates `len` values of f32, bf16 or f16 with arbitrary content.
 ///
 /// # Errors
-/// If memory is exhausted.
+/// Fails if memory is exhausted.
 pub fn room(device: &CudaDevice, dtype: DType, len: usize) -> Result<CudaStorage> {
     Gpu::new(device)?.room("parameters", dtype, len)
 }
@@ -24,7 +24,7 @@ pub fn room(device: &CudaDevice, dtype: DType, len: usize) -> Result<CudaStorage
 /// Copies host values to the GPU.
 ///
 /// # Errors
-/// If memory is exhausted.
+/// Fails if memory is exhausted.
 pub fn upload(device: &CudaDevice, values: &CpuStorage) -> Result<CudaStorage> {
     if elements(values) == 0 {
         return room(device, values.dtype(), 0);
@@ -55,10 +55,10 @@ pub fn elements_of(storage: &CudaStorage) -> usize {
 /// Copies a range to a range of another storage of the same dtype on the same GPU.
 ///
 /// # Errors
-/// If the dtypes differ, or the driver's error.
+/// Fails if the dtypes differ. Returns errors of the driver.
 ///
 /// # Panics
-/// If a range is out of bounds or the lengths differ.
+/// Panics if a range is out of bounds or the lengths differ.
 pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, target: Range<usize>) -> Result<()> {
     fn of<T: DeviceRepr>(
         device: &CudaDevice,
@@ -84,10 +84,10 @@ pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, targ
 /// Waits for all earlier work on the stream and copies a range to the host.
 ///
 /// # Errors
-/// If the storage has another dtype, or the driver's error.
+/// Fails if the storage has another dtype. Returns errors of the driver.
 ///
 /// # Panics
-/// If the range is out of bounds.
+/// Panics if the range is out of bounds.
 pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
     fn of<T: DeviceRepr + Clone + Default>(
         from: &CudaStorage,
@@ -111,7 +111,7 @@ pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
 /// Returns the address of a storage of f32, bf16 or f16, for code that copies its values.
 ///
 /// # Errors
-/// If the storage has another dtype.
+/// Fails if the storage has another dtype.
 pub fn begin(storage: &CudaStorage) -> Result<Address> {
     address("parameters", storage)
 }

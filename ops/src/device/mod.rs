@@ -39,7 +39,7 @@ pub use uploads::{onto, sent};
 /// Opens GPU `ordinal` of the visible ones.
 ///
 /// # Errors
-/// If the driver, the GPU or a library that candle needs is missing.
+/// Fails if the driver, the GPU or a library that candle needs is missing.
 pub fn open(ordinal: usize) -> Result<Device> {
     let device = CudaDevice::new_with_stream(ordinal)?;
     // SAFETY: all work is on the device's single stream, so memory is never used before it is written, or freed
@@ -55,7 +55,7 @@ pub fn open(ordinal: usize) -> Result<Device> {
 /// `CUDA_MODULE_LOADING=EAGER` does the same for the kernels of libraries and for all kernels of a module.
 ///
 /// # Errors
-/// If the program was built without kernels for this GPU, or the driver's error.
+/// Fails if the program was built without kernels for this GPU. Returns errors of the driver.
 pub fn load_kernels(device: &Device) -> Result<()> {
     use candle_core::cuda_backend::kernels::{AFFINE, BINARY, CAST, FILL, INDEXING, REDUCE, TERNARY, UNARY};
     let Device::Cuda(device) = device else { return Ok(()) };

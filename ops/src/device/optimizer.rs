@@ -53,7 +53,7 @@ impl<'a> Part<'a> {
     /// Wraps a shard of parameters.
     ///
     /// # Errors
-    /// If the dtype is not f32, bf16 or f16.
+    /// Fails if the dtype is not f32, bf16 or f16.
     pub fn of_shard(shard: &'a mut CudaStorage) -> Result<Self> {
         Self::of_storage(shard)
     }
@@ -61,7 +61,7 @@ impl<'a> Part<'a> {
     /// Wraps the values of a parameter.
     ///
     /// # Errors
-    /// If the values are not on a GPU, or the parameter is released.
+    /// Fails if the values are not on a GPU, or the parameter is released.
     pub fn of_leaf(leaf: &'a Tensor) -> Result<Self> {
         let (storage, _) = leaf.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else { bail!("{OP}: expected a parameter on a GPU") };
@@ -76,7 +76,7 @@ impl<'a> Part<'a> {
     /// Narrows the part to a range.
     ///
     /// # Errors
-    /// If the range is out of bounds.
+    /// Fails if the range is out of bounds.
     pub fn at(self, range: ops::Range<usize>) -> Result<Self> {
         if range.end > self.count || range.start > range.end {
             bail!("{OP}: the range {range:?} is outside the {} values", self.count);
@@ -105,7 +105,7 @@ pub struct Updated<'a> {
 /// rejected.
 ///
 /// # Errors
-/// If the numbers of elements differ, parameters are not f32, or the driver's error.
+/// Fails if the numbers of elements differ or parameters are not f32. Returns errors of the driver.
 pub fn step(device: &CudaDevice, factors: [&Factors; 2], updated: &[Updated<'_>], norms: Option<&Norms>) -> Result<()> {
     let (gpu, verdict) = (Gpu::new(device)?, norms.map_or(0, |norms| begin(&norms.verdict)));
     for some in
@@ -160,7 +160,7 @@ impl Norms {
     /// Allocates the memory for norms on a GPU.
     ///
     /// # Errors
-    /// If GPU memory or pinned host memory is exhausted.
+    /// Fails if GPU memory or pinned host memory is exhausted.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let bytes = size_of::<Verdict>();
@@ -174,7 +174,7 @@ impl Norms {
     /// boundary of a partial sum.
     ///
     /// # Errors
-    /// If memory is exhausted, or the driver's error.
+    /// Fails if memory is exhausted. Returns errors of the driver.
     pub fn judge(&mut self, gradients: &[Part<'_>], limits: &Limits) -> Result<()> {
         let to = [begin(&self.verdict), self.host_address()];
         self.launch(gradients, |count, partials| verdict(count, partials, limits, 0, to))
@@ -183,7 +183,7 @@ impl Norms {
     /// Waits for the last norm and returns its verdict.
     ///
     /// # Errors
-    /// If no norm was computed since the last call, or the driver's error.
+    /// Fails if no norm was computed since the last call. Returns errors of the driver.
     pub fn verdict(&mut self) -> Result<zero_optim::norm::Verdict> {
         let [norm, clip, last] = self.words()?;
         let (scale, admitted) = (f32::from_bits(last as u32), (last >> 32) as u32);

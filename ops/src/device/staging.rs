@@ -87,7 +87,7 @@ impl Staging {
     /// bf16 or f16.
     ///
     /// # Errors
-    /// If the dtype is another one, pinned host memory is exhausted, or the driver's error.
+    /// Fails if the dtype is another one or pinned host memory is exhausted. Returns errors of the driver.
     pub fn download(&mut self, source: Array, dtype: DType) -> Result<Arriving> {
         let len = source.len();
         let source = if dtype == DType::F32 { source.into_storage() } else { source.rounded(dtype)? };
@@ -109,7 +109,7 @@ impl Staging {
     /// An error of earlier work on the device.
     ///
     /// # Panics
-    /// If `to` has another length.
+    /// Panics if `to` has another length.
     pub fn take(&mut self, mut arriving: Arriving, to: &mut [f32]) -> Result<()> {
         assert_eq!(arriving.len, to.len());
         arriving.event.wait().map_err(driver)?;
@@ -134,7 +134,7 @@ impl Staging {
     /// soon as this returns.
     ///
     /// # Errors
-    /// If memory is exhausted, or the dtype is not f32, bf16 or f16.
+    /// Fails if memory is exhausted, or the dtype is not f32, bf16 or f16.
     pub fn upload(&mut self, values: &CpuStorage) -> Result<CudaStorage> {
         match values {
             CpuStorage::F32(values) => self.upload_slice::<f32>(values),

@@ -72,7 +72,7 @@ impl Gpu {
 /// Copies a tensor to a device without waiting. Returns the tensor itself if it is already there.
 ///
 /// # Errors
-/// If memory is exhausted, or the driver's error.
+/// Fails if memory is exhausted. Returns errors of the driver.
 pub fn onto(device: &Device, x: &Tensor) -> Result<Tensor> {
     let (Device::Cuda(gpu), Device::Cpu) = (device, x.device()) else { return x.to_device(device) };
     let x = x.contiguous()?;
@@ -90,7 +90,7 @@ pub fn onto(device: &Device, x: &Tensor) -> Result<Tensor> {
 /// Copies values to a GPU without waiting.
 ///
 /// # Errors
-/// If memory is exhausted, or the driver's error.
+/// Fails if memory is exhausted. Returns errors of the driver.
 pub fn sent(gpu: &CudaDevice, values: CpuStorage) -> Result<CudaStorage> {
     match part(gpu, &values, 0, None)? {
         Some(values) => Ok(values),

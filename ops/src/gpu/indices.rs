@@ -19,7 +19,7 @@ impl Indices {
     /// Converts a view of u32, i64 or u8, each of which should be below `limit`.
     ///
     /// # Errors
-    /// If the view has another dtype; also reports errors that kernels recorded for earlier indices.
+    /// Fails if the view has another dtype; also reports errors that kernels recorded for earlier indices.
     pub(super) fn new(
         op: &'static str,
         gpu: &Gpu,

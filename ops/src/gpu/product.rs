@@ -74,7 +74,7 @@ pub(super) struct To {
 /// `left` times the columns of `right`.
 ///
 /// # Errors
-/// If the sizes do not match or exceed the range of cuBLAS.
+/// Fails if the sizes do not match or exceed the range of cuBLAS.
 pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: Matrix, to: To) -> Result<()> {
     // SAFETY: guaranteed by the caller.
     unsafe { product_strided(op, gpu, left, right, to, right.columns) }
@@ -88,7 +88,7 @@ pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: M
 /// As for [`product`]; the memory that the epilogue reads and writes must be valid as well.
 ///
 /// # Errors
-/// If the sizes do not match, or cuBLASLt's error.
+/// Fails if the sizes do not match. Returns errors of cuBLASLt.
 pub(super) unsafe fn product_with(
     op: &'static str,
     gpu: &Gpu,

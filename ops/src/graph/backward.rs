@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Sha
 /// Backpropagates from each output with its upstream gradient of the same shape.
 ///
 /// # Errors
-/// If a graph node returns an error, or a gradient differs from its output in shape.
+/// Fails if a graph node returns an error, or a gradient differs from its output in shape.
 pub fn backward_from(outputs: &[(Tensor, Tensor)]) -> Result<GradStore> {
     for (output, upstream) in outputs {
         if output.shape() != upstream.shape() {

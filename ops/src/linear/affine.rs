@@ -56,7 +56,7 @@ impl Affine {
     /// Returns the sizes of a map of `[.., inputs]`.
     ///
     /// # Errors
-    /// If the shapes do not match.
+    /// Fails if the shapes do not match.
     pub(crate) fn check(self, op: &'static str, x: &Shape, weight: &Shape, bias: Option<&Shape>) -> Result<Sizes> {
         let (inputs, outputs) = self.sizes(op, weight)?;
         let (count, last) = rows(op, x)?;

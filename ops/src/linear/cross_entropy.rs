@@ -33,8 +33,9 @@ use half::{bf16, f16};
 /// backward, which rescales them if necessary. Pass detached tensors if no gradient is wanted.
 ///
 /// # Errors
-/// If shapes or dtypes do not match, there are no rows, or a target is not below `classes`. On a GPU such a target
-/// produces NaN; `gpu::check` later reports it, and also a gradient in the backward that differs from `gradient`.
+/// Fails if shapes or dtypes do not match, there are no rows, or a target is not below `classes`. On a GPU such a
+/// target produces NaN; `gpu::check` later reports it, and also a gradient in the backward that differs from
+/// `gradient`.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
     let (count, inputs) = rows(OP, x.shape())?;
     let (classes, weight_inputs) = weight.dims2()?;

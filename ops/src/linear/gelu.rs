@@ -153,7 +153,7 @@ impl CustomOp3 for LinearGelu {
                 let [dx, d_weight, d_bias] = gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None)?;
                 return Ok((dx, d_weight, d_bias));
             }
-            _ => bail!("{OP}: backward before forward"),
+            _ => bail!("{OP}: the backward ran before the forward"),
         };
         let d_sum = {
             let _timed = measure::backward("gelu");

@@ -20,7 +20,7 @@ impl Gemm {
     /// stored transposed; each is row-major.
     ///
     /// # Panics
-    /// If an operand's number of elements differs from the shape.
+    /// Panics if an operand's number of elements differs from the shape.
     #[must_use]
     pub fn new(transposed: [bool; 2], shape: [usize; 3], left: Vec<f32>, right: Vec<f32>) -> Self {
         let [m, n, k] = shape;

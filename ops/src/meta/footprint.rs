@@ -14,7 +14,7 @@ pub(crate) trait Footprint {
     /// Returns the memory use for these inputs. May only inspect their shape, dtype and whether a gradient is wanted.
     ///
     /// # Errors
-    /// If the shapes do not match.
+    /// Fails if the shapes do not match.
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs>;
 }
 

@@ -31,7 +31,7 @@ pub fn threads() -> usize {
 /// Runs `work` for each part on the operations' threads. Returns when all are done.
 ///
 /// # Panics
-/// If `work` panics.
+/// Panics if `work` panics.
 pub fn in_parallel<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) {
     let parts: Vec<Mutex<&mut P>> = parts.iter_mut().map(Mutex::new).collect();
     team::run(parts.len(), &|part| {
@@ -49,7 +49,7 @@ const FEW: usize = 1 << 16;
 /// the full memory bandwidth.
 ///
 /// # Panics
-/// If the lengths differ.
+/// Panics if the lengths differ.
 pub fn convert<T: Sync, U: Send>(from: &[T], to: &mut [U], convert: impl Fn(&[T], &mut [U]) + Sync) {
     assert_eq!(from.len(), to.len());
     let share = to.len().div_ceil(threads()).max(FEW);

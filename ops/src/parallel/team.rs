@@ -25,7 +25,7 @@ const SPIN: Duration = Duration::from_micros(100);
 /// from inside a part.
 ///
 /// # Panics
-/// If a part panics, after all parts have ended.
+/// Panics if a part panics, after all parts have ended.
 pub(crate) fn run(parts: usize, work: &(dyn Fn(usize) + Sync)) {
     static TEAM: Mutex<Team> = Mutex::new(Team::new(start));
     if parts > 1

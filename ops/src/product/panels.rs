@@ -56,7 +56,7 @@ impl Panels {
     /// [`super::product`]. The columns must begin at a multiple of [`COLUMNS`].
     ///
     /// # Panics
-    /// If the operands or the target are too small.
+    /// Panics if the operands or the target are too small.
     pub(crate) fn product(
         &self,
         isa: Isa,

@@ -98,7 +98,7 @@ impl FlatBuffer {
     /// The GPU driver's error.
     ///
     /// # Panics
-    /// If the range is out of bounds, or its length differs from that of `to`.
+    /// Panics if the range is out of bounds, or its length differs from that of `to`.
     pub fn read(&self, range: Range<usize>, to: &mut [f32]) -> Result<()> {
         match self {
             Self::Host(values) => to.copy_from_slice(&values[range]),
@@ -114,7 +114,7 @@ impl FlatBuffer {
     /// The GPU driver's error.
     ///
     /// # Panics
-    /// If the values do not fit.
+    /// Panics if the values do not fit.
     pub fn write(&mut self, at: usize, from: &[f32]) -> Result<()> {
         match self {
             Self::Host(values) => values[at..at + from.len()].copy_from_slice(from),
@@ -130,7 +130,7 @@ impl FlatBuffer {
     /// The GPU driver's error.
     ///
     /// # Panics
-    /// If a range is out of bounds.
+    /// Panics if a range is out of bounds.
     pub fn copy(&mut self, at: usize, from: &FlatBuffer, range: Range<usize>) -> Result<()> {
         match (self, from) {
             (to, Self::Host(from)) => to.write(at, &from[range]),
@@ -147,7 +147,7 @@ impl FlatBuffer {
     /// Adds another buffer of the same length, element by element. Both must be in the same memory.
     ///
     /// # Errors
-    /// If the buffers are in different memories, or the GPU driver's error.
+    /// Fails if the buffers are in different memories. Returns errors of the GPU driver.
     pub fn add(&mut self, other: &FlatBuffer) -> Result<()> {
         match (self, other) {
             (Self::Host(to), Self::Host(from)) => {

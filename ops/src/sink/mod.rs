@@ -50,7 +50,7 @@ impl Slot<'_> {
     /// Writes or adds a finished gradient.
     ///
     /// # Panics
-    /// If the length of `gradient` differs from the parameter's, which is a bug in the operation.
+    /// Panics if the length of `gradient` differs from the parameter's, which is a bug in the operation.
     pub fn put(self, gradient: &[f32]) {
         match self {
             Self::First(to) => to.copy_from_slice(gradient),
@@ -167,7 +167,7 @@ impl DeferredGradients {
     /// Keeps the gradient that candle computed for `leaf`, if any.
     ///
     /// # Errors
-    /// If the gradient is not a float tensor.
+    /// Fails if the gradient is not a float tensor.
     pub fn absorb(&mut self, store: &mut GradStore, leaf: &Tensor) -> Result<()> {
         if let Some(gradient) = store.remove(leaf) {
             #[cfg(feature = "cuda")]
@@ -268,7 +268,7 @@ impl Gradients {
     /// Moves the gradient that candle computed for `leaf`, if any, to its place.
     ///
     /// # Errors
-    /// If the gradient is not a float tensor.
+    /// Fails if the gradient is not a float tensor.
     pub fn absorb(&mut self, store: &mut GradStore, leaf: &Tensor) -> Result<()> {
         let Some(gradient) = store.remove(leaf) else { return Ok(()) };
         #[cfg(feature = "cuda")]

@@ -248,10 +248,7 @@ fn invalid_arguments_are_errors() -> Result<()> {
     let linear = |outputs, inputs| Linear::from_tensors(normal("w", &[outputs, inputs]), None);
     for rows in [0, 1, 63, 65, 100] {
         let error = message(TiledMlp::new(linear(8, 4), Activation::Relu, linear(4, 8), rows));
-        assert!(
-            error.contains(&format!("tiles of {rows} rows; the number must be a multiple of {TILE_UNIT}")),
-            "{error}"
-        );
+        assert!(error.contains(&format!("tile_rows must be a multiple of {TILE_UNIT}")), "{error}");
     }
     let error = message(TiledMlp::new(linear(8, 4), Activation::Relu, linear(4, 9), 64));
     assert!(

@@ -231,7 +231,7 @@ pub(crate) fn unpacked(buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
     Ok(FlatBuffer::Device(Array::widened(storage_of(buffer)?, len)?))
 }
 
-/// Returns a gradient on a GPU as rounded to `dtype`. The rounding happens when it is read.
+/// Marks a gradient on a GPU as rounded to `dtype`. Operations round its values when they read them.
 pub(crate) fn travelled(values: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     let FlatBuffer::Device(array) = values else { return Err(elsewhere()) };
     Ok(FlatBuffer::Device(array.travelled(dtype)?))

@@ -16,13 +16,13 @@ use crate::error::ZeroError;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
 
-/// A GPU. There is none.
+/// A GPU. No value exists.
 pub(crate) struct Gpu(Infallible);
 
-/// A download in flight. There is none.
+/// A download in flight. No value exists.
 pub(crate) struct Arriving(Infallible);
 
-/// Elements that an optimizer step on a GPU updates. There are none.
+/// Elements that an optimizer step on a GPU updates. No value exists.
 pub(crate) struct Updated<'a>(Infallible, std::marker::PhantomData<&'a ()>);
 
 impl Arriving {

@@ -1,4 +1,4 @@
-//! The instructions of a program, as far as they work on a rank's state.
+//! Executes the instructions that work on a rank's state.
 
 use candle_core::backprop::GradStore;
 use zero_comm::Buffer;

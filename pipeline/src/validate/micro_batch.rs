@@ -14,7 +14,7 @@ pub(super) struct MicroBatch {
     /// Whether the program trains. The last layer's forward is then part of its backward.
     trains: bool,
     is_loaded: bool,
-    /// The layer whose inputs are here, and the layer of whose outputs the gradients are here.
+    /// The layer whose inputs the rank holds, and the layer for whose outputs it holds gradients.
     flow: Option<LayerId>,
     upstream: Option<LayerId>,
     /// Layers whose forward and backward have run.
@@ -91,7 +91,7 @@ impl MicroBatch {
         let upstream = std::mem::replace(&mut self.upstream, layer.checked_sub(1));
         let is_fed = if self.is_last(layer) { upstream.is_none() } else { upstream == Some(layer) };
         ensure(is_fed, || "the backward of the next layer has not run".into())?;
-        // The last layer takes its inputs. The outputs of a recomputation have no taker.
+        // The last layer uses its inputs only here. No layer uses the outputs of a recomputation.
         self.flow = None;
         ensure(self.saved.remove(&layer), || "the activations that its forward saved were discarded".into())
     }

@@ -1,6 +1,7 @@
 //! Checks one rank's program against the preconditions of its instructions.
 //!
-//! The table of effects tells what an instruction names, reads, starts and ends. This file adds the order of values.
+//! The table of effects lists the operands, reads and transfers of each instruction. This file adds the order in which
+//! values become available.
 
 use std::collections::BTreeSet;
 
@@ -345,7 +346,7 @@ impl<'a> State<'a> {
     }
 
     fn has(&self, fact: Fact<'_>) -> bool {
-        // A set of facts that borrow for longer is also a set of such facts.
+        // Shorten the lifetime of the facts in the set, so that it can be searched for `fact`.
         let facts: &BTreeSet<Fact<'_>> = &self.facts;
         facts.contains(&fact)
     }
@@ -393,15 +394,14 @@ impl<'a> State<'a> {
         ensure(found == state, || format!("its parameters are {found}, not {state}"))
     }
 
-    /// Checks that no gathered copy of the parameters outlives their change.
+    /// Checks that the parameters are released, because an update would make a gathered copy stale.
     fn cannot_be_stale(&self, segment: SegmentId) -> Check {
         let is_sharded = self.placements(segment).parameters == Placement::Sharded;
         let is_gathered = is_sharded && self.parameters(segment) != "released";
         ensure(!is_gathered, || "its gathered parameters would become stale; they must be released first".into())
     }
 
-    /// Checks that what an instruction names exists, and that a layer is on this stage. A message may name a layer of
-    /// another stage.
+    /// Checks that an operand exists and that a layer is on this stage. A message may name a layer of another stage.
     fn exists(&self, operand: Operand<'_>) -> Check {
         operand.exists(self.world)?;
         match operand {

@@ -3,7 +3,6 @@
 //! The logarithm of measured over predicted is modelled as a sum of a common term and one term for each setting (a key
 //! with its value) of a configuration. Terms are regularized towards zero: without measurements, or for an unmeasured
 //! setting, they are zero.
-//! configuration has. Terms are kept small: with no measurement, or of a setting that was not measured, they are zero.
 
 use std::collections::BTreeMap;
 

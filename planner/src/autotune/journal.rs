@@ -28,7 +28,7 @@ impl Journal {
     /// Reopens the journal of the folder, if it exists, and returns its lines after the head.
     ///
     /// # Errors
-    /// The journal belongs to another search: its head is not `head`.
+    /// Fails if the journal belongs to another search: its head is not `head`.
     pub(super) fn reopen(folder: &Path, name: &str, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
         let path = folder.join(name);
         let failed = |source| Error::Io { path: path.clone(), source };

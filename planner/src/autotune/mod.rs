@@ -68,8 +68,8 @@ pub trait Watch {
 /// Searches for the fastest configuration.
 ///
 /// # Errors
-/// The configuration is invalid, the data cannot be read, or a folder cannot be written. A failed trial is not an
-/// error.
+/// Fails if the configuration is invalid, the data cannot be read, or a folder cannot be written. A failed trial is not
+/// an error.
 pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error> {
     let began = Instant::now();
     let (base, tuning, head) = begin(request)?;

@@ -32,7 +32,7 @@ impl Outlook<'_> {
     /// Resolves the configuration of a candidate.
     ///
     /// # Errors
-    /// A description of the first error.
+    /// Describes the first error.
     pub(super) fn resolve(&self, ranks: usize, settings: &[Setting]) -> Result<Config, String> {
         resolve(self.source, &self.overrides(settings), ranks)
     }
@@ -87,7 +87,7 @@ impl Outlook<'_> {
     /// Simulates a step of a row with the tables.
     ///
     /// # Errors
-    /// A description of what the tables lack.
+    /// Describes what the tables lack.
     pub(super) fn timeline(&self, row: &Row, tables: &Tables) -> Result<Timeline, String> {
         let config = self.resolve(row.candidate.ranks, &row.candidate.settings)?;
         let table = tables.of(&self.conditions(&config, &row.candidate), &config)?;
@@ -99,7 +99,7 @@ impl Outlook<'_> {
 /// Resolves the configuration of a file with these overrides.
 ///
 /// # Errors
-/// A description of the first error.
+/// Describes the first error.
 pub(super) fn resolve(source: &Source, overrides: &[String], ranks: usize) -> Result<Config, String> {
     let first =
         |errors: zero_config::Errors| errors.iter().next().map_or_else(String::new, |error| error.message.clone());

@@ -106,7 +106,8 @@ pub(super) fn too_much(bytes: u64) -> String {
 /// Returns the bytes that a trial with this number of ranks may use, if known.
 pub(super) fn memory(base: &Config, ranks: usize) -> Option<u64> {
     let machine = Limit::of_machine().map(|limit| (limit.bytes as f64 * SHARE_OF_MEMORY) as u64);
-    // The ranks themselves stop at their limit; the margin is for what no plan counts, the program and its threads.
+    // The ranks themselves stop at their limit. The margin covers memory that no plan counts: the program and its
+    // threads.
     let own = base.training.memory_limit.map(|bytes| ranks as u64 * (bytes + bytes / 4 + BESIDES));
     machine.into_iter().chain(own).min()
 }

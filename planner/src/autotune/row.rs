@@ -11,7 +11,7 @@ use super::interval::{Interval, median};
 use super::objective::{StepWork, cost, value};
 use super::space::Candidate;
 
-/// How far a configuration has come.
+/// The state of a configuration in the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -108,9 +108,9 @@ pub struct Row {
     pub id: usize,
     /// The configuration.
     pub candidate: Candidate,
-    /// How far it has come in the search.
+    /// Its state in the search.
     pub state: State,
-    /// Why it came no further.
+    /// Reason for that state, if any.
     pub reason: Option<String>,
     /// `None` if it was refused.
     pub planned: Option<Planned>,

@@ -1,5 +1,5 @@
-//! Enumerates the configurations to try: the values in `autotuning.space`, and our own values for the keys that
-//! determine the step time where the space does not list them.
+//! Enumerates the configurations to try. Keys in `autotuning.space` take the values listed there; the other keys that
+//! affect the step time take values of our own.
 //!
 //! Values that make no difference are skipped: a ZeRO stage with one replica, a schedule with one pipeline stage. The
 //! global batch size is kept by adjusting the accumulation, unless it is itself one of the keys to try.
@@ -30,7 +30,7 @@ const BUCKET: &str = "zero_optimization.reduce_bucket_size";
 const STATE: &str = "zero_optimization.offload_optimizer.device";
 const PARAMETERS: &str = "zero_optimization.offload_param.device";
 
-/// The keys that have values of our own.
+/// The keys for which we have values of our own.
 const OURS: [&str; 15] = [
     RANKS,
     STAGES,
@@ -87,7 +87,7 @@ struct Partial {
 /// Returns all candidates; the first is the user's own configuration.
 ///
 /// # Errors
-/// There are more than [`MOST`].
+/// Fails if there are more than [`MOST`].
 pub(super) fn candidates(base: &Config, tuning: &Autotuning) -> Result<Vec<Candidate>, Error> {
     let values = base.leaves().into_iter().map(|(path, value)| (path, plain(&value).to_string())).collect();
     let space = Space { base, tuning, values };

@@ -33,7 +33,7 @@ impl Tables {
     /// Returns the table for a configuration.
     ///
     /// # Errors
-    /// A description of what was not measured.
+    /// Describes what was not measured.
     pub(super) fn of(&self, conditions: &Conditions, config: &Config) -> Result<CostTable, String> {
         let micro = config.train_micro_batch_size_per_gpu;
         let all = self.0.get(conditions).ok_or("no profile has this number of ranks and threads")?;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// How often a trial is checked.
 const EVERY: Duration = Duration::from_millis(20);
-/// Every how many checks the memory is read, which takes the kernel some time.
+/// Number of checks per reading of the memory, because a reading takes the kernel some time.
 const MEMORY_EVERY: u32 = 10;
 /// The most bytes of a trial's output that are kept.
 const KEPT: u64 = 1 << 20;

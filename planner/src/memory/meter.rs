@@ -11,7 +11,7 @@ pub struct Peaks {
     pub total: u64,
     /// All categories together, on the GPU.
     pub gpu: u64,
-    /// Each of [`CATEGORIES`].
+    /// By category, in the order of [`CATEGORIES`].
     pub by_category: [u64; CATEGORIES.len()],
 }
 

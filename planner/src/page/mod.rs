@@ -47,7 +47,7 @@ fn embedded(data: &Value) -> String {
 /// Checks that a page of these styles and scripts is self-contained, and that [`compact`] keeps their meaning.
 ///
 /// # Panics
-/// If it is not.
+/// Panics if it is not.
 pub fn check_self_contained(page: &str, styles: &[&str], scripts: &[&str]) {
     for text in scripts.iter().chain(styles) {
         assert!(page.contains(&compact(text)));

@@ -73,7 +73,7 @@ impl Planner {
     /// Plans a configuration that is resolved for its number of ranks. Starts nothing.
     ///
     /// # Errors
-    /// Any error that would keep the ranks from starting.
+    /// Returns any error that would keep the ranks from starting.
     pub fn plan(&self, config: &Config) -> Result<Plan, Error> {
         self.memory_plan(config)?.plan()
     }
@@ -81,7 +81,7 @@ impl Planner {
     /// Plans the memory of a configuration.
     ///
     /// # Errors
-    /// The model cannot be built or split into stages.
+    /// Fails if the model cannot be built or split into stages.
     pub fn memory_plan(&self, config: &Config) -> Result<MemoryPlan, Error> {
         let layers = configured_model::from_config(config, self.vocabulary)?;
         MemoryPlan::new(with_total_steps(config.clone(), 1), layers)
@@ -89,11 +89,11 @@ impl Planner {
 }
 
 impl MemoryPlan {
-    /// Plans the memory of a configuration that is resolved for its number of ranks. Starts nothing, and holds no
+    /// Plans the memory of a configuration that is resolved for its number of ranks. Starts no ranks and allocates no
     /// parameters.
     ///
     /// # Errors
-    /// The model cannot be built or split into stages.
+    /// Fails if the model cannot be built or split into stages.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let model = model.build(Settings::new(&config)?.dtype)?;
         // Costs that would have to be measured are assumed equal.
@@ -153,7 +153,7 @@ impl MemoryPlan {
     /// Predicts the time of a step from a cost table.
     ///
     /// # Errors
-    /// A description of what the table lacks.
+    /// Describes what the table lacks.
     pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
         let tokens = tokens(&self.config).map(|tokens| tokens * self.config.train_batch_size);
         Ok(Prediction::of(&self.timeline(table)?, tokens))
@@ -162,7 +162,7 @@ impl MemoryPlan {
     /// Simulates a step with a cost table: what each rank does at which time.
     ///
     /// # Errors
-    /// A description of what the table lacks.
+    /// Describes what the table lacks.
     pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
         let costs = costs(table, &self.subject())?;
         let simulated = self.stage_plan.simulate(&self.programs, self.layout.shape(), &costs);
@@ -178,7 +178,7 @@ impl MemoryPlan {
     /// Validates the programs of all ranks and simulates them.
     ///
     /// # Errors
-    /// A program is invalid.
+    /// Fails if a program is invalid.
     pub fn plan(self) -> Result<Plan, Error> {
         let (stage_plan, shape) = (&self.stage_plan, self.layout.shape());
         stage_plan.validate(&self.programs, shape)?;
@@ -191,11 +191,11 @@ impl MemoryPlan {
 }
 
 impl Plan {
-    /// Plans a configuration that is resolved for its number of ranks. Starts nothing, and holds no parameters.
+    /// Plans a configuration that is resolved for its number of ranks. Starts no ranks and allocates no parameters.
     ///
     /// # Errors
-    /// Any error that would keep the ranks from starting: the model cannot be built or split into stages, or a program
-    /// is invalid.
+    /// Returns any error that would keep the ranks from starting: the model cannot be built or split into stages, or a
+    /// program is invalid.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         MemoryPlan::new(config, model)?.plan()
     }
@@ -203,7 +203,7 @@ impl Plan {
     /// Checks that the disks have room for offloaded data.
     ///
     /// # Errors
-    /// The key of a folder that is too small or not writable.
+    /// Fails if a folder is too small or not writable; the error names its key.
     pub fn check_disks(&self) -> Result<(), Error> {
         check_space(&self.memory_plan.layout, &self.memory_plan.stage_plan.stages, &self.memory_plan.settings)
     }
@@ -225,7 +225,7 @@ impl Plan {
     /// Simulates the programs of all ranks with a table of costs.
     ///
     /// # Errors
-    /// The table is for another model.
+    /// Fails if the table is for another model.
     pub fn simulate(&self, costs: &Costs) -> Result<Timeline, Error> {
         self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }

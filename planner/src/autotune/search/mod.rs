@@ -84,7 +84,7 @@ impl<'a> Search<'a> {
     /// Measures until nothing is left to measure.
     ///
     /// # Errors
-    /// Errors of `measure` itself; a failed trial is not an error.
+    /// Returns errors of `measure` itself; a failed trial is not an error.
     pub(super) fn run(&mut self, measure: &mut impl Measure) -> Result<End, Error> {
         match self.explore(measure)? {
             Some(end) => Ok(end),

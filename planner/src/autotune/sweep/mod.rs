@@ -62,8 +62,8 @@ pub struct Swept {
 /// Searches `autotuning.sweep` for the hyperparameters with the lowest evaluation loss.
 ///
 /// # Errors
-/// The configuration lacks the section or is invalid, a grid has too many combinations, or a folder cannot be written.
-/// A failed trial is not an error.
+/// Fails if the configuration lacks the section or is invalid, if a grid has too many combinations, or if a folder
+/// cannot be written. A failed trial is not an error.
 pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept, Error> {
     let began = Instant::now();
     let (base, tuning, head) = begin(request)?;

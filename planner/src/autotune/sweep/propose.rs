@@ -26,7 +26,7 @@ pub(super) trait Strategy {
 /// Returns the strategy of a sweep and the most trials that it makes.
 ///
 /// # Errors
-/// The grid is too large.
+/// Fails if the grid is too large.
 pub(super) fn strategy(sweep: &Sweep) -> Result<(Box<dyn Strategy + '_>, usize), Error> {
     let space: Vec<Domain<'_>> = sweep.space.iter().map(Domain).collect();
     let all = count(&space);

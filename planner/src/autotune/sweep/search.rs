@@ -1,4 +1,5 @@
-//! The sequence of a sweep: a point, its training, its outcome, and the next point. It does not know about processes.
+//! The sequence of a sweep: a point, its training, its outcome, and the next point. Independent of how trials run, for
+//! example as processes.
 
 use std::time::Instant;
 
@@ -28,7 +29,7 @@ pub(super) trait Train {
 /// Runs all trials. `lines` are the lines that an earlier sweep wrote; its trials are not trained again.
 ///
 /// # Errors
-/// The grid is too large, or `train` fails.
+/// Fails if the grid is too large, or if `train` fails.
 pub(super) fn run(
     sweep: &Sweep,
     lines: &[Value],

@@ -74,7 +74,7 @@ pub struct SweepTrial {
     pub settings: Vec<Setting>,
     /// How it ended.
     pub state: TrialState,
-    /// Why it came no further.
+    /// Reason for that outcome, if any.
     pub reason: Option<String>,
     /// In step order; every loss is finite.
     pub evaluations: Vec<Evaluation>,

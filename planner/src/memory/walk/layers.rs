@@ -22,7 +22,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks a forward. `again` marks a recomputation from the kept inputs, which are released afterwards.
+    /// Walks through a forward. `again` marks a recomputation from the kept inputs, which are released afterwards.
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
         let is_last = layer == table.layers.len();
