@@ -140,7 +140,7 @@ mod tests {
         };
         assert!(meet(|_| "0.1").iter().all(Result::is_ok));
         let ended = meet(|rank| if rank == 2 { "0.2" } else { "0.1" });
-        let text = "the ranks were not started alike: lr is 0.1 on rank 0, and 0.2 on rank 2";
+        let text = "the ranks were started with different settings: lr is 0.1 on rank 0 and 0.2 on rank 2";
         assert!(ended.iter().all(|end| end.as_ref().is_err_and(|error| error.to_string() == text)), "{ended:?}");
     }
 

@@ -61,7 +61,7 @@ fn a_change_on_one_rank_only_is_an_error_that_names_the_key() {
         config.training.seed = 1 + comm.rank() as u64;
         Engine::with_communicator(config, gpt2(), comm).err().map(|error| error.to_string())
     });
-    let expected = "the ranks were not started alike: training.seed is 1 on rank 0, and 2 on rank 1";
+    let expected = "the ranks were started with different settings: training.seed is 1 on rank 0 and 2 on rank 1";
     for error in ended {
         assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{error:?}");
     }
