@@ -1,9 +1,13 @@
 //! Enums whose variants are spelled as words in `ds.yaml`. Each spelling is declared with its variant; the schema,
 //! the reader and the writer all use this declaration.
 
+use serde::Serializer;
+
 use crate::schema::Kind;
 
 /// Declares an enum with the spelling of each variant. Alternative spellings after `|` are read but never written.
+/// `enum zero_pipeline::Schedule {…}` declares the spellings of an enum of another crate, whose fields are written with
+/// [`word`].
 macro_rules! choice {
     (
         $(#[$meta:meta])*
@@ -15,13 +19,28 @@ macro_rules! choice {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum $name { $( $(#[$variant_meta])* $variant, )+ }
 
+        $crate::choice::choice! { enum $name { $( $variant = $spelling $(| $alias)* , )+ } }
+
         impl $name {
             /// Returns the spelling in `ds.yaml`.
-            pub const fn as_str(self) -> &'static str {
-                match self { $( Self::$variant => $spelling, )+ }
-            }
+            pub fn as_str(self) -> &'static str { $crate::choice::Choice::spelling(self) }
         }
 
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.as_str()) }
+        }
+
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                $crate::choice::word(self, serializer)
+            }
+        }
+    };
+    (
+        enum $name:path {
+            $( $variant:ident = $spelling:literal $(| $alias:literal)* , )+
+        }
+    ) => {
         impl $crate::choice::Choice for $name {
             const NAMES: &'static [&'static str] = &[$( $spelling $(, $alias)* ,)+];
 
@@ -31,21 +50,15 @@ macro_rules! choice {
                     _ => None,
                 }
             }
+
+            fn spelling(self) -> &'static str {
+                match self { $( Self::$variant => $spelling, )+ }
+            }
         }
 
         $crate::reader::read_as! {
             $name: $crate::value::Leaf::Text(text) => $crate::choice::Choice::from_name(&text)?,
                 else [$(Self::$variant),+][0];
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.as_str()) }
-        }
-
-        impl serde::Serialize for $name {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.as_str())
-            }
         }
     };
 }
@@ -53,7 +66,7 @@ macro_rules! choice {
 pub(crate) use choice;
 
 /// Implemented by [`choice!`] for the schema and the reader.
-pub(crate) trait Choice: Sized {
+pub(crate) trait Choice: Copy {
     /// All spellings, including the alternative ones.
     const NAMES: &'static [&'static str];
 
@@ -62,4 +75,12 @@ pub(crate) trait Choice: Sized {
 
     /// Returns the variant with the given spelling.
     fn from_name(name: &str) -> Option<Self>;
+
+    /// Returns the spelling that is written.
+    fn spelling(self) -> &'static str;
+}
+
+/// Serialises the variant as its spelling.
+pub(crate) fn word<T: Choice, S: Serializer>(choice: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(choice.spelling())
 }

@@ -46,7 +46,7 @@ pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use rope::RopeScaling;
 pub(crate) use rope::{PARAMETERS as ROPE_PARAMETERS, TYPE as ROPE_TYPE};
-pub use scheduler::{Scheduler, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupType};
+pub use scheduler::{Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};
 

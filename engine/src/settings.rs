@@ -3,7 +3,7 @@
 use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
-use zero_optim::{Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, Optimizer, Schedule, Sgd, Warmup};
+use zero_optim::{Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, Optimizer, Schedule, Sgd};
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
@@ -52,7 +52,7 @@ impl Settings {
         choose_instructions(config)?;
         let ranks = config.data_parallel_size();
         let dtype = dtype(config.working_dtype());
-        let zero_stage = zero_stage(config.zero.stage);
+        let zero_stage = config.zero.stage;
         let micro_batches = config.gradient_accumulation_steps;
         let shards_gradients = zero_stage >= ZeroStage::Two;
         let reproducible = config.training.reproducible;
@@ -123,15 +123,6 @@ fn choose_instructions(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-fn zero_stage(stage: config::ZeroStage) -> ZeroStage {
-    match stage {
-        config::ZeroStage::Zero => ZeroStage::Zero,
-        config::ZeroStage::One => ZeroStage::One,
-        config::ZeroStage::Two => ZeroStage::Two,
-        config::ZeroStage::Three => ZeroStage::Three,
-    }
-}
-
 fn dtype(named: config::Dtype) -> DType {
     match named {
         config::Dtype::F32 => DType::F32,
@@ -181,10 +172,6 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
 
 fn schedule(config: &Config) -> Result<Schedule, Error> {
     use config::Scheduler as From;
-    let kind = |warmup: config::WarmupType| match warmup {
-        config::WarmupType::Log => Warmup::Log,
-        config::WarmupType::Linear => Warmup::Linear,
-    };
     let total = |steps: Option<usize>| {
         steps.map(|steps| steps as u64).ok_or_else(|| {
             Error::setting(
@@ -200,13 +187,13 @@ fn schedule(config: &Config) -> Result<Schedule, Error> {
             min_lr: warmup.warmup_min_lr,
             max_lr: warmup.warmup_max_lr,
             num_steps: warmup.warmup_num_steps as u64,
-            kind: kind(warmup.warmup_type),
+            kind: warmup.warmup_type,
         },
         From::WarmupDecayLR(decay) => Schedule::WarmupDecayLr {
             min_lr: decay.warmup_min_lr,
             max_lr: decay.warmup_max_lr,
             num_steps: decay.warmup_num_steps as u64,
-            kind: kind(decay.warmup_type),
+            kind: decay.warmup_type,
             total_num_steps: total(decay.total_num_steps)?,
         },
         From::WarmupCosineLR(cosine) => Schedule::WarmupCosineLr {
@@ -214,7 +201,7 @@ fn schedule(config: &Config) -> Result<Schedule, Error> {
             warmup_min_ratio: cosine.warmup_min_ratio,
             warmup_num_steps: cosine.warmup_num_steps as u64,
             cos_min_ratio: cosine.cos_min_ratio,
-            warmup_type: kind(cosine.warmup_type),
+            warmup_type: cosine.warmup_type,
         },
     })
 }

@@ -1,6 +1,6 @@
 //! The mesh of ranks, the partition of the model into pipeline stages, and the programs of all stages.
 
-use zero_config::{Config, PartitionMethod, Pipeline, PipelineSchedule};
+use zero_config::{Config, PartitionMethod, Pipeline};
 use zero_model::Model;
 use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
 use zero_partition::{Layout, ZeroError};
@@ -47,7 +47,7 @@ impl StagePlan {
         let mesh = Mesh::new(config.world_size, options.stages).map_err(|e| {
             Error::setting("pipeline.stages", e.to_string(), "start a multiple of `pipeline.stages` ranks")
         })?;
-        let schedule = schedule(options.schedule);
+        let schedule = options.schedule;
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
         let cut = cut(options, size, schedule, model, shape, costs)?;
         let stages = Stages::new(shape, options.stages, cut)
@@ -166,15 +166,6 @@ impl StagePlan {
             (_, true) => "parameters stay gathered during a step".into(),
             _ => format!("parameters stay gathered during a step on stages {kept:?}, but not on stages {other:?}"),
         })
-    }
-}
-
-fn schedule(schedule: PipelineSchedule) -> Schedule {
-    match schedule {
-        PipelineSchedule::GPipe => Schedule::GPipe,
-        PipelineSchedule::OneF1B => Schedule::OneFOneB,
-        PipelineSchedule::Interleaved1F1B => Schedule::Interleaved,
-        PipelineSchedule::ZbH1 => Schedule::ZeroBubble,
     }
 }
 

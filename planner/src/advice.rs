@@ -110,7 +110,7 @@ pub fn other_ranks(
             return Some(found);
         }
     }
-    let three = if config.zero.stage as u8 == 3 { vec![] } else { one(STAGE_3) };
+    let three = if config.zero.stage.number() == 3 { vec![] } else { one(STAGE_3) };
     let recompute = one(RECOMPUTE);
     let late = [one(GATHERS_LATE), one(NO_PREFETCH)].concat();
     let least = halvings(config).pop().unwrap_or_default();
@@ -130,7 +130,7 @@ fn one(setting: &str) -> Vec<String> {
 
 /// Returns the candidate changes, in order of their cost.
 fn candidates(config: &Config) -> Vec<Vec<String>> {
-    let stage = config.zero.stage as u8;
+    let stage = config.zero.stage.number();
     let data = config.data_parallel_size();
     let recompute = if config.activation_checkpointing.is_none() { one(RECOMPUTE) } else { vec![] };
     let higher: Vec<Vec<String>> = match data {

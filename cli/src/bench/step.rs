@@ -91,7 +91,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
         transport: comm.transport().to_string(),
         threads: zero_model::ops::threads(),
         instruction_set: zero_isa::Isa::current().name(),
-        zero_stage: config.zero.stage.into(),
+        zero_stage: config.zero.stage.number(),
         parameters: subject.parameters(),
         opened_ms: opened.as_secs_f64() * 1e3,
         step_ms: times.iter().map(|time| time.as_secs_f64() * 1e3).collect(),

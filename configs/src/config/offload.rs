@@ -146,7 +146,7 @@ fn sharded(
     resolver: &mut Resolver<'_>,
 ) {
     if device != OffloadDevice::None && stage < least {
-        let (stage, least) = (u8::from(stage), u8::from(least));
+        let (stage, least) = (stage.number(), least.number());
         let message = format!("`{path}: {device}` keeps a rank's shard of the {what}, and stage {stage} has none");
         let or_more = if least < 3 { " or more" } else { "" };
         let help = format!("write `stage: {least}`{or_more}, or leave `device` out");

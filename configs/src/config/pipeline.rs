@@ -22,9 +22,10 @@ section! {
         pub partition_method: PartitionMethod = now(Kind::Partition, "parameters", "What is balanced between stages: parameters, layers (`uniform`), measured time, or layers whose name matches a regular expression, upper or lower case; `best`, DeepSpeed's word, is `parameters`");
         = alias("partition", Pipeline::partition_method);
         /// Order in which micro-batches pass through the stages.
+        #[serde(serialize_with = "crate::choice::word")]
         pub schedule: PipelineSchedule = now(PipelineSchedule::KIND, "1f1b", "In what order micro-batches go through the stages");
-        /// Chunks of layers per stage; more than 1 only with [`PipelineSchedule::Interleaved1F1B`], which requires it.
-        pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Chunks of layers that each stage has; more than 1 for interleaved_1f1b and only there") [else if schedule == PipelineSchedule::Interleaved1F1B { 2 } else { 1 }];
+        /// Chunks of layers per stage; more than 1 only with [`PipelineSchedule::Interleaved`], which requires it.
+        pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Chunks of layers that each stage has; more than 1 for interleaved_1f1b and only there") [else if schedule == PipelineSchedule::Interleaved { 2 } else { 1 }];
         /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
         /// per step if `stage3_max_live_parameters` allows it.
         #[serde(serialize_with = "crate::yaml_out::auto")]
@@ -36,18 +37,14 @@ section! {
     }
 }
 
+pub use zero_pipeline::Schedule as PipelineSchedule;
+
 choice! {
-    /// Order in which micro-batches pass through the stages.
-    pub enum PipelineSchedule {
-        /// Alternates forwards and backwards. A stage holds at most as many micro-batches as there are stages from
-        /// it to the last.
-        OneF1B = "1f1b",
-        /// All forwards, then all backwards.
+    enum PipelineSchedule {
+        OneFOneB = "1f1b",
         GPipe = "gpipe",
-        /// 1F1B with several chunks of layers per stage, `virtual_stages`: less waiting, more messages.
-        Interleaved1F1B = "interleaved_1f1b",
-        /// 1F1B with backwards split in two: gradients of weights are computed while a stage would otherwise wait.
-        ZbH1 = "zb_h1",
+        Interleaved = "interleaved_1f1b",
+        ZeroBubble = "zb_h1",
     }
 }
 
@@ -113,7 +110,7 @@ impl Pipeline {
     /// Checks that the schedule fits the number of chunks.
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         let (schedule, chunks) = (self.schedule, self.virtual_stages);
-        let is_interleaved = schedule == PipelineSchedule::Interleaved1F1B;
+        let is_interleaved = schedule == PipelineSchedule::Interleaved;
         if is_interleaved != (chunks > 1) {
             let (message, help) = match is_interleaved {
                 true => (

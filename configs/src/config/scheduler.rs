@@ -33,7 +33,8 @@ section! {
         /// Steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
         /// Shape of the warm-up.
-        pub warmup_type: WarmupType = now(WarmupType::KIND, "log", "Shape of the warm-up");
+        #[serde(serialize_with = "crate::choice::word")]
+        pub warmup_type: Warmup = now(Warmup::KIND, "log", "Shape of the warm-up");
     }
 }
 
@@ -52,7 +53,8 @@ section! {
         /// Steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
         /// Shape of the warm-up.
-        pub warmup_type: WarmupType = now(WarmupType::KIND, "log", "Shape of the warm-up");
+        #[serde(serialize_with = "crate::choice::word")]
+        pub warmup_type: Warmup = now(Warmup::KIND, "log", "Shape of the warm-up");
     }
 }
 
@@ -70,16 +72,16 @@ section! {
         /// Ratio at the end of the cosine.
         pub cos_min_ratio: f64 = now(RATIO, "0.0001", "Part of the optimizer's lr at the end");
         /// Shape of the warm-up.
-        pub warmup_type: WarmupType = now(WarmupType::KIND, "log", "Shape of the warm-up");
+        #[serde(serialize_with = "crate::choice::word")]
+        pub warmup_type: Warmup = now(Warmup::KIND, "log", "Shape of the warm-up");
     }
 }
 
+pub use zero_optim::Warmup;
+
 choice! {
-    /// Shape of a warm-up of `n` steps.
-    pub enum WarmupType {
-        /// ln(step + 1) / ln(max(n, 2)). DeepSpeed's default.
+    enum Warmup {
         Log = "log",
-        /// step / n.
         Linear = "linear",
     }
 }

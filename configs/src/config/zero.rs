@@ -1,6 +1,6 @@
 //! `zero_optimization`: what is sharded over the ranks, and the sizes of gathers and reductions.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::config::Config;
 use crate::config::offload::{self, OffloadOptimizer, OffloadParam, PINNED};
@@ -9,31 +9,14 @@ use crate::schema::*;
 use crate::table::{last, section};
 use crate::value::Leaf;
 
-/// What is sharded over the data-parallel ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(into = "u8")]
-pub enum ZeroStage {
-    /// Nothing: plain data parallelism.
-    Zero = 0,
-    /// Optimizer state.
-    One = 1,
-    /// Optimizer state and gradients.
-    Two = 2,
-    /// Optimizer state, gradients and parameters.
-    Three = 3,
-}
-
-impl From<ZeroStage> for u8 {
-    fn from(stage: ZeroStage) -> u8 {
-        stage as u8
-    }
-}
+pub use zero_pipeline::ZeroStage;
 
 section! {
     /// `zero_optimization`. Sizes are in elements, as in DeepSpeed.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Zero(keys) in Config::zero {
         /// What is sharded.
+        #[serde(serialize_with = "number")]
         pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters");
         /// Overlap communication with compute. If not given, it is on for stage 3 and off for lower stages, as in
         /// DeepSpeed. `None` is `auto` with a cost table, which then decides.
@@ -128,7 +111,11 @@ const SEQUENTIAL: &str = "stage3_allgather_sequential";
 const CPU: &[(&str, &str)] = &[(last(OffloadOptimizer::device), "cpu")];
 
 read_as! {
-    ZeroStage: Leaf::Int(stage) => [Self::Zero, Self::One, Self::Two, Self::Three][stage.min(3) as usize], else Self::Zero;
+    ZeroStage: Leaf::Int(stage) => u8::try_from(stage).ok().and_then(Self::from_number)?, else Self::Zero;
+}
+
+fn number<S: Serializer>(stage: &ZeroStage, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u8(stage.number())
 }
 
 #[rustfmt::skip]

@@ -38,7 +38,7 @@ fn without_the_section_there_is_one_stage() {
     let expected = Pipeline {
         stages: 1,
         partition_method: PartitionMethod::Parameters,
-        schedule: PipelineSchedule::OneF1B,
+        schedule: PipelineSchedule::OneFOneB,
         virtual_stages: 1,
         keep_gathered: None,
     };
@@ -226,10 +226,10 @@ fn an_invalid_partition_method_gives_a_reason() {
 #[test]
 fn every_schedule_round_trips() {
     let cases = [
-        ("1f1b", PipelineSchedule::OneF1B, 1),
+        ("1f1b", PipelineSchedule::OneFOneB, 1),
         ("gpipe", PipelineSchedule::GPipe, 1),
-        ("interleaved_1f1b", PipelineSchedule::Interleaved1F1B, 2),
-        ("zb_h1", PipelineSchedule::ZbH1, 1),
+        ("interleaved_1f1b", PipelineSchedule::Interleaved, 2),
+        ("zb_h1", PipelineSchedule::ZeroBubble, 1),
     ];
     for (name, schedule, virtual_stages) in cases {
         let config = with(&format!("pipeline: {{stages: 2, schedule: {name}}}"));

@@ -121,7 +121,7 @@ fn schedulers_have_deepspeeds_names_and_defaults() {
             warmup_min_lr: 0.0,
             warmup_max_lr: 0.5,
             warmup_num_steps: 1000,
-            warmup_type: WarmupType::Log
+            warmup_type: Warmup::Log
         })
     );
     assert_eq!(
@@ -131,7 +131,7 @@ fn schedulers_have_deepspeeds_names_and_defaults() {
             warmup_min_lr: 0.0,
             warmup_max_lr: 1e-3,
             warmup_num_steps: 1000,
-            warmup_type: WarmupType::Log
+            warmup_type: Warmup::Log
         })
     );
     assert_eq!(
@@ -141,7 +141,7 @@ fn schedulers_have_deepspeeds_names_and_defaults() {
             warmup_min_ratio: 0.0,
             warmup_num_steps: 1000,
             cos_min_ratio: 1e-4,
-            warmup_type: WarmupType::Linear
+            warmup_type: Warmup::Linear
         })
     );
     // In a run counted in epochs, the number of steps depends on the data.

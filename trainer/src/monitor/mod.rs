@@ -124,7 +124,7 @@ fn info(config: &Config) -> Vec<(&'static str, String)> {
     vec![
         ("version", env!("CARGO_PKG_VERSION").to_string()),
         ("world_size", config.world_size.to_string()),
-        ("zero_stage", u8::from(config.zero.stage).to_string()),
+        ("zero_stage", config.zero.stage.number().to_string()),
         ("dtype", config.working_dtype().to_string()),
         ("config", config.name.clone()),
     ]

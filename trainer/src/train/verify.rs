@@ -55,7 +55,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     let mut alone = config.clone();
     alone.world_size = 1;
     (alone.pipeline.stages, alone.pipeline.virtual_stages) = (1, 1);
-    alone.pipeline.schedule = PipelineSchedule::OneF1B;
+    alone.pipeline.schedule = PipelineSchedule::OneFOneB;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
