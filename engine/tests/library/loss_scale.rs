@@ -138,7 +138,10 @@ fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
         for (status, error) in errors {
             assert_eq!(status, 5);
             assert!(error.starts_with("training diverged: step 3: gradients overflow"), "{error}");
-            assert!(error.contains("the loss scale is 1073741824") && error.contains("`fp16.min_loss_scale`"), "{error}");
+            assert!(
+                error.contains("the loss scale is 1073741824") && error.contains("`fp16.min_loss_scale`"),
+                "{error}"
+            );
         }
     }
 }

@@ -266,7 +266,7 @@ fn tensors_that_do_not_fit_are_named() {
         let integers = some(t).to_dtype(DType::U32).unwrap();
         t.insert(norm.into(), integers);
     });
-    refused("twice", "its `transformer.ln_f.weight` is `ln_f.weight` of", &|t| {
+    refused("twice", "`transformer.ln_f.weight` is the same parameter as `ln_f.weight` in", &|t| {
         t.insert("ln_f.weight".into(), some(t));
     });
     refused(

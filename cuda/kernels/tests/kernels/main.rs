@@ -236,6 +236,6 @@ fn faults_are_found() {
     assert_eq!(error, "faulty_beyond: arguments of another size");
     for grid in [[1, 65_536, 1], [1, 1, 65_536], [1 << 31, 1, 1], [0, 1, 1]] {
         let error = run(&Launch { grid, ..faulty("beyond", memory.address()) }, 0, How::Plain).unwrap_err();
-        assert!(error.ends_with("blocks; a grid has 1 to 2147483647 × 65535 × 65535"), "{error}");
+        assert!(error.ends_with("blocks; the maximum is 2147483647 × 65535 × 65535"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::loss::{cross_entropy, mse};
 use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
-use zero_engine::{Activations, Batch, Config, Engine, Layer, Layers, Pass};
+use zero_engine::{Activations, Batch, Config, Engine, Layer, Layers, Pass, ops};
 use zero_optim::{AdamW, Optimizer, Step, update};
 
 use crate::world::{Trajectory, assert_same, world};
@@ -311,6 +311,42 @@ fn plain(case: &str, weights: &BTreeMap<String, Var>, batch: &Batch) -> Result<T
             let scores = query.matmul(&document.t()?)?;
             cross_entropy(&scores, &Tensor::arange(0, SAMPLES as u32, &Device::Cpu)?)
         }
+    }
+}
+
+/// A layer that defers its weight gradients in a zero-bubble pipeline, while other values bypass it.
+struct Splits(ops::Linear);
+
+impl Layer for Splits {
+    fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
+        Ok(self.0.forward(x.single()?)?.into())
+    }
+
+    fn splits(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_split_backward_passes_gradients_by() {
+    fn layers() -> Layers {
+        let splits = |_, vb: VarBuilder| Ok(Splits(ops::Linear::new(6, 6, 0.3, vb)?));
+        Layers::new()
+            .layer("first", |vb: VarBuilder| linear(6, 6, vb))
+            .inputs(["pixels"])
+            .layers("inner", 4, splits)
+            .layer("last", |vb: VarBuilder| linear(6, 1, vb))
+            .loss_of(["last", "first", "inner.1"], ["words"], |[last, first, inner], [words]| {
+                mse(last, words)? + ((first.sqr()?.mean_all()? + inner.sqr()?.mean_all()?)? * 0.1)?
+            })
+    }
+    let case: Case = ("split", layers, |step| features(step).target("words", words(step)));
+    let expected = found(case, 1, MICRO);
+    for schedule in ["1f1b", "zb_h1"] {
+        let more = format!("{MICRO}\npipeline: {{stages: 3, schedule: {schedule}}}\nactivation_checkpointing: {{}}");
+        let got = found(case, 3, &more);
+        assert_same(&expected.0, &got.0, schedule);
+        assert!((expected.1, &expected.2) == (got.1, &got.2), "{schedule}: evaluation");
     }
 }
 
