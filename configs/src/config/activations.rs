@@ -48,7 +48,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
         = ignored("contiguous_memory_optimization", Kind::Bool, "false", "each input that is kept has memory of its own");
-        = ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "there is no queue of a device to wait for");
+        = ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "it only adds waits for the device; the results are the same without it");
         = ignored("profile", Kind::Bool, "false", "`training.trace` shows the time of every part of a step");
         = ignored("partition_activations", Kind::Bool, "false", "there are no tensor-parallel ranks to shard activations over");
     }

@@ -40,7 +40,7 @@ section! {
         /// Stop after this many configurations in a row without an improvement; 0 never stops early.
         pub tuner_early_stopping: usize = now(COUNT_OR_0, "5", "The search ends after so many configurations in a row that were no better; 0 never");
         /// Maximum number of configurations to measure; at least 1.
-        pub tuner_num_trials: usize = now(COUNT, "50", "Most configurations that are measured");
+        pub tuner_num_trials: usize = now(COUNT, "50", "Maximum number of configurations to measure");
         /// Maximum global batch size, in samples.
         pub max_train_batch_size: Option<usize> = now(COUNT, "null", "Largest global batch");
         /// Minimum global batch size, in samples.
@@ -50,7 +50,7 @@ section! {
         /// Minimum micro-batch size, in samples.
         pub min_train_micro_batch_size_per_gpu: usize = now(COUNT, "1", "Smallest micro-batch");
         /// Maximum number of micro-batch sizes to try; `None` tries all.
-        pub num_tuning_micro_batch_sizes: Option<usize> = now(COUNT, "null", "Most sizes of a micro-batch that are tried; null: all (DeepSpeed's default is 3)");
+        pub num_tuning_micro_batch_sizes: Option<usize> = now(COUNT, "null", "Maximum number of micro-batch sizes to try; null: all (DeepSpeed's default is 3)");
         /// The search space, in the order of the file. No path appears twice, and none lies inside another.
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: false }, "{}", SPACE);
@@ -59,7 +59,7 @@ section! {
         /// Time limit for all measurements, in seconds.
         pub budget_seconds: Option<u64> = key(COUNT, "null", "Measuring ends after so long; null: when the search does");
         /// Maximum number of runs per configuration, interleaved with the other configurations.
-        pub repeats: usize = key(COUNT, "5", "Most runs of a configuration, in turn with the others");
+        pub repeats: usize = key(COUNT, "5", "Maximum number of runs of a configuration, in turn with the others");
         /// Hyperparameter search, if the section is present.
         pub sweep: Option<Sweep> = section(&Sweep::SECTION, "Search of hyperparameters, judged by the evaluation loss: `zero-train autotune --sweep`");
         = ignored("exps_dir", Kind::Path, "autotuning_exps", "trials have their folders in `results_dir`");
@@ -76,7 +76,7 @@ section! {
     pub struct Sweep(keys) in Autotuning::sweep {
         /// The search space, in the order of the file; at least one dimension.
         #[serde(serialize_with = "yaml_out::space")]
-        pub space: Vec<Dimension> = key(Kind::Space { continuous: true }, REQUIRED, "As `autotuning.space`; with random and tpe also `{low: 1e-5, high: 1e-2, log: true}`, all between the two");
+        pub space: Vec<Dimension> = key(Kind::Space { continuous: true }, REQUIRED, "Same form as `autotuning.space`; the methods random and tpe also accept a range such as `{low: 1e-5, high: 1e-2, log: true}`, from which they draw values");
         /// How points of the search space are chosen.
         pub method: SweepMethod = key(SweepMethod::KIND, "grid", "All combinations, at random, or where earlier trials were good (a tree of Parzen estimators)");
         /// Number of trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].

@@ -30,14 +30,14 @@ section! {
         /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub allgather_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per gather of updated parameters at stages 1 and 2; 0: segment by segment; auto: one per layer (DeepSpeed's default is 5e8)");
-        /// Elements prefetched ahead of their use (stage 3).
+        /// Maximum number of elements fetched ahead of their use (stage 3).
         pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Elements fetched ahead of use; 0: nothing is fetched ahead; auto: 0.9 × the square of the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
         /// Parameters with fewer elements than this stay gathered (stage 3).
         pub stage3_param_persistence_threshold: usize = engine(SIZE, "100000", "Parameters with fewer elements stay gathered on every rank; auto: 10 × the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(100_000, |width| 10 * width)];
         /// Maximum number of elements of small parameters that stay gathered.
-        pub stage3_model_persistence_threshold: usize = now(SIZE, "18446744073709551615", "Most elements that stay gathered because they are small");
+        pub stage3_model_persistence_threshold: usize = now(SIZE, "18446744073709551615", "Maximum number of elements that stay gathered because they are small");
         /// Maximum number of gathered elements; further gathers wait for a release.
-        pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Most elements gathered at a time");
+        pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Maximum number of elements gathered at a time");
         /// Keep parameters gathered that are used again within this number of elements.
         pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Do not release what is used again within so many elements");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
