@@ -3,3 +3,33 @@
 mod layout;
 mod mutations;
 mod passes;
+
+use zero_pipeline::{
+    LayerShape, ModelShape, Placement, Program, SegmentShape, Stages, Tiers, Violation, World, ZeroStage,
+};
+
+/// Validates programs on one pipeline stage.
+fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
+    let stages = Stages::single(shape);
+    zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
+}
+
+/// A layer. `embed` is an embedding table: its backward reads no parameters.
+fn layer(name: &str, segments: &[usize]) -> LayerShape {
+    LayerShape {
+        name: name.into(),
+        segments: segments.to_vec(),
+        read_backward: if name == "embed" { vec![] } else { segments.to_vec() },
+        splits: false,
+        reads_batch: false,
+    }
+}
+
+/// A segment. With `stays`, its parameters stay gathered at stage 3.
+fn segment(zero_stage: ZeroStage, elements: usize, stays: bool) -> SegmentShape {
+    let mut placements = zero_stage.placements();
+    if stays {
+        placements.parameters = Placement::Replicated;
+    }
+    SegmentShape { elements, placements, tiers: Tiers::default() }
+}

@@ -5,16 +5,9 @@ use zero_partition::passes::{
     training_step,
 };
 use zero_pipeline::Instruction::{self, *};
-use zero_pipeline::{
-    Item, LayerShape, ModelShape, Placement, Program, Schedule, SegmentShape, Stages, Tier, Tiers, Violation, World,
-    ZeroStage,
-};
+use zero_pipeline::{Item, ModelShape, Placement, Program, Schedule, Stages, Tier, Tiers, ZeroStage};
 
-/// Validates programs on one pipeline stage.
-fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
-    let stages = Stages::single(shape);
-    zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
-}
+use crate::{layer, segment, validate};
 
 const WTE: usize = 640;
 const BLOCK: usize = 1200;
@@ -24,21 +17,7 @@ const ALL: usize = usize::MAX;
 
 /// An embedding tied to the head, three blocks whose norms stay gathered at stage 3, and a final norm.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
-    let layer = |name: &str, segments: &[usize]| LayerShape {
-        name: name.into(),
-        segments: segments.to_vec(),
-        // An embedding table: its backward reads no parameters.
-        read_backward: if name == "embed" { vec![] } else { segments.to_vec() },
-        splits: false,
-        reads_batch: false,
-    };
-    let segment = |elements| {
-        let mut placements = zero_stage.placements();
-        if elements == NORMS {
-            placements.parameters = Placement::Replicated;
-        }
-        SegmentShape { elements, placements, tiers: Tiers::default() }
-    };
+    let segment = |elements| segment(zero_stage, elements, elements == NORMS);
     ModelShape {
         layers: vec![
             layer("embed", &[0]),

@@ -12,34 +12,13 @@ use meaning::meaning;
 use zero_partition::passes::{
     GatherOptions, OffloadOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, training_step,
 };
-use zero_pipeline::{
-    LayerShape, ModelShape, Placement, Placements, Program, Schedule, SegmentShape, Stages, Tier, Tiers, Violation,
-    World, ZeroStage,
-};
+use zero_pipeline::{ModelShape, Placement, Placements, Program, Schedule, Stages, Tier, Tiers, ZeroStage};
 
-/// Validates programs on one pipeline stage.
-fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
-    let stages = Stages::single(shape);
-    zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
-}
+use crate::{layer, segment, validate};
 
 /// Three layers, the last one tied to the first; at stage 3, segment 2 stays gathered.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
-    let layer = |name: &str, segments: &[usize]| LayerShape {
-        name: name.into(),
-        segments: segments.to_vec(),
-        // An embedding table: its backward reads no parameters.
-        read_backward: if name == "embed" { vec![] } else { segments.to_vec() },
-        splits: false,
-        reads_batch: false,
-    };
-    let segment = |elements| {
-        let mut placements = zero_stage.placements();
-        if elements == 10 {
-            placements.parameters = Placement::Replicated;
-        }
-        SegmentShape { elements, placements, tiers: Tiers::default() }
-    };
+    let segment = |elements| segment(zero_stage, elements, elements == 10);
     ModelShape {
         layers: vec![layer("embed", &[0]), layer("block", &[1, 2]), layer("head", &[0])],
         segments: vec![segment(40), segment(100), segment(10)],
