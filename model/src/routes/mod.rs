@@ -192,6 +192,7 @@ pub(crate) fn resolve(
     loss: Option<&(Vec<String>, Vec<String>)>,
 ) -> std::result::Result<(Vec<Route>, Signature), BuildError> {
     let (values, count) = (values(layers)?, layers.len());
+    let value_named = |name: &String| values.iter().find(|(of, _)| of == name).map(|(_, value)| *value);
     let Some(first) = layers.first().map(|(name, _)| name.to_string()) else { return Err(BuildError::NoLayers) };
     // For each layer the values and the inputs of the batch that it names, and for each value its last user.
     let (mut named, mut inputs) = (vec![], vec![]);
@@ -202,7 +203,7 @@ pub(crate) fn resolve(
         }
         let mut found = vec![];
         for input in &names.inputs {
-            let value = values.iter().find(|(of, _)| of == input).map(|(_, value)| *value);
+            let value = value_named(input);
             match value {
                 Some(value) if value.layer >= layer => {
                     return Err(BuildError::LaterValue { layer: name.to_string(), value: input.clone() });
@@ -220,8 +221,7 @@ pub(crate) fn resolve(
         None => vec![],
         Some((outputs, _)) => {
             let value = |output: &String| {
-                let value = values.iter().find(|(of, _)| of == output).map(|(_, value)| *value);
-                value.ok_or_else(|| BuildError::UnknownOutput {
+                value_named(output).ok_or_else(|| BuildError::UnknownOutput {
                     output: output.clone(),
                     values: values.iter().map(|(name, _)| name.clone()).collect(),
                 })
