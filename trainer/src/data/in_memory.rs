@@ -89,15 +89,12 @@ where
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
         let sample = |&index: &usize| (self.sample)(index).map(Into::into);
         let samples = indices.iter().map(sample).collect::<Result<Vec<Batch>, _>>()?;
-        let first = samples.first().ok_or("a batch of no samples")?;
-        let forms = |sample: &Batch| {
-            let names = sample.names().map(String::from);
-            names.zip(sample.tensors().map(|tensor| tensor.dims().to_vec())).collect::<Vec<_>>()
-        };
-        let of_first = forms(first);
-        if let Some(other) = samples.iter().position(|sample| forms(sample) != of_first) {
-            let (index, other) = (indices[other], forms(&samples[other]));
-            return Err(format!("sample {index} has {other:?}, and sample {} has {of_first:?}", indices[0]).into());
+        let first = samples.first().ok_or("the batch has no samples")?;
+        let forms = |sample| Batch::names(sample).zip(sample.tensors().map(Tensor::dims));
+        if let Some(other) = samples.iter().position(|sample| !forms(sample).eq(forms(first))) {
+            let [own, expected] = [&samples[other], first].map(|sample| forms(sample).collect::<Vec<_>>());
+            let (index, first) = (indices[other], indices[0]);
+            return Err(format!("sample {index} has {own:?}, and sample {first} has {expected:?}").into());
         }
         let mut column = 0..;
         Ok(first.map(|_| {

@@ -71,17 +71,19 @@ impl Task<'_> {
     /// Returns the program's model, or builds the configuration's. Checks that the data have what the program's model and
     /// metrics name, before anything runs.
     pub(super) fn layers(&mut self, config: &Config, corpus: &Corpus) -> Result<Layers, Error> {
-        let checks = self.layers.is_some() || !self.metrics.is_empty();
-        let layers = match self.layers.take() {
-            Some(layers) => {
-                let rows = config.train_micro_batch_size_per_gpu;
-                corpus.training_batch(0, rows)?.fits(&layers.signature()?, true)?;
-                layers
-            }
-            None => configured_model::from_config(config, corpus.vocabulary)?,
-        };
-        if let (true, Some(eval)) = (checks, &corpus.eval) {
-            let (signature, batch) = (layers.signature()?, corpus.evaluation_batch(&**eval, 0, 1)?);
+        let own = self.layers.take();
+        let is_own = own.is_some();
+        let layers = own.map_or_else(|| configured_model::from_config(config, corpus.vocabulary), Ok)?;
+        if !is_own && self.metrics.is_empty() {
+            return Ok(layers);
+        }
+        let signature = layers.signature()?;
+        // One sample has all names.
+        if is_own {
+            corpus.training_batch(0, 1)?.fits(&signature, true)?;
+        }
+        if let Some(eval) = &corpus.eval {
+            let batch = corpus.evaluation_batch(&**eval, 0, 1)?;
             batch.fits(&signature, true)?;
             self.metrics.iter().try_for_each(|metric| metric.check(&signature, &batch))?;
         }
