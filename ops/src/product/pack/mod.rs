@@ -159,14 +159,7 @@ impl Widen for f32 {
     }
 }
 
-impl Widen for bf16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.wide()
-    }
-}
-
-impl Widen for f16 {
+impl<H: HalfFloat> Widen for H {
     #[inline(always)]
     fn widen(self) -> f32 {
         self.wide()
