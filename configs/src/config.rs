@@ -63,7 +63,7 @@ section! {
         /// Micro-batches per optimizer step, on one rank or through one pipeline.
         pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
         /// Steps between two progress lines; 0 prints none.
-        pub steps_per_print: usize = now(COUNT_OR_0, "10", "A line of progress every so many steps; 0 none");
+        pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two lines of progress; 0: no lines");
         /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
         /// clipping.
         pub gradient_clipping: f64 = now(NON_NEGATIVE, "1.0", "Largest global L2 norm of the gradient; 0 disables");
@@ -123,7 +123,7 @@ section! {
         /// How ranks are started and how they communicate.
         pub launcher: Launcher = section(&Launcher::SECTION, "How ranks are started and how they talk");
         /// The search of `zero-train autotune`. Training ignores it.
-        pub autotuning: Autotuning = section(&Autotuning::SECTION, "What `zero-train autotune` searches; it does without the section, too. Training ignores it");
+        pub autotuning: Autotuning = section(&Autotuning::SECTION, "What `zero-train autotune` searches. The section may be left out; training ignores it");
         = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
         = section("timers", &TIMERS, "Timers");
         = later_section("data_efficiency", &DATA_EFFICIENCY, "Curriculum and dynamic batches");

@@ -38,7 +38,7 @@ section! {
         /// Order in which configurations are tried.
         pub tuner_type: TunerType = now(TunerType::KIND, "model_based", "Order of the configurations: those that are predicted to be best first, all in turn, or at random (DeepSpeed's default is gridsearch)");
         /// Stop after this many configurations in a row without an improvement; 0 never stops early.
-        pub tuner_early_stopping: usize = now(COUNT_OR_0, "5", "The search ends after so many configurations in a row that were no better; 0 never");
+        pub tuner_early_stopping: usize = now(COUNT_OR_0, "5", "Number of consecutive configurations without an improvement that ends the search; 0: no limit");
         /// Maximum number of configurations to measure; at least 1.
         pub tuner_num_trials: usize = now(COUNT, "50", "Maximum number of configurations to measure");
         /// Maximum global batch size, in samples.

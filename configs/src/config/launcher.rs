@@ -34,7 +34,7 @@ section! {
         /// Maximum number of times that the launcher restarts all ranks after one has died.
         pub max_restarts: usize = key(COUNT_OR_0, "0", "How often `zero-train -n` starts all ranks again, from the newest checkpoint, after one has died; 0 never");
         /// Minimum number of ranks of a restart. `None` restarts with the original number of ranks.
-        pub min_ranks: Option<usize> = key(RANKS, "null", "A restart does without the ranks that died, as long as so many are left, with the same train_batch_size; null: as many ranks as before");
+        pub min_ranks: Option<usize> = key(RANKS, "null", "Minimum number of ranks that must be left for a restart without the ranks that died, with the same train_batch_size; null: restart all ranks");
         /// Cores of this machine that ranks may use, for example `0-27,32-59`. `None` uses the cores allowed to the
         /// process.
         pub bind_core_list: Option<String> = key(Kind::Text, "null", "Cores to use, as in `0-27,32-59`; those that the process may use when not given");

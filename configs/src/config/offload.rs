@@ -84,7 +84,7 @@ section! {
         /// Maximum number of reads and writes in flight.
         pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes under way at a time");
         /// Submit each request to the kernel by itself instead of all waiting requests in one call.
-        pub single_submit: bool = now(Kind::Bool, "true", "Hand each read or write to the kernel by itself, not as many as there are at once, which is slower (DeepSpeed's default is false)");
+        pub single_submit: bool = now(Kind::Bool, "true", "Submit each read or write to the kernel separately; false: submit all that are ready in one call, which is slower (DeepSpeed's default is false)");
         /// Submit further requests before those in flight have completed.
         pub overlap_events: bool = now(Kind::Bool, "true", "Hand over further reads and writes before those under way have ended; false: one batch of `queue_depth` after the other");
         /// Number of threads that share the reads and writes of a rank.

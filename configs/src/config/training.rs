@@ -30,11 +30,11 @@ section! {
         /// micro-batches of the global batch in one binary tree.
         pub reproducible: bool = key(Kind::Bool, "false", "Same bits at every number of ranks that is a power of two");
         /// Steps between evaluations; 0 never evaluates.
-        pub eval_every: usize = key(COUNT_OR_0, "0", "Evaluate every so many steps; 0 never");
+        pub eval_every: usize = key(COUNT_OR_0, "0", "Steps between two evaluations; 0: no evaluation");
         /// Micro-batches per evaluation and rank.
         pub eval_batches: usize = key(COUNT, "8", "Micro-batches per evaluation and rank; where a program gives its own evaluation data and this is not written, all of them");
         /// Steps between checkpoints; 0 saves none during training.
-        pub save_every: usize = key(COUNT_OR_0, "0", "Save a checkpoint every so many steps; 0 never on the way");
+        pub save_every: usize = key(COUNT_OR_0, "0", "Steps between two checkpoints; 0: none before the end");
         /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.
         pub save_last: bool = key(Kind::Bool, "true", "Save a checkpoint when training is over; a run that a signal stops saves one in any case");
         /// Write the checkpoints during training in the background, from a copy of the state.
@@ -42,17 +42,17 @@ section! {
         /// Number of checkpoints to keep; 0 keeps all.
         pub keep_last: usize = key(COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all");
         /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
-        pub keep_every: usize = key(COUNT_OR_0, "0", "Keep those of every so many steps in any case");
+        pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: no such rule");
         /// Folder of the run.
         pub output_dir: String = key(Kind::Text, "= runs/<name of the file>", "Folder of the run") [else format!("runs/{}", stem(keys.file()))];
         /// Reaction to a gradient or loss that is not finite.
         pub nonfinite: Nonfinite = key(Nonfinite::KIND, "skip", "What a gradient or loss that is not finite does: skip the update, or stop the run");
         /// Stop the run after this many skipped steps in a row.
-        pub max_skipped_steps: usize = key(COUNT, "20", "So many skipped steps in a row stop the run");
+        pub max_skipped_steps: usize = key(COUNT, "20", "Number of consecutive skipped steps that stops the run");
         /// Reaction to a gradient norm far above the preceding ones.
         pub spikes: Option<Spikes> = section(&Spikes::SECTION, "What to do about a gradient norm far above those before it");
         /// Steps between comparisons of replicated state across ranks; 0 never compares.
-        pub compare_replicas_every: usize = key(COUNT_OR_0, "100", "Compare checksums of what ranks hold alike every so many steps; 0 never");
+        pub compare_replicas_every: usize = key(COUNT_OR_0, "100", "Steps between two comparisons of checksums of the values that must be equal on several ranks; 0: no comparison");
         /// Stop once evaluations no longer improve.
         pub early_stopping: Option<EarlyStopping> = section(&EarlyStopping::SECTION, "Stop when evaluations no longer improve");
         /// Parameters that weight decay applies to.
@@ -73,9 +73,9 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Spikes(keys) in Training::spikes {
         /// Number of steps whose median norm is the reference.
-        pub window: usize = key(COUNT, "32", "Steps whose median a norm is compared with; before there are so many, none is a spike");
+        pub window: usize = key(COUNT, "32", "Number of steps whose median a norm is compared with; until there are that many, no norm is a spike");
         /// A norm above this multiple of the median is a spike.
-        pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "What is more than so many times the median is a spike");
+        pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "A norm above the median times this factor is a spike");
         /// Reaction to a spike.
         pub action: OnSpike = key(OnSpike::KIND, "skip", "Say so (warn), make no update (skip), or end the run (stop)");
     }
@@ -107,7 +107,7 @@ section! {
         /// Sampling temperature: divides the logits. 0 takes the most likely token.
         pub temperature: f64 = key(NON_NEGATIVE, "0.8", "Divides the logits; 0 takes the likeliest token");
         /// Draw only from this many most likely tokens.
-        pub top_k: Option<usize> = key(COUNT, "null", "Draw from the likeliest so many tokens only");
+        pub top_k: Option<usize> = key(COUNT, "null", "Draw only from this number of most likely tokens");
     }
 }
 

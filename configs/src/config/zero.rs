@@ -39,7 +39,7 @@ section! {
         /// Maximum number of gathered elements; further gathers wait for a release.
         pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Maximum number of elements gathered at a time");
         /// Keep parameters gathered that are used again within this number of elements.
-        pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Do not release what is used again within so many elements");
+        pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Keep parameters gathered that are used again within this number of elements");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
         /// gradient is an error that names it.
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)");
