@@ -78,9 +78,10 @@ impl Task<'_> {
             return Ok(layers);
         }
         let signature = layers.signature()?;
-        // One sample has all names.
         if is_own {
-            corpus.training_batch(0, 1)?.fits(&signature, true)?;
+            // A whole micro-batch, so that a data set that returns another number of samples fails here.
+            let batch = corpus.training_batch(0, config.train_micro_batch_size_per_gpu)?;
+            batch.fits(&signature, true)?;
         }
         if let Some(eval) = &corpus.eval {
             let batch = corpus.evaluation_batch(&**eval, 0, 1)?;
