@@ -43,12 +43,12 @@ pub(crate) fn exchange(
     written: &Written,
     manifest: &mut Manifest,
 ) -> Result<(), CheckpointError> {
-    let kinds = 1 + manifest.states.len();
+    let states = manifest.states.len();
     let mut mine = vec![written.bytes as i64, i64::from(written.crc32)];
     mine.extend(written.tensors.iter().map(|&crc32| i64::from(crc32)));
     let mut counts = vec![2; comm.size()];
-    for piece in manifest.parameters.values().flat_map(|entry| &entry.pieces) {
-        counts[piece.shard] += kinds;
+    for entry in manifest.parameters.values() {
+        entry.pieces.iter().for_each(|piece| counts[piece.shard] += entry.tensors_per_piece(states));
     }
     let all = Buffer::I64(vec![0; counts.iter().sum()]);
     let all = comm.all_gather(Buffer::I64(mine), all, &counts).wait()?.output.into_i64()?;
@@ -63,8 +63,11 @@ pub(crate) fn exchange(
     let entry =
         |rank| ShardEntry { file: shard_file(rank, comm.size()), bytes: next(rank) as u64, crc32: next(rank) as u32 };
     manifest.shards = (0..comm.size()).map(entry).collect();
-    for piece in manifest.parameters.values_mut().flat_map(|entry| &mut entry.pieces) {
-        piece.crc32 = (0..kinds).map(|_| next(piece.shard) as u32).collect();
+    for entry in manifest.parameters.values_mut() {
+        let tensors = entry.tensors_per_piece(states);
+        for piece in &mut entry.pieces {
+            piece.crc32 = (0..tensors).map(|_| next(piece.shard) as u32).collect();
+        }
     }
     Ok(())
 }

@@ -14,7 +14,10 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
     let mut entries: BTreeMap<String, ParameterEntry> = model
         .parameters()
         .iter()
-        .map(|p| (p.name().to_string(), ParameterEntry { shape: p.shape().dims().to_vec(), pieces: vec![] }))
+        .map(|p| {
+            let entry = ParameterEntry { shape: p.shape().dims().to_vec(), frozen: !p.is_trainable(), pieces: vec![] };
+            (p.name().to_string(), entry)
+        })
         .collect();
     let mesh = zero.groups().mesh();
     for (id, segment) in zero.layout().segments().iter().enumerate() {
@@ -63,6 +66,7 @@ impl Shard {
         let mut tensors = vec![];
         for (name, entry) in entries {
             for piece in entry.pieces.iter().filter(|piece| piece.shard == rank) {
+                let kinds = &kinds[..entry.tensors_per_piece(states.len())];
                 tensors.extend(kinds.iter().map(|&kind| ShardTensor {
                     name: tensor_name(name, piece.start, state(kind, states)),
                     kind,

@@ -71,6 +71,12 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
                     format!("`{name}` has shape {:?} in the checkpoint and {shape:?} in the model", entry.shape);
                 return Err(CheckpointError::mismatch(&path, reason));
             }
+            Some(entry) if entry.frozen && parameter.is_trainable() => {
+                let reason = format!(
+                    "`{name}` was frozen, so the checkpoint has no optimizer state for it, and the model trains it"
+                );
+                return Err(CheckpointError::mismatch(&path, reason));
+            }
             Some(_) => {}
         }
     }

@@ -86,9 +86,19 @@ pub struct ShardEntry {
 pub struct ParameterEntry {
     /// Shape of the parameter.
     pub shape: Vec<usize>,
+    /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
     /// Consecutive ranges that cover the row-major elements without gaps. The tensors of a piece are named `name@start`
     /// for the parameter and `name@start/state` for an optimizer state; all are F32.
     pub pieces: Vec<PieceEntry>,
+}
+
+impl ParameterEntry {
+    /// Returns the number of tensors of each piece: the parameter, and `states` optimizer states unless it is frozen.
+    pub(crate) fn tensors_per_piece(&self, states: usize) -> usize {
+        1 + if self.frozen { 0 } else { states }
+    }
 }
 
 /// A range of a parameter and the shard that stores it.
@@ -195,8 +205,9 @@ impl Manifest {
                 if piece.start != next || piece.end <= piece.start || piece.shard >= self.shards.len() {
                     return Err(format!("the pieces of `{name}` have a gap or an overlap at element {next}"));
                 }
-                if piece.crc32.len() != 1 + self.states.len() {
-                    let (found, needed) = (piece.crc32.len(), 1 + self.states.len());
+                let needed = parameter.tensors_per_piece(self.states.len());
+                if piece.crc32.len() != needed {
+                    let found = piece.crc32.len();
                     return Err(format!("the piece of `{name}` at element {next} has {found} of {needed} checksums"));
                 }
                 next = piece.end;

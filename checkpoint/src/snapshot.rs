@@ -17,7 +17,7 @@ impl Snapshot {
     /// Returns the number of elements that a rank saves, over all kinds.
     #[must_use]
     pub fn elements(zero: &ShardedState) -> usize {
-        zero.layout().saved_elements(zero.stages(), zero.groups().at()) * zero.kinds().len()
+        zero.layout().saved_elements(zero.stages(), zero.groups().at(), zero.kinds().len())
     }
 
     /// Allocates memory for a copy of a rank's state without touching it.
@@ -26,11 +26,10 @@ impl Snapshot {
         Self { values: vec![0.0; Self::elements(zero)] }
     }
 
-    /// Returns the peak bytes of a background save: the copy and the write buffer. `elements` is the number of elements
-    /// of each kind that the rank saves.
+    /// Returns the peak bytes of a background save: the copy of `elements` elements, and the write buffer.
     #[must_use]
-    pub fn planned_bytes(elements: usize, kinds: usize) -> u64 {
-        (elements * kinds * size_of::<f32>() + BUFFER) as u64
+    pub fn planned_bytes(elements: usize) -> u64 {
+        (elements * size_of::<f32>() + BUFFER) as u64
     }
 
     /// Returns the size of the copy in bytes.

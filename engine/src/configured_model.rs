@@ -1,8 +1,9 @@
 //! Builds models of the zoo from a configuration.
 
+use candle_core::{DType, Device};
 use zero_config::{self as config, Config};
 use zero_model::ops::RopeScaling;
-use zero_model::{Layers, zoo};
+use zero_model::{BuildError, Layers, Model, Trainable, zoo};
 
 use crate::error::Error;
 
@@ -105,6 +106,48 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
             "set it to the largest token of the files plus one, or set `data.tokenizer` to the tokenizer.json that made the files",
         )),
     }
+}
+
+/// Builds a model on the CPU, with the parameters frozen that `training.trainable` and `training.frozen` name. If neither is set,
+/// the selection of the program ([`Layers::trainable`]) holds.
+///
+/// # Errors
+/// Fails if a pattern is malformed or matches nothing, if nothing is trainable, or if a layer cannot be built.
+pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Error> {
+    build_on(config, layers, dtype, &Device::Cpu)
+}
+
+/// Builds the model like [`build`], with parameters on `device`.
+///
+/// # Errors
+/// The same as those of [`build`].
+pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
+    let (trainable, frozen) = (&config.training.trainable, &config.training.frozen);
+    if trainable.is_none() && frozen.is_empty() {
+        return Ok(layers.build_on(dtype, device)?);
+    }
+    let of_key = |error: BuildError| {
+        let key = match &error {
+            BuildError::UnmatchedPattern { pattern, .. } | BuildError::Pattern { pattern, .. }
+                if frozen.contains(pattern) =>
+            {
+                "training.frozen"
+            }
+            BuildError::UnmatchedPattern { .. } | BuildError::Pattern { .. } => "training.trainable",
+            BuildError::NothingTrainable if trainable.is_none() => "training.frozen",
+            BuildError::NothingTrainable => "training.trainable",
+            _ => return Error::from(error),
+        };
+        match error {
+            BuildError::UnmatchedPattern { pattern, names } => {
+                let help = format!("some of the parameters are {}", names.join(", "));
+                Error::setting(key, format!("no parameter matches `{pattern}`"), help)
+            }
+            other => Error::setting(key, other.to_string(), "leave at least one parameter trainable"),
+        }
+    };
+    let selection = Trainable::new(trainable.as_deref(), frozen).map_err(of_key)?;
+    layers.trainable(selection).build_on(dtype, device).map_err(of_key)
 }
 
 /// Returns the maximum sequence length of the model; `None` if its inputs are not sequences.

@@ -13,7 +13,7 @@ use crate::error::Error;
 pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions, Error> {
     let Some(wanted) = &config.activation_checkpointing else { return Ok(RecomputeOptions::none()) };
     let last = model.layers().len() - 1;
-    let layers: Vec<bool> = match &wanted.layers {
+    let mut layers: Vec<bool> = match &wanted.layers {
         // An embedding keeps little more than its outputs, and a head runs its forward as part of its backward.
         None => (0..=last).map(|layer| layer > 0 && layer < last).collect(),
         Some(patterns) => {
@@ -31,6 +31,8 @@ pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions
             names().map(is_wanted).collect()
         }
     };
+    // Layers before the first trainable parameter have no backward and keep nothing.
+    layers.iter_mut().take(model.first_trained()).for_each(|layer| *layer = false);
     let chosen = layers.iter().take(last).filter(|chosen| **chosen).count();
     let interval = match wanted.spacing {
         CheckpointSpacing::Interval(interval) => interval,

@@ -8,6 +8,7 @@ use candle_nn::{Module, VarBuilder};
 
 use crate::model::BuildError;
 use crate::routes::{self, Names, Route, Signature};
+use crate::trainable::Trainable;
 
 /// The values passed between layers: one or more tensors.
 #[derive(Debug, Clone, Default)]
@@ -143,6 +144,7 @@ pub struct Layers {
     pub(crate) loss: Option<Loss>,
     /// Outputs and targets that the loss names.
     pub(crate) loss_names: Option<(Vec<String>, Vec<String>)>,
+    pub(crate) trainable: Trainable,
     /// Number of layers before those of the last call.
     before_last_call: usize,
     /// The first method that was called before there was a layer.
@@ -242,6 +244,13 @@ impl Layers {
     #[must_use]
     pub fn tie(mut self, owner: impl Into<String>, user: impl Into<String>) -> Self {
         self.ties.push((owner.into(), user.into()));
+        self
+    }
+
+    /// Selects the parameters that training changes. The others are frozen.
+    #[must_use]
+    pub fn trainable(mut self, trainable: Trainable) -> Self {
+        self.trainable = trainable;
         self
     }
 

@@ -13,6 +13,7 @@ mod module_buffer;
 mod parameter;
 mod recorder;
 mod routes;
+mod trainable;
 pub mod zoo;
 
 pub use hand_on::hand_on;
@@ -21,6 +22,7 @@ pub use model::{BuildError, BuiltLayer, Model};
 pub use module_buffer::ModuleBuffer;
 pub use parameter::{Parameter, ParameterId};
 pub use routes::{Route, Signature};
+pub use trainable::Trainable;
 pub use zero_ops as ops;
 #[cfg(feature = "cuda")]
 pub use zero_ops::device;

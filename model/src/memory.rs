@@ -63,8 +63,9 @@ impl Form {
     }
 }
 
-/// Memory of a layer in a training step, in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Memory of a layer in a training step, in bytes. A layer before the first trainable parameter has no backward, and
+/// keeps nothing: only `outputs` and `forward_peak` are above 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerMemory {
     /// The layer's outputs, which are the next layer's inputs.
     pub outputs: Vec<Form>,
@@ -128,6 +129,10 @@ impl Model {
     }
 
     fn step(&self, layer: usize, built: &BuiltLayer, inputs: &[Form], defers: bool) -> Result<LayerMemory> {
+        if layer < self.first_trained() {
+            let EvaluationMemory { outputs, peak } = self.forward_memory(layer, inputs, true)?;
+            return Ok(LayerMemory { outputs, forward_peak: peak, ..LayerMemory::default() });
+        }
         meta::trace(self.written_before(layer), || {
             let (inputs, leaves) = leaves(layer, inputs)?;
             let outputs = sink::promise(|| built.run(&Activations::new(inputs), &pass(layer, true)))?;
@@ -183,10 +188,15 @@ impl Model {
     /// # Errors
     /// As [`Model::layer_memory`].
     pub fn evaluation_memory(&self, layer: usize, inputs: &[Form]) -> Result<EvaluationMemory> {
+        self.forward_memory(layer, inputs, false)
+    }
+
+    /// Computes the memory of a forward that saves nothing for a backward.
+    fn forward_memory(&self, layer: usize, inputs: &[Form], training: bool) -> Result<EvaluationMemory> {
         let built = self.layer(layer)?;
         meta::trace(HashSet::new(), || {
             let (inputs, _) = leaves(0, inputs)?;
-            let outputs = built.run(&Activations::new(inputs), &pass(layer, false))?;
+            let outputs = built.run_forward_only(&Activations::new(inputs), &pass(layer, training))?;
             let outputs = outputs.tensors().iter().map(Form::of).collect();
             Ok(EvaluationMemory { outputs, peak: meta::peak() + BOOKKEEPING })
         })

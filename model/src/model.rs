@@ -9,7 +9,7 @@ use candle_nn::VarBuilder;
 use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, only_target};
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
-use crate::recorder::{Record, Recorder};
+use crate::recorder::{Record, Recorder, Use};
 use crate::routes::{Route, Signature};
 use zero_ops::graph::untracked;
 
@@ -75,6 +75,25 @@ pub enum BuildError {
     /// A parameter has no elements.
     #[error("parameter `{0}` has no elements")]
     Empty(String),
+    /// A pattern over parameter names is malformed.
+    #[error("`{pattern}` is no pattern over parameter names: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// A pattern matches no parameter.
+    #[error("no parameter matches `{pattern}`\n  help: some of the parameters are {}", quoted(names))]
+    UnmatchedPattern {
+        /// The pattern.
+        pattern: String,
+        /// Names similar to it.
+        names: Vec<String>,
+    },
+    /// Every parameter is frozen.
+    #[error("no parameter is trainable")]
+    NothingTrainable,
 }
 
 /// Lists names in backticks.
@@ -134,6 +153,14 @@ impl BuiltLayer {
         if pass.training { run() } else { untracked(run) }.map_err(|e| self.context(e))
     }
 
+    /// Runs the layer like [`BuiltLayer::run`], but saves nothing for a backward, in training too.
+    ///
+    /// # Errors
+    /// The same as those of [`BuiltLayer::run`].
+    pub fn run_forward_only(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
+        untracked(|| self.run(x, pass))
+    }
+
     /// Returns what flows behind the layer, given its outputs and the tensors that it ran on.
     ///
     /// # Errors
@@ -166,6 +193,7 @@ pub struct Model {
     buffers: Vec<ModuleBuffer>,
     /// For each parameter, the last layer that uses it.
     last_users: Vec<usize>,
+    first_trained: usize,
     ending: Ending,
     signature: Signature,
     device: Device,
@@ -200,6 +228,13 @@ impl Model {
     #[must_use]
     pub fn buffers(&self) -> &[ModuleBuffer] {
         &self.buffers
+    }
+
+    /// Returns the first layer with a trainable parameter. The layers before it have no backward, and its inputs need
+    /// no gradient.
+    #[must_use]
+    pub fn first_trained(&self) -> usize {
+        self.first_trained
     }
 
     pub(crate) fn last_user(&self, parameter: ParameterId) -> usize {
@@ -284,8 +319,8 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, .. } = self;
-        let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties))));
+        let Self { layers, ties, loss, trainable, .. } = self;
+        let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let mut modules: Vec<(String, Built)> = vec![];
         for Entry { name, build, .. } in layers {
@@ -313,6 +348,9 @@ impl Layers {
         if let Some(empty) = record.parameters.iter().find(|p| p.elements() == 0) {
             return Err(BuildError::Empty(empty.name().to_string()));
         }
+        trainable.check(&record.parameters)?;
+        let is_trained = |uses: &Vec<Use>| uses.iter().any(|used| record.parameters[used.parameter].is_trainable());
+        let first_trained = record.uses.iter().position(is_trained).unwrap_or(0);
         let mut last_users = vec![0; record.parameters.len()];
         for (layer, uses) in record.uses.iter().enumerate() {
             uses.iter().for_each(|used| last_users[used.parameter] = layer);
@@ -336,6 +374,7 @@ impl Layers {
             parameters: record.parameters,
             buffers: record.buffers,
             last_users,
+            first_trained,
             ending,
             signature,
             device: device.clone(),

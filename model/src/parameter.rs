@@ -32,11 +32,12 @@ impl Parameter {
         device: &Device,
         init: Init,
         layer: usize,
+        is_trainable: bool,
     ) -> Result<Self> {
         if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
             candle_core::bail!("parameter `{name}` is {dtype:?}; only f32, bf16 and f16 are supported");
         }
-        let leaf = Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), true);
+        let leaf = Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), is_trainable);
         let parameter = Self { name, shape, dtype, init, layer, leaf };
         parameter.release()?;
         Ok(parameter)
@@ -70,6 +71,12 @@ impl Parameter {
     #[must_use]
     pub fn init(&self) -> Init {
         self.init
+    }
+
+    /// Returns whether training changes the parameter. A frozen parameter has no gradient and no optimizer state.
+    #[must_use]
+    pub fn is_trainable(&self) -> bool {
+        self.leaf.is_variable()
     }
 
     /// Returns the index of the layer that owns it.
@@ -191,8 +198,9 @@ mod tests {
     use super::*;
 
     fn parameter(values: Vec<f32>) -> Parameter {
-        let p = Parameter::new("w".into(), Shape::from((2, 2)), DType::F32, &Device::Cpu, candle_nn::init::ZERO, 0)
-            .unwrap();
+        let p =
+            Parameter::new("w".into(), Shape::from((2, 2)), DType::F32, &Device::Cpu, candle_nn::init::ZERO, 0, true)
+                .unwrap();
         p.fill(CpuStorage::F32(values)).unwrap();
         p
     }

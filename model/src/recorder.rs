@@ -9,6 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
+use crate::trainable::Trainable;
 
 /// A parameter that a layer requested.
 #[derive(Debug, Clone, Copy)]
@@ -29,12 +30,13 @@ pub(crate) struct Record {
     /// Maps the name of a tied user to the name of its owner.
     owners: HashMap<String, String>,
     used_ties: Vec<String>,
+    trainable: Trainable,
 }
 
 impl Record {
-    pub(crate) fn new(ties: &[(String, String)]) -> Self {
+    pub(crate) fn new(ties: &[(String, String)], trainable: Trainable) -> Self {
         let owners = ties.iter().map(|(owner, user)| (user.clone(), owner.clone())).collect();
-        Self { owners, ..Self::default() }
+        Self { owners, trainable, ..Self::default() }
     }
 
     pub(crate) fn begin_layer(&mut self) {
@@ -73,7 +75,9 @@ impl Record {
             None => {
                 let id = self.parameters.len();
                 let layer = self.uses.len() - 1;
-                self.parameters.push(Parameter::new(name.to_string(), shape, dtype, device, init, layer)?);
+                let is_trainable = self.trainable.contains(name);
+                let name_of = name.to_string();
+                self.parameters.push(Parameter::new(name_of, shape, dtype, device, init, layer, is_trainable)?);
                 self.by_name.insert(name.to_string(), id);
                 id
             }

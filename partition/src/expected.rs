@@ -37,7 +37,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: 
             (Tier::Memory, Placement::Sharded) => segment.shard(at.replica).len(),
         };
         let (placements, tiers) = (segment.placements, segment.tiers);
-        if stages.owner(id) != at.stage {
+        if stages.owner(id) != at.stage || !segment.is_trainable {
             bytes.parameters += (held(placements.parameters, tiers.parameters) * width) as u64;
             continue;
         }
@@ -50,7 +50,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: 
     bytes
 }
 
-/// Returns the closed form for `elements` f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N,
+/// Returns the closed form for `elements` trainable f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N,
 /// 16Ψ/N.
 ///
 /// Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,

@@ -72,8 +72,7 @@ impl LocalGradients {
         let (mut sink, result) = self.sink_of(rank, memory, layer)?.capture(backward);
         let (mut store, value) = result?;
         let built = &rank.model.layers()[layer];
-        for &parameter in built.uses() {
-            let parameter = &rank.model.parameters()[parameter];
+        for parameter in trained(rank, built) {
             sink.absorb(&mut store, parameter.leaf())?;
             if !self.is_written(rank, layer, parameter, &sink) {
                 if !rank.options.ignore_unused {
@@ -95,10 +94,10 @@ impl LocalGradients {
         backward: impl FnOnce() -> Result<(GradStore, T), ZeroError>,
     ) -> Result<T, ZeroError> {
         let built = &rank.model.layers()[layer];
-        let leaves = || built.uses().iter().map(|&p| &rank.model.parameters()[p]);
-        let (mut later, result) = DeferredGradients::new(leaves().map(|p| p.leaf().id())).capture(backward);
+        let leaves = trained(rank, built).map(|parameter| parameter.leaf().id());
+        let (mut later, result) = DeferredGradients::new(leaves).capture(backward);
         let (mut store, value) = result?;
-        for parameter in leaves() {
+        for parameter in trained(rank, built) {
             later.absorb(&mut store, parameter.leaf())?;
             if !later.has(parameter.leaf().id()) && !rank.options.ignore_unused {
                 return Err(no_gradient(parameter, built));
@@ -120,8 +119,7 @@ impl LocalGradients {
         let later = later.ok_or_else(|| ZeroError::internal("the layer has no deferred weight gradients"))?;
         let mut sink = self.sink_of(rank, memory, layer)?;
         later.flush(&mut sink)?;
-        for &parameter in rank.model.layers()[layer].uses() {
-            let parameter = &rank.model.parameters()[parameter];
+        for parameter in trained(rank, &rank.model.layers()[layer]) {
             if !self.is_written(rank, layer, parameter, &sink) {
                 sink.zero(parameter.leaf().id())?;
             }
@@ -142,7 +140,7 @@ impl LocalGradients {
 
     /// Creates the sink of a layer's backward, on the device that computes the gradients.
     fn sink_of(&mut self, rank: &Rank, memory: &mut Memory, layer: LayerId) -> Result<Gradients, ZeroError> {
-        self.sink(rank, memory, &rank.layout.shape().layers[layer].segments, rank.brings_gradients())
+        self.sink(rank, memory, &trained_segments(rank, layer), rank.brings_gradients())
     }
 
     /// Creates a sink that adds to the open gradients of segments. With `brings`, segments whose state is on the host
@@ -180,11 +178,11 @@ impl LocalGradients {
 
     /// Stores what a backward has written into the sink of [`LocalGradients::sink_of`].
     fn store(&mut self, rank: &Rank, memory: &mut Memory, layer: LayerId, sink: Gradients) -> Result<(), ZeroError> {
-        let ids = &rank.layout.shape().layers[layer].segments;
+        let ids = trained_segments(rank, layer);
         if rank.brings_gradients() {
-            return self.bring(rank, memory, ids, sink);
+            return self.bring(rank, memory, &ids, sink);
         }
-        self.keep_open(rank, ids, sink);
+        self.keep_open(rank, &ids, sink);
         Ok(())
     }
 
@@ -242,6 +240,18 @@ impl LocalGradients {
             Some(_) => Err(ZeroError::internal("a tied gradient arrived after the segment already had a gradient")),
         }
     }
+}
+
+/// Returns the trainable parameters of a layer.
+fn trained<'a>(rank: &'a Rank, layer: &'a BuiltLayer) -> impl Iterator<Item = &'a Parameter> + 'a {
+    let parameters = layer.uses().iter().map(|&parameter| &rank.model.parameters()[parameter]);
+    parameters.filter(|parameter| parameter.is_trainable())
+}
+
+/// Returns the trainable segments of a layer.
+fn trained_segments(rank: &Rank, layer: LayerId) -> Vec<SegmentId> {
+    let segments = rank.layout.shape().layers[layer].segments.iter().copied();
+    segments.filter(|&id| rank.segment(id).is_trainable).collect()
 }
 
 /// Returns, for each segment, whether each of its pieces has a contribution in the sink.

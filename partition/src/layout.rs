@@ -5,6 +5,7 @@
 //! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
 //! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
 //! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
+//! Trainable and frozen parameters never share a segment.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
@@ -97,6 +98,8 @@ pub struct Segment {
     pub placements: Placements,
     /// Memory tiers of each rank's part.
     pub tiers: Tiers,
+    /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
+    pub is_trainable: bool,
 }
 
 impl Segment {
@@ -179,10 +182,14 @@ impl Layout {
             let is_tied = |p: ParameterId| model.layers().iter().filter(|l| l.uses().contains(&p)).count() > 1;
             let is_large = |p: ParameterId| model.parameters()[p].elements() >= LARGE;
             let is_alone = |p: ParameterId| is_tied(p) || (is_large(p) && !persistent[p]);
-            let ordinary = owned().filter(|&p| !is_alone(p) && !persistent[p]).collect();
-            let kept = owned().filter(|&p| !is_tied(p) && persistent[p]).collect();
-            let mut groups: Vec<(String, Vec<ParameterId>)> =
-                vec![(layer.name().to_string(), ordinary), (format!("{} (persistent)", layer.name()), kept)];
+            let mut groups: Vec<(String, Vec<ParameterId>)> = vec![];
+            for (is_trainable, frozen) in [(true, ""), (false, " (frozen)")] {
+                let owned = || owned().filter(|&p| model.parameters()[p].is_trainable() == is_trainable);
+                let ordinary = owned().filter(|&p| !is_alone(p) && !persistent[p]).collect();
+                let kept = owned().filter(|&p| !is_tied(p) && persistent[p]).collect();
+                groups.push((format!("{}{frozen}", layer.name()), ordinary));
+                groups.push((format!("{} (persistent){frozen}", layer.name()), kept));
+            }
             groups
                 .extend(owned().filter(|&p| is_alone(p)).map(|p| (model.parameters()[p].name().to_string(), vec![p])));
             for (name, parameters) in groups.into_iter().filter(|(_, parameters)| !parameters.is_empty()) {
@@ -227,11 +234,11 @@ impl Layout {
             }
             let mut tiers = Tiers {
                 parameters: tier(moves, parameters),
-                gradients: tier(options.optimizer && options.gradients, gradients),
-                optimizer: tier(options.optimizer, optimizer),
+                gradients: tier(options.optimizer && options.gradients && segment.is_trainable, gradients),
+                optimizer: tier(options.optimizer && segment.is_trainable, optimizer),
                 tiles: 0,
             };
-            if tiers != Tiers::default() {
+            if tiers != Tiers::default() && segment.is_trainable {
                 tiers.tiles = elements.div_ceil(self.tile);
             }
             (segment.tiers, shape.tiers) = (tiers, tiers);
@@ -274,6 +281,12 @@ impl Layout {
     pub fn elements(&self) -> usize {
         self.segments.iter().map(Segment::elements).sum()
     }
+
+    /// Returns the number of trainable elements.
+    #[must_use]
+    pub fn trainable(&self) -> usize {
+        self.segments.iter().filter(|segment| segment.is_trainable).map(Segment::elements).sum()
+    }
 }
 
 /// Selects the parameters that stay gathered with DeepSpeed's rule: in order, up to the model's threshold.
@@ -307,7 +320,8 @@ fn segment(
         })
         .collect();
     let bounds = cut(&pieces, end, ranks);
-    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default() }
+    let is_trainable = parameters.iter().any(|&parameter| model.parameters()[parameter].is_trainable());
+    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default(), is_trainable }
 }
 
 /// Returns the shard boundaries: the block boundaries nearest to equal shards.
@@ -344,7 +358,12 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
         .collect();
     let segments = segments
         .iter()
-        .map(|s| SegmentShape { elements: s.elements(), placements: s.placements, tiers: s.tiers })
+        .map(|s| SegmentShape {
+            elements: s.elements(),
+            placements: s.placements,
+            tiers: s.tiers,
+            is_trainable: s.is_trainable,
+        })
         .collect();
     ModelShape { layers, segments }
 }

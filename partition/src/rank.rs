@@ -74,8 +74,14 @@ impl Rank {
         self.stages.owner(id) == self.groups.at().stage
     }
 
-    pub(crate) fn owned(&self) -> Vec<SegmentId> {
-        (0..self.layout.segments().len()).filter(|&id| self.owns(id)).collect()
+    /// Returns whether this rank's stage updates the segment: it owns it, and the segment is trainable.
+    pub(crate) fn updates(&self, id: SegmentId) -> bool {
+        self.owns(id) && self.segment(id).is_trainable
+    }
+
+    /// Returns the segments that this rank's stage updates.
+    pub(crate) fn updated(&self) -> Vec<SegmentId> {
+        (0..self.layout.segments().len()).filter(|&id| self.updates(id)).collect()
     }
 
     /// Returns the number of optimizer states.

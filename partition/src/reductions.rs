@@ -305,7 +305,7 @@ impl Reductions {
         memory: &mut Memory,
         sum: &mut ExactSum,
     ) -> Result<(), ZeroError> {
-        for id in rank.owned() {
+        for id in rank.updated() {
             if let Some(squares) = self.segments[id].squares.take() {
                 sum.merge(&squares);
                 continue;
@@ -326,7 +326,7 @@ impl Reductions {
         memory: &mut Memory,
         then: impl FnOnce(&mut Gpu, &[(&FlatBuffer, Vec<Range<usize>>)]) -> Result<T, ZeroError>,
     ) -> Result<T, ZeroError> {
-        let resident: Vec<SegmentId> = rank.owned().into_iter().filter(|&id| rank.is_resident(id)).collect();
+        let resident: Vec<SegmentId> = rank.updated().into_iter().filter(|&id| rank.is_resident(id)).collect();
         resident.iter().try_for_each(|&id| self.settle(rank, memory, id))?;
         let gradients = resident.iter().map(|&id| Ok((self.reduced(id)?, shares(rank, id))));
         let gradients = gradients.collect::<Result<Vec<_>, ZeroError>>()?;

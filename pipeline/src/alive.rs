@@ -18,9 +18,15 @@ pub fn alive(program: &Program, stages: &Stages) -> usize {
     // Number of layers between forward and backward, by chunk and micro-batch.
     let mut layers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     let mut peak = 0;
+    let trained = program.instructions.iter().filter_map(|instruction| match *instruction {
+        Instruction::Backward { layer, .. } | Instruction::BackwardWeight { layer, .. } => Some(layer),
+        _ => None,
+    });
+    // Layers before it are frozen: they keep nothing.
+    let first_trained = trained.min().unwrap_or(usize::MAX);
     for instruction in &program.instructions {
         match *instruction {
-            Instruction::Forward { layer, micro_batch } => {
+            Instruction::Forward { layer, micro_batch } if layer >= first_trained => {
                 *layers.entry((chunks[layer], micro_batch)).or_default() += 1;
                 peak = layers.len().max(peak);
             }

@@ -89,6 +89,8 @@ pub struct SegmentShape {
     pub placements: Placements,
     /// Memory tiers of this rank's parts of them.
     pub tiers: Tiers,
+    /// Whether training changes the parameters. A frozen segment has no gradient and no optimizer state.
+    pub is_trainable: bool,
 }
 
 /// The properties of a model that programs depend on.
@@ -108,6 +110,18 @@ impl ModelShape {
         layer == 0 || layer + 1 == self.layers.len() || self.layers[layer].reads_batch
     }
 
+    /// Returns whether `layer` has a trainable segment.
+    #[must_use]
+    pub fn trains(&self, layer: LayerId) -> bool {
+        self.layers[layer].segments.iter().any(|&segment| self.segments[segment].is_trainable)
+    }
+
+    /// Returns the first layer with a trainable segment. The layers before it run forward only.
+    #[must_use]
+    pub fn first_trained(&self) -> LayerId {
+        (0..self.layers.len()).find(|&layer| self.trains(layer)).unwrap_or(0)
+    }
+
     /// Returns the first layer that uses a segment in the forward pass. Its backward completes the segment's gradient
     /// of a micro-batch.
     #[must_use]
@@ -115,10 +129,11 @@ impl ModelShape {
         self.layers.iter().position(|layer| layer.segments.contains(&segment))
     }
 
-    /// Returns the segments whose gradient is complete after the backward of `layer`.
+    /// Returns the trainable segments whose gradient is complete after the backward of `layer`.
     #[must_use]
     pub fn completed_by(&self, layer: LayerId) -> Vec<SegmentId> {
-        self.layers[layer].segments.iter().copied().filter(|&s| self.first_user(s) == Some(layer)).collect()
+        let is_complete = |&s: &SegmentId| self.segments[s].is_trainable && self.first_user(s) == Some(layer);
+        self.layers[layer].segments.iter().copied().filter(is_complete).collect()
     }
 }
 

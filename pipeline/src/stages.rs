@@ -23,7 +23,7 @@ pub struct Stages {
     stage_of: Vec<StageId>,
     /// Users of each segment, in the order of the forward pass.
     users: Vec<Vec<LayerId>>,
-    /// Segments with several users.
+    /// Trainable segments with several users. Copies of a frozen segment never change, so they need no messages.
     ties: Vec<SegmentId>,
 }
 
@@ -73,7 +73,8 @@ impl Stages {
                 }
             }
         }
-        let ties = (0..users.len()).filter(|&segment| users[segment].len() > 1).collect();
+        let is_tied = |&segment: &usize| users[segment].len() > 1 && shape.segments[segment].is_trainable;
+        let ties = (0..users.len()).filter(is_tied).collect();
         Ok(Self { count, chunks, stage_of, users, ties })
     }
 
@@ -151,10 +152,10 @@ impl Stages {
         self.users[segment].iter().any(|&layer| self.stage_of[layer] == stage)
     }
 
-    /// Returns whether several layers use the segment.
+    /// Returns whether several layers use the segment and add to its gradient.
     #[must_use]
     pub fn is_tied(&self, segment: SegmentId) -> bool {
-        self.users[segment].len() > 1
+        self.ties.contains(&segment)
     }
 
     /// Returns a segment that two chunks of one stage use consecutively, if any. A schedule that alternates between
@@ -165,14 +166,15 @@ impl Stages {
         let is_within = |pair: &[LayerId]| {
             self.stage_of[pair[0]] == self.stage_of[pair[1]] && chunk_of(pair[0]) != chunk_of(pair[1])
         };
-        (0..self.users.len()).find(|&segment| self.count > 1 && self.users[segment].windows(2).any(is_within))
+        self.ties.iter().copied().find(|&segment| self.count > 1 && self.users[segment].windows(2).any(is_within))
     }
 
-    /// Returns the stages that use a segment without owning it, in ascending order.
+    /// Returns the stages that use a segment without owning it and receive its updates, in ascending order.
     #[must_use]
     pub fn borrowers(&self, segment: SegmentId) -> Vec<StageId> {
         let owner = self.owner(segment);
-        (0..self.count).filter(|&stage| stage != owner && self.holds(stage, segment)).collect()
+        let borrows = |&stage: &StageId| self.is_tied(segment) && stage != owner && self.holds(stage, segment);
+        (0..self.count).filter(borrows).collect()
     }
 
     /// Returns the partial sums of tied gradients to receive before the backward of `layer` on a micro-batch, which

@@ -26,6 +26,10 @@ section! {
         /// Files and globs with the initial parameters, relative to the working directory; `None` draws them from the
         /// seed.
         pub initial_weights: Option<Vec<String>> = key(Kind::Paths, "null", "Safetensors files with the model's parameters by name: file, glob, or list of them; drawn from the seed when not given");
+        /// Globs over the names of the parameters to train; the others are frozen. `None` trains all.
+        pub trainable: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over parameter names, such as `*.ln_f.*`: only the parameters that match one of them are trained, the others are frozen; null trains all");
+        /// Globs over the names of parameters that are not trained, even if `trainable` selects them.
+        pub frozen: Vec<String> = key(Kind::Texts, "[]", "Globs over the names of parameters that are frozen: they have no gradients, no optimizer state and no 32-bit copy");
         /// Make the results bit-identical for every power-of-two number of ranks, by adding the gradients of all
         /// micro-batches of the global batch in one binary tree.
         pub reproducible: bool = key(Kind::Bool, "false", "Same bits at every number of ranks that is a power of two");

@@ -121,13 +121,13 @@ impl CutCosts {
 fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
     let shape = layout.shape();
     let of_segment = |&segment: &usize| {
-        let SegmentShape { elements, placements, .. } = shape.segments[segment];
+        let SegmentShape { elements, placements, is_trainable, .. } = shape.segments[segment];
         let held = |placement| match placement {
             Placement::Replicated => elements as u64,
             Placement::Sharded => elements.div_ceil(layout.ranks()) as u64,
         };
         let working = held(placements.parameters) * dtype.size_in_bytes() as u64;
-        if shape.first_user(segment) != Some(layer) {
+        if shape.first_user(segment) != Some(layer) || !is_trainable {
             return working;
         }
         let master = if dtype == DType::F32 { 0 } else { 4 };
@@ -196,6 +196,11 @@ fn inner(
     pass: &Pass,
 ) -> Result<(LayerCosts, Option<Activations>), Error> {
     let built = &model.layers()[layer];
+    if layer < model.first_trained() {
+        let (forward, y) = timed(|| built.run_forward_only(x, pass))?;
+        let flow = built.pass_on(y, x)?;
+        return Ok((LayerCosts { forward, ..LayerCosts::default() }, Some(flow)));
+    }
     let (forward, y) = timed(|| promise(|| built.run(x, pass)))?;
     let seeds = seeds(&y)?;
     let (backward, _) = timed(|| captured(model, layer, || backward_from(&seeds)))?;
@@ -246,8 +251,8 @@ fn captured<T>(
 
 fn places(model: &Model, layer: usize) -> Gradients {
     let mut gradients = Gradients::default();
-    for &parameter in model.layers()[layer].uses() {
-        let parameter = &model.parameters()[parameter];
+    let parameters = model.layers()[layer].uses().iter().map(|&parameter| &model.parameters()[parameter]);
+    for parameter in parameters.filter(|parameter| parameter.is_trainable()) {
         let elements = parameter.elements();
         gradients.add_buffer(vec![0.0; elements], [(parameter.leaf().id(), 0..elements, false)]);
     }

@@ -4,6 +4,7 @@ use zero_config::{Compute, Config};
 use zero_model::Model;
 use zero_model::memory::{self, EvaluationMemory, Form, LayerMemory, LossMemory};
 
+use crate::configured_model;
 use crate::error::Error;
 
 /// Memory of each layer for one micro-batch.
@@ -37,8 +38,8 @@ impl Table {
         }
         let first = model.parameters().first()?;
         let vocabulary = first.shape().dims().first().copied();
-        let layers = crate::configured_model::from_config(config, vocabulary).ok()?;
-        of(&layers.build(first.dtype()).ok()?)
+        let layers = configured_model::from_config(config, vocabulary).ok()?;
+        of(&configured_model::build(config, layers, first.dtype()).ok()?)
     }
 
     /// Runs every layer on meta tensors.

@@ -22,6 +22,7 @@ use crate::batch::Batch;
 use crate::checkpoint::saving::Saving;
 use crate::checkpoint::start::Start;
 use crate::comm_options::{agreed, comm_options};
+use crate::configured_model;
 use crate::costs::cut::CutCosts;
 use crate::costs::overlap::{Choice, chosen_by_the_first};
 use crate::device;
@@ -152,7 +153,7 @@ impl Engine {
             return Self::of_model(config, model, comm, None, start);
         }
         let settings = Settings::new(&config)?;
-        let built = model.build(settings.dtype)?;
+        let built = configured_model::build(&config, model, settings.dtype)?;
         let measured = CutCosts::measured(&built, &settings, config.training.seed, &*comm, micro_batch);
         let costs = measured.inspect_err(|error| comm.abort(&error.to_string()))?;
         Self::of_model(config, built, comm, Some(&costs), start)
@@ -165,7 +166,7 @@ impl Engine {
     }
 
     fn built(config: &Config, model: Layers, comm: &dyn Communicator) -> Result<Model, Error> {
-        Ok(model.build_on(Settings::new(config)?.dtype, &device::open(config, comm)?)?)
+        configured_model::build_on(config, model, Settings::new(config)?.dtype, &device::open(config, comm)?)
     }
 
     fn of_model(

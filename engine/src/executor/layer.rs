@@ -64,13 +64,14 @@ pub(super) fn forward(
     }
     let incoming = state.incoming()?;
     let pass = context.pass(layer, state);
-    if context.training {
+    if context.training && layer >= model.first_trained() {
         return run_and_save(model, layer, incoming, state, &pass);
     }
     let built = &model.layers()[layer];
     let x = state.batch.added_to(incoming, built)?;
     if !(last && context.scored) {
-        let outputs = built.pass_on(detached(&built.run(&x, &pass)?), &x)?;
+        // In training, the layer and all before it are frozen: there is no backward to save anything for.
+        let outputs = built.pass_on(detached(&built.run_forward_only(&x, &pass)?), &x)?;
         match last {
             true => outcome.outputs.push(outputs),
             false => state.flow = Some(outputs),
@@ -197,7 +198,10 @@ pub(super) fn backward(
     if is_last_reader(model, context.zero, layer, 0..layer) {
         state.batch = Batch::default();
     }
-    state.upstream = gradients.into_iter().zip(bypass).map(sum).collect::<candle_core::Result<_>>()?;
+    // No layer before the first that trains has a backward.
+    if layer > model.first_trained() {
+        state.upstream = gradients.into_iter().zip(bypass).map(sum).collect::<candle_core::Result<_>>()?;
+    }
     Ok(())
 }
 

@@ -11,6 +11,7 @@ mod changed_config;
 mod checkpoint;
 mod docs;
 mod export;
+mod frozen;
 mod gradients;
 mod initial_weights;
 mod loss_scale;

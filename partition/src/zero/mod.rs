@@ -120,7 +120,7 @@ impl ShardedState {
             self.optimizer.push(SegmentState::default());
             return Ok(());
         }
-        let own = if rank.owns(id) { rank.own_range(id) } else { 0..0 };
+        let own = if rank.updates(id) { rank.own_range(id) } else { 0..0 };
         let states = rank.states();
         let in_memory = if disk.has(id, Stored::State(0)) { 0 } else { own.len() };
         memory.count(Category::OptimizerState, in_memory * states, 4);

@@ -67,27 +67,37 @@ fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32
     Ok(())
 }
 
-/// Reads parameters stored in f32.
+/// Widens 16-bit floats, which is exact.
+fn widen<H: Copy + Into<f32>>(from: &[H], values: &mut [f32]) {
+    for (value, &from) in values.iter_mut().zip(from) {
+        *value = from.into();
+    }
+}
+
+/// Reads parameters in their working dtype: f32, or 16 bits if they are frozen and therefore have no master.
 fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
     match from {
         Storage::Cpu(CpuStorage::F32(from)) => copy(from.get(range).ok_or_else(missing)?, values),
-        Storage::Cuda(from) => match gpu::download(from, range)? {
-            CpuStorage::F32(from) => copy(&from, values),
-            _ => return Err(missing()),
-        },
+        Storage::Cpu(CpuStorage::BF16(from)) => widen(from.get(range).ok_or_else(missing)?, values),
+        Storage::Cpu(CpuStorage::F16(from)) => widen(from.get(range).ok_or_else(missing)?, values),
+        Storage::Cuda(from) => {
+            let from = Storage::Cpu(gpu::download(from, range.clone())?);
+            read_storage(&from, 0..range.len(), values)?;
+        }
         _ => return Err(missing()),
     }
     Ok(())
 }
 
 impl Layout {
-    /// Returns the number of elements of each kind that a rank writes into a checkpoint.
+    /// Returns the number of elements that a rank writes into a checkpoint: `kinds` values of each trainable element,
+    /// and one of each frozen element.
     #[must_use]
-    pub fn saved_elements(&self, stages: &Stages, at: Coordinates) -> usize {
+    pub fn saved_elements(&self, stages: &Stages, at: Coordinates, kinds: usize) -> usize {
         let owned = self.segments().iter().enumerate().filter(|&(id, _)| stages.owner(id) == at.stage);
         let saved =
             |segment: &Segment| segment.overlaps(segment.shard(at.replica)).map(|(_, e, _)| e.len()).sum::<usize>();
-        owned.map(|(_, segment)| saved(segment)).sum()
+        owned.map(|(_, segment)| saved(segment) * if segment.is_trainable { kinds } else { 1 }).sum()
     }
 }
 
@@ -118,7 +128,7 @@ impl ShardedState {
         let rank = self.rank.comm().rank();
         let is_held = |id| match kind {
             Kind::Parameter => self.holds(id),
-            Kind::State(_) => self.owns(id),
+            Kind::State(_) => self.rank.updates(id),
         };
         self.ranges(is_held, |segment| {
             let placement = match kind {

@@ -31,5 +31,5 @@ fn segment(zero_stage: ZeroStage, elements: usize, stays: bool) -> SegmentShape 
     if stays {
         placements.parameters = Placement::Replicated;
     }
-    SegmentShape { elements, placements, tiers: Tiers::default() }
+    SegmentShape { elements, placements, tiers: Tiers::default(), is_trainable: true }
 }

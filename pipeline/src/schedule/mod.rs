@@ -30,8 +30,9 @@ pub fn training(
     let size = Size { stages: stages.count(), chunks: stages.chunks_per_stage(), micro_batches };
     let mut instructions = connected(shape, stages, stage, |stage| schedule.slots(size, stage));
     instructions.push(Instruction::GradientNorm);
-    let owned = (0..shape.segments.len()).filter(|&segment| stages.owner(segment) == stage);
-    instructions.extend(owned.map(|segment| Instruction::Update { segment }));
+    let is_updated = |&segment: &usize| stages.owner(segment) == stage && shape.segments[segment].is_trainable;
+    let updated = (0..shape.segments.len()).filter(is_updated);
+    instructions.extend(updated.map(|segment| Instruction::Update { segment }));
     Program { instructions, micro_batches }
 }
 
@@ -54,7 +55,8 @@ fn connected(
     slots: impl Fn(StageId) -> Vec<Slot>,
 ) -> Vec<Instruction> {
     let written = |stage| {
-        let mut writer = Writer { shape, stages, stage, instructions: vec![] };
+        let first_trained = shape.first_trained();
+        let mut writer = Writer { shape, stages, stage, first_trained, instructions: vec![] };
         slots(stage).into_iter().for_each(|slot| writer.slot(slot));
         writer.instructions
     };
@@ -83,6 +85,8 @@ struct Writer<'a> {
     shape: &'a ModelShape,
     stages: &'a Stages,
     stage: StageId,
+    /// The layers before it have no backward.
+    first_trained: LayerId,
     instructions: Vec<Instruction>,
 }
 
@@ -109,7 +113,8 @@ impl Writer<'_> {
                 self.backward(layers, micro_batch, |layer| splits(shape, stages, layer));
             }
             Work::BackwardWeight => {
-                let layers = layers.rev().filter(|&layer| splits(self.shape, self.stages, layer));
+                let splits = |&layer: &LayerId| layer >= self.first_trained && splits(self.shape, self.stages, layer);
+                let layers = layers.rev().filter(splits);
                 self.instructions.extend(layers.map(|layer| Instruction::BackwardWeight { layer, micro_batch }));
             }
         }
@@ -128,12 +133,15 @@ impl Writer<'_> {
     }
 
     fn backward(&mut self, layers: std::ops::Range<LayerId>, micro_batch: usize, splits: impl Fn(LayerId) -> bool) {
-        let (first, behind) = (layers.start, layers.end);
+        let (first, behind) = (layers.start.max(self.first_trained), layers.end);
+        if first >= behind {
+            return;
+        }
         let content = |layer| Content::Gradients { layer, micro_batch };
         if behind < self.stages.layers() {
             self.await_receive(content(behind), behind);
         }
-        for layer in layers.rev() {
+        for layer in (first..behind).rev() {
             let before = self.stages.tied_before(layer, micro_batch);
             self.instructions.extend(before.into_iter().map(|message| Instruction::AwaitReceive { message }));
             self.instructions.push(match splits(layer) {
@@ -143,7 +151,7 @@ impl Writer<'_> {
             let after = self.stages.tied_after(layer, micro_batch);
             self.instructions.extend(after.into_iter().map(|message| Instruction::Send { message }));
         }
-        if first > 0 {
+        if first > self.first_trained {
             self.send(content(first), first - 1);
         }
     }
@@ -165,9 +173,9 @@ impl Writer<'_> {
     }
 }
 
-/// Returns whether a layer's weight gradients are deferred. Layers with tied segments never defer theirs, because a
+/// Returns whether a layer's weight gradients are deferred. A frozen layer has none. Layers with tied segments never defer theirs, because a
 /// tied gradient is summed in the order of the backward pass, across stages.
 fn splits(shape: &ModelShape, stages: &Stages, layer: LayerId) -> bool {
     let is_tied = |&segment: &usize| stages.is_tied(segment);
-    shape.layers[layer].splits && !shape.layers[layer].segments.iter().any(is_tied)
+    shape.layers[layer].splits && shape.trains(layer) && !shape.layers[layer].segments.iter().any(is_tied)
 }

@@ -5,12 +5,15 @@ use std::collections::BTreeSet;
 
 use super::walk::{Check, ensure};
 use crate::instruction::LayerId;
+use crate::shape::ModelShape;
 
 /// A micro-batch of one rank.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MicroBatch {
     /// Number of layers of the model.
     layers: usize,
+    /// The first layer with a trainable segment. The layers before it have no backward.
+    first_trained: LayerId,
     /// Whether the program trains. The last layer's forward is then part of its backward.
     trains: bool,
     is_loaded: bool,
@@ -27,8 +30,9 @@ pub(super) struct MicroBatch {
 }
 
 impl MicroBatch {
-    pub(super) fn new(layers: usize, trains: bool) -> Self {
-        Self { layers, trains, ..Self::default() }
+    pub(super) fn new(shape: &ModelShape, trains: bool) -> Self {
+        let (layers, first_trained) = (shape.layers.len(), shape.first_trained());
+        Self { layers, first_trained, trains, ..Self::default() }
     }
 
     fn is_last(&self, layer: LayerId) -> bool {
@@ -38,7 +42,13 @@ impl MicroBatch {
     fn recomputes(&self, layer: LayerId) -> Check {
         ensure(!self.is_last(layer), || {
             "the last layer cannot be recomputed: its forward is part of its backward".into()
-        })
+        })?;
+        self.trains_behind(layer)
+    }
+
+    /// Checks that a layer has a backward.
+    fn trains_behind(&self, layer: LayerId) -> Check {
+        ensure(layer >= self.first_trained, || "the layer and all before it are frozen: it has no backward".into())
     }
 
     /// Marks the micro-batch as loaded. `is_first` tells whether the first layer is on this rank.
@@ -55,7 +65,9 @@ impl MicroBatch {
         if !(self.trains && self.is_last(layer)) {
             self.flow = Some(layer + 1);
         }
-        self.saved.insert(layer);
+        if layer >= self.first_trained {
+            self.saved.insert(layer);
+        }
         Ok(())
     }
 
@@ -86,9 +98,11 @@ impl MicroBatch {
     }
 
     pub(super) fn backward(&mut self, layer: LayerId) -> Check {
+        self.trains_behind(layer)?;
         ensure(self.forward.contains(&layer), || "its forward has not run".into())?;
         ensure(self.backward.insert(layer), || "run twice".into())?;
-        let upstream = std::mem::replace(&mut self.upstream, layer.checked_sub(1));
+        let before = layer.checked_sub(1).filter(|_| layer > self.first_trained);
+        let upstream = std::mem::replace(&mut self.upstream, before);
         let is_fed = if self.is_last(layer) { upstream.is_none() } else { upstream == Some(layer) };
         ensure(is_fed, || "the backward of the next layer has not run".into())?;
         // The last layer uses its inputs only here. No layer uses the outputs of a recomputation.
@@ -124,12 +138,12 @@ impl MicroBatch {
         ensure(upstream.is_none(), || "another layer has not used its gradients yet".into())
     }
 
-    /// Checks the end of a program that runs `layers` layers on this rank.
-    pub(super) fn finish(&self, layers: usize) -> Check {
+    /// Checks the end of a program that runs `layers` layers on this rank, of which `trained` have a backward.
+    pub(super) fn finish(&self, layers: usize, trained: usize) -> Check {
         ensure(self.kept.is_empty(), || "inputs were kept for a layer that was never recomputed".into())?;
         ensure(self.deferred.is_empty(), || "deferred weight gradients were never computed".into())?;
         ensure(self.forward.len() == layers, || "not every layer ran on every micro-batch".into())?;
-        ensure(!self.trains || self.backward.len() == layers, || {
+        ensure(!self.trains || self.backward.len() == trained, || {
             "not every layer's backward ran on every micro-batch".into()
         })
     }

@@ -46,7 +46,7 @@ pub(super) fn walk<'a>(rank: usize, program: &'a Program, world: &'a World<'a>) 
         trains,
         facts: BTreeSet::new(),
         items: Items::new(world.shape, held),
-        micro_batches: vec![MicroBatch::new(world.shape.layers.len(), trains); program.micro_batches],
+        micro_batches: vec![MicroBatch::new(world.shape, trains); program.micro_batches],
         open: vec![None; world.shape.segments.len()],
         added: vec![0; world.shape.segments.len()],
     };
@@ -163,7 +163,8 @@ impl<'a> State<'a> {
             }
             Instruction::GradientNorm => {
                 let World { shape, stages, .. } = *self.world;
-                for segment in (0..shape.segments.len()).filter(|&segment| stages.owner(segment) == self.stage) {
+                let is_owned = |&segment: &usize| stages.owner(segment) == self.stage && self.is_trainable(segment);
+                for segment in (0..shape.segments.len()).filter(is_owned) {
                     let is_reduced = self.has(Fact::Reduced(segment));
                     ensure(is_reduced, || format!("the gradients of segment {segment} are not reduced"))?;
                     self.items.norm(segment)?;
@@ -218,7 +219,8 @@ impl<'a> State<'a> {
 
     fn contribute(&mut self, layer: LayerId, micro_batch: usize) -> Check {
         let World { shape, stages, .. } = *self.world;
-        for &segment in &shape.layers[layer].segments {
+        let is_trainable = |segment: &&SegmentId| shape.segments[**segment].is_trainable;
+        for &segment in shape.layers[layer].segments.iter().filter(is_trainable) {
             self.hold(segment, micro_batch)?;
             if stages.completes(layer, segment) {
                 self.facts.insert(Fact::Complete(segment, micro_batch));
@@ -314,6 +316,7 @@ impl<'a> State<'a> {
 
     fn can_be_updated(&self, segment: SegmentId) -> Check {
         ensure(self.world.stages.owner(segment) == self.stage, || "another stage owns the segment".into())?;
+        ensure(self.is_trainable(segment), || "the segment is frozen".into())?;
         ensure(self.has(Fact::Norm), || "the gradient norm must be computed first".into())?;
         ensure(self.has(Fact::Reduced(segment)), || "its gradients are not reduced".into())?;
         self.cannot_be_stale(segment)
@@ -328,7 +331,7 @@ impl<'a> State<'a> {
         })?;
         self.items.finish()?;
         let World { shape, stages, .. } = self.world;
-        let is_held = |&segment: &usize| self.trains && stages.holds(self.stage, segment);
+        let is_held = |&segment: &usize| self.trains && self.is_trainable(segment) && stages.holds(self.stage, segment);
         for segment in (0..shape.segments.len()).filter(is_held) {
             let (content, from, to) = (Content::TiedParameters { segment }, stages.owner(segment), self.stage);
             if from != to {
@@ -342,7 +345,9 @@ impl<'a> State<'a> {
             })?;
         }
         let layers = stages.layers_of(self.stage).count();
-        self.micro_batches.iter().try_for_each(|micro_batch| micro_batch.finish(layers))
+        let first_trained = shape.first_trained();
+        let trained = stages.layers_of(self.stage).filter(|&layer| layer >= first_trained).count();
+        self.micro_batches.iter().try_for_each(|micro_batch| micro_batch.finish(layers, trained))
     }
 
     fn has(&self, fact: Fact<'_>) -> bool {
@@ -365,6 +370,10 @@ impl<'a> State<'a> {
 
     fn placements(&self, segment: SegmentId) -> Placements {
         self.world.shape.segments[segment].placements
+    }
+
+    fn is_trainable(&self, segment: SegmentId) -> bool {
+        self.world.shape.segments[segment].is_trainable
     }
 
     fn is_refreshed(&self, segment: SegmentId) -> bool {

@@ -25,7 +25,12 @@ fn drawn(
         splits: true,
         reads_batch: false,
     };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
+    let segment = |_| SegmentShape {
+        elements: 10,
+        placements: ZeroStage::Zero.placements(),
+        tiers: Tiers::default(),
+        is_trainable: true,
+    };
     let shape = ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() };
     let stages = Stages::new(&shape, count, (0..layers / 2).map(|part| 2 * part..2 * part + 2).collect()).unwrap();
     let [forward, input, weight] = times.map(|seconds| seconds / 2.0);

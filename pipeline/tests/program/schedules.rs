@@ -18,7 +18,12 @@ fn shape(layers: usize, tied: bool) -> ModelShape {
         let (name, read_backward) = (format!("layer.{index}"), segments.clone());
         LayerShape { name, read_backward, segments, splits: true, reads_batch: false }
     };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
+    let segment = |_| SegmentShape {
+        elements: 10,
+        placements: ZeroStage::Zero.placements(),
+        tiers: Tiers::default(),
+        is_trainable: true,
+    };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 

@@ -16,7 +16,12 @@ fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
         splits: true,
         reads_batch: false,
     };
-    let segment = |_| SegmentShape { elements: 10, placements: zero_stage.placements(), tiers: Tiers::default() };
+    let segment = |_| SegmentShape {
+        elements: 10,
+        placements: zero_stage.placements(),
+        tiers: Tiers::default(),
+        is_trainable: true,
+    };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 

@@ -15,7 +15,12 @@ fn shape(ties: &[&[usize]]) -> ModelShape {
         splits: true,
         reads_batch: false,
     };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
+    let segment = |_| SegmentShape {
+        elements: 10,
+        placements: ZeroStage::Zero.placements(),
+        tiers: Tiers::default(),
+        is_trainable: true,
+    };
     ModelShape { layers: (0..6).map(layer).collect(), segments: (0..6 + ties.len()).map(segment).collect() }
 }
 

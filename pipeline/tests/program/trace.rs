@@ -19,7 +19,12 @@ fn timeline(forward: f64) -> Timeline {
         splits: false,
         reads_batch: false,
     };
-    let segment = |_| SegmentShape { elements: 10, placements: ZeroStage::Zero.placements(), tiers: Tiers::default() };
+    let segment = |_| SegmentShape {
+        elements: 10,
+        placements: ZeroStage::Zero.placements(),
+        tiers: Tiers::default(),
+        is_trainable: true,
+    };
     let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };
     let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();
     let layer = LayerCosts { forward, backward: 0.5, inputs: 10, input_gradients: 10, ..LayerCosts::default() };

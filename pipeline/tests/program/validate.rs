@@ -20,7 +20,12 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
         splits: false,
         reads_batch: false,
     };
-    let segment = |elements| SegmentShape { elements, placements: zero_stage.placements(), tiers: Tiers::default() };
+    let segment = |elements| SegmentShape {
+        elements,
+        placements: zero_stage.placements(),
+        tiers: Tiers::default(),
+        is_trainable: true,
+    };
     ModelShape {
         layers: vec![layer("embed", &[0]), layer("block", &[1]), layer("head", &[0, 2])],
         segments: vec![segment(40), segment(100), segment(10)],

@@ -85,7 +85,7 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
         return 0;
     }
     let kinds = 1 + work.options.optimizer.states().len();
-    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at), kinds)
+    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, kinds))
 }
 
 /// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group. The

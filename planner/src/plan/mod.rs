@@ -51,6 +51,8 @@ pub struct Plan {
 struct Share {
     layers: String,
     parameters: usize,
+    /// Those that training changes.
+    trainable: usize,
     state: StateBytes,
     /// Bytes sent per step, except activations and their gradients, whose sizes are only known at run time.
     sent: u64,
@@ -95,7 +97,7 @@ impl MemoryPlan {
     /// # Errors
     /// Fails if the model cannot be built or split into stages.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let model = model.build(Settings::new(&config)?.dtype)?;
+        let model = configured_model::build(&config, model, Settings::new(&config)?.dtype)?;
         // Costs that would have to be measured are assumed equal.
         let equal = CutCosts::equal(model.layers().len());
         let mut config = config;
@@ -271,14 +273,16 @@ impl Plan {
 
     fn share(&self, stage: StageId) -> Share {
         let (stages, shape) = (&self.memory_plan.stage_plan.stages, self.memory_plan.layout.shape());
-        let held = (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
+        let held = || (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
+        let elements = |segment: usize| shape.segments[segment].elements;
         let at = Coordinates { stage, replica: 0 };
         let (width, states) =
             (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.optimizer.states().len());
         let options = &self.memory_plan.settings.zero;
         Share {
             layers: self.memory_plan.stage_plan.layers_of(stage, shape),
-            parameters: held.map(|segment| shape.segments[segment].elements).sum(),
+            parameters: held().map(elements).sum(),
+            trainable: held().filter(|&segment| shape.segments[segment].is_trainable).map(elements).sum(),
             state: expected_state(&self.memory_plan.layout, stages, at, width, states),
             sent: expected_payload(
                 &self.memory_plan.programs[stage],
@@ -304,6 +308,7 @@ impl Plan {
                 "layers": self.memory_plan.stage_plan.stages.layers_of(stage)
                     .map(|layer| self.memory_plan.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
                 "parameters": share.parameters,
+                "trainable_parameters": share.trainable,
                 "state_bytes_per_rank": { "parameters": share.state.parameters, "gradients": share.state.gradients,
                     "optimizer_state": share.state.optimizer },
                 "planned_peak_bytes": CATEGORIES.iter().map(ToString::to_string)

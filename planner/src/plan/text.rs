@@ -49,6 +49,11 @@ impl fmt::Display for Plan {
             f,
             "sent: bytes of collectives and tied parameters, without activations. alive: micro-batches between forward and backward"
         )?;
+        let layout = &self.memory_plan.layout;
+        if layout.trainable() < layout.elements() {
+            let (trainable, all) = (layout.trainable() as u64, layout.elements() as u64);
+            writeln!(f, "trainable: {} of {} parameters; the others are frozen", grouped(trainable), grouped(all))?;
+        }
         self.memory(f)?;
         if self.memory_plan.config.pipeline.stages > 1
             && self.memory_plan.config.pipeline.partition_method == PartitionMethod::Time

@@ -15,10 +15,16 @@ use zero_planner::memory;
 pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {
     let config = engine.config();
     let comm = engine.communicator();
+    let trainable = engine.zero().layout().trainable();
     progress.say(&format!(
-        "model: {}, {} parameters   data: {} training {}{}",
+        "model: {}, {} parameters{}   data: {} training {}{}",
         counted(engine.model().layers().len(), "layer", "layers"),
         grouped(engine.model().elements() as u64),
+        if trainable == engine.model().elements() {
+            String::new()
+        } else {
+            format!(" ({} trainable)", grouped(trainable as u64))
+        },
         grouped(corpus.train.len() as u64),
         of_number(corpus.train.len(), "sample", "samples"),
         corpus.eval.as_ref().map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.len() as u64)))

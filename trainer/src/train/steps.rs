@@ -83,8 +83,9 @@ impl Trainee for Steps {
     }
 
     fn model(&self) -> Result<Model, Error> {
-        let layers = configured_model::from_config(self.engine.config(), self.corpus.vocabulary)?;
-        Ok(layers.build(self.engine.settings().dtype)?)
+        let config = self.engine.config();
+        let layers = configured_model::from_config(config, self.corpus.vocabulary)?;
+        configured_model::build(config, layers, self.engine.settings().dtype)
     }
 
     fn micro_batch(&self) -> Result<Batch, Error> {

@@ -112,6 +112,21 @@ fn models_and_dtypes() {
 }
 
 #[test]
+fn frozen_parameters() {
+    for selection in ["trainable=['*.h.3.*']", "frozen=['*wte*', '*wpe*']", "trainable=['*.bias']"] {
+        let selection = format!("training.{selection}");
+        for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (2, "stage: 3")] {
+            holds(ranks, zero, &[&selection, "train_micro_batch_size_per_gpu=4"]);
+        }
+        holds(2, "stage: 3", &[&selection, "bf16.enabled=true"]);
+        holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[&selection, BLOCKS]);
+        // A stage without a backward runs ahead of the next one. The plan counts all of its messages as in flight.
+        holds_within(10.0, 2, "stage: 1", &[&selection, "pipeline.stages=2", "gradient_accumulation_steps=4"]);
+        holds(2, "stage: 2", &[&selection, "activation_checkpointing={}", "train_micro_batch_size_per_gpu=8"]);
+    }
+}
+
+#[test]
 fn recomputation() {
     for (ranks, stage) in [(1, 0), (2, 2), (2, 3)] {
         for section in ["{}", "{interval: 2}", "{layers: ['h\\.[01]$']}", "{device: nvme, nvme_path: .}"] {

@@ -75,7 +75,8 @@ impl Walk<'_> {
 
     pub(super) fn open_all(&mut self, layer: LayerId) {
         let mut made = 0;
-        for &id in &self.work.layout.shape().layers[layer].segments {
+        let layout = self.work.layout;
+        for &id in layout.shape().layers[layer].segments.iter().filter(|&&id| layout.segments()[id].is_trainable) {
             self.about(id);
             made += if self.is_resident { 0 } else { self.elements(id) * 4 };
             if !std::mem::replace(&mut self.open[id], true) {

@@ -26,12 +26,14 @@ impl Walk<'_> {
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
         let is_last = layer == table.layers.len();
-        if !self.trains {
+        let has_backward = self.trains && layer >= self.work.layout.shape().first_trained();
+        if !has_backward {
             let (peak, outputs) = match is_last {
                 true => (table.evaluation_loss, 0),
                 false => {
-                    let memory = &table.evaluation[layer];
-                    (memory.peak, memory.outputs.iter().map(|form| form.bytes()).sum())
+                    let (of_step, of_evaluation) = (&table.layers[layer], &table.evaluation[layer]);
+                    let peak = if self.trains { of_step.forward_peak } else { of_evaluation.peak };
+                    (peak, of_step.outputs.iter().map(|form| form.bytes()).sum())
                 }
             };
             self.meter.flash(Category::Activations, peak);
@@ -69,7 +71,7 @@ impl Walk<'_> {
             if layer > 0 {
                 self.let_go(layer - 1, micro_batch, |values| values.flows = false);
             }
-            self.flow_back(micro_batch, upstream, table.loss.input_gradients);
+            self.flow_back(layer, micro_batch, upstream, table.loss.input_gradients);
             return;
         }
         let memory = &table.layers[layer];
@@ -84,10 +86,12 @@ impl Walk<'_> {
             self.meter.add(Category::Activations, memory.deferred);
             self.put_off.insert((layer, micro_batch), memory.deferred);
         }
-        self.flow_back(micro_batch, upstream, memory.input_gradients);
+        self.flow_back(layer, micro_batch, upstream, memory.input_gradients);
     }
 
-    pub(super) fn flow_back(&mut self, micro_batch: usize, before: u64, after: u64) {
+    /// Replaces the gradients of a layer's outputs by those of its inputs, unless no layer before it has a backward.
+    fn flow_back(&mut self, layer: LayerId, micro_batch: usize, before: u64, after: u64) {
+        let after = if layer > self.work.layout.shape().first_trained() { after } else { 0 };
         self.meter.free(Category::Activations, before);
         self.meter.add(Category::Activations, after);
         self.upstream.insert(micro_batch, after);

@@ -163,7 +163,8 @@ impl<'a> Walk<'a> {
                 let bytes = self.part(id, placements.parameters) * self.work.width;
                 self.meter.add_at(Category::Parameters, bytes, is_on_gpu);
             }
-            if self.work.stages.owner(id) == self.work.at.stage && tiers.optimizer == Tier::Memory {
+            let is_updated = self.work.stages.owner(id) == self.work.at.stage && self.segment(id).is_trainable;
+            if is_updated && tiers.optimizer == Tier::Memory {
                 let own = self.part(id, placements.optimizer);
                 // If the parameters are on the GPU, the host also holds a master copy.
                 let has_master = self.is_half() || (is_on_gpu && !self.residents[id]);

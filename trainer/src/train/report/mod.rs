@@ -114,6 +114,7 @@ impl Report {
             "instruction_set": Isa::current().name(),
             "zero_stage": engine.settings().layout.zero_stage.number(),
             "parameters": engine.model().elements(),
+            "trainable_parameters": engine.zero().layout().trainable(),
             "pipeline": pipeline(engine),
             "steps": self.steps,
             "optimizer_steps": self.steps - self.skipped,
