@@ -6,6 +6,7 @@ use zero_ops::Pass;
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
+use crate::adapter::Adapter;
 use crate::model::BuildError;
 use crate::routes::{self, Names, Route, Signature};
 use crate::trainable::Trainable;
@@ -145,6 +146,7 @@ pub struct Layers {
     /// Outputs and targets that the loss names.
     pub(crate) loss_names: Option<(Vec<String>, Vec<String>)>,
     pub(crate) trainable: Trainable,
+    pub(crate) adapter: Option<Adapter>,
     /// Number of layers before those of the last call.
     before_last_call: usize,
     /// The first method that was called before there was a layer.
@@ -247,7 +249,15 @@ impl Layers {
         self
     }
 
-    /// Selects the parameters that training changes. The others are frozen.
+    /// Adds adapters to linear maps of the model ([`ops::Linear`](zero_ops::Linear), [`ops::Conv1D`](zero_ops::Conv1D))
+    /// that are built from a `VarBuilder`. Everything else is frozen, except for what the adapter names.
+    #[must_use]
+    pub fn adapter(mut self, adapter: Adapter) -> Self {
+        self.adapter = Some(adapter);
+        self
+    }
+
+    /// Selects the parameters that training changes. The others are frozen. An [`Layers::adapter`] takes precedence.
     #[must_use]
     pub fn trainable(mut self, trainable: Trainable) -> Self {
         self.trainable = trainable;

@@ -5,6 +5,7 @@
 //! Operations of [`ops`] write gradients of parameters into the caller's buffers ([`sink`]) instead of candle's
 //! `GradStore`.
 
+mod adapter;
 mod hand_on;
 pub mod layers;
 pub mod memory;
@@ -16,6 +17,7 @@ mod routes;
 mod trainable;
 pub mod zoo;
 
+pub use adapter::{Adapter, TrainedBias};
 pub use hand_on::hand_on;
 pub use layers::{Activations, Head, Layer, Layers};
 pub use model::{BuildError, BuiltLayer, Model};

@@ -12,6 +12,7 @@ use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder, Use};
 use crate::routes::{Route, Signature};
 use zero_ops::graph::untracked;
+use zero_ops::with_lora;
 
 /// An error of building a model.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +92,25 @@ pub enum BuildError {
         /// Names similar to it.
         names: Vec<String>,
     },
+    /// An adapter names a linear map that the model does not have.
+    #[error("the model has no linear map `{name}`\n  help: its linear maps are {}", quoted(modules))]
+    UnknownTarget {
+        /// The name.
+        name: String,
+        /// The last parts of the paths of all linear maps.
+        modules: Vec<String>,
+    },
+    /// An adapter is to train a module that the model does not have.
+    #[error("the model has no module `{name}`\n  help: its modules are {}", quoted(modules))]
+    UnknownModule {
+        /// The name.
+        name: String,
+        /// The last parts of the paths of all modules with parameters.
+        modules: Vec<String>,
+    },
+    /// The model has no linear map for an adapter.
+    #[error("the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so no adapter fits")]
+    NoLinear,
     /// Every parameter is frozen.
     #[error("no parameter is trainable")]
     NothingTrainable,
@@ -149,7 +169,7 @@ impl BuiltLayer {
     /// # Errors
     /// Returns the module's error, with the layer's name added.
     pub fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        let run = || self.module.run(self.route.inputs(x)?.as_ref().unwrap_or(x), pass);
+        let run = || pass.within(|| self.module.run(self.route.inputs(x)?.as_ref().unwrap_or(x), pass));
         if pass.training { run() } else { untracked(run) }.map_err(|e| self.context(e))
     }
 
@@ -263,7 +283,7 @@ impl Model {
         };
         let loss = || {
             let inputs = last.route.inputs(x)?;
-            head.loss(inputs.as_ref().unwrap_or(x), only_target(targets)?, pass, gradient)
+            pass.within(|| head.loss(inputs.as_ref().unwrap_or(x), only_target(targets)?, pass, gradient))
         };
         scalar(if pass.training { loss() } else { untracked(loss) }.map_err(|e| last.context(e))?)
     }
@@ -319,19 +339,27 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, trainable, .. } = self;
-        let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone()))));
+        let Self { layers, ties, loss, trainable, adapter, .. } = self;
+        let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
-        let mut modules: Vec<(String, Built)> = vec![];
-        for Entry { name, build, .. } in layers {
-            if let Ok(mut record) = recorder.0.lock() {
-                record.begin_layer();
+        let build = || -> std::result::Result<Vec<(String, Built)>, BuildError> {
+            let mut modules = vec![];
+            for Entry { name, build, .. } in layers {
+                if let Ok(mut record) = recorder.0.lock() {
+                    record.begin_layer();
+                }
+                match build(root.pp(&name)) {
+                    Ok(module) => modules.push((name, module)),
+                    Err(source) => return Err(BuildError::Layer { layer: name, source }),
+                }
             }
-            match build(root.pp(&name)) {
-                Ok(module) => modules.push((name, module)),
-                Err(source) => return Err(BuildError::Layer { layer: name, source }),
-            }
-        }
+            Ok(modules)
+        };
+        let (modules, maps) = match &adapter {
+            Some(adapter) => with_lora(adapter.lora.clone(), build),
+            None => (build(), vec![]),
+        };
+        let modules = modules?;
         let head = modules.last().and_then(|(_, (_, head))| head.clone());
         let ending = match (loss, head) {
             (Some(loss), _) => Ending::Loss(loss),
@@ -348,7 +376,10 @@ impl Layers {
         if let Some(empty) = record.parameters.iter().find(|p| p.elements() == 0) {
             return Err(BuildError::Empty(empty.name().to_string()));
         }
-        trainable.check(&record.parameters)?;
+        match &adapter {
+            Some(adapter) => adapter.check(&record.parameters, &maps)?,
+            None => trainable.check(&record.parameters)?,
+        }
         let is_trained = |uses: &Vec<Use>| uses.iter().any(|used| record.parameters[used.parameter].is_trainable());
         let first_trained = record.uses.iter().position(is_trained).unwrap_or(0);
         let mut last_users = vec![0; record.parameters.len()];

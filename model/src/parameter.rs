@@ -21,7 +21,19 @@ pub struct Parameter {
     dtype: DType,
     init: Init,
     layer: usize,
+    role: Role,
     leaf: Tensor,
+}
+
+/// The role of a parameter in training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Training changes it.
+    Trained,
+    /// It keeps its value.
+    Frozen,
+    /// It belongs to an adapter, which training changes.
+    Adapter,
 }
 
 impl Parameter {
@@ -32,13 +44,14 @@ impl Parameter {
         device: &Device,
         init: Init,
         layer: usize,
-        is_trainable: bool,
+        role: Role,
     ) -> Result<Self> {
         if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
             candle_core::bail!("parameter `{name}` is {dtype:?}; only f32, bf16 and f16 are supported");
         }
-        let leaf = Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), is_trainable);
-        let parameter = Self { name, shape, dtype, init, layer, leaf };
+        let leaf =
+            Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
+        let parameter = Self { name, shape, dtype, init, layer, role, leaf };
         parameter.release()?;
         Ok(parameter)
     }
@@ -76,7 +89,13 @@ impl Parameter {
     /// Returns whether training changes the parameter. A frozen parameter has no gradient and no optimizer state.
     #[must_use]
     pub fn is_trainable(&self) -> bool {
-        self.leaf.is_variable()
+        self.role != Role::Frozen
+    }
+
+    /// Returns whether the parameter belongs to an adapter rather than to the base model.
+    #[must_use]
+    pub fn is_adapter(&self) -> bool {
+        self.role == Role::Adapter
     }
 
     /// Returns the index of the layer that owns it.
@@ -198,9 +217,16 @@ mod tests {
     use super::*;
 
     fn parameter(values: Vec<f32>) -> Parameter {
-        let p =
-            Parameter::new("w".into(), Shape::from((2, 2)), DType::F32, &Device::Cpu, candle_nn::init::ZERO, 0, true)
-                .unwrap();
+        let p = Parameter::new(
+            "w".into(),
+            Shape::from((2, 2)),
+            DType::F32,
+            &Device::Cpu,
+            candle_nn::init::ZERO,
+            0,
+            Role::Trained,
+        )
+        .unwrap();
         p.fill(CpuStorage::F32(values)).unwrap();
         p
     }

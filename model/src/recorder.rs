@@ -7,8 +7,9 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
+use crate::adapter::Adapter;
 use crate::module_buffer::ModuleBuffer;
-use crate::parameter::{Parameter, ParameterId};
+use crate::parameter::{Parameter, ParameterId, Role};
 use crate::trainable::Trainable;
 
 /// A parameter that a layer requested.
@@ -31,12 +32,13 @@ pub(crate) struct Record {
     owners: HashMap<String, String>,
     used_ties: Vec<String>,
     trainable: Trainable,
+    adapter: Option<Adapter>,
 }
 
 impl Record {
-    pub(crate) fn new(ties: &[(String, String)], trainable: Trainable) -> Self {
+    pub(crate) fn new(ties: &[(String, String)], trainable: Trainable, adapter: Option<Adapter>) -> Self {
         let owners = ties.iter().map(|(owner, user)| (user.clone(), owner.clone())).collect();
-        Self { owners, trainable, ..Self::default() }
+        Self { owners, trainable, adapter, ..Self::default() }
     }
 
     pub(crate) fn begin_layer(&mut self) {
@@ -75,9 +77,8 @@ impl Record {
             None => {
                 let id = self.parameters.len();
                 let layer = self.uses.len() - 1;
-                let is_trainable = self.trainable.contains(name);
-                let name_of = name.to_string();
-                self.parameters.push(Parameter::new(name_of, shape, dtype, device, init, layer, is_trainable)?);
+                let role = self.role(name);
+                self.parameters.push(Parameter::new(name.to_string(), shape, dtype, device, init, layer, role)?);
                 self.by_name.insert(name.to_string(), id);
                 id
             }
@@ -91,6 +92,16 @@ impl Record {
             }
         }
         Ok(self.parameters[id].leaf().clone())
+    }
+
+    /// Returns the role of a new parameter. With an adapter, only that and what it names are trained.
+    fn role(&self, name: &str) -> Role {
+        let is_trained = match &self.adapter {
+            _ if zero_ops::asks_adapter() => return Role::Adapter,
+            Some(adapter) => adapter.trains(name),
+            None => self.trainable.contains(name),
+        };
+        if is_trained { Role::Trained } else { Role::Frozen }
     }
 
     fn buffer(&mut self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {

@@ -40,7 +40,7 @@ impl Dropout {
 /// The first dimension of `x` is the sample. Whether an element is kept depends only on the run's seed, the layer,
 /// `name`, the sample's index in the run and the element's position in the sample. The masks are therefore the same
 /// for any number of ranks and any micro-batch size. The backward computes the mask again.
-pub fn dropout(x: &Tensor, probability: f32, name: &'static str, pass: &Pass) -> Result<Tensor> {
+pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<Tensor> {
     if !(0.0..1.0).contains(&probability) {
         bail!("{OP}: expected a probability in [0, 1), got {probability}");
     }

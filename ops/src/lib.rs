@@ -67,6 +67,7 @@ pub use forward_only::{asks_forward_only, forward_only};
 pub use graph::backward::backward_from;
 pub use kernel::Isa;
 pub use linear::cross_entropy::linear_cross_entropy;
+pub use linear::lora::{LoraInit, LoraOptions, asks_adapter, names, with_lora};
 pub use linear::{Conv1D, Linear, Projection};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::{convert, in_parallel, set_threads, threads};

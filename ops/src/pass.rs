@@ -1,5 +1,11 @@
 //! The context of a pass, as operations see it.
 
+use std::cell::Cell;
+
+thread_local! {
+    static CURRENT: Cell<Option<Pass>> = const { Cell::new(None) };
+}
+
 /// The context of a forward or backward pass, as a layer sees it: everything that dropout's masks depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
@@ -13,4 +19,25 @@ pub struct Pass {
     pub sample: u64,
     /// Index of the layer in the model.
     pub layer: u32,
+}
+
+impl Pass {
+    /// Runs `run`, in which [`Pass::current`] returns this pass. Operations that their callers pass no context find it
+    /// there.
+    pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
+        struct Reset(Option<Pass>);
+        impl Drop for Reset {
+            fn drop(&mut self) {
+                CURRENT.set(self.0);
+            }
+        }
+        let _reset = Reset(CURRENT.replace(Some(*self)));
+        run()
+    }
+
+    /// Returns the pass that runs on this thread.
+    #[must_use]
+    pub fn current() -> Option<Self> {
+        CURRENT.get()
+    }
 }

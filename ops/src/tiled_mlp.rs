@@ -149,6 +149,9 @@ fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<
             "{OP}: tile_rows must be a multiple of {TILE_UNIT}, so that sums over rows stay bit-identical; got {tile_rows}"
         );
     }
+    if hidden.iter().chain([&down]).any(|projection| projection.is_adapted()) {
+        bail!("{OP}: an adapter inside tiles is not implemented; compute all rows at once, or target other modules");
+    }
     let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);
     for projection in hidden {
         let [inputs, outputs] = projection.sizes()?;

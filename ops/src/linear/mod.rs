@@ -3,6 +3,7 @@
 pub(crate) mod affine;
 pub(crate) mod cross_entropy;
 pub(crate) mod gelu;
+pub(crate) mod lora;
 
 use crate::activation::Activation;
 #[cfg(feature = "cuda")]
@@ -13,6 +14,7 @@ use crate::graph::apply::{apply2, apply3, has_backward, unmade2, unmade3};
 use crate::graph::operand::View;
 use crate::linear::affine::{Affine, bias_gradient};
 use crate::linear::gelu::{BeforeGelu, linear_gelu, linear_gelu_for};
+use crate::linear::lora::Lora;
 use crate::meta::footprint::{Costs, Footprint, Reads};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -27,7 +29,7 @@ pub struct Linear(Projection);
 impl Linear {
     /// Creates the layer from tensors: weight `[outputs, inputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self(Projection { weight, bias, affine: Affine::OutputsInputs })
+        Self(Projection { weight, bias, affine: Affine::OutputsInputs, lora: None })
     }
 
     /// Creates a layer with a weight drawn from a normal distribution with standard deviation `std` and a bias of
@@ -46,7 +48,8 @@ impl Linear {
     /// Creates a layer without a bias.
     pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
-        Ok(Self::from_tensors(weight, None))
+        let Self(alone) = Self::from_tensors(weight, None);
+        Ok(Self(Projection { lora: Lora::of(inputs, outputs, &vb)?, ..alone }))
     }
 }
 
@@ -64,7 +67,7 @@ pub struct Conv1D(Projection);
 impl Conv1D {
     /// Creates the layer from tensors: weight `[inputs, outputs]`, bias `[outputs]`.
     pub fn from_tensors(weight: Tensor, bias: Tensor) -> Self {
-        Self(Projection { weight, bias: Some(bias), affine: Affine::InputsOutputs })
+        Self(Projection { weight, bias: Some(bias), affine: Affine::InputsOutputs, lora: None })
     }
 
     /// Creates a layer with a weight drawn from a normal distribution with standard deviation `std` and a bias of
@@ -72,7 +75,8 @@ impl Conv1D {
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((inputs, outputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
-        Ok(Self::from_tensors(weight, bias))
+        let Self(alone) = Self::from_tensors(weight, bias);
+        Ok(Self(Projection { lora: Lora::of(inputs, outputs, &vb)?, ..alone }))
     }
 
     /// Applies [`gelu`](crate::gelu) to the output in one operation. On the CPU the result is bit-identical to the
@@ -87,7 +91,7 @@ impl Conv1D {
         let (Self(up), Self(down)) = (self, down);
         // On the CPU `down` does not apply GELU's derivative, and sharing GELU's input would only extend its
         // lifetime.
-        let takes_slope = x.device().is_cuda() && has_backward();
+        let takes_slope = x.device().is_cuda() && has_backward() && up.lora.is_none() && down.lora.is_none();
         let Some(bias) = up.bias.as_ref().filter(|_| takes_slope) else {
             return down.forward(&self.forward_gelu(x)?);
         };
@@ -111,6 +115,7 @@ pub struct Projection {
     weight: Tensor,
     bias: Option<Tensor>,
     affine: Affine,
+    lora: Option<Lora>,
 }
 
 impl From<Linear> for Projection {
@@ -127,7 +132,16 @@ impl From<Conv1D> for Projection {
 
 impl Projection {
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.apply(x, None)
+        let y = self.apply(x, None)?;
+        match &self.lora {
+            Some(lora) => lora.add_to(&y, x),
+            None => Ok(y),
+        }
+    }
+
+    /// Returns whether the map has an adapter.
+    pub(crate) fn is_adapted(&self) -> bool {
+        self.lora.is_some()
     }
 
     /// `of` is the input of GELU if x is GELU's result and is used only here.
@@ -142,7 +156,7 @@ impl Projection {
     /// Applies the map and an activation, in one operation if there is a fused one.
     pub(crate) fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
         match (&self.bias, activation) {
-            (Some(bias), Activation::GeluNew) => linear_gelu(x, &self.weight, bias, self.affine),
+            (Some(bias), Activation::GeluNew) if self.lora.is_none() => linear_gelu(x, &self.weight, bias, self.affine),
             _ => activation.apply(&self.forward(x)?),
         }
     }

@@ -1,0 +1,201 @@
+//! LoRA: a trainable product of two thin matrices, added to a linear map.
+//!
+//! y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ with A of `[r, inputs]`, B of `[outputs, r]` and the scale s. Hu et al., "LoRA: Low-Rank
+//! Adaptation of Large Language Models", ICLR 2022. Names and initial values are those of the library PEFT.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_nn::{Init, VarBuilder};
+
+use crate::dropout::dropout;
+use crate::graph::apply::apply2;
+use crate::graph::apply::{apply1, sum};
+use crate::graph::operand::View;
+use crate::graph::output::{build_as, tensor};
+use crate::linear::LinearOp;
+use crate::linear::affine::Affine;
+use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
+use crate::pass::Pass;
+
+/// The initial values of the two matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoraInit {
+    /// A uniform within ±1/√inputs, as `torch.nn.Linear`, and B zero: training starts from the base model.
+    Zero,
+    /// A normal with standard deviation 1/r, and B zero.
+    Gaussian,
+    /// A and B uniform as `torch.nn.Linear`, so that training does not start from the base model: for tests.
+    Random,
+}
+
+/// Settings of the adapters of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraOptions {
+    /// Rank r of the product.
+    pub rank: usize,
+    /// Factor s of the product.
+    pub scale: f32,
+    /// Probability with which an element of the product's input is dropped in training.
+    pub dropout: f32,
+    /// Initial values.
+    pub init: LoraInit,
+    /// The linear maps that get an adapter; `None`: all of them. A map is named by its path, such as
+    /// `model.layers.0.mlp.up_proj`, or by the end of its path after a dot.
+    pub targets: Option<Vec<String>>,
+}
+
+impl LoraOptions {
+    /// Returns whether the linear map at `path` gets an adapter.
+    #[must_use]
+    pub fn targets(&self, path: &str) -> bool {
+        let is_named = |name: &String| names(name, path);
+        self.targets.as_ref().is_none_or(|targets| targets.iter().any(is_named))
+    }
+}
+
+/// Returns whether `name` is the whole path of a module, or its end after a dot.
+#[must_use]
+pub fn names(name: &str, path: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+thread_local! {
+    static BUILDING: RefCell<Option<Arc<Building>>> = const { RefCell::new(None) };
+    static ASKING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+struct Building {
+    options: LoraOptions,
+    /// Paths of all linear maps so far.
+    maps: Mutex<Vec<String>>,
+}
+
+/// Builds layers whose linear maps get adapters. Returns the result and the paths of all linear maps that were built.
+pub fn with_lora<T>(options: LoraOptions, build: impl FnOnce() -> T) -> (T, Vec<String>) {
+    struct Reset(Option<Arc<Building>>);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            drop(BUILDING.replace(self.0.take()));
+        }
+    }
+    let building = Arc::new(Building { options, maps: Mutex::default() });
+    let reset = Reset(BUILDING.replace(Some(Arc::clone(&building))));
+    let built = build();
+    drop(reset);
+    let maps = std::mem::take(&mut *building.maps.lock().unwrap_or_else(PoisonError::into_inner));
+    (built, maps)
+}
+
+/// Returns whether the parameter that is requested from a `VarBuilder` belongs to an adapter.
+#[must_use]
+pub fn asks_adapter() -> bool {
+    ASKING.get()
+}
+
+/// The adapter of one linear map.
+#[derive(Clone, Debug)]
+pub(crate) struct Lora {
+    a: Tensor,
+    b: Tensor,
+    scale: f32,
+    dropout: f32,
+    path: Arc<str>,
+}
+
+impl Lora {
+    /// Creates the adapter of the linear map that is built from `vb`, if it gets one.
+    pub(crate) fn of(inputs: usize, outputs: usize, vb: &VarBuilder) -> Result<Option<Self>> {
+        let Some(building) = BUILDING.with_borrow(Clone::clone) else { return Ok(None) };
+        let (options, path) = (&building.options, vb.prefix());
+        building.maps.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        if !options.targets(&path) {
+            return Ok(None);
+        }
+        let linear = |inputs: usize| {
+            let bound = 1.0 / (inputs as f64).sqrt();
+            Init::Uniform { lo: -bound, up: bound }
+        };
+        let rank = options.rank;
+        let (of_a, of_b) = match options.init {
+            LoraInit::Zero => (linear(inputs), Init::Const(0.0)),
+            LoraInit::Gaussian => (Init::Randn { mean: 0.0, stdev: 1.0 / rank as f64 }, Init::Const(0.0)),
+            LoraInit::Random => (linear(inputs), linear(rank)),
+        };
+        let _asking = crate::flag::Flag::raise(&ASKING);
+        Ok(Some(Self {
+            a: vb.pp("lora_A").get_with_hints((rank, inputs), "weight", of_a)?,
+            b: vb.pp("lora_B").get_with_hints((outputs, rank), "weight", of_b)?,
+            scale: options.scale,
+            dropout: options.dropout,
+            path: path.into(),
+        }))
+    }
+
+    /// Returns y + s·(x·Aᵀ)·Bᵀ, where dropout is applied to x.
+    pub(crate) fn add_to(&self, y: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let product =
+            |x: &Tensor, weight: &Tensor| apply2(x, weight, LinearOp { affine: Affine::OutputsInputs, of: None });
+        let inner = match self.dropout > 0.0 {
+            true => {
+                let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside of a layer's run") };
+                product(&dropout(x, self.dropout, &format!("{}.lora", self.path), &pass)?, &self.a)?
+            }
+            false => product(x, &self.a)?,
+        };
+        let inner = if self.scale == 1.0 { inner } else { apply1(&inner, Scaled(self.scale))? };
+        sum(y, &product(&inner, &self.b)?)
+    }
+}
+
+const OP: &str = "lora";
+
+/// x·s.
+#[derive(Clone, Copy, Debug)]
+struct Scaled(f32);
+
+impl Scaled {
+    fn apply(self, x: View<'_>, storage: &CpuStorage) -> Result<CpuStorage> {
+        let elements = x.elements();
+        build_as(OP, storage.dtype(), elements.len(), 1, [elements], |_, [x], y| {
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = self.0 * x;
+            }
+        })
+    }
+}
+
+impl Footprint for Scaled {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
+        let rooms = element_rooms(dtype, shape.elem_count(), 1);
+        Ok(Costs { forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
+    }
+}
+
+impl CustomOp1 for Scaled {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((self.apply(View::new(OP, xs, xl)?, xs)?, xl.shape().clone()))
+    }
+
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((xs.affine(xl, f64::from(self.0), 0.0)?, xl.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        if dy.device().is_cuda() {
+            return Ok(Some(dy.detach().affine(f64::from(self.0), 0.0)?));
+        }
+        let held = dy.storage_and_layout();
+        let candle_core::Storage::Cpu(storage) = &*held.0 else { bail!("{OP}: the gradient is not on the CPU") };
+        Ok(Some(tensor(self.apply(View::of(OP, &held)?, storage)?, x.shape())))
+    }
+}
