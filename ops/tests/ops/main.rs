@@ -8,6 +8,7 @@ mod golden;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod head;
+mod ignored;
 mod invariance;
 mod sink;
 mod tiled;
