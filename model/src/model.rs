@@ -6,7 +6,7 @@ use zero_ops::Pass;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, only_target};
+use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder};
@@ -167,6 +167,7 @@ pub struct Model {
     /// For each parameter, the last layer that uses it.
     last_users: Vec<usize>,
     ending: Ending,
+    loss_weight: Option<LossWeight>,
     signature: Signature,
     device: Device,
 }
@@ -248,6 +249,19 @@ impl Model {
         Ok((outputs, loss))
     }
 
+    /// Returns the weight of a micro-batch's loss in the mean over the global batch: see [`Layers::loss_weight`]. `None`
+    /// if all micro-batches weigh the same.
+    ///
+    /// # Errors
+    /// Returns errors of the function that computes the weight.
+    pub fn loss_weight(&self, targets: &[Tensor]) -> Result<Option<u64>> {
+        match (&self.loss_weight, &self.ending) {
+            (Some(weight), _) => weight(targets).map(Some).map_err(|e| e.context("in the weight of the loss")),
+            (None, Ending::Head(head)) => head.weight(only_target(targets)?),
+            (None, Ending::Loss(_)) => Ok(None),
+        }
+    }
+
     fn last(&self) -> &BuiltLayer {
         &self.layers[self.layers.len() - 1] // `build` rejects a model without layers
     }
@@ -284,7 +298,7 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, .. } = self;
+        let Self { layers, ties, loss, loss_weight, .. } = self;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let mut modules: Vec<(String, Built)> = vec![];
@@ -337,6 +351,7 @@ impl Layers {
             buffers: record.buffers,
             last_users,
             ending,
+            loss_weight,
             signature,
             device: device.clone(),
         })

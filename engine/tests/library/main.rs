@@ -12,6 +12,7 @@ mod checkpoint;
 mod docs;
 mod export;
 mod gradients;
+mod ignored_targets;
 mod initial_weights;
 mod loss_scale;
 mod module_buffers;
