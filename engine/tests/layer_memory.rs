@@ -359,7 +359,9 @@ fn mlp_cases() -> Result<Vec<Case>> {
 /// i64 targets of which some are ignored, so that the head copies the other rows.
 fn ignoring_cases() -> Result<Vec<Case>> {
     let mut cases = vec![];
-    for (dtype, vocabulary) in [(DType::F32, 5000), (DType::BF16, 5000), (DType::F16, 300)] {
+    // A plan assumes that every row has a target. Here a chunk of rows is full in either case.
+    let vocabulary = 5000;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
         let config = Gpt2Config {
             vocab_size: vocabulary,
             n_positions: 256,
@@ -373,7 +375,7 @@ fn ignoring_cases() -> Result<Vec<Case>> {
         let some =
             targets.iter().enumerate().map(|(i, &target)| if i % 9 == 0 { ops::IGNORE_INDEX } else { target.into() });
         let targets = Tensor::from_vec(some.collect::<Vec<i64>>(), (16, 64), &Device::Cpu)?;
-        let name = format!("gpt2 of {dtype:?}, vocabulary {vocabulary}, ignored targets");
+        let name = format!("gpt2 of {dtype:?}, ignored targets");
         cases.push(Case { name, layers: gpt2(&config), dtype, batch: (inputs, targets) });
     }
     Ok(cases)

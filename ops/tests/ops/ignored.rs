@@ -90,7 +90,9 @@ fn the_other_rows_keep_their_bits() {
         let (rows, targets) = (lead.iter().product(), ids("targets", lead, classes as u32));
         for dtype in FLOATS {
             let logits = normal("logits", &[lead, &[classes]].concat()).to_dtype(dtype).unwrap();
-            let of = |targets: &Tensor, logits: &Tensor| run(&[logits.clone()], |t| cross_entropy(&t[0], targets));
+            let of = |targets: &Tensor, logits: &Tensor| {
+                run(std::slice::from_ref(logits), |t| cross_entropy(&t[0], targets))
+            };
             let (want, grads) = of(&targets, &logits);
             let (got, got_grads) = of(&i64s(&targets), &logits);
             same_bits("loss of i64 targets", &got, &want);
