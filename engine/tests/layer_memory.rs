@@ -257,6 +257,7 @@ fn gpt2_cases() -> Result<Vec<Case>> {
                 activation_function: activation,
                 resid_pdrop: dropout,
                 embd_pdrop: dropout,
+                attn_pdrop: dropout,
                 tie_word_embeddings: tied,
                 tiled_mlp_rows: tile_rows,
                 ..Gpt2Config::default()
