@@ -10,6 +10,7 @@ mod bytes;
 mod changed_config;
 mod checkpoint;
 mod docs;
+mod dropout;
 mod export;
 mod gradients;
 mod ignored_targets;
