@@ -244,8 +244,8 @@ impl Engine {
     /// Every rank passes the same batch, so the same program runs on one rank and on many.
     ///
     /// # Errors
-    /// Fails if the batch has another size, all of its targets are ignored, a layer fails or a rank is lost; with `fp16`, also if gradients overflow at
-    /// the smallest loss scale. The engine is not usable after an error.
+    /// Fails if the batch has another size, all of its targets are ignored, a layer fails or a rank is lost; with
+    /// `fp16`, also if gradients overflow at the smallest loss scale. The engine is not usable after an error.
     pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
         let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
         if rows != wanted {
