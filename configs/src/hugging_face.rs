@@ -138,7 +138,7 @@ impl<'c> Reader<'c> {
             }
         }
         let width = self.whole(last(Gpt2::n_embd), 768);
-        let keys = vec![
+        vec![
             (TYPE, Value::Text("gpt2".into())),
             self.same(Gpt2::vocab_size, 50_257),
             self.same(Gpt2::n_positions, 1024),
@@ -150,13 +150,10 @@ impl<'c> Reader<'c> {
             self.same(Gpt2::layer_norm_epsilon, 1e-5),
             self.same(Gpt2::initializer_range, 0.02),
             self.same(Gpt2::tie_word_embeddings, true),
-        ];
-        // transformers' default dropout probabilities.
-        for name in [Gpt2::embd_pdrop, Gpt2::resid_pdrop, Gpt2::attn_pdrop].map(last) {
-            let probability = self.get(name).map_or(Some(0.1), Json::as_f64);
-            self.dropout(name, probability);
-        }
-        keys
+            self.same(Gpt2::embd_pdrop, 0.1),
+            self.same(Gpt2::resid_pdrop, 0.1),
+            self.same(Gpt2::attn_pdrop, 0.1),
+        ]
     }
 
     fn activation(&mut self, path: &'static str, default: &str, implemented: &[&str]) -> (&'static str, Value) {
@@ -170,13 +167,6 @@ impl<'c> Reader<'c> {
             }
         };
         (name, value)
-    }
-
-    /// Reports dropout as ignored: it affects training and not the weights.
-    fn dropout(&mut self, name: &str, probability: Option<f64>) {
-        if let Some(probability) = probability.filter(|probability| *probability != 0.0) {
-            self.ignored.push(format!("`{name}: {probability}` (dropout is not implemented yet)"));
-        }
     }
 
     fn reject_unsupported(&mut self) {

@@ -1,5 +1,5 @@
 //! `model.pretrained`: merges the `config.json` of a Hugging Face folder into the section. Values that contradict
-//! it are errors.
+//! it are errors, except for those that do not change the weights.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use crate::config::{Config, Data, Gpt2, ROPE_TYPE};
+use crate::config::{Config, Data, Gpt2, Llama, ROPE_TYPE};
 use crate::errors::ErrorKind;
 use crate::hugging_face::{Translated, translate};
 use crate::node::{At, Entry, Node, Value};
@@ -135,12 +135,15 @@ fn insert(entries: &mut Vec<Entry>, name: &str, value: Value) {
     entries.push(Entry { key: name.into(), key_at: at, value: Node { value, at } });
 }
 
-/// Adds a value of `config.json`. A value in the file must be equal to it.
+/// Keys that do not change the model's weights: a value in the file takes precedence.
+const FREE: [&str; 4] = [Gpt2::embd_pdrop, Gpt2::resid_pdrop, Gpt2::attn_pdrop, Llama::attention_dropout];
+
+/// Adds a value of `config.json`. A value in the file must be equal to it, unless the key is one of [`FREE`].
 fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mut Report) {
     match written(entries, name).filter(|node| !node.value.says("auto")) {
         None if value == Value::Null => {}
         None => insert(entries, name, value),
-        Some(node) if same(&node.value, &value) => {}
+        Some(node) if same(&node.value, &value) || FREE.iter().any(|path| last(path) == name) => {}
         Some(node) => {
             let path = join(Config::model, name);
             let message =

@@ -9,7 +9,7 @@ use zero_comm::Buffer;
 use zero_comm::Communicator;
 #[cfg(feature = "cuda")]
 use zero_config::GpuTransport;
-use zero_config::{Compute, Config, OffloadDevice, PartitionMethod, ZeroStage};
+use zero_config::{Compute, Config, Model, OffloadDevice, PartitionMethod, ZeroStage};
 use zero_partition::OnGpu;
 
 use crate::error::Error;
@@ -58,6 +58,12 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
             let message = "all parameters on the host are updated on the host, so the optimizer state cannot be split";
             return not_there(RATIO, message, "leave it out");
         }
+    }
+    if let Some((key, dropout)) = config.model.as_ref().and_then(Model::attention_dropout)
+        && dropout > 0.0
+    {
+        let message = "dropout of attention probabilities is supported on the CPU only";
+        return not_there(key, message, &format!("set `{key}: 0.0`, or train on the CPU"));
     }
     if config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time {
         let message = "layers are timed on the CPU only";

@@ -257,6 +257,7 @@ fn gpt2_cases() -> Result<Vec<Case>> {
                 activation_function: activation,
                 resid_pdrop: dropout,
                 embd_pdrop: dropout,
+                attn_pdrop: dropout,
                 tie_word_embeddings: tied,
                 tiled_mlp_rows: tile_rows,
                 ..Gpt2Config::default()
@@ -356,12 +357,38 @@ fn mlp_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
+/// i64 targets of which some are ignored, so that the head copies the other rows.
+fn ignoring_cases() -> Result<Vec<Case>> {
+    let mut cases = vec![];
+    // A plan assumes that every row has a target. Here a chunk of rows is full in either case.
+    let vocabulary = 5000;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let config = Gpt2Config {
+            vocab_size: vocabulary,
+            n_positions: 256,
+            n_embd: 128,
+            n_layer: 1,
+            n_head: 2,
+            ..Gpt2Config::default()
+        };
+        let (inputs, targets) = tokens(16, 64, vocabulary)?;
+        let targets: Vec<u32> = targets.flatten_all()?.to_vec1()?;
+        let some =
+            targets.iter().enumerate().map(|(i, &target)| if i % 9 == 0 { ops::IGNORE_INDEX } else { target.into() });
+        let targets = Tensor::from_vec(some.collect::<Vec<i64>>(), (16, 64), &Device::Cpu)?;
+        let name = format!("gpt2 of {dtype:?}, ignored targets");
+        cases.push(Case { name, layers: gpt2(&config), dtype, batch: (inputs, targets) });
+    }
+    Ok(cases)
+}
+
 #[test]
 fn layer_memory_matches_the_plan() -> Result<()> {
     make_rooms(2)?;
     let mut cases = gpt2_cases()?;
     cases.extend(llama_cases()?);
     cases.extend(mlp_cases()?);
+    cases.extend(ignoring_cases()?);
     for Case { name, layers, dtype, batch } in cases {
         let model = layers.build(dtype).expect("a model");
         fill(&model)?;

@@ -85,6 +85,16 @@ pub trait Head: Layer {
     /// # Errors
     /// If shapes or dtypes do not match.
     fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor>;
+
+    /// Returns the weight of a micro-batch's loss in the mean over the global batch, such as its number of targets.
+    /// `None`, the default, if all micro-batches weigh the same. Either all micro-batches have a weight or none has.
+    ///
+    /// # Errors
+    /// If the targets cannot be read.
+    fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {
+        let _ = targets;
+        Ok(None)
+    }
 }
 
 /// A layer's module, and the same module again as a head if it is one.
@@ -92,6 +102,9 @@ pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
 pub(crate) type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
 /// Computes the loss from the outputs that it sees and its targets.
 pub(crate) type Loss = Box<dyn Fn(&Activations, &[Tensor]) -> Result<Tensor> + Send + Sync>;
+
+/// Computes the weight of a micro-batch's loss from its targets.
+pub(crate) type LossWeight = Box<dyn Fn(&[Tensor]) -> Result<u64> + Send + Sync>;
 
 /// A layer before it is built.
 pub(crate) struct Entry {
@@ -143,6 +156,7 @@ pub struct Layers {
     pub(crate) layers: Vec<Entry>,
     pub(crate) ties: Vec<(String, String)>,
     pub(crate) loss: Option<Loss>,
+    pub(crate) loss_weight: Option<LossWeight>,
     /// Outputs and targets that the loss names.
     pub(crate) loss_names: Option<(Vec<String>, Vec<String>)>,
     pub(crate) trainable: Trainable,
@@ -294,6 +308,40 @@ impl Layers {
     ) -> Self {
         self.loss = Some(Box::new(move |outputs, targets| loss(array(outputs.tensors())?, array(targets)?)));
         self.loss_names = Some((outputs.map(String::from).to_vec(), targets.map(String::from).to_vec()));
+        self
+    }
+
+    /// Sets the weight of a micro-batch's loss in the mean over the global batch, from the loss's only target. Without
+    /// a weight, all micro-batches weigh the same.
+    ///
+    /// Use it for a loss that is a mean over something other than samples: gradient accumulation, more ranks and
+    /// evaluations then compute the mean over the whole batch. For a [`cross_entropy`](zero_ops::cross_entropy) that
+    /// ignores some of its targets, pass [`count_targets`](zero_ops::count_targets).
+    ///
+    /// ```
+    /// # use candle_nn::{VarBuilder, linear};
+    /// # use zero_model::{Layers, ops};
+    /// let model = Layers::new()
+    ///     .layer("tags", |vb: VarBuilder| linear(4, 3, vb))
+    ///     .loss(ops::cross_entropy)
+    ///     .loss_weight(ops::count_targets)
+    ///     .build(candle_core::DType::F32)?;
+    /// # Ok::<(), zero_model::BuildError>(())
+    /// ```
+    #[must_use]
+    pub fn loss_weight(mut self, weight: impl Fn(&Tensor) -> Result<u64> + Send + Sync + 'static) -> Self {
+        self.loss_weight = Some(Box::new(move |targets| weight(only_target(targets)?)));
+        self
+    }
+
+    /// Does the same as [`Layers::loss_weight`] for a loss of several targets, in the order in which
+    /// [`Layers::loss_of`] names them.
+    #[must_use]
+    pub fn loss_weight_of<const T: usize>(
+        mut self,
+        weight: impl Fn([&Tensor; T]) -> Result<u64> + Send + Sync + 'static,
+    ) -> Self {
+        self.loss_weight = Some(Box::new(move |targets| weight(array(targets)?)));
         self
     }
 

@@ -6,7 +6,7 @@ use zero_ops::Pass;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, only_target};
+use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder, Use};
@@ -215,6 +215,7 @@ pub struct Model {
     last_users: Vec<usize>,
     first_trained: usize,
     ending: Ending,
+    loss_weight: Option<LossWeight>,
     signature: Signature,
     device: Device,
 }
@@ -303,6 +304,19 @@ impl Model {
         Ok((outputs, loss))
     }
 
+    /// Returns the weight of a micro-batch's loss in the mean over the global batch: see [`Layers::loss_weight`]. `None`
+    /// if all micro-batches weigh the same.
+    ///
+    /// # Errors
+    /// Returns errors of the function that computes the weight.
+    pub fn loss_weight(&self, targets: &[Tensor]) -> Result<Option<u64>> {
+        match (&self.loss_weight, &self.ending) {
+            (Some(weight), _) => weight(targets).map(Some).map_err(|e| e.context("in the weight of the loss")),
+            (None, Ending::Head(head)) => head.weight(only_target(targets)?),
+            (None, Ending::Loss(_)) => Ok(None),
+        }
+    }
+
     fn last(&self) -> &BuiltLayer {
         &self.layers[self.layers.len() - 1] // `build` rejects a model without layers
     }
@@ -339,7 +353,7 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, trainable, adapter, .. } = self;
+        let Self { layers, ties, loss, loss_weight, trainable, adapter, .. } = self;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let build = || -> std::result::Result<Vec<(String, Built)>, BuildError> {
@@ -407,6 +421,7 @@ impl Layers {
             last_users,
             first_trained,
             ending,
+            loss_weight,
             signature,
             device: device.clone(),
         })

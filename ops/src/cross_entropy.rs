@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::apply2;
-use crate::graph::operand::{View, indices, indices_of, rows};
+use crate::graph::operand::{NO_TARGET, View, rows, targets as read, targets_of};
 use crate::graph::output::{Reader, build_as, tensor};
 use crate::kernel::{Isa, softmax as kernel};
 use crate::measure;
@@ -14,18 +14,45 @@ use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
+/// The i64 target of a row that contributes nothing to a loss: PyTorch's default `ignore_index`.
+pub const IGNORE_INDEX: i64 = -100;
+
 /// Computes the mean over rows of −ln `softmax(logits)[target]`, an f32 scalar.
 ///
 /// `logits` is `[.., classes]` in f32, bf16 or f16. `targets` has its leading dimensions and holds u32, i64 or u8
 /// below `classes`. The rows' losses are added in f64, in order.
 ///
+/// An i64 target may also be [`IGNORE_INDEX`]. Such a row is not part of the mean, and its gradient is zero. If all
+/// rows are ignored, the loss and all gradients are 0, where PyTorch returns NaN: a micro-batch without a target then
+/// adds nothing to the gradient of the global batch.
+///
 /// # Errors
-/// Fails if a target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error later.
+/// Fails if another target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error
+/// later.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     apply2(logits, targets, CrossEntropy::default())
 }
 
-/// For each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two.
+/// Returns the number of targets that are not [`IGNORE_INDEX`]. Waits for targets on a GPU.
+///
+/// # Errors
+/// Fails if `targets` cannot be read from its device.
+pub fn count_targets(targets: &Tensor) -> Result<u64> {
+    let all = targets.elem_count() as u64;
+    if targets.dtype() != DType::I64 {
+        return Ok(all);
+    }
+    let ignored = targets.flatten_all()?.to_vec1::<i64>()?.into_iter().filter(|&target| target == IGNORE_INDEX).count();
+    Ok(all - ignored as u64)
+}
+
+/// Returns the number of rows to divide by: those with a target, and 1 if there is none.
+pub(crate) fn mean_over(targets: &[usize]) -> usize {
+    targets.iter().filter(|&&target| target != NO_TARGET).count().max(1)
+}
+
+/// For each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two. An
+/// ignored row has 0, 1 and 0, and so the loss 0.
 #[derive(Default)]
 struct CrossEntropy {
     statistics: OnceLock<Vec<f32>>,
@@ -77,12 +104,16 @@ impl CustomOp2 for CrossEntropy {
         let _timed = measure::forward(OP);
         let (count, classes) = rows(OP, ll.shape())?;
         fits(count, ll, tl)?;
-        let targets = indices(OP, ts, tl, classes)?;
+        let targets = read(OP, ts, tl, classes)?;
         let logits = View::new(OP, ls, ll)?;
         let mut statistics = vec![0.0; 3 * count];
         split(count, classes, [Output { data: &mut statistics, floats: 3 }], |range, [statistics]| {
             let (isa, mut logits) = (Isa::current(), Reader::new(logits.elements()));
             for (row, out) in range.zip(statistics.chunks_exact_mut(3)) {
+                if targets[row] == NO_TARGET {
+                    out.copy_from_slice(&[0.0, 1.0, 0.0]);
+                    continue;
+                }
                 let logits = logits.floats(row * classes..(row + 1) * classes);
                 let (largest, sum) = kernel::max_and_sum(isa, logits);
                 out.copy_from_slice(&[largest, sum, logits[targets[row]]]);
@@ -91,7 +122,7 @@ impl CustomOp2 for CrossEntropy {
         let total: f64 = statistics.chunks_exact(3).map(|row| row_loss(row[0], row[1], row[2])).sum();
         // The forward runs once, because each call of `cross_entropy` creates its own operation.
         let _ = self.statistics.set(statistics);
-        Ok((CpuStorage::F32(vec![(total / count as f64) as f32]), Shape::from(())))
+        Ok((CpuStorage::F32(vec![(total / mean_over(&targets) as f64) as f32]), Shape::from(())))
     }
 
     #[cfg(feature = "cuda")]
@@ -118,13 +149,17 @@ impl CustomOp2 for CrossEntropy {
         let _timed = measure::backward(OP);
         let (count, classes) = rows(OP, logits.shape())?;
         let Some(statistics) = self.statistics.get() else { bail!("{OP}: the backward ran before the forward") };
-        let targets = indices_of(OP, targets, classes)?;
+        let targets = targets_of(OP, targets, classes)?;
         let held = logits.storage_and_layout();
         let xs = View::of(OP, &held)?;
-        let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / count as f32;
+        let factor = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()? / mean_over(&targets) as f32;
         let dx = build_as(OP, logits.dtype(), count, classes, [], |range, [], dx| {
             let isa = Isa::current();
             for (row, dx) in range.zip(dx.chunks_exact_mut(classes)) {
+                if targets[row] == NO_TARGET {
+                    dx.fill(0.0);
+                    continue;
+                }
                 let (largest, sum) = (statistics[3 * row], statistics[3 * row + 1]);
                 xs.elements().read(isa, row * classes, dx);
                 kernel::scaled_softmax(isa, dx, largest, sum, factor);

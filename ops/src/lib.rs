@@ -58,9 +58,10 @@ mod tiled_mlp;
 pub use activation::{Activation, UnknownActivation, gelu, gelu_erf, relu, silu, swiglu};
 pub use attention::span::AttentionSpan;
 pub use attention::{
-    causal_attention, causal_attention_packed, causal_attention_packed_within, causal_attention_within,
+    causal_attention, causal_attention_packed, causal_attention_packed_with_dropout, causal_attention_packed_within,
+    causal_attention_with_dropout, causal_attention_within,
 };
-pub use cross_entropy::cross_entropy;
+pub use cross_entropy::{IGNORE_INDEX, count_targets, cross_entropy};
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
 pub use forward_only::{asks_forward_only, forward_only};

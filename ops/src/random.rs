@@ -5,7 +5,7 @@
 //! `kernel/random.rs` implements it.
 
 use crate::kernel::Isa;
-use crate::kernel::random::{dropped, limit, normal, philox, uniform, unit};
+use crate::kernel::random::{dropped, dropped_in_place, limit, normal, philox, uniform, unit};
 use crate::parallel::{Output, split};
 
 /// A sequence of random numbers with random access.
@@ -22,6 +22,11 @@ impl Stream {
     pub fn new(seed: u64, purpose: &str, tensor_or_sample: u64) -> Self {
         let key = mix(seed ^ hash(purpose));
         Self { key: split_words(key), high: tensor_or_sample }
+    }
+
+    /// Returns the stream of another tensor or sample for the same purpose.
+    pub(crate) fn of(self, tensor_or_sample: u64) -> Self {
+        Self { high: tensor_or_sample, ..self }
     }
 
     /// Returns the generator's key. The key and `tensor_or_sample` determine all numbers, so kernels can generate the
@@ -65,6 +70,12 @@ impl Stream {
             *y = if self.f32_at(index) < probability { 0.0 } else { x * scale };
         }
         dropped(isa, start.div_ceil(4), high, self.key, limit, scale, x, y);
+    }
+
+    /// Does the same as [`Stream::drop_out`] in place. `start` is a multiple of four.
+    pub(crate) fn drop_out_in_place(&self, start: u64, probability: f32, scale: f32, x: &mut [f32]) {
+        debug_assert!(start.is_multiple_of(4));
+        dropped_in_place(Isa::current(), start / 4, split_words(self.high), self.key, limit(probability), scale, x);
     }
 
     /// Fills `out` with `stdev`·x + `mean` for the numbers x of [`Stream::fill_normal`], in the same pass over

@@ -76,6 +76,14 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             vec![&[3, 99, 6, 16], &[3, 99, 3, 16], &[3, 99, 3, 16]],
             Box::new(|t| ops::causal_attention_within(&t[0], &t[1], &t[2], &ops::AttentionSpan::default().window(40))),
         ),
+        (
+            "attention with dropout",
+            vec![&[3, 99, 6, 16], &[3, 99, 3, 16], &[3, 99, 3, 16]],
+            Box::new(|t| {
+                let (span, dropout) = (ops::AttentionSpan::default(), ops::Dropout { probability: 0.3, name: "d" });
+                ops::causal_attention_with_dropout(&t[0], &t[1], &t[2], &span, (&dropout, &pass))
+            }),
+        ),
         ("rotary", vec![&[3, 99, 6, 16]], Box::new(|t| rotary.apply(&t[0]))),
         ("cross-entropy", vec![&[350, 401]], Box::new(|t| ops::cross_entropy(&t[0], &targets))),
         (

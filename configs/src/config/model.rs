@@ -51,11 +51,11 @@ section! {
         /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
         pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
         /// Dropout probability after the embedding.
-        pub embd_pdrop: f64 = later("0.0", DROPOUT) [is 0.0];
+        pub embd_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout after the embeddings; of a pretrained model: its own (transformers' default is 0.1)");
         /// Dropout probability before the residual additions.
-        pub resid_pdrop: f64 = later("0.0", DROPOUT) [is 0.0];
-        /// Dropout probability of attention weights.
-        pub attn_pdrop: f64 = later("0.0", DROPOUT) [is 0.0];
+        pub resid_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout at the end of each residual branch; of a pretrained model: its own (transformers' default is 0.1)");
+        /// Dropout probability of attention probabilities.
+        pub attn_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; of a pretrained model: its own (transformers' default is 0.1)");
     }
 }
 
@@ -88,6 +88,8 @@ section! {
         pub rope_scaling: Option<RopeScaling> = section(&rope::Written::SECTION, "How the rotary embedding's frequencies are scaled for sequences longer than those of an earlier training; null: they are not");
         /// Number of positions that a position attends to, including itself; `None` attends to all earlier positions.
         pub sliding_window: Option<usize> = key(POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it");
+        /// Dropout probability of attention probabilities.
+        pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; of a pretrained model: its own");
         /// Added to the mean square in RMS normalisation.
         pub rms_norm_eps: f64 = key(POSITIVE, "1.0e-6", "Added to the mean square in RMS norm");
         /// Share the weights of the embedding with the head.
@@ -187,6 +189,15 @@ impl Model {
         self
     }
 
+    /// Returns the path and the value of the dropout probability of attention probabilities; `None` without attention.
+    pub fn attention_dropout(&self) -> Option<(&'static str, f64)> {
+        match self {
+            Self::Gpt2(model) => Some((Gpt2::attn_pdrop, model.attn_pdrop)),
+            Self::Llama(model) => Some((Llama::attention_dropout, model.attention_dropout)),
+            Self::Mlp(_) => None,
+        }
+    }
+
     /// Returns the maximum sequence length; `None` for a model that does not read sequences.
     pub fn max_sequence_length(&self) -> Option<usize> {
         match self {
@@ -261,4 +272,3 @@ pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
 const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
 const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral or Qwen2, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";
-const DROPOUT: &str = "Dropout; more than 0 is not implemented yet (Hugging Face's default is 0.1)";

@@ -71,8 +71,7 @@ impl Reader<'_> {
             }
             keys.push((name, bias));
         }
-        let probability = self.get("attention_dropout").map_or(Some(0.0), Json::as_f64);
-        self.dropout("attention_dropout", probability);
+        keys.push(self.same(Llama::attention_dropout, 0.0));
         keys
     }
 

@@ -268,21 +268,39 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
 #[test]
 fn ignored_keys_are_one_warning() {
     let mut config = json!({
-        "model_type": "llama", "attention_dropout": 0.1, "new_key": [1], "off": false, "nothing": null, "use_cache": false,
+        "model_type": "llama", "new_key": [1], "off": false, "nothing": null, "use_cache": false,
         "bos_token_id": 1, "transformers_version": "5.0", "pretraining_tp": 1, "quantization_config": null, "num_experts": 0,
     });
     let warnings = resolved(&config).warnings;
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    let said = "config.json has keys without effect here: `attention_dropout: 0.1` (dropout is not implemented yet), `new_key`";
+    let said = "config.json has keys without effect here: `new_key`";
     assert!(warnings[0].message.ends_with(said), "{}", warnings[0].message);
     for index in 0..15 {
         config[format!("k{index:02}")] = json!(1);
     }
     let warnings = resolved(&config).warnings;
     assert!(warnings[0].message.ends_with("`k08`, 6 more"), "{}", warnings[0].message);
-    // transformers enables dropout by default; here it is ignored with a warning.
-    let gpt2 = resolved(&json!({"model_type": "gpt2", "resid_pdrop": 0.0})).warnings;
-    assert!(gpt2[0].message.contains("`embd_pdrop: 0.1`") && !gpt2[0].message.contains("resid"), "{gpt2:?}");
+}
+
+/// Dropout does not change the weights, so a value in the file takes precedence over the folder's.
+#[test]
+fn dropout_is_that_of_the_folder_or_of_the_file() {
+    let pdrops = |model: &Gpt2| [model.embd_pdrop, model.resid_pdrop, model.attn_pdrop];
+    let config = resolved(&json!({"model_type": "gpt2", "resid_pdrop": 0.0, "attn_pdrop": 0.3}));
+    assert_eq!(config.warnings, []);
+    assert_eq!(config.origins.get("model.attn_pdrop"), Origin::Pretrained);
+    // transformers' default is 0.1.
+    assert_eq!(pdrops(&gpt2(config)), [0.1, 0.0, 0.3]);
+    let folder = folder(&json!({"model_type": "gpt2", "attn_pdrop": 0.3}));
+    let config = with(&folder, "attn_pdrop: 0.0, embd_pdrop: 0.2", "").unwrap();
+    assert_eq!(config.origins.get("model.attn_pdrop"), Origin::Line(2));
+    assert_eq!(pdrops(&gpt2(config)), [0.2, 0.1, 0.0]);
+    assert_eq!(llama(&json!({"model_type": "mistral", "attention_dropout": 0.1})).attention_dropout, 0.1);
+    assert_eq!(llama(&json!({"model_type": "llama"})).attention_dropout, 0.0);
+    let config = Config::parse("ds.yaml", "train_batch_size: 1\nmodel: {type: gpt2}".to_string()).unwrap();
+    assert_eq!(pdrops(&gpt2(config)), [0.0; 3]);
+    let errors = with(&folder, "attn_pdrop: 1.0", "").unwrap_err();
+    assert!(errors.contains("model.attn_pdrop"), "{errors}");
 }
 
 #[test]

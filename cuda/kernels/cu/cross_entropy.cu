@@ -2,10 +2,12 @@
 //
 // Forward, in one pass: each row's largest logit, Σ e^(x − largest) and the target's logit. Then the mean of the rows'
 // losses, summed in f64 in an order that depends only on the number of rows. Backward: softmax times a factor, minus
-// the factor at the target, optionally in place. A target out of range makes its row's loss and gradient NaN.
+// the factor at the target, optionally in place. A target out of range makes its row's loss and gradient NaN. A row
+// with NO_TARGET is not part of the mean; its loss and its gradient are 0.
 #include "fault.cuh"
 #include "math.cuh"
 #include "pack.cuh"
+#include "target.cuh"
 
 struct CrossEntropyArgs {
     uint64_t logits;
@@ -20,10 +22,18 @@ struct CrossEntropyArgs {
     uint64_t stride;
     // Address of the mean's gradient, one float; 0 to use `gradient` instead.
     uint64_t upstream;
+    // Address of the number of rows of the mean, one u32; 0 to use `rows` instead.
+    uint64_t counted;
     float gradient;
     // The number of rows of the mean.
     float rows;
 };
+
+// A mean over no rows is 0.
+DEVICE uint32_t divisor(uint64_t counted) {
+    uint32_t rows = *as<uint32_t>(counted);
+    return rows == 0 ? 1 : rows;
+}
 
 template <class T> DEVICE const T* row_of(const CrossEntropyArgs& a) { return as<T>(a.logits) + blockIdx.x * a.stride; }
 
@@ -79,16 +89,21 @@ template <bool PACKED, class T> DEVICE Softmax softmax(const T* x, uint64_t size
 
 template <class T> DEVICE void cross_entropy(const CrossEntropyArgs& a) {
     DYNAMIC_SHARED(float, room);
+    uint64_t target = as<uint32_t>(a.targets)[blockIdx.x];
+    float* statistics = as_mut<float>(a.statistics) + 3 * uint64_t(blockIdx.x);
+    if (target == NO_TARGET) {
+        // The loss of these is 0.
+        if (threadIdx.x == 0) statistics[0] = 0.0f, statistics[1] = 1.0f, statistics[2] = 0.0f;
+        return;
+    }
     const T* x = row_of<T>(a);
     Softmax own = in_packs(x) ? softmax<true>(x, a.classes) : softmax<false>(x, a.classes);
     float largest = over_block<Max>(own.largest, room);
     own.raise(largest);
     float sum = over_block<Add>(own.sum, room);
     if (threadIdx.x == 0) {
-        float* statistics = as_mut<float>(a.statistics) + 3 * uint64_t(blockIdx.x);
         statistics[0] = largest;
         statistics[1] = sum;
-        uint64_t target = as<uint32_t>(a.targets)[blockIdx.x];
         statistics[2] = target < a.classes ? load(x[target]) : NAN;
     }
 }
@@ -100,7 +115,8 @@ template <bool PACKED, class From, class To> DEVICE void row_gradient(const Cros
     constexpr unsigned N = Pack<To>::COUNT;
     const float* statistics = as<float>(a.statistics) + 3 * uint64_t(blockIdx.x);
     uint64_t target = as<uint32_t>(a.targets)[blockIdx.x];
-    float factor = (a.upstream ? *as<float>(a.upstream) : a.gradient) / a.rows;
+    float factor = (a.upstream ? *as<float>(a.upstream) : a.gradient) / (a.counted ? float(divisor(a.counted)) : a.rows);
+    bool is_ignored = target == NO_TARGET;
     if (target >= a.classes) factor = NAN;
     float largest = statistics[0], scaled = factor / statistics[1];
     for (uint64_t start = 0; start < a.classes; start += uint64_t(blockDim.x) * N) {
@@ -121,6 +137,8 @@ template <bool PACKED, class From, class To> DEVICE void row_gradient(const Cros
             // Flushed to 0 as on the CPU, so that later operations there do not multiply subnormal numbers.
             p[i] = fabsf(p[i]) < 1e-30f ? 0.0f : p[i];
             p[i] = first + i == target ? p[i] - factor : p[i];
+            // Not a product with a factor of 0, because a logit may be infinite.
+            p[i] = is_ignored ? 0.0f : p[i];
         }
         if (sizeof(To) < sizeof(From)) __syncthreads();
         if (whole) {
@@ -148,6 +166,8 @@ template <class T> DEVICE void cross_entropy_backward_to(const CrossEntropyArgs&
 struct MeanLossArgs {
     uint64_t statistics, loss;
     uint64_t rows;
+    // As in CrossEntropyArgs.
+    uint64_t counted;
 };
 
 ENTRY(mean_loss, MeanLossArgs, 256) {
@@ -162,7 +182,7 @@ ENTRY(mean_loss, MeanLossArgs, 256) {
         __syncthreads();
         if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
     }
-    if (threadIdx.x == 0) *as_mut<float>(a.loss) = float(sums[0] / double(a.rows));
+    if (threadIdx.x == 0) *as_mut<float>(a.loss) = float(sums[0] / double(a.counted ? divisor(a.counted) : a.rows));
 }
 
 // Rescales gradients that were computed for an expected gradient of the loss to the actual one.

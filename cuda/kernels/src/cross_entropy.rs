@@ -13,6 +13,7 @@ pub struct Args {
     classes: u64,
     stride: u64,
     upstream: Address,
+    counted: Address,
     gradient: f32,
     rows: f32,
 }
@@ -24,6 +25,7 @@ pub struct MeanArgs {
     statistics: Address,
     loss: Address,
     rows: u64,
+    counted: Address,
 }
 
 /// Matches `RescaleArgs`.
@@ -50,7 +52,7 @@ pub struct ForeseenArgs {
 }
 
 /// Logits of `[rows, classes]` and targets, u32 of `[rows]`. A target not below `classes` makes its row's loss and
-/// gradient NaN.
+/// gradient NaN, except for [`NO_TARGET`](crate::indices::NO_TARGET), which makes them 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logits {
     /// Number of rows, at least 1.
@@ -76,6 +78,25 @@ pub enum Upstream {
     At(Address),
 }
 
+/// The number of rows of a mean.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Counted {
+    /// A number known to the host.
+    Known(u32),
+    /// A u32 in device memory. 0 makes the mean 0.
+    At(Address),
+}
+
+impl Counted {
+    /// Returns a number and an address, of which the other one is 0.
+    fn parts(self) -> (u32, Address) {
+        match self {
+            Self::Known(rows) => (rows, 0),
+            Self::At(address) => (0, address),
+        }
+    }
+}
+
 /// Threads per row, the same for all types. Rows are usually long: a vocabulary each.
 fn threads(classes: u32) -> u32 {
     classes.div_ceil(4).min(512).next_power_of_two().max(32)
@@ -88,30 +109,42 @@ fn of_rows(logits: &Logits, kernel: &str, dtype: Dtype, rest: Args) -> Launch<Ar
     Launch { threads: threads(classes), shared_bytes: SUMS_BYTES, ..launch }
 }
 
-const NOTHING: Args =
-    Args { logits: 0, targets: 0, statistics: 0, out: 0, classes: 0, stride: 0, upstream: 0, gradient: 0.0, rows: 0.0 };
+const NOTHING: Args = Args {
+    logits: 0,
+    targets: 0,
+    statistics: 0,
+    out: 0,
+    classes: 0,
+    stride: 0,
+    upstream: 0,
+    counted: 0,
+    gradient: 0.0,
+    rows: 0.0,
+};
 
 /// Computes for each row the largest logit, Σ e^(x − largest) and the target's logit: f32 of `[rows, 3]`.
 pub fn forward(logits: &Logits, statistics: Address) -> Launch<Args> {
     of_rows(logits, "cross_entropy", logits.dtype, Args { statistics, ..NOTHING })
 }
 
-/// Computes the mean of the losses of `rows` rows, an f32. `rows` is at least 1.
-pub fn mean_loss(rows: u32, statistics: Address, loss: Address) -> Launch<MeanArgs> {
-    let args = MeanArgs { statistics, loss, rows: rows.into() };
+/// Adds the losses of `rows` rows and divides by `counted`: an f32. `rows` is at least 1.
+pub fn mean_loss(rows: u32, counted: Counted, statistics: Address, loss: Address) -> Launch<MeanArgs> {
+    let (known, counted) = counted.parts();
+    debug_assert!(counted != 0 || known == rows, "the host knows the number only if all rows count");
+    let args = MeanArgs { statistics, loss, rows: rows.into(), counted };
     let (source, entry) = (Source::CrossEntropy, "mean_loss".into());
     Launch { source, entry, grid: [1, 1, 1], threads: THREADS, shared_bytes: 8 * THREADS, args }
 }
 
-/// Computes (softmax − one-hot(target))·gradient/`rows`, the gradient of a mean over `rows` rows. The logits may be a
-/// part of these rows.
+/// Computes (softmax − one-hot(target))·gradient/`counted`, the gradient of a mean over this number of rows. The logits
+/// may be a part of these rows.
 ///
 /// `out` has type `dtype`: the type of the logits or, for f32 logits, any type. It may overwrite the logits; its row
 /// stride in bytes is that of the logits.
 pub fn backward(
     logits: &Logits,
     statistics: Address,
-    (upstream, rows): (Upstream, u32),
+    (upstream, counted): (Upstream, Counted),
     (dtype, out): (Dtype, Address),
 ) -> Launch<Args> {
     let kernel = if dtype == logits.dtype { "cross_entropy_backward" } else { "cross_entropy_backward_to" };
@@ -119,7 +152,9 @@ pub fn backward(
         Upstream::Known(gradient) => (0, gradient),
         Upstream::At(address) => (address, 0.0),
     };
-    of_rows(logits, kernel, dtype, Args { statistics, out, upstream, gradient, rows: rows as f32, ..NOTHING })
+    let (rows, counted) = counted.parts();
+    let rows = rows as f32;
+    of_rows(logits, kernel, dtype, Args { statistics, out, upstream, counted, gradient, rows, ..NOTHING })
 }
 
 /// Computes y = x·upstream/`gradient`, or x itself if the two are equal; with `add`, adds the result to y. Returns

@@ -11,7 +11,12 @@ pub enum IndexType {
     U32,
     /// candle's widest type.
     I64,
+    /// i64 targets of a loss, which may be −100: these become [`NO_TARGET`].
+    Targets,
 }
+
+/// The index of a row without a target.
+pub const NO_TARGET: u32 = u32::MAX - 1;
 
 /// Matches `Fault` of `cu/fault.cuh`: the first fault. Initially zeros, in host memory that the device writes.
 #[repr(C)]
@@ -39,7 +44,7 @@ const THREADS: u32 = 1024;
 
 /// Converts `count` indices to u32. An index not below `limit` becomes 2³² − 1. For the first such index, and if no
 /// fault is recorded yet, the kernel records `what` (not 0) with the index, its position and the limit in the [`Fault`]
-/// at `fault`.
+/// at `fault`. For [`IndexType::Targets`], the number of indices other than [`NO_TARGET`] follows the last index.
 pub fn indices(
     of: IndexType,
     count: u32,
@@ -52,6 +57,7 @@ pub fn indices(
         IndexType::U8 => "indices_u8",
         IndexType::U32 => "indices_u32",
         IndexType::I64 => "indices_i64",
+        IndexType::Targets => "targets_i64",
     };
     let args = Args { from, to, fault, what, count: count.into(), limit: limit.into() };
     let (source, entry) = (Source::Indices, entry.into());

@@ -159,6 +159,7 @@ fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
         "tie_word_embeddings": model.tie_word_embeddings,
         "initializer_range": model.initializer_range,
         "hidden_act": activation(model.hidden_act),
+        "attention_dropout": model.attention_dropout,
     });
     if let Some(scaling) = model.rope_scaling {
         fields["rope_scaling"] = json!(scaling);

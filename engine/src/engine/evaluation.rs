@@ -10,6 +10,17 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::messages::share;
 use crate::executor::{Context, Load, Observe, Observed, StepOutput, run};
+use crate::loss_weights::{LossWeights, Mean};
+
+/// The loss of the micro-batches with one index on all replicas.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MeanLoss {
+    /// The mean; 0 if the weight is 0.
+    pub loss: f32,
+    /// The number of targets that the mean is over, or another [weight](zero_model::Layers::loss_weight). `None` if all
+    /// micro-batches weigh the same.
+    pub weight: Option<u64>,
+}
 
 impl Engine {
     /// Returns the mean loss over one micro-batch per replica, without dropout and without an update. A collective: all
@@ -31,10 +42,22 @@ impl Engine {
         count: usize,
         load: impl FnMut(usize) -> Result<Batch, Error>,
     ) -> Result<Vec<f32>, Error> {
+        Ok(self.eval_weighted(count, load)?.into_iter().map(|mean| mean.loss).collect())
+    }
+
+    /// Does the same as [`Engine::eval_with`] and also returns the weights of the losses in a mean over several of them.
+    ///
+    /// # Errors
+    /// The same as those of [`Engine::train_with`].
+    pub fn eval_weighted(
+        &mut self,
+        count: usize,
+        load: impl FnMut(usize) -> Result<Batch, Error>,
+    ) -> Result<Vec<MeanLoss>, Error> {
         self.mean_losses(count, load, None)
     }
 
-    /// Does the same as [`Engine::eval_with`], and on the ranks that have the last layer calls `observe` with the
+    /// Does the same as [`Engine::eval_weighted`], and on the ranks that have the last layer calls `observe` with the
     /// outputs of each micro-batch of this replica. Micro-batches may differ in their number of samples.
     ///
     /// # Errors
@@ -44,7 +67,7 @@ impl Engine {
         count: usize,
         load: impl FnMut(usize) -> Result<Batch, Error>,
         mut observe: impl FnMut(Observed<'_>) -> Result<(), Error>,
-    ) -> Result<Vec<f32>, Error> {
+    ) -> Result<Vec<MeanLoss>, Error> {
         self.mean_losses(count, load, Some(&mut observe))
     }
 
@@ -54,25 +77,37 @@ impl Engine {
         count: usize,
         mut load: impl FnMut(usize) -> Result<Batch, Error>,
         observe: Option<&mut Observe<'_>>,
-    ) -> Result<Vec<f32>, Error> {
+    ) -> Result<Vec<MeanLoss>, Error> {
         if count == 0 {
             return Ok(vec![]);
         }
         let signature = self.model().signature().clone();
-        let mut load = |micro_batch: usize| {
+        let load = |micro_batch: usize| {
             let batch = load(micro_batch)?;
             batch.fits(&signature, true)?;
             Ok(batch)
         };
+        let (model, data, weights) =
+            (self.zero.model().clone(), self.zero.groups().data().clone(), LossWeights::default());
+        let stage = (&*model, &*data, self.has_last_layer());
+        let mut load = weights.loader(stage, (Mean::EachMicroBatch, count), load);
         let mut observe = observe.map(|observe| move |seen: Observed<'_>| observe(seen));
-        let outcome =
-            self.evaluate(count, true, &mut load, observe.as_mut().map(|observe| observe as &mut Observe<'_>))?;
+        let observe = observe.as_mut().map(|observe| observe as &mut Observe<'_>);
+        let outcome = self.evaluate(count, Some(&weights), &mut load, observe)?;
         let losses = match self.has_last_layer() {
             true => self.sum_over_replicas(outcome.losses)?,
             false => vec![0.0; count],
         };
         let replicas = self.replicas() as f32;
-        Ok(self.told_by_the_last(losses)?.into_iter().map(|loss| loss / replicas).collect())
+        let totals = weights.totals();
+        let weight = |index: usize| totals.map_or(-1, |totals| totals[index].cast_signed());
+        // The stages without the loss do not know whether it has weights.
+        let pair = |(index, loss): (usize, f32)| [i64::from((loss / replicas).to_bits()), weight(index)];
+        let told = Buffer::I64(losses.into_iter().enumerate().flat_map(pair).collect());
+        let told = self.told_by_the_last(told)?.into_i64()?;
+        let mean =
+            |pair: &[i64]| MeanLoss { loss: f32::from_bits(pair[0] as u32), weight: u64::try_from(pair[1]).ok() };
+        Ok(told.chunks_exact(2).map(mean).collect())
     }
 
     /// Adds up the sums of all ranks. Only each final result is rounded, so its bits do not depend on which rank had
@@ -97,15 +132,16 @@ impl Engine {
     pub fn forward(&mut self, inputs: impl Into<Batch>) -> Result<Activations, Error> {
         let inputs = inputs.into();
         inputs.fits(self.model().signature(), false)?;
-        let mut outcome = self.evaluate(1, false, &mut |_| Ok(inputs.clone()), None)?;
+        let mut outcome = self.evaluate(1, None, &mut |_| Ok(inputs.clone()), None)?;
         let stages = &self.stage_plan.stages;
         share(self.zero.groups(), stages.stage_of(stages.layers() - 1), outcome.outputs.pop())
     }
 
+    /// Runs the forward of `count` micro-batches. The last layer computes the loss if weights are given.
     fn evaluate<'a>(
         &mut self,
         count: usize,
-        scored: bool,
+        weights: Option<&LossWeights>,
         load: &'a mut Load<'a>,
         observe: Option<&'a mut Observe<'a>>,
     ) -> Result<StepOutput, Error> {
@@ -132,10 +168,11 @@ impl Engine {
                 load,
                 sample: &|_| 0,
                 training: false,
-                scored,
+                scored: weights.is_some(),
                 seed: self.config.training.seed,
                 step: self.step,
                 loss_gradient: 0.0,
+                weights: weights.unwrap_or(&LossWeights::default()),
                 limits: Limits { loss_scale: 1.0, max_norm: 0.0, limit: f64::INFINITY, skips_overflow: false },
                 lr: 0.0,
                 observe: match observe {

@@ -1,6 +1,6 @@
 //! The engine: turns a model, a communicator and a configuration into training steps.
 
-mod evaluation;
+pub(crate) mod evaluation;
 mod loop_keys;
 mod parts;
 mod values;
@@ -31,6 +31,7 @@ use crate::executor::activation_offload::{self, ActivationOffload};
 use crate::executor::messages::Boundary;
 use crate::executor::tracked::Tracked;
 use crate::executor::{Context, StepOutput, run};
+use crate::loss_weights::{LossWeights, Mean};
 use crate::settings::Settings;
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
@@ -238,11 +239,14 @@ impl Engine {
 
     /// Runs one optimizer step on a global batch of `train_batch_size` samples. This rank computes its share.
     ///
+    /// If the loss has weights ([`Layers::loss_weight`]; for a language model, i64 targets), the loss of the global
+    /// batch is the mean over all of its targets that are not ignored, however they are distributed over micro-batches.
+    ///
     /// Every rank passes the same batch, so the same program runs on one rank and on many.
     ///
     /// # Errors
-    /// Fails if the batch has another size, a layer fails or a rank is lost; with `fp16`, also if gradients overflow at
-    /// the smallest loss scale. The engine is not usable after an error.
+    /// Fails if the batch has another size, all of its targets are ignored, a layer fails or a rank is lost; with
+    /// `fp16`, also if gradients overflow at the smallest loss scale. The engine is not usable after an error.
     pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
         let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
         if rows != wanted {
@@ -254,7 +258,8 @@ impl Engine {
     }
 
     /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets a micro-batch index of
-    /// the global batch, below [`Engine::global_micro_batches`], and returns `train_micro_batch_size_per_gpu` samples.
+    /// the global batch, below [`Engine::global_micro_batches`], and returns `train_micro_batch_size_per_gpu` samples. If
+    /// micro-batches have weights, the last pipeline stage loads all of its micro-batches at the beginning of the step.
     ///
     /// # Errors
     /// As [`Engine::train_batch`], and any error of `load`.
@@ -271,7 +276,7 @@ impl Engine {
         let first = self.samples;
         let sample = |local: usize| first + (global(local) * size) as u64;
         let signature = self.model().signature().clone();
-        let mut load_local = |local: usize| {
+        let load_local = |local: usize| {
             let batch = load(global(local))?;
             let rows = batch.rows()?;
             if rows != size {
@@ -280,6 +285,10 @@ impl Engine {
             batch.fits(&signature, true)?;
             Ok(batch)
         };
+        let (model, data, weights) =
+            (self.zero.model().clone(), self.zero.groups().data().clone(), LossWeights::default());
+        let stage = (&*model, &*data, self.has_last_layer());
+        let mut load = weights.loader(stage, (Mean::Step, micro_batches), load_local);
         let mut outcome = run(
             &self.program,
             &mut Context {
@@ -288,13 +297,14 @@ impl Engine {
                 tracked: self.tracked,
                 memory_limit: self.memory_limit,
                 kept: self.kept.as_mut(),
-                load: &mut load_local,
+                load: &mut load,
                 sample: &sample,
                 training: true,
                 scored: true,
                 seed: self.config.training.seed,
                 step,
-                loss_gradient: (f64::from(settings.loss_gradient) * scale) as f32,
+                loss_gradient: f64::from(settings.loss_gradient) * scale,
+                weights: &weights,
                 limits: Limits {
                     loss_scale: scale,
                     max_norm: self.config.gradient_clipping,
@@ -357,7 +367,7 @@ impl Engine {
             true => add_up(&self.sum_over_replicas(outcome.losses.clone())?),
             false => self.sum_over_replicas(vec![add_up(&outcome.losses)])?[0],
         };
-        let total = self.told_by_the_last(vec![total])?[0];
+        let total = self.told_by_the_last(Buffer::F32(vec![total]))?.into_f32()?[0];
         Ok(total / (self.settings.micro_batches * self.replicas()) as f32)
     }
 
@@ -366,14 +376,13 @@ impl Engine {
         Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
     }
 
-    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a vector of the same
+    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a buffer of the same
     /// length, whose values are ignored.
-    fn told_by_the_last(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
+    fn told_by_the_last(&self, values: Buffer) -> Result<Buffer, Error> {
         if self.stage_plan.mesh.pipe() == 1 {
             return Ok(values);
         }
-        let root = self.stage_plan.last_rank();
-        Ok(self.comm.broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
+        Ok(self.comm.broadcast(values, self.stage_plan.last_rank()).wait()?)
     }
 
     fn has_last_layer(&self) -> bool {

@@ -22,6 +22,8 @@ pub(super) struct Saved {
 
 #[derive(Default)]
 pub(super) struct MicroBatch {
+    /// Its number among this rank's micro-batches.
+    pub(super) index: usize,
     /// Targets and named inputs that layers of this stage take.
     pub(super) batch: Batch,
     pub(super) sample: u64,
@@ -91,6 +93,7 @@ pub(super) fn forward(
             observe(Observed {
                 micro_batch,
                 loss: &loss,
+                weight: context.weights.own(micro_batch),
                 outputs: &outputs,
                 batch: &state.batch,
                 signature: model.signature(),
@@ -98,7 +101,7 @@ pub(super) fn forward(
             loss
         }
     };
-    outcome.pending_losses.push(loss);
+    outcome.pending_losses.push((micro_batch, loss));
     Ok(())
 }
 
@@ -154,12 +157,13 @@ pub(super) fn backward(
     let (inputs, gradients, bypass) = if layer + 1 == model.layers().len() {
         let incoming = state.incoming()?;
         let targets = state.batch.loss_targets(model.signature())?;
-        let (pass, gradient) = (context.pass(layer, state), context.loss_gradient);
+        let pass = context.pass(layer, state);
+        let gradient = (context.loss_gradient * context.weights.factor(state.index)) as f32;
         let (inputs, leaves) = cut(&incoming, layer)?;
         let x = state.batch.added_to(inputs, built)?;
         let gradients = capture(context.zero, &mut || {
             let loss = model.loss(&x, &targets, &pass, gradient)?;
-            outcome.pending_losses.push(loss.detach());
+            outcome.pending_losses.push((state.index, loss.detach()));
             // Create the seed on the device: a copy from the host could wait for the GPU.
             let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
             Ok(backpropagate(&[(loss, seed)], &leaves)?)

@@ -22,6 +22,7 @@ use crate::executor::activation_offload::ActivationOffload;
 use crate::executor::layer::{Capture, MicroBatch, backward, forward, recompute};
 use crate::executor::messages::{Boundary, Messages};
 use crate::executor::tracked::Tracked;
+use crate::loss_weights::LossWeights;
 use crate::timing::Timing;
 
 /// The inputs of one program run.
@@ -41,8 +42,10 @@ pub(crate) struct Context<'a> {
     pub(crate) scored: bool,
     pub(crate) seed: u64,
     pub(crate) step: u64,
-    /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale.
-    pub(crate) loss_gradient: f32,
+    /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale. A micro-batch's
+    /// own is multiplied by the factor of its weight.
+    pub(crate) loss_gradient: f64,
+    pub(crate) weights: &'a LossWeights,
     /// Clipping and overflow limits of the gradient norm.
     pub(crate) limits: Limits,
     pub(crate) lr: f64,
@@ -57,6 +60,8 @@ pub struct Observed<'a> {
     pub micro_batch: usize,
     /// A scalar.
     pub loss: &'a Tensor,
+    /// The weight of the loss in a mean over several micro-batches; `None` if it is that of the number of samples.
+    pub weight: Option<u64>,
     /// Those that the loss sees.
     pub outputs: &'a Activations,
     /// The targets, and the named inputs that layers of the last pipeline stage or the loss take.
@@ -86,10 +91,10 @@ pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<Batch, Error> + 'a;
 /// The results of one program run.
 #[derive(Debug, Default)]
 pub(crate) struct StepOutput {
-    /// Loss of each local micro-batch, on the stage of the last layer.
+    /// Loss of each local micro-batch, times the factor of its weight, on the stage of the last layer.
     pub(crate) losses: Vec<f32>,
-    /// Losses as tensors until the program ends, so that no instruction waits for the GPU.
-    pending_losses: Vec<Tensor>,
+    /// Micro-batches and their losses as tensors until the program ends, so that no instruction waits for the GPU.
+    pending_losses: Vec<(usize, Tensor)>,
     /// Outputs of the last layer, for each local micro-batch of a program without a loss.
     pub(crate) outputs: Vec<Activations>,
     /// Gradient norm and whether the update was made; `None` in evaluation.
@@ -115,7 +120,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     let mut outcome = StepOutput::default();
     let mut messages = Messages::new(context.zero, context.training);
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches)
-        .map(|micro_batch| MicroBatch { sample: (context.sample)(micro_batch), ..MicroBatch::default() })
+        .map(|index| MicroBatch { index, sample: (context.sample)(index), ..MicroBatch::default() })
         .collect();
     for (index, instruction) in program.instructions.iter().enumerate() {
         let place = context.training.then_some(index);
@@ -208,7 +213,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     #[cfg(feature = "cuda")]
     zero_model::device::check(model.device())?;
     outcome.verdict = context.zero.finish_step()?;
-    outcome.losses = outcome.pending_losses.drain(..).map(|loss| scalar(&loss)).collect::<candle_core::Result<_>>()?;
+    let losses = outcome.pending_losses.drain(..).map(|(index, loss)| weighted(&loss, context.weights.factor(index)));
+    outcome.losses = losses.collect::<candle_core::Result<_>>()?;
     outcome.boundaries = messages.boundaries();
     context.timing.settle(program)?;
     Ok(outcome)
@@ -287,6 +293,8 @@ fn take(
     Ok(())
 }
 
-fn scalar(loss: &Tensor) -> candle_core::Result<f32> {
-    loss.to_dtype(DType::F32)?.to_scalar()
+/// Returns the loss times a factor. A loss that weighs nothing may be NaN, as a mean over nothing.
+fn weighted(loss: &Tensor, factor: f64) -> candle_core::Result<f32> {
+    let loss: f32 = loss.to_dtype(DType::F32)?.to_scalar()?;
+    Ok(if factor == 0.0 { 0.0 } else { (f64::from(loss) * factor) as f32 })
 }

@@ -10,7 +10,7 @@ use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
-use zero_ops::{Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed};
+use zero_ops::{AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed_with_dropout};
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
 /// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] computes without storing all logits.
@@ -50,6 +50,8 @@ pub struct Gpt2Config {
     pub resid_pdrop: f32,
     /// Dropout probability after the embeddings.
     pub embd_pdrop: f32,
+    /// Dropout probability of attention probabilities. Must be 0 on a GPU.
+    pub attn_pdrop: f32,
     /// ε of the layer norms.
     pub layer_norm_epsilon: f32,
     /// Standard deviation of the initial weights.
@@ -74,6 +76,7 @@ impl Default for Gpt2Config {
             activation_function: Activation::GeluNew,
             resid_pdrop: 0.0,
             embd_pdrop: 0.0,
+            attn_pdrop: 0.0,
             layer_norm_epsilon: 1e-5,
             initializer_range: 0.02,
             tie_word_embeddings: true,
@@ -173,6 +176,7 @@ struct Block {
     heads: usize,
     ln_2: LayerNorm,
     mlp: Mlp,
+    probability_dropout: Dropout,
     attn_dropout: Dropout,
     mlp_dropout: Dropout,
 }
@@ -190,21 +194,23 @@ impl Block {
             heads: config.n_head,
             ln_2: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_2"))?,
             mlp: Mlp::new(config, residual_std, &vb.pp("mlp"))?,
+            probability_dropout: Dropout { probability: config.attn_pdrop, name: "probabilities" },
             attn_dropout: Dropout { probability: config.resid_pdrop, name: "attn" },
             mlp_dropout: Dropout { probability: config.resid_pdrop, name: "mlp" },
         })
     }
 
-    fn attend(&self, x: &Tensor) -> Result<Tensor> {
+    fn attend(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
         let qkv = self.c_attn.forward(&self.ln_1.forward(x)?)?;
-        self.attn_proj.forward(&causal_attention_packed(&qkv, self.heads)?)
+        let (span, dropout) = (AttentionSpan::default(), (&self.probability_dropout, pass));
+        self.attn_proj.forward(&causal_attention_packed_with_dropout(&qkv, self.heads, &span, dropout)?)
     }
 }
 
 impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let y = fused_block(x.single()?, |x| {
-            let attended = self.attn_dropout.forward(&self.attend(x)?, pass)?;
+            let attended = self.attn_dropout.forward(&self.attend(x, pass)?, pass)?;
             let (x, normal) = self.ln_2.forward_residual(x, &attended)?;
             sum(&x, &self.mlp_dropout.forward(&self.mlp.forward(&normal)?, pass)?)
         })?;

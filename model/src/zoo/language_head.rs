@@ -1,13 +1,14 @@
 //! The head of a language model.
 
 use crate::layers::{Activations, Head, Layer};
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 use zero_ops::Pass;
 use zero_ops::graph::fused_block;
-use zero_ops::{Linear, linear_cross_entropy};
+use zero_ops::{Linear, count_targets, linear_cross_entropy};
 
-/// Computes the logits x·Wᵀ, or the loss by [`linear_cross_entropy`] without storing all logits.
+/// Computes the logits x·Wᵀ, or the loss by [`linear_cross_entropy`] without storing all logits. With i64 targets the
+/// loss of a global batch is the mean over its targets that are not [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
 #[derive(Clone, Debug)]
 pub struct LanguageHead {
     weight: Tensor,
@@ -39,4 +40,13 @@ impl Head for LanguageHead {
             false => linear_cross_entropy(&x.detach(), &self.weight.detach(), targets, gradient),
         }
     }
+
+    fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {
+        targets_that_count(targets)
+    }
+}
+
+/// Returns the number of i64 targets that are not ignored. `None` for other dtypes, of which none can be ignored.
+pub(super) fn targets_that_count(targets: &Tensor) -> Result<Option<u64>> {
+    (targets.dtype() == DType::I64).then(|| count_targets(targets)).transpose()
 }

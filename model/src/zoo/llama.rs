@@ -13,7 +13,8 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::{reshape, sum};
 use zero_ops::{
-    AttentionSpan, Embedding, Linear, RmsNorm, RopeScaling, Rotary, TiledMlp, causal_attention_within, swiglu,
+    AttentionSpan, Dropout, Embedding, Linear, RmsNorm, RopeScaling, Rotary, TiledMlp, causal_attention_with_dropout,
+    swiglu,
 };
 
 /// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -66,6 +67,8 @@ pub struct LlamaConfig {
     /// Number of positions that a position attends to, itself and the ones just before it, as in `MistralConfig`. All
     /// preceding positions if `None`.
     pub sliding_window: Option<usize>,
+    /// Dropout probability of attention probabilities. Must be 0 on a GPU.
+    pub attention_dropout: f32,
     /// ε of the norms.
     pub rms_norm_eps: f32,
     /// Standard deviation of the initial weights.
@@ -98,6 +101,7 @@ impl Default for LlamaConfig {
             rope_theta: 10_000.0,
             rope_scaling: None,
             sliding_window: None,
+            attention_dropout: 0.0,
             rms_norm_eps: 1e-6,
             initializer_range: 0.02,
             tie_word_embeddings: false,
@@ -183,6 +187,7 @@ struct Block {
     head_size: usize,
     rotary: Rotary,
     span: AttentionSpan,
+    dropout: Dropout,
     post_attention_layernorm: RmsNorm,
     mlp: Mlp,
 }
@@ -217,26 +222,27 @@ impl Block {
             head_size,
             rotary,
             span: span.clone(),
+            dropout: Dropout { probability: config.attention_dropout, name: "probabilities" },
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mlp: Mlp::new(config, &vb.pp("mlp"))?,
         })
     }
 
-    fn attend(&self, x: &Tensor) -> Result<Tensor> {
+    fn attend(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
         let (batch, time, _) = x.dims3()?;
         let split = |y: Tensor, heads| reshape(&y, (batch, time, heads, self.head_size));
         let q = self.rotary.apply(&split(self.q_proj.forward(x)?, self.heads)?)?;
         let k = self.rotary.apply(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
         let v = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let attended = causal_attention_within(&q, &k, &v, &self.span)?;
+        let attended = causal_attention_with_dropout(&q, &k, &v, &self.span, (&self.dropout, pass))?;
         self.o_proj.forward(&reshape(&attended, (batch, time, self.heads * self.head_size))?)
     }
 }
 
 impl Layer for Block {
-    fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
+    fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let y = fused_block(x.single()?, |x| {
-            let attended = self.attend(&self.input_layernorm.forward(x)?)?;
+            let attended = self.attend(&self.input_layernorm.forward(x)?, pass)?;
             let (x, normal) = self.post_attention_layernorm.forward_residual(x, &attended)?;
             sum(&x, &self.mlp.forward(&normal)?)
         })?;

@@ -1,5 +1,6 @@
 //! A multilayer perceptron that classifies vectors.
 
+use super::language_head::targets_that_count;
 use super::{Activation, check_sizes};
 use crate::layers::{Activations, Head, Layer, Layers};
 use candle_core::{Result, Tensor};
@@ -81,5 +82,9 @@ impl Head for Perceptron {
     fn loss(&self, x: &Activations, targets: &Tensor, _: &Pass, _: f32) -> Result<Tensor> {
         let x = x.single()?;
         fused_block(self.root(x), |_| cross_entropy(&self.outputs(x)?, targets))
+    }
+
+    fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {
+        targets_that_count(targets)
     }
 }

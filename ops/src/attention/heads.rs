@@ -7,6 +7,7 @@
 //! independent, so threads split (sample, key and value head) pairs; within a pair the order is fixed. Positions that
 //! a row does not see add zeros to its sums, so its result depends only on the positions that it sees.
 
+use super::dropout::Mask;
 use crate::graph::output::Shared;
 use crate::kernel::{Isa, softmax as kernel};
 use crate::measure;
@@ -163,11 +164,13 @@ impl Scores {
 }
 
 /// Writes `out`, of `[batch, time, heads, size]`, and returns ln Σ e^score of `[batch, heads, time]`. A position sees
-/// the positions from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease.
+/// the positions from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease. The
+/// mask drops probabilities after their normalization.
 pub(crate) fn forward(
     g: Geometry,
     at: Layouts,
     firsts: &[usize],
+    mask: Option<&Mask>,
     [q, k, v]: [Elements<'_>; 3],
     out: Shared<'_>,
 ) -> Vec<f32> {
@@ -199,6 +202,9 @@ pub(crate) fn forward(
                     let log_sums = &mut log_sums[rows.clone()];
                     let tile = kernel::Tile { width, origin, position: rows.start, firsts };
                     kernel::causal_exp(isa, tile, &mut scores[..count * width], g.scale(), &mut sums, log_sums);
+                    if let Some(mask) = mask {
+                        mask.apply(sample, head, tile, &mut scores[..count * width]);
+                    }
                     let row = FewRows { data: &scores[seen.start - origin..], count, row: width, step: 1 };
                     let to = Target { data: &mut results, row: g.size, add: false };
                     values.product(isa, row, seen, 0..g.size, to);
@@ -222,6 +228,8 @@ pub(crate) struct Saved<'a> {
     pub(crate) log_sums: &'a [f32],
     /// As for [`forward`].
     pub(crate) firsts: &'a [usize],
+    /// That of the forward.
+    pub(crate) mask: Option<&'a Mask>,
 }
 
 /// Writes the gradients of q, k and v. The three may be parts of one buffer, according to `at`.
@@ -337,7 +345,14 @@ impl Backward {
             self.values_turned.product(isa, row(d_out), 0..g.size, begin..rows.end, to);
             let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[rows.clone()]);
             let tile = kernel::Tile { width, origin, position: rows.start, firsts };
+            // The values see the dropped probabilities, and Σ p·dp is the same for these and their gradients.
+            if let Some(mask) = saved.mask {
+                mask.apply(sample, head, tile, d_scores);
+            }
             kernel::causal_backward(isa, tile, scores, d_scores, g.scale(), log_sums, &deltas);
+            if let Some(mask) = saved.mask {
+                mask.apply(sample, head, tile, scores);
+            }
             let seen = firsts[0]..rows.end;
             let row = FewRows { data: &d_scores[seen.start - origin..], count, row: width, step: 1 };
             let to = Target { data: &mut self.dq, row: g.size, add: false };

@@ -4,9 +4,11 @@
 //! tile (Dao et al., "FlashAttention", 2022). This file handles shapes and dtypes; `heads.rs` contains the
 //! arithmetic.
 
+mod dropout;
 pub(crate) mod heads;
 pub(crate) mod span;
 
+use crate::attention::dropout::Mask;
 use crate::attention::heads::{Geometry, Layouts, Saved, backward, forward};
 use crate::attention::span::{AttentionSpan, Firsts};
 #[cfg(feature = "cuda")]
@@ -18,6 +20,7 @@ use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, floats};
+use crate::{Dropout, Pass};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
@@ -38,9 +41,37 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// Positions outside the span cost no time, except at the edges of tiles, and do not change any bit: a document
 /// packed with others gives the same results as alone.
 pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan) -> Result<Tensor> {
-    let (batch, time, _, _) = q.dims4()?;
+    separate(q, k, v, span, None)
+}
+
+/// Computes [`causal_attention_within`] in which `dropout` drops probabilities in training: softmax(…) becomes 0 with
+/// its probability and is divided by 1 − probability otherwise.
+///
+/// Whether a probability is dropped depends only on the run's seed, the layer, the dropout's name, the sample's index
+/// in the run, the query head and the two positions in the row. The masks are therefore the same for any number of
+/// ranks and any micro-batch size, but a packed document has other masks than the document alone. No mask is kept: the
+/// backward computes it again.
+///
+/// # Errors
+/// Fails on a GPU, which has no kernels for this dropout, unless nothing is dropped.
+pub fn causal_attention_with_dropout(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    span: &AttentionSpan,
+    (dropout, pass): (&Dropout, &Pass),
+) -> Result<Tensor> {
+    separate(q, k, v, span, Mask::new(OP, dropout, pass)?)
+}
+
+fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
+    let (batch, time, heads, _) = q.dims4()?;
+    if mask.is_some() {
+        Mask::fits(OP, time, heads)?;
+    }
     let separate = Separate {
         firsts: span.firsts(OP, batch, time)?,
+        mask,
         log_sums: OnceLock::new(),
         #[cfg(feature = "cuda")]
         on_gpu: OnceLock::new(),
@@ -56,10 +87,31 @@ pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
 
 /// Computes [`causal_attention_packed`] in which positions see only the earlier positions that `span` allows.
 pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, span: &AttentionSpan) -> Result<Tensor> {
+    packed(qkv, heads, span, None)
+}
+
+/// Computes [`causal_attention_packed_within`] with the dropout of [`causal_attention_with_dropout`].
+///
+/// # Errors
+/// As [`causal_attention_with_dropout`].
+pub fn causal_attention_packed_with_dropout(
+    qkv: &Tensor,
+    heads: usize,
+    span: &AttentionSpan,
+    (dropout, pass): (&Dropout, &Pass),
+) -> Result<Tensor> {
+    packed(qkv, heads, span, Mask::new(OP, dropout, pass)?)
+}
+
+fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
     let (batch, time, _) = qkv.dims3()?;
+    if mask.is_some() {
+        Mask::fits(OP, time, heads)?;
+    }
     let packed = Packed {
         heads,
         firsts: span.firsts(OP, batch, time)?,
+        mask,
         log_sums: OnceLock::new(),
         #[cfg(feature = "cuda")]
         on_gpu: OnceLock::new(),
@@ -68,6 +120,14 @@ pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, span: &Attenti
 }
 
 const OP: &str = "causal-attention";
+
+#[cfg(feature = "cuda")]
+fn not_on_gpu(mask: Option<&Mask>) -> Result<()> {
+    match mask {
+        None => Ok(()),
+        Some(_) => bail!("{OP}: dropout of attention probabilities is unsupported on a GPU"),
+    }
+}
 
 /// Adds the memory of `firsts` and the threads' buffers to the costs of an attention of these sizes.
 fn footprint(geometry: Geometry, costs: Costs) -> Costs {
@@ -83,6 +143,7 @@ fn footprint(geometry: Geometry, costs: Costs) -> Costs {
 struct Separate {
     /// The first position that each position sees.
     firsts: Arc<Firsts>,
+    mask: Option<Mask>,
     log_sums: OnceLock<Vec<f32>>,
     #[cfg(feature = "cuda")]
     on_gpu: OnceLock<gpu::attention::Kept>,
@@ -131,7 +192,8 @@ impl CustomOp3 for Separate {
             (Layouts::separate(geometry), [View::new(OP, qs, ql)?, View::new(OP, ks, kl)?, View::new(OP, vs, vl)?]);
         let len = ql.shape().elem_count();
         let mut out = Fresh::new(OP, qs.dtype(), len)?;
-        let log_sums = forward(geometry, at, &self.firsts, qkv.each_ref().map(View::elements), out.shared());
+        let log_sums =
+            forward(geometry, at, &self.firsts, self.mask.as_ref(), qkv.each_ref().map(View::elements), out.shared());
         let _ = self.log_sums.set(log_sums);
         // SAFETY: `forward` writes all elements.
         Ok((unsafe { out.filled(len) }, ql.shape().clone()))
@@ -147,6 +209,7 @@ impl CustomOp3 for Separate {
         vs: &CudaStorage,
         vl: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
+        not_on_gpu(self.mask.as_ref())?;
         let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
         let gpu = Gpu::new(&qs.device)?;
         let qkv = [Operand::new(OP, qs, ql)?, Operand::new(OP, ks, kl)?, Operand::new(OP, vs, vl)?];
@@ -184,6 +247,7 @@ impl CustomOp3 for Separate {
             d_out: ds.elements(),
             log_sums,
             firsts: &self.firsts,
+            mask: self.mask.as_ref(),
         };
         let fresh = |of: &Tensor| Fresh::new(OP, of.dtype(), of.elem_count());
         let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
@@ -199,6 +263,7 @@ impl CustomOp3 for Separate {
 struct Packed {
     heads: usize,
     firsts: Arc<Firsts>,
+    mask: Option<Mask>,
     log_sums: OnceLock<Vec<f32>>,
     #[cfg(feature = "cuda")]
     on_gpu: OnceLock<gpu::attention::Kept>,
@@ -235,7 +300,14 @@ impl CustomOp1 for Packed {
         let x = View::new(OP, xs, xl)?;
         let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
         let mut out = Fresh::new(OP, xs.dtype(), shape.elem_count())?;
-        let log_sums = forward(geometry, Layouts::packed(geometry), &self.firsts, [x.elements(); 3], out.shared());
+        let log_sums = forward(
+            geometry,
+            Layouts::packed(geometry),
+            &self.firsts,
+            self.mask.as_ref(),
+            [x.elements(); 3],
+            out.shared(),
+        );
         let _ = self.log_sums.set(log_sums);
         // SAFETY: `forward` writes all elements.
         Ok((unsafe { out.filled(shape.elem_count()) }, shape))
@@ -243,6 +315,7 @@ impl CustomOp1 for Packed {
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        not_on_gpu(self.mask.as_ref())?;
         let geometry = self.geometry(xl.shape())?;
         let (gpu, x) = (Gpu::new(&xs.device)?, [Operand::new(OP, xs, xl)?]);
         let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, xs.dtype(), &x, &self.firsts)?;
@@ -265,8 +338,14 @@ impl CustomOp1 for Packed {
         let held = [x, out, d_out].map(Tensor::storage_and_layout);
         let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
         let (xs, os, ds) = (xs?, os?, ds?);
-        let saved =
-            Saved { qkv: [xs.elements(); 3], out: os.elements(), d_out: ds.elements(), log_sums, firsts: &self.firsts };
+        let saved = Saved {
+            qkv: [xs.elements(); 3],
+            out: os.elements(),
+            d_out: ds.elements(),
+            log_sums,
+            firsts: &self.firsts,
+            mask: self.mask.as_ref(),
+        };
         let mut dx = Fresh::new(OP, x.dtype(), x.elem_count())?;
         backward(geometry, Layouts::packed(geometry), &saved, [dx.shared(); 3]);
         // SAFETY: `backward` writes all elements.

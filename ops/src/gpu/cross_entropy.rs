@@ -25,14 +25,14 @@ pub(crate) fn forward(
     targets: (&CudaStorage, &Layout),
 ) -> Result<[CudaStorage; 2]> {
     let (gpu, (_, classes)) = (Gpu::new(&ls.device)?, rows(op, ll.shape())?);
-    let (x, targets) = (Operand::new(op, ls, ll)?, Indices::new(op, &gpu, targets, classes)?);
+    let (x, targets) = (Operand::new(op, ls, ll)?, Indices::targets(op, &gpu, targets, classes)?);
     let (statistics, loss) = (gpu.floats(3 * targets.count as usize)?, gpu.floats(1)?);
     let of = logits(op, &x, &targets, classes)?;
     let at = address(op, &statistics)?;
     // SAFETY: the logits have a row for each target, and there is at least one; the rest was allocated for them.
     unsafe {
         gpu.launch(&kernels::forward(&of, at))?;
-        gpu.launch(&kernels::mean_loss(of.rows, at, address(op, &loss)?))?;
+        gpu.launch(&kernels::mean_loss(of.rows, targets.counted(), at, address(op, &loss)?))?;
     }
     Ok([loss, statistics])
 }
@@ -46,12 +46,12 @@ pub(crate) fn backward(
     d_loss: &Tensor,
 ) -> Result<Tensor> {
     let (gpu, (_, classes)) = (Gpu::of(op, x)?, rows(op, x.shape())?);
-    let (xs, targets) = (Operand::of(op, x)?, Indices::of(op, &gpu, targets, classes)?);
+    let (xs, targets) = (Operand::of(op, x)?, Indices::of_targets(op, &gpu, targets, classes)?);
     let upstream = d_loss.to_dtype(DType::F32)?;
     let upstream = Operand::of(op, &upstream)?;
     let (dx, at) = room_like(op, &gpu, x.dtype(), xs.count)?;
     let of = logits(op, &xs, &targets, classes)?;
-    let mean = (Upstream::At(upstream.address), of.rows);
+    let mean = (Upstream::At(upstream.address), targets.counted());
     // SAFETY: the statistics belong to these logits, dx has the size of the logits, and a loss is one f32.
     unsafe { gpu.launch(&kernels::backward(&of, address(op, statistics)?, mean, (xs.dtype, at))) }?;
     Ok(tensor(dx, x.shape()))

@@ -6,6 +6,7 @@ use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::{CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use zero_kernels::Address;
+use zero_kernels::cross_entropy::Counted;
 use zero_kernels::indices::{IndexType, indices};
 
 /// u32 indices in row-major order. An index out of range becomes 2³² − 1 and is reported later: see
@@ -13,6 +14,8 @@ use zero_kernels::indices::{IndexType, indices};
 pub(super) struct Indices {
     slice: CudaSlice<u32>,
     pub(super) count: u32,
+    /// Whether the number of targets follows the last index.
+    counts_targets: bool,
 }
 
 impl Indices {
@@ -20,23 +23,35 @@ impl Indices {
     ///
     /// # Errors
     /// Fails if the view has another dtype; also reports errors that kernels recorded for earlier indices.
-    pub(super) fn new(
+    pub(super) fn new(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limit: usize) -> Result<Self> {
+        Self::converted(op, gpu, view, limit, false)
+    }
+
+    /// As [`Indices::new`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX).
+    pub(super) fn targets(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limit: usize) -> Result<Self> {
+        Self::converted(op, gpu, view, limit, true)
+    }
+
+    fn converted(
         op: &'static str,
         gpu: &Gpu,
         (storage, layout): (&CudaStorage, &Layout),
         limit: usize,
+        are_targets: bool,
     ) -> Result<Self> {
         gpu.check()?;
         let of = match storage.dtype() {
             DType::U8 => IndexType::U8,
             DType::U32 => IndexType::U32,
+            DType::I64 if are_targets => IndexType::Targets,
             DType::I64 => IndexType::I64,
             other => bail!("{op}: expected indices of dtype u32, i64 or u8, got {other:?}"),
         };
         let elements = layout.shape().elem_count();
         let (count, limit) = (count32(op, elements)?, count32(op, limit)?);
-        // SAFETY: the launch below writes all of it before it is read.
-        let slice: CudaSlice<u32> = unsafe { gpu.device().alloc(elements.max(1)) }?;
+        // SAFETY: the launch below writes what is read, before it is read: a number behind the indices for targets only.
+        let slice: CudaSlice<u32> =
+            unsafe { gpu.device().alloc(elements.max(1) + usize::from(of == IndexType::Targets)) }?;
         let copy = match layout.is_contiguous() {
             true => None,
             false => {
@@ -55,15 +70,32 @@ impl Indices {
         // SAFETY: both have the same number of elements; either is freed after this launch, in stream order; the rest
         // lives as long as the device.
         unsafe { gpu.launch(&indices(of, count, limit, [from, begin(&slice)], fault, what)) }?;
-        Ok(Self { slice, count })
+        Ok(Self { slice, count, counts_targets: of == IndexType::Targets })
     }
 
-    /// Converts a tensor.
+    /// [`Indices::new`] for a tensor.
     pub(super) fn of(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize) -> Result<Self> {
+        Self::of_tensor(op, gpu, tensor, limit, false)
+    }
+
+    /// [`Indices::targets`] for a tensor.
+    pub(super) fn of_targets(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize) -> Result<Self> {
+        Self::of_tensor(op, gpu, tensor, limit, true)
+    }
+
+    fn of_tensor(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize, are_targets: bool) -> Result<Self> {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
-            Storage::Cuda(storage) => Self::new(op, gpu, (storage, layout), limit),
+            Storage::Cuda(storage) => Self::converted(op, gpu, (storage, layout), limit, are_targets),
             _ => bail!("{op}: expected indices on a GPU, got indices on {:?}", tensor.device()),
+        }
+    }
+
+    /// Returns the number of rows with a target.
+    pub(super) fn counted(&self) -> Counted {
+        match self.counts_targets {
+            true => Counted::At(begin(&self.slice) + 4 * u64::from(self.count)),
+            false => Counted::Known(self.count),
         }
     }
 

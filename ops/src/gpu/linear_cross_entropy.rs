@@ -25,7 +25,8 @@ const OP: &str = "linear-cross-entropy";
 pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
     let (classes, inputs) = weight.dims2()?;
     let gpu = Gpu::of(OP, x)?;
-    let (xs, w, targets) = (Operand::of(OP, x)?, Operand::of(OP, weight)?, Indices::of(OP, &gpu, targets, classes)?);
+    let (xs, w, targets) =
+        (Operand::of(OP, x)?, Operand::of(OP, weight)?, Indices::of_targets(OP, &gpu, targets, classes)?);
     if xs.dtype != w.dtype {
         bail!("{OP}: the input {:?} does not match the weight {:?}", x.dtype(), weight.dtype());
     }
@@ -116,7 +117,7 @@ impl Head<'_> {
             if self.dx.is_none() && d_weight.is_none() {
                 continue;
             }
-            let mean = (Upstream::Known(gradient), self.targets.count);
+            let mean = (Upstream::Known(gradient), self.targets.counted());
             // Counted in floats of half the size, rows begin twice as far apart.
             let d_logits = Matrix::strided(at, self.x.dtype, [len, classes], stride * 4 / bytes);
             // SAFETY: as above, and the logits are not read any more.
@@ -133,7 +134,7 @@ impl Head<'_> {
             }
         }
         // SAFETY: earlier launches on the stream write all statistics; a loss is one f32.
-        unsafe { gpu.launch(&kernels::mean_loss(self.targets.count, statistics, self.loss)) }
+        unsafe { gpu.launch(&kernels::mean_loss(self.targets.count, self.targets.counted(), statistics, self.loss)) }
     }
 }
 

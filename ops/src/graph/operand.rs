@@ -142,15 +142,35 @@ impl<'a> Elements<'a> {
 /// Returns the elements of an integer view (u32, i64 or u8) as indices into `0..limit`. The error for any other value
 /// states the value and its position.
 pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
+    integers(op, storage, layout, limit, None)
+}
+
+/// The index that [`targets`] returns for a row without a target.
+pub(crate) const NO_TARGET: usize = usize::MAX;
+
+/// As [`indices`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX), which becomes [`NO_TARGET`].
+pub(crate) fn targets(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
+    integers(op, storage, layout, limit, Some(crate::IGNORE_INDEX))
+}
+
+fn integers(
+    op: &'static str,
+    storage: &CpuStorage,
+    layout: &Layout,
+    limit: usize,
+    ignored: Option<i64>,
+) -> Result<Vec<usize>> {
     fn collect<T: Copy + TryInto<usize> + std::fmt::Display>(
         op: &'static str,
         data: &[T],
         limit: usize,
+        is_ignored: impl Fn(T) -> bool,
     ) -> Result<Vec<usize>> {
         let mut indices = Vec::with_capacity(data.len());
         for (position, &value) in data.iter().enumerate() {
             match value.try_into() {
                 Ok(index) if index < limit => indices.push(index),
+                _ if is_ignored(value) => indices.push(NO_TARGET),
                 _ => bail!("{op}: index {value} at position {position} is not below {limit}"),
             }
         }
@@ -165,19 +185,28 @@ pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, l
     };
     storage.copy_strided_src(&mut view, 0, layout)?;
     match &view {
-        CpuStorage::U32(data) => collect(op, data, limit),
-        CpuStorage::I64(data) => collect(op, data, limit),
-        CpuStorage::U8(data) => collect(op, data, limit),
+        CpuStorage::U32(data) => collect(op, data, limit, |_| false),
+        CpuStorage::I64(data) => collect(op, data, limit, |value| Some(value) == ignored),
+        CpuStorage::U8(data) => collect(op, data, limit, |_| false),
         _ => bail!("{op}: the copy of a view changed its dtype"),
     }
 }
 
 /// [`indices`] for a tensor.
 pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Result<Vec<usize>> {
+    on_host(op, tensor, |storage, layout| indices(op, storage, layout, limit))
+}
+
+/// [`targets`] for a tensor.
+pub(crate) fn targets_of(op: &'static str, tensor: &Tensor, limit: usize) -> Result<Vec<usize>> {
+    on_host(op, tensor, |storage, layout| targets(op, storage, layout, limit))
+}
+
+fn on_host<R>(op: &'static str, tensor: &Tensor, read: impl FnOnce(&CpuStorage, &Layout) -> Result<R>) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
-        Storage::Cpu(storage) => indices(op, storage, layout, limit),
-        Storage::Cuda(storage) => indices(op, &storage.to_cpu_storage()?, layout, limit),
+        Storage::Cpu(storage) => read(storage, layout),
+        Storage::Cuda(storage) => read(&storage.to_cpu_storage()?, layout),
         Storage::Metal(_) => bail!("{op}: not implemented for this device"),
     }
 }

@@ -185,6 +185,20 @@ vectorised! {
     }
 }
 
+vectorised! {
+    /// Does the same as [`dropped`] in place.
+    fn dropped_in_place(first: u64, high: [u32; 2], key: [u32; 2], limit: u32, scale: f32, x: &mut [f32]) {
+        let mut room = Room::new();
+        for (index, x) in x.chunks_mut(4 * BLOCKS).enumerate() {
+            let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
+            for (x, &word) in x.iter_mut().zip(words) {
+                let kept = *x * scale;
+                *x = if word < limit { 0.0 } else { kept };
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,12 +5,12 @@
 //! losses, turns the logits in place into their gradients, and adds these to dx and dW at once. The gradients are
 //! thus computed together with the loss. The backward only returns them and no longer needs x or the weight.
 
-use crate::cross_entropy::row_loss;
+use crate::cross_entropy::{mean_over, row_loss};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{apply2, count2};
 use crate::graph::gradient::deliver;
-use crate::graph::operand::{View, indices_of, rows};
+use crate::graph::operand::{NO_TARGET, View, rows, targets_of};
 use crate::graph::output::{stored, tensor};
 use crate::kernel::{HalfFloat, Isa, softmax as kernel};
 use crate::measure;
@@ -19,7 +19,7 @@ use crate::meta::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floa
 use crate::parallel::{Output, split, threads};
 use crate::product::{Elements, Matrix, Start, add_product, new_product, product};
 use crate::sink;
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
 
 /// Computes the [`cross_entropy`](crate::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
@@ -27,13 +27,16 @@ use half::{bf16, f16};
 /// `x` is `[.., inputs]`, `weight` `[classes, inputs]`; `targets` has the leading dimensions of `x` and holds u32,
 /// i64 or u8 below `classes`. Logits are f32 even if `x` and `weight` are bf16 or f16.
 ///
+/// Rows whose i64 target is [`IGNORE_INDEX`](crate::IGNORE_INDEX) are not part of the mean, and their gradient is zero,
+/// as for `cross_entropy`. On the CPU they cost nothing: products contain the other rows only.
+///
 /// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for `(loss *
 /// c)?.backward()`. Inside [`sink::Gradients::capture`], the gradient of the weight is written to its place at once,
 /// with this factor, and a different gradient in the backward is an error. Elsewhere the gradients are kept until the
 /// backward, which rescales them if necessary. Pass detached tensors if no gradient is wanted.
 ///
 /// # Errors
-/// Fails if shapes or dtypes do not match, there are no rows, or a target is not below `classes`. On a GPU such a
+/// Fails if shapes or dtypes do not match, there are no rows, or another target is not below `classes`. On a GPU such a
 /// target produces NaN; `gpu::check` later reports it, and also a gradient in the backward that differs from
 /// `gradient`.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
@@ -52,14 +55,17 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
     if gpu::holds(x) {
         return gpu::linear_cross_entropy::linear_cross_entropy(x, weight, targets, gradient);
     }
-    let targets = indices_of(OP, targets, classes)?;
+    let mut targets = targets_of(OP, targets, classes)?;
+    let counted = mean_over(&targets);
+    let rows = some_rows(&mut targets);
     let (loss, dx, d_weight) = {
         let held = (x.storage_and_layout(), weight.storage_and_layout());
         let (xs, w) = (View::of(OP, &held.0)?, View::of(OP, &held.1)?);
         let weight_matrix = Matrix::new(w.elements(), classes, inputs);
-        let head = Head { x: xs.elements(), weight: weight_matrix, inputs, classes, targets: &targets };
+        let head =
+            Head { x: xs.elements(), weight: weight_matrix, inputs, classes, rows: rows.as_deref(), targets: &targets };
         let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
-        let factor = gradient / count as f32;
+        let factor = gradient / counted as f32;
         let (mut total, mut d_weight) = (0.0, None);
         if !weight.track_op() {
             total = head.run(factor, dx.as_deref_mut(), None);
@@ -70,7 +76,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
             total = head.run(factor, dx.as_deref_mut(), Some(out));
         }
         let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
-        ((total / count as f64) as f32, dx, d_weight)
+        ((total / counted as f64) as f32, dx, d_weight)
     };
     apply2(x, weight, Computed { loss, gradient, dx, d_weight })
 }
@@ -85,33 +91,71 @@ fn chunk_rows(classes: usize) -> usize {
     (FLOATS / classes).clamp(256, 1024)
 }
 
+/// Drops the targets of ignored rows and returns the numbers of the other rows; `None` if no row is ignored.
+fn some_rows(targets: &mut Vec<usize>) -> Option<Vec<usize>> {
+    if !targets.contains(&NO_TARGET) {
+        return None;
+    }
+    let rows = targets.iter().enumerate().filter(|(_, target)| **target != NO_TARGET).map(|(row, _)| row).collect();
+    targets.retain(|&target| target != NO_TARGET);
+    Some(rows)
+}
+
 /// The operands, after all checks.
 struct Head<'a> {
     x: Elements<'a>,
     weight: Matrix<'a>,
     inputs: usize,
     classes: usize,
+    /// The row of x for each target; `None` if they are all rows, in order.
+    rows: Option<&'a [usize]>,
     targets: &'a [usize],
 }
 
+/// The rows of x of a chunk.
+enum Rows<'a> {
+    /// Consecutive, from this row on.
+    From(usize),
+    /// Copied.
+    At(&'a [usize]),
+}
+
 impl Head<'_> {
-    /// Returns the sum of the rows' losses. Writes the gradients multiplied by `factor` where they are wanted.
+    /// Returns the sum of the rows' losses. Writes the gradients multiplied by `factor` where they are wanted. `dx` is
+    /// zero before.
     fn run(&self, factor: f32, mut dx: Option<&mut [f32]>, mut d_weight: Option<&mut [f32]>) -> f64 {
-        let rows = chunk_rows(self.classes);
-        let mut total = 0.0;
-        for (chunk, targets) in self.targets.chunks(rows).enumerate() {
-            let range = chunk * rows * self.inputs..(chunk * rows + targets.len()) * self.inputs;
-            let x = Matrix::new(self.x.skip(range.start), targets.len(), self.inputs);
+        let (inputs, at_once) = (self.inputs, chunk_rows(self.classes));
+        let (mut total, mut copied, mut d_copied) = (0.0, Copied::default(), vec![]);
+        if let (true, Some(d_weight)) = (self.targets.is_empty(), &mut d_weight) {
+            d_weight.fill(0.0);
+        }
+        for (chunk, targets) in self.targets.chunks(at_once).enumerate() {
+            let (rows, len) = (self.rows_of(chunk * at_once, targets.len()), targets.len());
+            let x = match rows {
+                Rows::From(first) => self.x.skip(first * inputs),
+                Rows::At(rows) => copied.of(self.x, rows, inputs),
+            };
+            let x = Matrix::new(x, len, inputs);
             let mut logits = new_product(Start::Zero, x, self.weight.t(), threads());
             let wanted = dx.is_some() || d_weight.is_some();
             total = self.losses(&mut logits, targets, wanted.then_some(factor), total);
             let d_logits = match self.x {
-                Elements::F32(_) => Matrix::new(&logits, targets.len(), self.classes),
-                Elements::Bf16(_) => rounded_rows::<bf16>(&logits, targets.len(), self.classes),
-                Elements::F16(_) => rounded_rows::<f16>(&logits, targets.len(), self.classes),
+                Elements::F32(_) => Matrix::new(&logits, len, self.classes),
+                Elements::Bf16(_) => rounded_rows::<bf16>(&logits, len, self.classes),
+                Elements::F16(_) => rounded_rows::<f16>(&logits, len, self.classes),
             };
-            if let Some(dx) = &mut dx {
-                product(&mut dx[range], d_logits, self.weight, threads());
+            match (&mut dx, rows) {
+                (None, _) => {}
+                (Some(dx), Rows::From(first)) => {
+                    product(&mut dx[first * inputs..(first + len) * inputs], d_logits, self.weight, threads());
+                }
+                (Some(dx), Rows::At(rows)) => {
+                    d_copied.resize(len * inputs, 0.0);
+                    product(&mut d_copied, d_logits, self.weight, threads());
+                    for (&row, from) in rows.iter().zip(d_copied.chunks_exact(inputs)) {
+                        dx[row * inputs..(row + 1) * inputs].copy_from_slice(from);
+                    }
+                }
             }
             if let Some(d_weight) = &mut d_weight {
                 match chunk {
@@ -121,6 +165,17 @@ impl Head<'_> {
             }
         }
         total
+    }
+
+    /// Returns the rows of x for `len` targets from `first` on.
+    fn rows_of(&self, first: usize, len: usize) -> Rows<'_> {
+        match self.rows {
+            None => Rows::From(first),
+            Some(rows) => match &rows[first..first + len] {
+                [from, .., to] if to - from + 1 != len => Rows::At(&rows[first..first + len]),
+                rows => Rows::From(rows[0]),
+            },
+        }
     }
 
     /// Returns `total` plus the losses of a chunk's rows, in order. With a factor, replaces the logits by their
@@ -148,6 +203,30 @@ impl Head<'_> {
             }
         });
         parts.chunks_exact(3).fold(total, |total, part| total + row_loss(part[0], part[1], part[2]))
+    }
+}
+
+/// Copies of rows of x. Only the vector of its dtype is used.
+#[derive(Default)]
+struct Copied {
+    f32: Vec<f32>,
+    bf16: Vec<bf16>,
+    f16: Vec<f16>,
+}
+
+impl Copied {
+    fn of(&mut self, x: Elements<'_>, rows: &[usize], width: usize) -> Elements<'_> {
+        fn copy<'r, T: Copy>(from: &[T], rows: &[usize], width: usize, to: &'r mut Vec<T>) -> &'r [T] {
+            to.clear();
+            to.reserve_exact(rows.len() * width);
+            rows.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
+            to
+        }
+        match x {
+            Elements::F32(x) => Elements::F32(copy(x, rows, width, &mut self.f32)),
+            Elements::Bf16(x) => Elements::Bf16(copy(x, rows, width, &mut self.bf16)),
+            Elements::F16(x) => Elements::F16(copy(x, rows, width, &mut self.f16)),
+        }
     }
 }
 
@@ -210,8 +289,16 @@ impl Footprint for ToCompute<'_> {
         let (copied, kept) = indices_room(self.targets);
         let at_once = chunk_rows(classes).min(count);
         let another = if meta::is_written(weight) { floats(weight.elem_count()) } else { 0 };
-        let chunk = floats(at_once * classes) + floats(3 * at_once);
         let (elements, dtype) = (if x.track_op() { x.elem_count() } else { 0 }, x.dtype());
+        // Only i64 targets can be ignored. Then the chunk's rows of x, and its part of dx, may be copies.
+        let of_some = match self.targets.dtype() {
+            DType::I64 => {
+                let copied = at_once * x.dim(D::Minus1)?;
+                floats(2 * count) + bytes(copied, dtype) + if x.track_op() { floats(copied) } else { 0 }
+            }
+            _ => 0,
+        };
+        let chunk = floats(at_once * classes) + floats(3 * at_once) + of_some;
         let saved = bytes(elements, dtype);
         // The gradient of x in f32, before it is rounded.
         let wide = floats(elements) - saved;

@@ -1,6 +1,7 @@
 //! Compares each operation and its gradients with finite differences and with the plain candle expression in f64.
 
 mod against_candle;
+mod attention_dropout;
 mod check;
 mod device;
 mod edges;
@@ -8,6 +9,7 @@ mod golden;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod head;
+mod ignored;
 mod invariance;
 mod sink;
 mod tiled;

@@ -5,6 +5,7 @@ use super::metrics::{Metric, Sums};
 use crate::data::Dataset;
 use zero_engine::Engine;
 use zero_engine::Error;
+use zero_engine::MeanLoss;
 
 /// Micro-batches per pass through the pipeline when every sample is evaluated.
 const IN_A_ROW: usize = 16;
@@ -14,7 +15,7 @@ const IN_A_ROW: usize = 16;
 pub struct Evaluation {
     /// The step after which the evaluation ran.
     pub step: u64,
-    /// Mean loss.
+    /// Mean loss over all samples or, if the loss has weights, over all targets that are not ignored.
     pub loss: f32,
     /// Name and value of each metric, in the order in which the program added them.
     pub metrics: Vec<(String, f64)>,
@@ -55,8 +56,11 @@ pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric])
         return Ok(Some(Evaluation { step, loss, metrics: vec![], samples }));
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
-    let (loss, samples) = (totals[0] / totals[1], totals[1] as usize);
-    let values = totals[2..].chunks_exact(2).map(|pair| pair[0] / pair[1]);
+    let (loss, samples) = (totals[0] / totals[1], totals[2] as usize);
+    if totals[1] == 0.0 {
+        return Err(no_targets());
+    }
+    let values = totals[3..].chunks_exact(2).map(|pair| pair[0] / pair[1]);
     let metrics = metrics.iter().map(|metric| metric.name().to_string()).zip(values).collect();
     Ok(Some(Evaluation { step, loss: sampled.unwrap_or(loss as f32), metrics, samples }))
 }
@@ -74,11 +78,19 @@ fn some(
     let (replica, replicas) = (engine.replica(), engine.replicas());
     let load = |batch: usize| corpus.evaluation_batch(eval, ((batch * replicas + replica) * rows) as u64, rows);
     let losses = match metrics {
-        [] => engine.eval_with(batches, load)?,
+        [] => engine.eval_weighted(batches, load)?,
         metrics => engine.eval_observed(batches, load, |seen| sums.add(metrics, &seen, rows))?,
     };
-    let total: f64 = losses.into_iter().map(f64::from).sum();
-    Ok((total / batches as f64) as f32)
+    let weight = |mean: &MeanLoss| mean.weight.map_or(1.0, |weight| weight as f64);
+    let total: f64 = losses.iter().map(|mean| f64::from(mean.loss) * weight(mean)).sum();
+    match losses.iter().map(weight).sum::<f64>() {
+        0.0 => Err(no_targets()),
+        weights => Ok((total / weights) as f32),
+    }
+}
+
+fn no_targets() -> Error {
+    Error::Batch("all targets of the evaluation data are ignored (-100), so their loss is a mean over nothing".into())
 }
 
 /// Evaluates every sample once. Each replica runs whole micro-batches. In the last round, the remaining samples give

@@ -83,7 +83,9 @@ impl Metric {
 
 /// Sums over an evaluation. They are exact, so their bits do not depend on which rank evaluated which sample.
 pub(super) struct Sums {
+    /// Of the losses, times their weights.
     loss: ExactSum,
+    weights: ExactSum,
     samples: ExactSum,
     /// Per metric, the sum of its values and their number.
     metrics: Vec<(ExactSum, ExactSum)>,
@@ -92,7 +94,8 @@ pub(super) struct Sums {
 impl Sums {
     pub(super) fn new(metrics: &[Metric]) -> Self {
         let metrics = metrics.iter().map(|_| (ExactSum::new(), ExactSum::new())).collect();
-        Self { loss: ExactSum::new(), samples: ExactSum::new(), metrics }
+        let [loss, weights, samples] = [(); 3].map(|()| ExactSum::new());
+        Self { loss, weights, samples, metrics }
     }
 
     /// Adds the loss and the metrics of a micro-batch of `samples` samples.
@@ -102,8 +105,13 @@ impl Sums {
         seen: &Observed<'_>,
         samples: usize,
     ) -> std::result::Result<(), Error> {
+        // A loss without targets may be NaN.
+        let of_loss = seen.weight.map_or(samples as f64, |weight| weight as f64);
+        if of_loss > 0.0 {
+            self.loss.add(f64::from(seen.loss.to_dtype(DType::F32)?.to_scalar::<f32>()?) * of_loss);
+        }
+        self.weights.add(of_loss);
         let weight = samples as f64;
-        self.loss.add(f64::from(seen.loss.to_dtype(DType::F32)?.to_scalar::<f32>()?) * weight);
         self.samples.add(weight);
         for (metric, (sum, count)) in metrics.iter().zip(&mut self.metrics) {
             let values = values(metric, seen, samples)?;
@@ -123,7 +131,7 @@ impl Sums {
 
     /// Returns all sums in a fixed order, to be added up over the ranks.
     pub(super) fn into_sums(self) -> Vec<ExactSum> {
-        [self.loss, self.samples]
+        [self.loss, self.weights, self.samples]
             .into_iter()
             .chain(self.metrics.into_iter().flat_map(|(sum, count)| [sum, count]))
             .collect()

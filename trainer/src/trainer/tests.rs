@@ -7,7 +7,7 @@ use candle_core::Device;
 use candle_nn::{Module, VarBuilder, linear};
 use zero_comm::{Options, threads};
 use zero_engine::Batch;
-use zero_engine::ops::cross_entropy;
+use zero_engine::ops::{IGNORE_INDEX, count_targets, cross_entropy};
 
 use super::*;
 use crate::data::{InMemory, from_fn};
@@ -97,6 +97,66 @@ fn metrics_are_the_same_on_any_number_of_ranks() {
     let [accuracy, mean] = ["accuracy", "mean"].map(|name| evaluations[0].metric(name).unwrap());
     assert!((accuracy - mean).abs() < 1e-6, "{accuracy} {mean}");
     assert_eq!(evaluations[0].metric("doubled").unwrap(), 2.0 * evaluations[0].metric("accuracy").unwrap());
+}
+
+/// Points of which only some have a class, as i64; `keeps_all` leaves out no sample, otherwise only those with a class.
+fn partly_labelled(samples: usize, keeps_all: bool) -> InMemory {
+    let has_class = |i: &usize| !i.is_multiple_of(3) && !(6..12).contains(i);
+    let kept: Vec<u32> = (0..samples).filter(|i| keeps_all || has_class(i)).map(|i| i as u32).collect();
+    let all = points(samples).batch(&(0..samples).collect::<Vec<_>>()).unwrap();
+    let classes: Vec<u32> = all.targets.unwrap().to_vec1().unwrap();
+    let class = |&i: &u32| if has_class(&(i as usize)) { i64::from(classes[i as usize]) } else { IGNORE_INDEX };
+    let some = Tensor::from_vec(kept.iter().map(class).collect::<Vec<_>>(), kept.len(), &Device::Cpu).unwrap();
+    let kept = Tensor::new(kept, &Device::Cpu).unwrap();
+    InMemory::new(all.inputs.single().unwrap().index_select(&kept, 0).unwrap(), some).unwrap()
+}
+
+/// Samples without a target are no part of an evaluation's mean, on any number of ranks.
+#[test]
+fn evaluations_are_means_over_the_targets() {
+    for more in ["", "eval_batches: 4, "] {
+        // 32 samples are four micro-batches of two on each of four ranks.
+        let evaluations = [(1, true), (2, true), (4, true), (1, false)].map(|(ranks, keeps_all)| {
+            let folder = tempfile::tempdir().unwrap();
+            let more = match keeps_all {
+                true => more.replace('4', &format!("{}", 16 / ranks)),
+                false => String::new(),
+            };
+            let trainer = || {
+                quiet(config(folder.path(), &format!("max_steps: 6, eval_every: 3, {more}save_last: false")))
+                    .model(model().loss_weight(count_targets))
+                    .data(partly_labelled(64, true), partly_labelled(32, keeps_all))
+            };
+            let summaries: Vec<Summary> = fit_on(ranks, trainer).into_iter().map(Result::unwrap).collect();
+            assert!(summaries.iter().all(|summary| *summary == summaries[0]), "{summaries:?}");
+            (summaries[0].loss, summaries[0].evaluation.clone().unwrap().loss)
+        });
+        assert!(evaluations.iter().all(|(loss, _)| *loss == evaluations[0].0), "{evaluations:?}");
+        // Sums over all samples are exact. Means of micro-batches are rounded.
+        let tolerance = if more.is_empty() { 0.0 } else { 1e-6 };
+        for (_, loss) in &evaluations[..3] {
+            assert!((loss - evaluations[0].1).abs() <= tolerance, "{evaluations:?}");
+        }
+        assert!((evaluations[3].1 - evaluations[0].1).abs() < 1e-6, "{evaluations:?}");
+    }
+}
+
+#[test]
+fn an_evaluation_without_any_target_is_an_error() {
+    for more in ["", "eval_batches: 2, "] {
+        let folder = tempfile::tempdir().unwrap();
+        let none = || {
+            let all = points(8).batch(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+            let targets = Tensor::full(IGNORE_INDEX, 8, &Device::Cpu).unwrap();
+            InMemory::new(all.inputs.single().unwrap().clone(), targets).unwrap()
+        };
+        let error = mistake(|| {
+            quiet(config(folder.path(), &format!("max_steps: 1, eval_every: 1, {more}save_last: false")))
+                .model(model().loss_weight(count_targets))
+                .data(partly_labelled(64, true), none())
+        });
+        assert!(error.contains("all targets of the evaluation data are ignored (-100)"), "{error}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::env;
 use zero_cuda::{Allocation, Event};
 use zero_kernels::activation::{self, Function};
 use zero_kernels::attention::{self, Geometry, Saved};
-use zero_kernels::cross_entropy::{self, Logits, Upstream};
+use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream};
 use zero_kernels::dropout::{Mask, dropout};
 use zero_kernels::embedding::{self, Lookup};
 use zero_kernels::gradient_norm::{SQUARES, Squared, square_sums};
@@ -251,13 +251,13 @@ impl<'a> Bed<'a> {
             });
             self.measure(&format!("cross-entropy of {dtype:?} backward"), (size + 2) * n, 0, |room| {
                 let (of, statistics) = make(room);
-                let (upstream, out) = ((Upstream::Known(1.0), rows), (Dtype::Bf16, of.logits));
+                let (upstream, out) = ((Upstream::Known(1.0), Counted::Known(rows)), (Dtype::Bf16, of.logits));
                 self.work([cross_entropy::backward(&of, statistics, upstream, out)])
             });
         }
         self.measure("mean loss", 12 * u64::from(rows), 0, |room| {
             let (statistics, loss) = (room.take(12 * u64::from(rows)), room.take(4));
-            self.work([cross_entropy::mean_loss(rows, statistics, loss)])
+            self.work([cross_entropy::mean_loss(rows, Counted::Known(rows), statistics, loss)])
         });
     }
 

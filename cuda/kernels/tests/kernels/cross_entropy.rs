@@ -1,8 +1,8 @@
 //! Compares cross-entropy with f64.
 
 use zero_kernels::Dtype;
-use zero_kernels::cross_entropy::{Logits, Upstream, backward, foreseen, forward, mean_loss, rescale};
-use zero_kernels::indices::Fault;
+use zero_kernels::cross_entropy::{Counted, Logits, Upstream, backward, foreseen, forward, mean_loss, rescale};
+use zero_kernels::indices::{Fault, NO_TARGET};
 
 use crate::{Memory, assert_near, numbers, on_device, rounded};
 
@@ -23,8 +23,8 @@ fn losses_and_the_gradient_in_place() {
                 let (at, targets, stride) = (logits.address(), indices.address(), classes.into());
                 let of = Logits { rows, classes, stride, dtype, logits: at, targets };
                 device.run(&forward(&of, statistics.address()));
-                device.run(&mean_loss(rows, statistics.address(), loss.address()));
-                let upstream = (Upstream::At(upstream.address()), rows);
+                device.run(&mean_loss(rows, Counted::Known(rows), statistics.address(), loss.address()));
+                let upstream = (Upstream::At(upstream.address()), Counted::Known(rows));
                 device.run(&backward(&of, statistics.address(), upstream, (dtype, at)));
                 (loss.to_floats(Dtype::F32)[0], logits.to_floats(dtype))
             }) else {
@@ -68,9 +68,9 @@ fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) 
             targets,
         };
         device.run(&forward(&of, statistics.address()));
-        device.run(&mean_loss(of.rows, statistics.address(), loss.address()));
+        device.run(&mean_loss(of.rows, Counted::Known(of.rows), statistics.address(), loss.address()));
         // The mean is over more rows than this buffer has.
-        let launch = backward(&of, statistics.address(), (Upstream::Known(2.0), 100), (dtype, at));
+        let launch = backward(&of, statistics.address(), (Upstream::Known(2.0), Counted::Known(100)), (dtype, at));
         device.run(&launch);
         let narrow = x.to_floats(dtype);
         let stride = narrow.len() / rows;
@@ -109,6 +109,53 @@ fn a_target_out_of_range_makes_the_loss_and_its_row_nan() {
         assert!(f32::from_bits(loss).is_nan());
         assert!(bad[9..18].iter().all(|&x| f32::from_bits(x).is_nan()));
         assert_eq!([&bad[..9], &bad[18..]], [&good[..9], &good[18..]]);
+    }
+}
+
+/// Rows without a target: their loss and gradient are 0 whatever their logits are, and the mean is over the others.
+#[test]
+fn ignored_rows_do_not_contribute() {
+    let (rows, classes) = (5u32, 1300usize);
+    for dtype in Dtype::ALL {
+        let mut logits = rounded(dtype, &numbers(3, rows as usize * classes));
+        logits[classes] = f32::NAN;
+        let masks = [vec![5, NO_TARGET, 1299, NO_TARGET, 0], vec![NO_TARGET; 5]];
+        for targets in masks {
+            let counted = targets.iter().filter(|&&target| target != NO_TARGET).count();
+            let Some((loss, dx, others)) = on_device(|device| {
+                let run = |targets: &[u32], x: &[f32], counted: u32| {
+                    let (mut x, mut indices) = (Memory::floats(dtype, x), Memory::integers(targets));
+                    let (rows, mut number) = (targets.len() as u32, Memory::integers(&[counted]));
+                    let (mut statistics, mut loss) = (Memory::unwritten(12 * targets.len()), Memory::unwritten(4));
+                    let (logits, targets, counted) = (x.address(), indices.address(), Counted::At(number.address()));
+                    let of = Logits { rows, classes: classes as u32, stride: classes as u64, dtype, logits, targets };
+                    device.run(&forward(&of, statistics.address()));
+                    device.run(&mean_loss(rows, counted, statistics.address(), loss.address()));
+                    device.run(&backward(&of, statistics.address(), (Upstream::Known(2.0), counted), (dtype, logits)));
+                    (loss.to_floats(Dtype::F32)[0], x.to_floats(dtype))
+                };
+                let (loss, dx) = run(&targets, &logits, counted as u32);
+                // The rows with a target, and no others.
+                let (mut some, mut x) = (vec![], vec![]);
+                for (row, &target) in targets.iter().enumerate().filter(|(_, target)| **target != NO_TARGET) {
+                    some.push(target);
+                    x.extend_from_slice(&logits[row * classes..(row + 1) * classes]);
+                }
+                (loss, dx, (!some.is_empty()).then(|| run(&some, &x, counted as u32)))
+            }) else {
+                return;
+            };
+            let (want_loss, want_dx) = others.unwrap_or_default();
+            assert!((loss - want_loss).abs() <= 1e-6 * want_loss, "{loss} for {want_loss}");
+            assert_eq!(loss == 0.0, counted == 0);
+            let mut want = want_dx.chunks(classes);
+            for (row, target) in dx.chunks(classes).zip(&targets) {
+                match *target {
+                    NO_TARGET => assert!(row.iter().all(|x| x.to_bits() == 0), "{dtype:?}"),
+                    _ => assert!(Some(row) == want.next(), "{dtype:?}"),
+                }
+            }
+        }
     }
 }
 

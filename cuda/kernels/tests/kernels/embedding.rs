@@ -3,7 +3,7 @@
 
 use zero_kernels::Dtype;
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
-use zero_kernels::indices::{Fault, IndexType, indices};
+use zero_kernels::indices::{Fault, IndexType, NO_TARGET, indices};
 
 use crate::{Memory, numbers, on_device, rounded};
 
@@ -11,7 +11,9 @@ use crate::{Memory, numbers, on_device, rounded};
 fn taken(of: IndexType, bytes: &[u8], count: u32, limit: u32) -> Option<(Vec<u64>, Fault)> {
     on_device(|device| {
         let mut from = Memory::integers(&bytes.chunks(4).map(word).collect::<Vec<_>>());
-        let (mut to, mut fault) = (Memory::unwritten(count as usize * 4), Memory::integers(&[0; 8]));
+        // Targets are followed by their number.
+        let written = count as usize + usize::from(of == IndexType::Targets);
+        let (mut to, mut fault) = (Memory::unwritten(written * 4), Memory::integers(&[0; 8]));
         let at = [from.address(), to.address()];
         device.run(&indices(of, count, limit, at, fault.address(), 4));
         // The first recorded fault is not overwritten.
@@ -51,6 +53,29 @@ fn the_first_index_out_of_range_is_recorded() {
     let limit = u32::MAX;
     assert_eq!(taken(IndexType::U32, &words, 3, limit), Some((vec![3, NONE, 0], what(NONE as i64, 1, NONE))));
     assert_eq!(taken(IndexType::U8, &[3, 0, 255, 254], 4, 255), Some((vec![3, 0, NONE, 254], what(255, 2, 255))));
+}
+
+#[test]
+fn ignored_targets_are_counted() {
+    const NONE: u64 = NO_TARGET as u64;
+    let of_i64 = |values: &[i64]| values.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<_>>();
+    let mut many: Vec<i64> = (0..3000).map(|i| if i % 7 == 3 { -100 } else { i % 70 }).collect();
+    let targets = many.iter().filter(|&&target| target != -100).count();
+    let want = many.iter().map(|&target| if target == -100 { NONE } else { target as u64 });
+    let want: Vec<u64> = want.chain([targets as u64]).collect();
+    let Some((found, fault)) = taken(IndexType::Targets, &of_i64(&many), 3000, 70) else { return };
+    assert_eq!(found, want);
+    assert_eq!(fault, Fault { what: 5, details: [1, 1, 1] });
+    // Other targets out of range stay faults, and count.
+    many[1029] = -99;
+    let Some((found, fault)) = taken(IndexType::Targets, &of_i64(&many), 3000, 70) else { return };
+    assert_eq!((found[1029], found[3000]), (u32::MAX.into(), targets as u64));
+    assert_eq!(fault, Fault { what: 4, details: [-99i64 as u64, 1029, 70] });
+    let none = taken(IndexType::Targets, &of_i64(&[-100; 3]), 3, 1);
+    assert_eq!(none, Some((vec![NONE, NONE, NONE, 0], Fault::default())));
+    // For indices, −100 is a fault.
+    let Some((_, fault)) = taken(IndexType::I64, &of_i64(&[-100]), 1, 70) else { return };
+    assert_eq!(fault, Fault { what: 4, details: [-100i64 as u64, 0, 70] });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! of elements with and without a remainder, in one turn of a launch's threads and in several.
 
 use zero_kernels::activation::{self, Function};
-use zero_kernels::cross_entropy::{self, Logits, Upstream, rescale};
+use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream, rescale};
 use zero_kernels::dropout::{Mask, dropout};
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
@@ -247,7 +247,12 @@ fn losses_and_their_gradients() {
                 let targets = targets.address();
                 let of = Logits { rows: 3, classes, stride, dtype, logits: at[0], targets };
                 device.run(&cross_entropy::forward(&of, at[2]));
-                device.run(&cross_entropy::backward(&of, at[2], (Upstream::Known(2.0), 3), (dtype, at[1])));
+                device.run(&cross_entropy::backward(
+                    &of,
+                    at[2],
+                    (Upstream::Known(2.0), Counted::Known(3)),
+                    (dtype, at[1]),
+                ));
             });
             // The results must not depend on where a row begins.
             let Some((statistics, gradient)) = on_device(|device| {
@@ -256,7 +261,7 @@ fn losses_and_their_gradients() {
                 let (logits, targets) = (x.address(), targets.address());
                 let of = Logits { rows: 3, classes, stride, dtype, logits, targets };
                 device.run(&cross_entropy::forward(&of, statistics.address()));
-                let mean = (Upstream::Known(2.0), 3);
+                let mean = (Upstream::Known(2.0), Counted::Known(3));
                 device.run(&cross_entropy::backward(&of, statistics.address(), mean, (dtype, logits)));
                 (statistics.to_integers(), x.bits())
             }) else {

@@ -5,7 +5,7 @@ use crate::check::{close, floats, ids, normal, same_bits};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use zero_ops::device::{Array, check};
 use zero_ops::sink::{FlatBuffer, Gradients};
-use zero_ops::{cross_entropy, linear_cross_entropy};
+use zero_ops::{IGNORE_INDEX, cross_entropy, linear_cross_entropy};
 
 /// Allows for another order of the sums and their rounding.
 fn tolerance(dtype: DType) -> f64 {
@@ -63,6 +63,40 @@ fn losses_of_a_head() {
             }
         }
     }
+}
+
+/// Rows whose target is −100, and batches of nothing else.
+#[test]
+fn ignored_rows() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    for dtype in FLOATS {
+        for none in [false, true] {
+            let targets: Vec<i64> =
+                (0..12).map(|row| if none || row % 3 == 1 { IGNORE_INDEX } else { row % 9 }).collect();
+            let targets = Tensor::from_vec(targets, (3, 4), &Device::Cpu)?;
+            let on = |t: &Tensor| targets.to_device(t.device());
+            let logits = [normal("logits", &[3, 4, 70]).to_dtype(dtype)?];
+            let [got, want] = both(&gpu, &logits, Into::Store, |t| cross_entropy(&t[0], &on(&t[0])?));
+            close("loss", &got.0, &want.0, 1e-6);
+            close("gradient", &got.1[0], &want.1[0], tolerance(dtype));
+            assert_eq!(floats(&got.0)[0] == 0.0, none);
+            let inputs = [normal("x", &[3, 4, 5]).to_dtype(dtype)?, normal("w", &[9, 5]).to_dtype(dtype)?];
+            for into in EVERYWHERE {
+                let op = |t: &[Tensor]| linear_cross_entropy(&t[0], &t[1], &on(&t[0])?, upstream());
+                let [got, want] = both(&gpu, &inputs, into, op);
+                close("loss", &got.0, &want.0, 1e-6);
+                close(&format!("dx {into:?}"), &got.1[0], &want.1[0], tolerance(dtype));
+                close(&format!("dW {into:?}"), &got.1[1], &want.1[1], tolerance(dtype));
+                assert!(floats(&got.1[0])[5..10].iter().all(|&x| x == 0.0));
+            }
+        }
+    }
+    check(&gpu)?;
+    let targets = Tensor::new(&[-100i64, -99], &gpu)?;
+    assert!(cross_entropy(&normal("logits", &[2, 9]).to_device(&gpu)?, &targets)?.to_scalar::<f32>()?.is_nan());
+    let error = check(&gpu).expect_err("an error").to_string();
+    assert!(error.contains("cross-entropy: index -99 at position 1 is not below 9"), "{error}");
+    Ok(())
 }
 
 #[test]

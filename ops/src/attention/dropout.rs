@@ -1,0 +1,60 @@
+//! Dropout of attention probabilities, whose masks are computed again wherever they are needed.
+
+use crate::kernel::softmax::Tile;
+use crate::random::Stream;
+use crate::{Dropout, Pass};
+use candle_core::{Result, bail};
+
+/// Bits of a number's index for the position of a key, and as many for the position of a query.
+const POSITION_BITS: u32 = 24;
+const HEAD_BITS: u32 = 64 - 2 * POSITION_BITS;
+
+/// The dropout of one attention in one pass.
+///
+/// Whether a probability is kept is a function of the seed, the layer, the dropout's name, the sample's index in the
+/// run, the query head and the positions of query and key. It does not depend on the sizes of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mask {
+    /// The numbers of the first sample.
+    stream: Stream,
+    first_sample: u64,
+    probability: f32,
+}
+
+impl Mask {
+    /// Returns `None` if nothing is dropped: in an evaluation, or with a probability of 0.
+    pub(crate) fn new(op: &'static str, dropout: &Dropout, pass: &Pass) -> Result<Option<Self>> {
+        let &Dropout { probability, name } = dropout;
+        if !(0.0..1.0).contains(&probability) {
+            bail!("{op}: expected a dropout probability in [0, 1), got {probability}");
+        }
+        if !pass.training || probability == 0.0 {
+            return Ok(None);
+        }
+        let stream = Stream::new(pass.seed, &format!("dropout/{}/{name}", pass.layer), pass.sample);
+        Ok(Some(Self { stream, first_sample: pass.sample, probability }))
+    }
+
+    /// Checks that every probability has its own number.
+    pub(crate) fn fits(op: &'static str, time: usize, heads: usize) -> Result<()> {
+        if time > 1 << POSITION_BITS || heads > 1 << HEAD_BITS {
+            bail!("{op}: dropout supports 2^{POSITION_BITS} positions and 2^{HEAD_BITS} heads, got {time} and {heads}");
+        }
+        Ok(())
+    }
+
+    /// Drops elements of the rows of a tile and scales the others by 1/(1 − probability). The rows belong to a query
+    /// head of a sample of the batch; the tile's origin is a multiple of four.
+    pub(crate) fn apply(&self, sample: usize, head: usize, tile: Tile<'_>, rows: &mut [f32]) {
+        let stream = self.stream.of(self.first_sample + sample as u64);
+        let scale = 1.0 / (1.0 - self.probability);
+        for (row, (&first, scores)) in tile.firsts.iter().zip(rows.chunks_exact_mut(tile.width)).enumerate() {
+            let query = tile.position + row;
+            // Four numbers come from one counter.
+            let first = first / 4 * 4;
+            let index = ((head as u64) << (2 * POSITION_BITS)) | ((query as u64) << POSITION_BITS) | first as u64;
+            let seen = &mut scores[first - tile.origin..=query - tile.origin];
+            stream.drop_out_in_place(index, self.probability, scale, seen);
+        }
+    }
+}
