@@ -14,15 +14,15 @@ section! {
         /// What the records of a file are.
         pub kind as "type": ChatType = key(ChatType::KIND, "auto", "What a record is; auto: recognized by the first record's fields; messages: a list of messages, as of OpenAI or ShareGPT; alpaca: instruction, input and output; prompt_completion: prompt and completion, which are texts or lists of messages");
         /// The template: its text, or the path of its file.
-        pub chat_template: Option<String> = key(Kind::Path, "= the model's own", "Jinja template, as its text or the path of a file; the model's own is chat_template.jinja, or chat_template in tokenizer_config.json, beside the tokenizer or in model.pretrained");
+        pub chat_template: Option<String> = key(Kind::Text, "= the model's own", "Jinja template, as its text or the path of a file; the model's own is chat_template.jinja, or chat_template in tokenizer_config.json, beside the tokenizer or in model.pretrained");
         /// Field of a record that holds the messages.
-        pub field_messages: Option<String> = key(Kind::Path, "= messages, or else conversations", "Field of a record that holds the list of messages");
+        pub field_messages: Option<String> = key(Kind::Text, "= messages, or else conversations", "Field of a record that holds the list of messages");
         /// Fields of a message.
         pub message_property_mappings: MessageProperties = section(&MessageProperties::SECTION, "Fields of a message that have other names");
         /// Names of roles in the files.
         pub roles: Roles = section(&Roles::SECTION, "The names that each role of the template has in the files");
         /// Field of a message that decides whether it is trained, whatever its role.
-        pub message_field_training: String = key(Kind::Path, "weight", "Field of a message, 0 or 1 or true or false, that decides whether the message is trained, whatever its role");
+        pub message_field_training: String = key(Kind::Text, "weight", "Field of a message, 0 or 1 or true or false, that decides whether the message is trained, whatever its role");
         /// Roles whose messages are trained.
         pub roles_to_train: Vec<String> = key(Kind::Texts, "[assistant]", "Roles whose messages are trained");
         /// Train every token.
@@ -42,9 +42,9 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct MessageProperties(keys) in Chat::message_property_mappings {
         /// Field of the role.
-        pub role: Option<String> = key(Kind::Path, "= role, or else from", "Field of a message that holds its role");
+        pub role: Option<String> = key(Kind::Text, "= role, or else from", "Field of a message that holds its role");
         /// Field of the text.
-        pub content: Option<String> = key(Kind::Path, "= content, or else value", "Field of a message that holds its text");
+        pub content: Option<String> = key(Kind::Text, "= content, or else value", "Field of a message that holds its text");
     }
 }
 

@@ -31,7 +31,7 @@ mod token_files;
 mod tokenizer;
 mod tokens;
 
-pub use chat::ChatOptions;
+pub use chat::options::ChatOptions;
 pub use dataset::{BoxError, Dataset};
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub use options::{DataOptions, Format, TokenDtype};

@@ -1,6 +1,6 @@
 //! Options of a data set that is read from files.
 
-use super::chat::ChatOptions;
+use super::chat::options::ChatOptions;
 
 /// Which files a data set is read from, and how they are cut into samples.
 #[derive(Debug, Clone, PartialEq)]

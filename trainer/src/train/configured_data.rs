@@ -23,7 +23,7 @@ pub(super) struct DataFiles {
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
 pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
     let DataFiles { train: all, eval, tokenizer, vocabulary } = files(config, has_own_model)?;
-    let described = [("data", Some(&all)), ("evaluation data", eval.as_ref())];
+    let described = [("training data", Some(&all)), ("evaluation data", eval.as_ref())];
     let notes =
         described.iter().filter_map(|(name, files)| Some(format!("{name}: {}", files.as_ref()?.description()?)));
     let notes = notes.collect();

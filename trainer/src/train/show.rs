@@ -144,6 +144,52 @@ mod tests {
     }
 
     #[test]
+    fn conversations_are_shown_with_their_special_tokens() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let tokenizer = r#"{
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "decoder": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "added_tokens": [{"id": 0, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+                              "normalized": false, "special": true}],
+            "model": {"type": "WordLevel", "unk_token": "</s>", "vocab": {"</s>": 0, "user": 1, "assistant": 2, "hi": 3}}
+        }"#;
+        let template = "{% for m in messages %}{{ m.role + ' ' + m.content + eos_token + ' ' }}{% endfor %}\
+                        {% if add_generation_prompt %}assistant {% endif %}";
+        let record = |role| {
+            let user = r#"{"role": "user", "content": "hi"}"#;
+            format!(r#"{{"messages": [{user}, {{"role": "{role}", "content": "hi"}}]}}"#)
+        };
+        for (name, text) in [
+            ("tokenizer.json", tokenizer),
+            ("tokenizer_config.json", r#"{"eos_token": "</s>"}"#),
+            ("t.jinja", template),
+            ("train.jsonl", &record("assistant")),
+            ("eval.jsonl", &record("gpt")),
+            ("wrong.jsonl", &record("bot")),
+        ] {
+            std::fs::write(path(name), text).unwrap();
+        }
+        let config = |eval| {
+            let [train, eval] = ["train.jsonl", eval].map(path);
+            let data = format!(
+                "train: {train}, eval: {eval}, format: chat, sequence_length: 9, tokenizer: {}, chat: {{chat_template: {}}}",
+                path("tokenizer.json"),
+                path("t.jinja")
+            );
+            Config::parse("ds.yaml", format!("train_batch_size: 1\ndata: {{{data}}}")).unwrap()
+        };
+        let part = |text: &str, is_trained| ShownPart { text: text.into(), is_trained };
+        let parts = vec![part("user hi </s> assistant", false), part(" hi </s>", true)];
+        let sample = ShownSample { index: 0, parts, tokens: 6, trained: 2, padding: 4 };
+        for of_eval in [false, true] {
+            assert_eq!(show_data(&config("eval.jsonl"), of_eval, 0, 9).unwrap().shown, [sample.clone()]);
+        }
+        let error = show_data(&config("wrong.jsonl"), false, 0, 1).unwrap_err().to_string();
+        assert!(error.contains("wrong.jsonl, line 1: message 2 has the role \"bot\""), "{error}");
+    }
+
+    #[test]
     fn rows_and_token_files_are_shown_as_numbers() {
         let mlp = "train_batch_size: 1\nmodel: {type: mlp, input_size: 2, output_size: 3}\ndata: {train: FILE}";
         let texts = |mut data: ShownData| -> Vec<String> {

@@ -90,7 +90,8 @@ impl Turns<'_> {
         // Some templates end every conversation with the `eos_token`, as Phi's: the turn then ends with the last special
         // token before it, if the next turn begins with another one.
         let same = text.bytes().zip(until.bytes()).take_while(|(a, b)| a == b).count();
-        let is_blank = |token: &Range<usize>| text[token.clone()].trim().is_empty();
+        // A part of a character is no text.
+        let is_blank = |token: &Range<usize>| text.get(token.clone()).is_some_and(|text| text.trim().is_empty());
         let ranges = &self.tokens.ranges;
         let is_common = |&token: &usize| ranges[token].end <= same && self.tokens.is_special(token);
         let last = self.tokens.inside(&(start.len()..same.max(start.len()))).rev().find(is_common);

@@ -6,7 +6,7 @@
 
 mod mask;
 mod model_files;
-mod options;
+pub(super) mod options;
 mod record;
 mod renderer;
 mod template;
@@ -22,7 +22,6 @@ use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
 use super::tokenizer::Tokenizer;
 use mask::shown;
-pub use options::ChatOptions;
 use record::Problem;
 use renderer::{Renderer, Sample};
 
@@ -206,13 +205,14 @@ struct Excess {
 impl Excess {
     fn error(self, sequence_length: usize) -> DataError {
         let Excess { path, at, length, count, longest } = self;
-        let message = format!(
-            "{length} tokens do not fit into samples of {sequence_length} and the next token; {}, the longest with {longest} tokens",
-            match count {
-                1 => "this conversation alone is too long".to_string(),
-                count => format!("{} conversations are too long", grouped(count as u64)),
+        let which = match count {
+            1 => "no other conversation is too long".to_string(),
+            count => {
+                format!("{} conversations are too long, the longest with {longest} tokens", grouped(count as u64))
             }
-        );
+        };
+        let message =
+            format!("{length} tokens do not fit into a sample of {sequence_length} and the next token; {which}");
         let help = "increase `data.sequence_length`, or set `data.chat.excess_length_strategy` to `truncate` or `drop`";
         Problem::new(message, help).at(&path, at)
     }

@@ -174,12 +174,11 @@ impl<'a> Renderer<'a> {
     /// Rejects a tokenizer that splits a special token of the template, such as `<|im_start|>`.
     fn has_tokens(&self, template: &Template, text: &str, conversation: &Conversation) -> Result<(), DataError> {
         for special in specials(text) {
-            let in_message = || {
-                conversation.messages.iter().any(|message| {
-                    message.values().any(|value| serde_json::to_string(value).is_ok_and(|json| json.contains(special)))
-                })
+            let is_given = || {
+                let values = conversation.messages.iter().flat_map(|message| message.values());
+                values.chain([&conversation.tools]).any(|value| value.to_string().contains(special))
             };
-            if self.tokenizer.single(special)?.is_none() && !in_message() {
+            if self.tokenizer.single(special)?.is_none() && !is_given() {
                 let count = self.tokenizer.encode_with_offsets(special, false)?.len();
                 return Err(DataError::Template {
                     origin: template.origin.clone(),

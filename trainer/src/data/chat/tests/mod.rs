@@ -10,7 +10,8 @@ use zero_config::{ChatType, ExcessLength, TrainOnEos, Untrained};
 
 use super::super::Dataset;
 use super::super::records::Samples;
-use super::{ChatOptions, IGNORED};
+use super::IGNORED;
+use super::options::ChatOptions;
 use templates::{CHATML, GEMMA, PHI};
 use tokenizer::Folder;
 
@@ -162,9 +163,11 @@ fn samples_have_the_sequence_length() {
     assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 9.6 % padding");
 
     let error = raw(length - 2, ExcessLength::Raise).unwrap_err().to_string();
-    let expected = "data.jsonl, line 1: 27 tokens do not fit into samples of 25 and the next token; this conversation \
-                    alone is too long, the longest with 27 tokens\n  help: increase `data.sequence_length`";
+    let expected = "data.jsonl, line 1: 27 tokens do not fit into a sample of 25 and the next token; no other \
+                    conversation is too long\n  help: increase `data.sequence_length`";
     assert!(error.contains(expected), "{error}");
+    let error = raw(9, ExcessLength::Raise).unwrap_err().to_string();
+    assert!(error.contains("; 2 conversations are too long, the longest with 27 tokens\n"), "{error}");
     let cut = raw(21, ExcessLength::Truncate).unwrap();
     assert_eq!(folder.shown(&cut)[0], "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[bcd]");
     assert!(cut.description().unwrap().ends_with(", 1 truncated"));

@@ -5,7 +5,8 @@ use zero_config::TrainOnEos;
 
 use super::super::super::Dataset;
 use super::super::super::records::Samples;
-use super::super::{ChatOptions, IGNORED};
+use super::super::IGNORED;
+use super::super::options::ChatOptions;
 use super::templates::{CHATML, GEMMA, LLAMA, MISTRAL, PHI, without_marks};
 use super::tokenizer::Folder;
 use super::{messages, said};

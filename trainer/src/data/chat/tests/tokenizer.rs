@@ -8,7 +8,8 @@ use tempfile::TempDir;
 
 use super::super::super::records::Samples;
 use super::super::super::{DataError, DataOptions, Dataset, FileDataset, Format, Tokenizer, open};
-use super::super::{ChatOptions, IGNORED};
+use super::super::IGNORED;
+use super::super::options::ChatOptions;
 
 /// Special tokens of all templates; ids from 260.
 pub(super) const SPECIAL: [&str; 16] = [
