@@ -183,7 +183,7 @@ mod tests {
         let parts = vec![part("user hi </s> assistant", false), part(" hi </s>", true)];
         let sample = ShownSample { index: 0, parts, tokens: 6, trained: 2, padding: 4 };
         for of_eval in [false, true] {
-            assert_eq!(show_data(&config("eval.jsonl"), of_eval, 0, 9).unwrap().shown, [sample.clone()]);
+            assert_eq!(show_data(&config("eval.jsonl"), of_eval, 0, 9).unwrap().shown, std::slice::from_ref(&sample));
         }
         let error = show_data(&config("wrong.jsonl"), false, 0, 1).unwrap_err().to_string();
         assert!(error.contains("wrong.jsonl, line 1: message 2 has the role \"bot\""), "{error}");

@@ -199,8 +199,9 @@ fn specials(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices('<').filter_map(|(start, _)| {
         let rest = &text[start..];
         let between = |[open, close]: [&str; 2]| {
-            let end = rest.strip_prefix(open)?.find(close)? + open.len() + close.len();
-            (!rest[..end].contains(char::is_whitespace)).then(|| &rest[..end])
+            let name = rest.strip_prefix(open)?.split(close).next()?;
+            let is_name = !name.contains(|c: char| c.is_whitespace() || matches!(c, '<' | '>'));
+            rest.get(..open.len() + name.len() + close.len()).filter(|_| is_name)
         };
         let gemma = ["<start_of_turn>", "<end_of_turn>"].into_iter().find(|token| rest.starts_with(token));
         [["<|", "|>"], ["<｜", "｜>"]].into_iter().find_map(between).or(gemma.map(|token| &rest[..token.len()]))

@@ -57,7 +57,9 @@ impl Template {
         origin: String,
         special_tokens: serde_json::Map<String, serde_json::Value>,
     ) -> Result<Self, DataError> {
-        let rewritten = rewrite(source);
+        // Jinja reads every line break as `\n`.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let rewritten = rewrite(&source);
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -72,6 +74,13 @@ impl Template {
             _ => escape_formatter(out, state, value),
         });
         environment.add_filter("tojson", to_json);
+        // `none` is iterable in minijinja.
+        environment.add_test("iterable", |value: Value| {
+            matches!(
+                value.kind(),
+                ValueKind::Seq | ValueKind::Map | ValueKind::Iterable | ValueKind::String | ValueKind::Undefined
+            )
+        });
         environment.add_filter("generation", |body: String| format!("{}{body}{}", MARKS[0], MARKS[1]));
         environment.add_function("strftime_now", |format: String| strftime(&format, now()));
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -314,6 +323,7 @@ mod tests {
             ("{%-generation-%}a{%- endgeneration -%} b", "ab", vec!["a"]),
             ("{{ bos_token }}{# {% generation %} #}é{% generation %}é{% endgeneration %}", "<s>éé", vec!["é"]),
             ("{{ '{% generate %}' }}", "{% generate %}", vec![]),
+            ("a\r\n{% generation %}\r\nb\rc{% endgeneration %}\r\n", "a\nb\nc", vec!["b\nc"]),
         ] {
             let rendered = render(source, json!(["a", "b"])).unwrap();
             let found: Vec<&str> = rendered.generated.iter().map(|range| &rendered.text[range.clone()]).collect();
@@ -331,6 +341,10 @@ mod tests {
         assert_eq!(print("{{ true }} {{ none }} {{ missing }}").unwrap(), "True None ");
         assert_eq!(print("{{ ' a-b '.strip().split('-')[-1] }}").unwrap(), "b");
         assert_eq!(print("{% for n in messages[0].b[::-1] %}{{ n }},{% endfor %}").unwrap(), "None,2.5,1,");
+        assert_eq!(
+            print("{{ tools is iterable }} {{ '' is iterable }} {{ messages is iterable }}").unwrap(),
+            "False True True"
+        );
         assert!(print("{{ messages }}").unwrap_err().contains("use `| tojson`"));
         assert!(print("{{ messages | tojson(sort_keys=true) }}").unwrap_err().contains("sort_keys"));
     }
