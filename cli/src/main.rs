@@ -5,6 +5,7 @@
 mod arguments;
 mod bench;
 mod checkpoint;
+mod data;
 mod doctor;
 mod input;
 mod launch;
@@ -17,7 +18,7 @@ mod tuner;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use arguments::{Bench, Checkpoint, Cli, Command, ConfigArgs, LaunchArgs, refuse};
+use arguments::{Bench, Checkpoint, Cli, Command, ConfigArgs, Data, LaunchArgs, refuse};
 use input::load;
 use printed::{show, warn};
 use zero_comm::SharedAllocator;
@@ -41,6 +42,9 @@ fn main() -> ExitCode {
         (Some(Command::Launch(args)), _) => launch(&args),
         (Some(Command::Autotune(args)), _) => tuner::autotune(&args),
         (Some(Command::Bench(args)), _) => bench(&args.what),
+        (Some(Command::Data(args)), _) => match &args.what {
+            Data::Show(args) => data::show_samples(args),
+        },
         (Some(Command::Report(args)), _) => report::report(&args),
         (Some(Command::Doctor), _) => {
             show(&doctor::report());

@@ -6,6 +6,7 @@
 
 mod activations;
 mod autotuning;
+mod chat;
 mod data;
 mod launcher;
 mod layers;
@@ -34,6 +35,7 @@ use crate::yaml_out;
 
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
 pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
+pub use chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;

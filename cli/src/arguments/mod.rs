@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Inspect or verify a checkpoint, import pretrained weights, or export weights
     Checkpoint(CheckpointArgs),
+    /// Print samples of the training data as text, with the tokens that are trained
+    Data(DataArgs),
     /// Write an HTML page about one run or several: curves, memory, timeline, communication, time
     Report(ReportArgs),
     /// Print the machine's cores, instruction sets, memory, GPUs and NCCL, and which NVIDIA libraries are missing
@@ -161,6 +163,41 @@ pub(crate) struct AutotuneArgs {
 
 fn size(text: &str) -> Result<u64, String> {
     zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 80GiB or 800MB".to_string())
+}
+
+/// Options of `data`.
+#[derive(Debug, Args)]
+pub(crate) struct DataArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) what: Data,
+}
+
+/// What can be done with data.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Data {
+    /// Print samples with the trained tokens in color, or in ⟦ ⟧ without colors, and the number of tokens
+    Show(ShowArgs),
+}
+
+/// Options of `data show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// ds.yaml or ds_config.json, or - for standard input; may be repeated: keys of later files override earlier ones
+    #[arg(long, short, value_name = "FILE", required = true)]
+    pub(crate) config: Vec<PathBuf>,
+    /// Override a value, for example data.sequence_length=512; may be repeated
+    #[arg(long, value_name = "PATH=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Number of samples to print
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) count: u32,
+    /// First sample to print, counted from 0 in the order of the files
+    #[arg(long, value_name = "I", default_value_t = 0)]
+    pub(crate) index: usize,
+    /// Print samples of data.eval
+    #[arg(long)]
+    pub(crate) eval: bool,
 }
 
 /// Options of `report`.

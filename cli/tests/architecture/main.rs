@@ -23,11 +23,13 @@ const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "help
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
 
 /// Third-party crates, each with the lowest crate that may depend on it.
-const ENTER: [(&str, &str); 7] = [
+const ENTER: [(&str, &str); 9] = [
     ("anyhow", "cli"),
     ("clap", "cli"),
     ("console", "cli"),
     ("lexopt", "trainer"),
+    ("minijinja", "trainer"),
+    ("minijinja-contrib", "trainer"),
     ("nvml-wrapper", "trainer"),
     ("tokenizers", "trainer"),
     ("ureq", "trainer"),

@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::Config;
 use crate::config::model::POSITIONS;
-use crate::reader::{Resolver, read_as};
+use crate::config::{Chat, Config};
+use crate::reader::{Read as _, Resolver, read_as};
 use crate::schema::*;
-use crate::table::section;
+use crate::table::{last, section};
 use crate::value::Leaf;
 
 section! {
@@ -21,7 +21,7 @@ section! {
         /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
         pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Part of the training data's end that is kept for evaluation when `eval` is not given");
         /// How files are read.
-        pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read; auto: by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer");
+        pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read; auto: by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer; chat: conversations as JSON lines or a JSON array");
         /// Tokenizer for text.
         pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json");
         /// Tokens per sample. `None` if it is not given and no `model` with a maximum sequence length provides it.
@@ -30,6 +30,8 @@ section! {
         pub text_key: String = key(Kind::Text, "text", "Field of a JSON line that holds the text");
         /// Integer type of a token file.
         pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Type of the numbers in a token file");
+        /// How conversations become samples; `None` with another format.
+        pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or (format == DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
         /// Draw samples in a random order that depends only on the seed.
         pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends on the seed only");
     }
@@ -50,6 +52,8 @@ choice! {
         Jsonl = "jsonl",
         /// Comma-separated numbers.
         Csv = "csv",
+        /// Conversations, as JSON lines or a JSON array.
+        Chat = "chat",
     }
 }
 
@@ -100,6 +104,18 @@ impl Data {
             let message = format!("`{}: bytes` is for the byte tokenizer", Self::format);
             let help = Some(format!("leave `{}` out, or write `format: text`", Self::tokenizer));
             resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
+        }
+        let is_chat = self.format == DataFormat::Chat;
+        if is_chat && self.tokenizer == Tokenizer::Byte {
+            let message =
+                format!("`{}: chat` needs a tokenizer with special tokens, and bytes have none", Self::format);
+            let help = Some(format!("set `{}` to the tokenizer.json of the model", Self::tokenizer));
+            resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
+        }
+        if !is_chat && resolver.has_section(Self::chat) {
+            let message = format!("`{}` has no effect on `{}: {}`", Self::chat, Self::format, self.format);
+            let help = Some("write `format: chat`, or leave the section out".to_string());
+            resolver.contradiction(&[Self::chat, Self::format], message, help);
         }
         if let (Some(length), Some(longest)) = (self.sequence_length, longest)
             && length > longest

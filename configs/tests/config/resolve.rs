@@ -331,3 +331,33 @@ fn the_depth_of_a_profile_is_an_integer() {
         assert!(depth(wrong).is_err_and(|error| error.contains("flops_profiler.module_depth")), "{wrong}");
     }
 }
+
+#[test]
+fn conversations_have_their_own_section() {
+    let parse = |data: &str| Config::parse("ds.yaml", format!("train_batch_size: 1\ndata: {{train: a, {data}}}"));
+    let data = |data: &str| parse(data).expect("valid").data.expect("data");
+    assert_eq!(data("format: jsonl").chat, None);
+    let chat = data("format: chat, tokenizer: t.json").chat.expect("the defaults");
+    assert_eq!(
+        (chat.roles_to_train, chat.excess_length_strategy),
+        (vec!["assistant".to_string()], ExcessLength::Raise)
+    );
+    let chat =
+        data("format: chat, tokenizer: t.json, chat: {type: alpaca, roles: {assistant: [bot]}}").chat.expect("chat");
+    assert_eq!(
+        (chat.kind, chat.roles.assistant, chat.roles.tool.len()),
+        (ChatType::Alpaca, vec!["bot".to_string()], 1)
+    );
+    for (text, expected) in [
+        ("format: chat", "`data.format: chat` needs a tokenizer with special tokens"),
+        ("format: jsonl, chat: {type: auto}", "`data.chat` has no effect on `data.format: jsonl`"),
+        (
+            "format: chat, tokenizer: t, chat: {sample_packing: true}",
+            "`data.chat.sample_packing: true` is not implemented yet",
+        ),
+        ("format: chat, tokenizer: t, chat: {train_on_eos: no}", "`turn`, `all` or `last`"),
+    ] {
+        let errors = parse(text).expect_err(text).to_string();
+        assert!(errors.contains(expected), "{errors}");
+    }
+}

@@ -151,6 +151,28 @@ pub enum DataError {
         /// Number of classes that the model predicts.
         classes: usize,
     },
+    /// A conversation cannot become a sample.
+    #[error("{}, {at}: {message}\n  help: {help}", path.display())]
+    Conversation {
+        /// The file.
+        path: PathBuf,
+        /// Position of the conversation.
+        at: At,
+        /// Why it cannot, with the rendered text where that explains it.
+        message: String,
+        /// Advice.
+        help: String,
+    },
+    /// A chat template is missing or unusable, or does not match the tokenizer.
+    #[error("{origin}: {message}\n  help: {help}")]
+    Template {
+        /// The template's file, or the key that holds its text.
+        origin: String,
+        /// Why it is unusable.
+        message: String,
+        /// Advice.
+        help: String,
+    },
     /// A `tokenizer.json` is unusable, or the tokenizer cannot encode or decode a text.
     #[error("{}: {message}", path.display())]
     Tokenizer {
@@ -184,6 +206,8 @@ pub enum At {
     Byte(u64),
     /// Line number, counted from 1.
     Line(u64),
+    /// Number of a record in a JSON array, counted from 1.
+    Record(u64),
 }
 
 impl fmt::Display for At {
@@ -191,6 +215,7 @@ impl fmt::Display for At {
         match self {
             At::Byte(byte) => write!(f, "byte {byte}"),
             At::Line(line) => write!(f, "line {line}"),
+            At::Record(record) => write!(f, "record {record}"),
         }
     }
 }

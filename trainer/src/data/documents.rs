@@ -111,7 +111,7 @@ impl Corpus<'_> {
 }
 
 /// Formats the error with its column, but without serde_json's line, which is always 1 here.
-fn reason(error: &serde_json::Error) -> String {
+pub(super) fn reason(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);
     format!("column {}: {message}", error.column())
@@ -120,6 +120,6 @@ fn reason(error: &serde_json::Error) -> String {
 fn moved(at: At, bytes: usize) -> At {
     match at {
         At::Byte(start) => At::Byte(start + bytes as u64),
-        At::Line(line) => At::Line(line),
+        At::Line(_) | At::Record(_) => at,
     }
 }

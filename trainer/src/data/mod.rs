@@ -11,12 +11,14 @@
 //! | text, bytes | read whole, tokenized in memory | tokens `i·T .. i·T + T`; the targets are shifted by one token |
 //! | JSON lines | the string under a key, one document per line | as text |
 //! | tokens | raw little-endian u16 or u32, read in pieces as needed | as text; files are joined without a separator |
+//! | conversations | JSON lines or a JSON array, rendered with the model's chat template | conversation i, padded; untrained targets are −100 |
 //! | CSV | read whole | the row's features, with the last column as the target |
 //!
 //! Documents (a text file, or one line of a JSON lines file) are joined by newlines in the order of the files. Empty
 //! documents are skipped.
 
 mod binary;
+mod chat;
 mod dataset;
 mod documents;
 mod in_memory;
@@ -29,6 +31,7 @@ mod token_files;
 mod tokenizer;
 mod tokens;
 
+pub use chat::options::ChatOptions;
 pub use dataset::{BoxError, Dataset};
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub use options::{DataOptions, Format, TokenDtype};
@@ -60,6 +63,7 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset,
         return Err(DataError::MixedFormats { one: files[0].clone(), other: files[other].clone() });
     }
     let tokens = match formats[0] {
+        Format::Chat => return Ok(FileDataset::new(chat::Conversations::open(&files, options, tokenizer)?)),
         Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&files, options.vocabulary)?)),
         Format::Tokens => token_files::TokenFiles::open(&files, options.token_dtype, options.vocabulary)?.into(),
         _ => documents::tokenize(files.iter().zip(formats), &options.text_key, tokenizer, options.vocabulary)?,
@@ -100,6 +104,19 @@ pub fn tokens<S: Into<String>>(
 /// The same as those of [`open`].
 pub fn csv<S: Into<String>>(sources: impl IntoIterator<Item = S>, classes: usize) -> Result<FileDataset, DataError> {
     open(&DataOptions { vocabulary: classes, ..DataOptions::new(sources, Format::Csv) }, &Tokenizer::Byte)
+}
+
+/// Opens conversations, each cut or padded to `sequence_length` tokens, with the chat template beside the tokenizer.
+///
+/// # Errors
+/// The same as those of [`open`], and if the template does not show which tokens the assistant generates.
+pub fn chat<S: Into<String>>(
+    sources: impl IntoIterator<Item = S>,
+    tokenizer: &Tokenizer,
+    sequence_length: usize,
+) -> Result<FileDataset, DataError> {
+    let vocabulary = tokenizer.vocabulary();
+    open(&DataOptions { vocabulary, sequence_length, ..DataOptions::new(sources, Format::Chat) }, tokenizer)
 }
 
 /// Returns whether [`Format::Auto`] reads these sources as token files. Only the first file decides.

@@ -1,5 +1,7 @@
 //! Options of a data set that is read from files.
 
+use super::chat::options::ChatOptions;
+
 /// Which files a data set is read from, and how they are cut into samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataOptions {
@@ -16,6 +18,8 @@ pub struct DataOptions {
     pub sequence_length: usize,
     /// Size of the model's vocabulary, or number of classes of a table. Every token or label must be below it.
     pub vocabulary: usize,
+    /// How conversations become samples; other formats ignore it.
+    pub chat: ChatOptions,
 }
 
 impl DataOptions {
@@ -29,6 +33,7 @@ impl DataOptions {
             token_dtype: TokenDtype::U16,
             sequence_length: 1,
             vocabulary: usize::MAX,
+            chat: ChatOptions::default(),
         }
     }
 }
@@ -50,6 +55,8 @@ pub enum Format {
     Jsonl,
     /// Comma-separated numbers; the last one is an integer label.
     Csv,
+    /// Conversations, as JSON lines or a JSON array.
+    Chat,
 }
 
 /// Width of a little-endian token in a token file.

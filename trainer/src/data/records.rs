@@ -20,6 +20,16 @@ pub(crate) trait Records: Send + Sync {
     /// # Errors
     /// Fails if `index` is out of range or the sample cannot be read. `samples` is then unchanged.
     fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError>;
+
+    /// Returns the number of positions at the end of sample `index` that are padding.
+    fn padding(&self, _index: usize) -> usize {
+        0
+    }
+
+    /// Describes the samples in one line for the start of a run, if there is something to say.
+    fn description(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The shape of the samples in files; all samples have the same.
@@ -40,6 +50,8 @@ pub(crate) struct Samples {
     pub(crate) features: Vec<f32>,
     /// The T next tokens of each sample, or one label per sample.
     pub(crate) targets: Vec<u32>,
+    /// The T next tokens of each sample in place of `targets`, −100 where they are not trained.
+    pub(crate) labels: Vec<i64>,
 }
 
 /// The samples in files, as read by [`open`](super::open), [`text`](super::text) and the other functions.
@@ -55,6 +67,18 @@ impl FileDataset {
     #[must_use]
     pub fn shape(&self) -> SampleShape {
         self.0.shape()
+    }
+
+    /// Describes the samples in one line: how many are cut, padded or left out. `None` if nothing is.
+    #[must_use]
+    pub fn description(&self) -> Option<String> {
+        self.0.description()
+    }
+
+    /// Returns the number of positions at the end of sample `index` that are padding.
+    #[must_use]
+    pub fn padding(&self, index: usize) -> usize {
+        self.0.padding(index)
     }
 
     #[cfg(test)]
@@ -75,6 +99,7 @@ impl Dataset for FileDataset {
     }
 
     /// Returns tokens `[rows, T]` with the following tokens as targets, or features `[rows, N]` with one class per row.
+    /// The targets are u32; those of conversations are i64, with −100 where a token is not trained.
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
         let (mut samples, rows) = (Samples::default(), indices.len());
         for &index in indices {
@@ -84,7 +109,10 @@ impl Dataset for FileDataset {
         Ok(match self.0.shape() {
             SampleShape::Tokens(length) => Batch::new(
                 Tensor::from_vec(samples.tokens, (rows, length), cpu)?,
-                Tensor::from_vec(samples.targets, (rows, length), cpu)?,
+                match samples.labels.is_empty() {
+                    true => Tensor::from_vec(samples.targets, (rows, length), cpu)?,
+                    false => Tensor::from_vec(samples.labels, (rows, length), cpu)?,
+                },
             ),
             SampleShape::Features(features) => Batch::new(
                 Tensor::from_vec(samples.features, (rows, features), cpu)?,

@@ -31,6 +31,7 @@ impl Files {
             token_dtype: TokenDtype::U16,
             sequence_length: 3,
             vocabulary: 256,
+            chat: ChatOptions::default(),
         }
     }
 
@@ -160,7 +161,12 @@ fn rows_have_features_and_a_label() {
     (0..3).for_each(|i| dataset.append(i, &mut samples).unwrap());
     assert_eq!(
         samples,
-        Samples { tokens: vec![], features: vec![1.5, -2.0, 0.3, 4.0, 7.0, 8.0], targets: vec![0, 2, 1] }
+        Samples {
+            tokens: vec![],
+            features: vec![1.5, -2.0, 0.3, 4.0, 7.0, 8.0],
+            targets: vec![0, 2, 1],
+            labels: vec![]
+        }
     );
     assert!(matches!(dataset.append(3, &mut samples), Err(DataError::Index { .. })));
 }

@@ -35,7 +35,9 @@ impl Tokenizer {
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(DataError::io(path))?;
-        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
+        // A file saved after inference may cut or pad each text.
+        tokenizer.with_padding(None).with_truncation(None).map_err(failed(path))?;
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), tokenizer })))
     }
 
@@ -71,6 +73,18 @@ impl Tokenizer {
     /// # Errors
     /// Fails on a token outside the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
+        self.text(tokens, true)
+    }
+
+    /// Decodes tokens as [`decode`](Self::decode) does, but with the special tokens.
+    ///
+    /// # Errors
+    /// Fails on a token outside the vocabulary.
+    pub fn decode_with_special(&self, tokens: &[u32]) -> Result<String, DataError> {
+        self.text(tokens, false)
+    }
+
+    fn text(&self, tokens: &[u32], skip_special: bool) -> Result<String, DataError> {
         let vocabulary = self.vocabulary();
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
             let path = match self {
@@ -87,12 +101,41 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Tokenizer::HuggingFace(this) => this.tokenizer.decode(tokens, true).map_err(failed(&this.path)),
+            Tokenizer::HuggingFace(this) => this.tokenizer.decode(tokens, skip_special).map_err(failed(&this.path)),
         }
     }
 }
 
 impl HuggingFace {
+    /// Returns the folder of the file.
+    pub(super) fn folder(&self) -> Option<&Path> {
+        self.path.parent()
+    }
+
+    /// Encodes a text with the byte offsets of its tokens. `add_special_tokens` adds those of the tokenizer itself.
+    pub(super) fn encode_with_offsets(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<tokenizers::Encoding, DataError> {
+        self.tokenizer.encode(text, add_special_tokens).map_err(failed(&self.path))
+    }
+
+    /// Returns the token that `text` is, or `None` if it is several.
+    pub(super) fn single(&self, text: &str) -> Result<Option<u32>, DataError> {
+        if let Some(&token) = self.tokenizer.get_added_vocabulary().get_vocab().get(text) {
+            return Ok(Some(token));
+        }
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(failed(&self.path))?;
+        let known = |&token: &u32| self.tokenizer.id_to_token(token).as_deref() == Some(text);
+        Ok(<[u32; 1]>::try_from(encoding.get_ids()).ok().map(|[token]| token).filter(known))
+    }
+
+    /// Returns whether a token is special, and not part of a text.
+    pub(super) fn is_special(&self, token: u32) -> bool {
+        self.tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
+    }
+
     /// Encodes a document of the file `path` and passes each token to `push`, which may reject a token outside the
     /// vocabulary. A long document is encoded in pieces. Each piece ends at a newline that is followed by a character
     /// other than white space.
@@ -112,7 +155,7 @@ impl HuggingFace {
                     if let Err(vocabulary) = push(token) {
                         let at = match at {
                             At::Byte(byte) => At::Byte(byte + start as u64 + self.offset(piece, i)),
-                            At::Line(line) => At::Line(line),
+                            At::Line(_) | At::Record(_) => at,
                         };
                         return Err(DataError::Token { token, vocabulary, path: path.into(), at });
                     }
@@ -203,6 +246,14 @@ pub(super) mod tests {
         // The expression attaches a space to the word after it, so the merge of `b` and a space never applies.
         assert_eq!(tokens, [3, 4, 5, 3, 2, 1, 2, 0, 8]);
         assert_eq!(tokenizer.decode(&tokens).unwrap(), "ab ab\nab b aé");
+    }
+
+    #[test]
+    fn texts_are_not_cut_by_the_tokenizers_file() {
+        let cut = r#"{"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}"#;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), WORDS.replace(r#""truncation": null"#, &format!(r#""truncation": {cut}"#))).unwrap();
+        assert_eq!(Tokenizer::from_file(file.path()).unwrap().encode("the cat sat").unwrap(), [1, 2, 3]);
     }
 
     #[test]

@@ -5,15 +5,48 @@ use std::sync::Arc;
 use zero_config::{self as config, Config};
 
 use super::corpus::{Corpus, Extent, Order, evaluates_on};
-use crate::data::{self, DataOptions, Dataset, SampleShape, Tokenizer};
+use crate::data::{self, ChatOptions, DataOptions, Dataset, FileDataset, SampleShape, Tokenizer};
 use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
 
 /// The help for errors in `data.train` and `data.eval`.
 const READABLE: &str = "name readable files, or a glob";
 
+/// The data sets of the configuration, and their tokenizer.
+pub(super) struct DataFiles {
+    pub(super) train: FileDataset,
+    pub(super) eval: Option<FileDataset>,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) vocabulary: Option<usize>,
+}
+
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
 pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
+    let DataFiles { train: all, eval, tokenizer, vocabulary } = files(config, has_own_model)?;
+    let described = [("training data", Some(&all)), ("evaluation data", eval.as_ref())];
+    let notes =
+        described.iter().filter_map(|(name, files)| Some(format!("{name}: {}", files.as_ref()?.description()?)));
+    let notes = notes.collect();
+    let fraction = config.data.as_ref().map_or(0.0, |data| data.eval_fraction);
+    let (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>) = match eval {
+        Some(eval) => (Arc::new(all), Some(Arc::new(eval))),
+        None if fraction > 0.0 => {
+            let (train, eval) = data::split(all, fraction)?;
+            (Arc::new(train), Some(Arc::new(eval)))
+        }
+        None => (Arc::new(all), None),
+    };
+    evaluates_on(config, eval.as_ref(), "set `data.eval` to files, or set `data.eval_fraction`")?;
+    let shuffle = config.data.as_ref().is_none_or(|data| data.shuffle);
+    let order = Order { seed: config.training.seed, shuffle };
+    let extent = Extent::Batches(config.training.eval_batches.max(1));
+    let mut corpus = Corpus::new(config, (train, eval), order, extent)?;
+    (corpus.tokenizer, corpus.vocabulary, corpus.notes) = (tokenizer, vocabulary, notes);
+    Ok(corpus)
+}
+
+/// Opens the files that the configuration names.
+pub(super) fn files(config: &Config, has_own_model: bool) -> Result<DataFiles, Error> {
     let (model, data) = match (&config.data, has_own_model) {
         (Some(data), true) => (None, data),
         _ => {
@@ -46,33 +79,29 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
         },
         sequence_length,
         vocabulary: model.and_then(classes).or(vocabulary).unwrap_or(usize::MAX),
+        chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
     };
     let open = |key: &str, sources: &[String]| {
         data::open(&options(sources), &tokenizer).map_err(|error| Error::from(error).named(key, READABLE))
     };
-    let all = open("data.train", &data.train)?;
-    fits(model, all.shape())?;
-    if model.is_none() && data.sequence_length.is_none() && matches!(all.shape(), SampleShape::Tokens(_)) {
-        return Err(Error::setting(
+    let has_length = model.is_some() || data.sequence_length.is_some();
+    let no_length = || {
+        Error::setting(
             "data.sequence_length",
             "the model does not state its maximum number of tokens",
             "set it to the number of tokens per sample",
-        ));
-    }
-    let (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>) = match &data.eval {
-        Some(sources) => (Arc::new(all), Some(Arc::new(open("data.eval", sources)?))),
-        None if data.eval_fraction > 0.0 => {
-            let (train, eval) = data::split(all, data.eval_fraction)?;
-            (Arc::new(train), Some(Arc::new(eval)))
-        }
-        None => (Arc::new(all), None),
+        )
     };
-    evaluates_on(config, eval.as_ref(), "set `data.eval` to files, or set `data.eval_fraction`")?;
-    let order = Order { seed: config.training.seed, shuffle: data.shuffle };
-    let extent = Extent::Batches(config.training.eval_batches.max(1));
-    let mut corpus = Corpus::new(config, (train, eval), order, extent)?;
-    (corpus.tokenizer, corpus.vocabulary) = (tokenizer, vocabulary);
-    Ok(corpus)
+    if data.format == config::DataFormat::Chat && !has_length {
+        return Err(no_length());
+    }
+    let train = open("data.train", &data.train)?;
+    fits(model, train.shape())?;
+    if !has_length && matches!(train.shape(), SampleShape::Tokens(_)) {
+        return Err(no_length());
+    }
+    let eval = data.eval.as_ref().map(|sources| open("data.eval", sources)).transpose()?;
+    Ok(DataFiles { train, eval, tokenizer, vocabulary })
 }
 
 /// Makes those checks of [`open`] that need no file.
@@ -96,6 +125,27 @@ pub(super) fn refuse(config: &Config) -> Result<(), Error> {
     }
 }
 
+fn chat_options(chat: &config::Chat, model: Option<&config::Model>) -> ChatOptions {
+    let config::Roles { user, assistant, system, tool } = chat.roles.clone();
+    ChatOptions {
+        kind: chat.kind,
+        chat_template: chat.chat_template.clone(),
+        pretrained: model.and_then(|model| model.pretrained()).map(Into::into),
+        field_messages: chat.field_messages.clone(),
+        field_role: chat.message_property_mappings.role.clone(),
+        field_content: chat.message_property_mappings.content.clone(),
+        field_training: chat.message_field_training.clone(),
+        roles: [("user", user), ("assistant", assistant), ("system", system), ("tool", tool)]
+            .map(|(role, names)| (role.into(), names))
+            .into(),
+        roles_to_train: chat.roles_to_train.clone(),
+        train_on_inputs: chat.train_on_inputs,
+        train_on_eos: chat.train_on_eos,
+        excess_length: chat.excess_length_strategy,
+        untrained: chat.untrained_strategy,
+    }
+}
+
 fn format(model: Option<&config::Model>, data: &config::Data) -> data::Format {
     match (data.format, model) {
         (config::DataFormat::Auto, Some(config::Model::Mlp(_))) => data::Format::Csv,
@@ -105,6 +155,7 @@ fn format(model: Option<&config::Model>, data: &config::Data) -> data::Format {
         (config::DataFormat::Tokens, _) => data::Format::Tokens,
         (config::DataFormat::Jsonl, _) => data::Format::Jsonl,
         (config::DataFormat::Csv, _) => data::Format::Csv,
+        (config::DataFormat::Chat, _) => data::Format::Chat,
     }
 }
 

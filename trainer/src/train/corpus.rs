@@ -17,6 +17,8 @@ pub(super) struct Corpus {
     pub(super) tokenizer: Tokenizer,
     /// Number of tokens in the tokenizer's vocabulary, if the samples consist of its tokens.
     pub(super) vocabulary: Option<usize>,
+    /// What the run says about its data when it starts.
+    pub(super) notes: Vec<String>,
     order: Order,
     /// Samples used per epoch: all of them, or only whole batches.
     per_epoch: u64,
@@ -47,7 +49,7 @@ impl Corpus {
         extent: Extent,
     ) -> Result<Self, Error> {
         let per_epoch = samples_per_epoch(train.len(), config)?;
-        Ok(Self { train, eval, extent, tokenizer: Tokenizer::Byte, vocabulary: None, order, per_epoch })
+        Ok(Self { train, eval, extent, tokenizer: Tokenizer::Byte, vocabulary: None, notes: vec![], order, per_epoch })
     }
 
     /// Creates a corpus from the program's own data sets. An evaluation uses all samples unless `training.eval_batches`

@@ -29,6 +29,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         of_number(corpus.train.len(), "sample", "samples"),
         corpus.eval.as_ref().map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.len() as u64)))
     ));
+    corpus.notes.iter().for_each(|line| progress.say(line));
     let state = report::expected(engine).total();
     progress.say(&format!(
         "world: {} × {} over {}, ZeRO stage {}, communication {} with compute, {} of state on rank 0",

@@ -1,0 +1,112 @@
+//! `data.chat`: conversations as training data. Keys have Axolotl's and TRL's names where those have them.
+
+use serde::Serialize;
+
+use crate::choice::{Choice as _, choice};
+use crate::config::Data;
+use crate::schema::*;
+use crate::table::section;
+
+section! {
+    /// `data.chat`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Chat(keys) in Data::chat {
+        /// What the records of a file are.
+        pub kind as "type": ChatType = key(ChatType::KIND, "auto", "What a record is; auto: recognized by the first record's fields; messages: a list of messages, as of OpenAI or ShareGPT; alpaca: instruction, input and output; prompt_completion: prompt and completion, which are texts or lists of messages");
+        /// The template: its text, or the path of its file.
+        pub chat_template: Option<String> = key(Kind::Text, "= the model's own", "Jinja template, as its text or the path of a file; the model's own is chat_template.jinja, or chat_template in tokenizer_config.json, beside the tokenizer or in model.pretrained");
+        /// Field of a record that holds the messages.
+        pub field_messages: Option<String> = key(Kind::Text, "= messages, or else conversations", "Field of a record that holds the list of messages");
+        /// Fields of a message.
+        pub message_property_mappings: MessageProperties = section(&MessageProperties::SECTION, "Fields of a message that have other names");
+        /// Names of roles in the files.
+        pub roles: Roles = section(&Roles::SECTION, "The names that each role of the template has in the files");
+        /// Field of a message that decides whether it is trained, whatever its role.
+        pub message_field_training: String = key(Kind::Text, "weight", "Field of a message, 0 or 1 or true or false, that decides whether the message is trained, whatever its role");
+        /// Roles whose messages are trained.
+        pub roles_to_train: Vec<String> = key(Kind::Texts, "[assistant]", "Roles whose messages are trained");
+        /// Train every token.
+        pub train_on_inputs: bool = key(Kind::Bool, "false", "Train every token, the user's and the template's too");
+        /// Which end-of-turn tokens are trained.
+        pub train_on_eos: TrainOnEos = key(TrainOnEos::KIND, "turn", "Which end-of-turn tokens are trained: those of trained messages (turn), all, or only the last one");
+        /// Reaction to a conversation that is longer than a sample.
+        pub excess_length_strategy: ExcessLength = key(ExcessLength::KIND, "raise", "A conversation of more than sequence_length + 1 tokens is an error (raise), is left out (drop), or loses its end (truncate)");
+        /// Reaction to a conversation without a trained token.
+        pub untrained_strategy: Untrained = key(Untrained::KIND, "raise", "A conversation without a trained token is an error (raise) or is left out (drop)");
+        = later("sample_packing", "false", "Several conversations in one sample").instead("a sample is one conversation; a shorter `data.sequence_length` wastes less on padding");
+    }
+}
+
+section! {
+    /// `data.chat.message_property_mappings`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct MessageProperties(keys) in Chat::message_property_mappings {
+        /// Field of the role.
+        pub role: Option<String> = key(Kind::Text, "= role, or else from", "Field of a message that holds its role");
+        /// Field of the text.
+        pub content: Option<String> = key(Kind::Text, "= content, or else value", "Field of a message that holds its text");
+    }
+}
+
+section! {
+    /// `data.chat.roles`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Roles(keys) in Chat::roles {
+        /// Names of the user.
+        pub user: Vec<String> = key(Kind::Texts, "[user, human]", "Names of the role `user`");
+        /// Names of the assistant.
+        pub assistant: Vec<String> = key(Kind::Texts, "[assistant, gpt]", "Names of the role `assistant`");
+        /// Names of the system prompt.
+        pub system: Vec<String> = key(Kind::Texts, "[system, developer]", "Names of the role `system`");
+        /// Names of the results of tools.
+        pub tool: Vec<String> = key(Kind::Texts, "[tool]", "Names of the role `tool`");
+    }
+}
+
+choice! {
+    /// What the records of a file are.
+    pub enum ChatType {
+        /// Recognized by the fields of the first record.
+        Auto = "auto",
+        /// A list of messages.
+        Messages = "messages",
+        /// An instruction, an input and an output.
+        Alpaca = "alpaca",
+        /// A prompt and its completion.
+        PromptCompletion = "prompt_completion",
+    }
+}
+
+choice! {
+    /// Which end-of-turn tokens are trained.
+    pub enum TrainOnEos {
+        /// Those of trained messages.
+        Turn = "turn",
+        /// Those of all messages.
+        All = "all",
+        /// The last one of a conversation.
+        Last = "last",
+    }
+}
+
+choice! {
+    /// Reaction to a conversation that is longer than a sample.
+    pub enum ExcessLength {
+        /// An error.
+        Raise = "raise",
+        /// Leave the conversation out.
+        Drop = "drop",
+        /// Keep its beginning.
+        Truncate = "truncate",
+    }
+}
+
+choice! {
+    /// Reaction to a conversation without a trained token.
+    pub enum Untrained {
+        /// An error.
+        Raise = "raise",
+        /// Leave the conversation out.
+        Drop = "drop",
+    }
+}

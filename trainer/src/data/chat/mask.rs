@@ -1,0 +1,167 @@
+//! Decides which tokens of a conversation are trained.
+//!
+//! The template's own marks decide, `{% generation %}`, if it has them. Otherwise a turn is found by rendering the
+//! conversation up to the turn, and up to its end: both must be beginnings of the whole text. The tokens are those of
+//! the whole text, because its beginnings alone may have other tokens. A token is in a turn if one of its characters is.
+
+use std::ops::Range;
+
+use minijinja::value::Value;
+use tokenizers::Encoding;
+use zero_config::TrainOnEos;
+
+use super::record::{Conversation, Problem};
+use super::template::{Rendered, Template};
+
+/// Advice for templates whose turns cannot be found.
+const NEEDS_MARKS: &str = "use a template that encloses what the model generates in `{% generation %}` and \
+                           `{% endgeneration %}`: set `data.chat.chat_template`";
+
+/// A conversation whose turns are looked for.
+pub(super) struct Turns<'a> {
+    pub(super) template: &'a Template,
+    pub(super) conversation: &'a Conversation,
+    pub(super) messages: &'a [Value],
+    pub(super) tools: &'a Value,
+    pub(super) full: &'a Rendered,
+    pub(super) tokens: &'a Tokens<'a>,
+}
+
+/// The tokens of a text.
+pub(super) struct Tokens<'a> {
+    pub(super) encoding: &'a Encoding,
+    pub(super) ranges: Vec<Range<usize>>,
+    pub(super) is_special: &'a (dyn Fn(u32) -> bool + Sync),
+}
+
+impl<'a> Tokens<'a> {
+    pub(super) fn new(encoding: &'a Encoding, is_special: &'a (dyn Fn(u32) -> bool + Sync)) -> Self {
+        Self { encoding, ranges: ranges(encoding), is_special }
+    }
+
+    /// Returns the tokens that have a character in `bytes`.
+    fn inside(&self, bytes: &Range<usize>) -> Range<usize> {
+        let start = self.ranges.partition_point(|token| token.end <= bytes.start);
+        let end = self.ranges.partition_point(|token| token.start < bytes.end);
+        start..if bytes.is_empty() { start } else { end.max(start) }
+    }
+
+    fn is_special(&self, token: usize) -> bool {
+        (self.is_special)(self.encoding.get_ids()[token])
+    }
+}
+
+impl Turns<'_> {
+    /// Returns the tokens of each trained turn.
+    pub(super) fn trained(&self) -> Result<Vec<Range<usize>>, Problem> {
+        let Conversation { messages, trained, .. } = self.conversation;
+        let generates = |i: usize| messages[i].get("role").is_some_and(|role| role == "assistant");
+        let indices = || (0..messages.len()).filter(|&i| trained[i]);
+        if !self.template.marks_generation || !indices().all(generates) {
+            return indices().map(|i| self.turn(i).map(|bytes| self.without_white_space(&bytes))).collect();
+        }
+        let mut marked = self.full.generated.clone();
+        if (0..messages.len()).any(|i| generates(i) && !trained[i]) {
+            let turns = indices().map(|i| self.turn(i)).collect::<Result<Vec<_>, _>>()?;
+            marked.retain(|mark| turns.iter().any(|turn| turn.start <= mark.start && mark.end <= turn.end));
+        }
+        Ok(marked.iter().map(|bytes| self.tokens.inside(bytes)).collect())
+    }
+
+    /// Returns the bytes of message `i`, from the end of its header.
+    fn turn(&self, i: usize) -> Result<Range<usize>, Problem> {
+        let (text, end) = (&self.full.text, i + 1);
+        let render = |count: usize, prompt| {
+            let rendered = self.template.render(&self.messages[..count], self.tools, prompt);
+            rendered.map(|rendered| rendered.text)
+        };
+        let is_whole_start = |start: &String| text.starts_with(start.as_str());
+        let starts = [true, false].map(|prompt| render(i, prompt).ok().filter(is_whole_start));
+        let Some(start) = starts.iter().flatten().next() else {
+            return Err(self.not_found(i, "what precedes it is not the beginning of the whole text"));
+        };
+        if end == self.messages.len() {
+            return Ok(start.len()..text.len());
+        }
+        let until = render(end, false).map_err(|error| self.not_found(i, &error))?;
+        if is_whole_start(&until) && until.len() >= start.len() {
+            return Ok(start.len()..until.len());
+        }
+        // Some templates end every conversation with the `eos_token`, as Phi's: the turn then ends with the last special
+        // token before it, if the next turn begins with another one.
+        let same = text.bytes().zip(until.bytes()).take_while(|(a, b)| a == b).count();
+        // A part of a character is no text.
+        let is_blank = |token: &Range<usize>| text.get(token.clone()).is_some_and(|text| text.trim().is_empty());
+        let ranges = &self.tokens.ranges;
+        let is_common = |&token: &usize| ranges[token].end <= same && self.tokens.is_special(token);
+        let last = self.tokens.inside(&(start.len()..same.max(start.len()))).rev().find(is_common);
+        let next = last.and_then(|last| (last + 1..ranges.len()).find(|&token| !is_blank(&ranges[token])));
+        match (last.map(|last| ranges[last].end), next) {
+            (Some(end), Some(next))
+                if self.tokens.is_special(next) && until.get(end..).map(str::trim) == self.template.eos_token() =>
+            {
+                Ok(start.len()..end)
+            }
+            _ => Err(self.not_found(i, "the template renders it otherwise when messages follow it")),
+        }
+    }
+
+    fn not_found(&self, i: usize, why: &str) -> Problem {
+        let text = shown(&self.full.text);
+        Problem::new(
+            format!("the template does not show which tokens message {} has: {why}\n{text}", i + 1),
+            NEEDS_MARKS,
+        )
+    }
+
+    /// Returns the tokens of a turn, without white space that follows its last special token.
+    fn without_white_space(&self, bytes: &Range<usize>) -> Range<usize> {
+        let tokens = self.tokens.inside(bytes);
+        match tokens.clone().rev().find(|&token| self.tokens.is_special(token)) {
+            Some(last) if self.full.text[self.tokens.ranges[last].end..bytes.end].trim().is_empty() => {
+                tokens.start..last + 1
+            }
+            _ => tokens,
+        }
+    }
+}
+
+/// Returns the byte range of each token. A token of white space, which some tokenizers report as empty, begins where the
+/// token before it ends.
+pub(super) fn ranges(encoding: &Encoding) -> Vec<Range<usize>> {
+    let mut last = 0;
+    let range = |&(start, end): &(usize, usize)| {
+        let start = if start == end { last.min(end) } else { start };
+        last = end;
+        start..end
+    };
+    encoding.get_offsets().iter().map(range).collect()
+}
+
+/// Returns a mask with the tokens of `turns`, and the end-of-turn tokens that `on_eos` adds or removes.
+pub(super) fn mask(tokens: &Tokens<'_>, turns: &[Range<usize>], on_eos: TrainOnEos, eos: Option<u32>) -> Vec<bool> {
+    let ids = tokens.encoding.get_ids();
+    let mut mask = vec![false; ids.len()];
+    turns.iter().for_each(|turn| mask[turn.clone()].fill(true));
+    if on_eos == TrainOnEos::Turn {
+        return mask;
+    }
+    let ends = turns.iter().filter_map(|turn| turn.clone().next_back()).filter(|&last| tokens.is_special(last));
+    let mut ends: Vec<u32> = ends.map(|last| ids[last]).collect();
+    ends.extend(eos);
+    let is_end: Vec<usize> = (0..ids.len()).filter(|&token| ends.contains(&ids[token])).collect();
+    is_end.iter().for_each(|&token| mask[token] = on_eos == TrainOnEos::All);
+    if let Some(&last) = is_end.last() {
+        mask[last] = true;
+    }
+    mask
+}
+
+/// Returns the beginning of a rendered text for an error, each line indented.
+pub(super) fn shown(text: &str) -> String {
+    const SHOWN: usize = 1000;
+    let cut: String = text.chars().take(SHOWN).collect();
+    let more = if cut.len() < text.len() { "…" } else { "" };
+    let lines: Vec<String> = cut.lines().map(|line| format!("    | {line}")).collect();
+    format!("{}{more}", lines.join("\n"))
+}

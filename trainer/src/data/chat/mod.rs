@@ -1,0 +1,222 @@
+//! Conversations as training data: each is rendered with the model's chat template, tokenized, and cut or padded to one
+//! sample. Only the tokens that the assistant would generate are trained; the targets of all others are −100.
+//!
+//! Everything is done when the files are opened, in parallel. Padding is at the end, where causal attention makes it
+//! invisible to the tokens before it.
+
+mod mask;
+mod model_files;
+pub(super) mod options;
+mod record;
+mod renderer;
+mod template;
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use zero_config::{ExcessLength, Untrained};
+use zero_engine::format::{counted, grouped};
+use zero_engine::{At, DataError};
+
+use super::options::DataOptions;
+use super::records::{Records, SampleShape, Samples};
+use super::tokenizer::Tokenizer;
+use mask::shown;
+use record::Problem;
+use renderer::{Renderer, Sample};
+
+/// The target of a token that is not trained: PyTorch's `ignore_index`.
+pub(super) const IGNORED: i64 = -100;
+
+/// The samples of all conversations, in memory.
+pub(super) struct Conversations {
+    /// All tokens of all samples, and whether each is trained.
+    tokens: Vec<u32>,
+    trained: Vec<bool>,
+    /// Where each sample begins, and the number of all tokens at the end.
+    starts: Vec<usize>,
+    sequence_length: usize,
+    padding: u32,
+    counts: Counts,
+    is_dated: bool,
+}
+
+/// What became of the conversations.
+#[derive(Default)]
+struct Counts {
+    truncated: usize,
+    too_long: usize,
+    untrained: usize,
+}
+
+impl Conversations {
+    /// Reads, renders and tokenizes all files.
+    pub(super) fn open(files: &[PathBuf], options: &DataOptions, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        let renderer = Renderer::new(&options.chat, tokenizer, options.vocabulary)?;
+        let mut all = Conversations {
+            tokens: vec![],
+            trained: vec![],
+            starts: vec![0],
+            sequence_length: options.sequence_length,
+            padding: renderer.padding,
+            counts: Counts::default(),
+            is_dated: renderer.template.as_ref().is_ok_and(|template| template.is_dated),
+        };
+        let mut excess = None;
+        for path in files {
+            let records = record::read(path)?;
+            let Some((at, first)) = records.first() else { continue };
+            let kind = record::recognize(first, &options.chat).map_err(|problem| problem.at(path, *at))?;
+            let sample = |(at, record)| {
+                let record = record::conversation(record, kind, &options.chat);
+                (
+                    at,
+                    record.map_err(|problem| problem.at(path, at)).and_then(|record| renderer.sample(record, path, at)),
+                )
+            };
+            for (at, sample) in records.into_par_iter().map(sample).collect::<Vec<_>>() {
+                all.push(sample?, path, at, options, &mut excess)?;
+            }
+        }
+        match excess {
+            Some(excess) => Err(excess.error(options.sequence_length)),
+            None if all.samples() == 0 => Err(DataError::Empty { sources: options.sources.clone() }),
+            None => Ok(all),
+        }
+    }
+
+    /// Adds a sample, or leaves it out.
+    fn push(
+        &mut self,
+        mut sample: Sample,
+        path: &Path,
+        at: At,
+        options: &DataOptions,
+        excess: &mut Option<Excess>,
+    ) -> Result<(), DataError> {
+        let (length, most) = (sample.tokens.len(), options.sequence_length + 1);
+        if let Some(&token) = sample.tokens.iter().find(|&&token| token as usize >= options.vocabulary) {
+            return Err(DataError::Token { token, vocabulary: options.vocabulary, path: path.into(), at });
+        }
+        if length > most {
+            match options.chat.excess_length {
+                ExcessLength::Raise => {
+                    let first = excess.get_or_insert(Excess { path: path.into(), at, length, count: 0, longest: 0 });
+                    (first.count, first.longest) = (first.count + 1, first.longest.max(length));
+                    return Ok(());
+                }
+                ExcessLength::Drop => {
+                    self.counts.too_long += 1;
+                    return Ok(());
+                }
+                ExcessLength::Truncate => {
+                    self.counts.truncated += 1;
+                    sample.tokens.truncate(most);
+                    sample.trained.truncate(most);
+                }
+            }
+        }
+        if !sample.trained.iter().skip(1).any(|&trained| trained) {
+            if options.chat.untrained == Untrained::Drop {
+                self.counts.untrained += 1;
+                return Ok(());
+            }
+            let why = match length > most {
+                true => format!("no token of the first {most} is trained; the conversation has {length}"),
+                false => "no token of the conversation is trained".to_string(),
+            };
+            let help = "correct the conversation, or leave such ones out: `data.chat.untrained_strategy: drop`";
+            return Err(Problem::new(format!("{why}\n{}", shown(&sample.text)), help).at(path, at));
+        }
+        self.tokens.append(&mut sample.tokens);
+        self.trained.append(&mut sample.trained);
+        self.starts.push(self.tokens.len());
+        Ok(())
+    }
+}
+
+impl Records for Conversations {
+    fn samples(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    fn shape(&self) -> SampleShape {
+        SampleShape::Tokens(self.sequence_length)
+    }
+
+    fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError> {
+        if index >= self.samples() {
+            return Err(DataError::Index { index, samples: self.samples() });
+        }
+        let range = self.starts[index]..self.starts[index + 1];
+        let (tokens, trained) = (&self.tokens[range.clone()], &self.trained[range]);
+        let padded = |length: usize| self.sequence_length.saturating_sub(length);
+        samples.tokens.extend(&tokens[..tokens.len().min(self.sequence_length)]);
+        samples.tokens.extend(std::iter::repeat_n(self.padding, padded(tokens.len())));
+        let label = |(&token, &trained): (&u32, &bool)| if trained { i64::from(token) } else { IGNORED };
+        samples.labels.extend(tokens.iter().zip(trained).skip(1).map(label));
+        samples.labels.extend(std::iter::repeat_n(IGNORED, padded(tokens.len() - 1)));
+        Ok(())
+    }
+
+    fn padding(&self, index: usize) -> usize {
+        let length = self.starts.get(index + 1).map_or(0, |end| end - self.starts[index]);
+        (self.sequence_length + 1).saturating_sub(length)
+    }
+
+    fn description(&self) -> Option<String> {
+        let positions = self.samples() * self.sequence_length;
+        let share = |part: usize| format!("{:.1} %", 100.0 * part as f64 / positions as f64);
+        let padding = (0..self.samples()).map(|index| self.padding(index)).sum();
+        // The first token of a sample is no target.
+        let targets = self.starts.windows(2).flat_map(|sample| &self.trained[sample[0] + 1..sample[1]]);
+        let trained = targets.filter(|&&trained| trained).count();
+        let mut text = format!(
+            "{}, {} of positions trained, {} padding",
+            counted(self.samples(), "conversation", "conversations"),
+            share(trained),
+            share(padding)
+        );
+        for (count, what) in [
+            (self.counts.truncated, "truncated"),
+            (self.counts.too_long, "left out as too long"),
+            (self.counts.untrained, "left out without a trained token"),
+        ] {
+            if count > 0 {
+                text += &format!(", {} {what}", grouped(count as u64));
+            }
+        }
+        if self.is_dated {
+            text += ", with today's date from the template";
+        }
+        Some(text)
+    }
+}
+
+/// The conversations that are too long for a sample, of which `path` and `at` name the first.
+struct Excess {
+    path: PathBuf,
+    at: At,
+    length: usize,
+    count: usize,
+    longest: usize,
+}
+
+impl Excess {
+    fn error(self, sequence_length: usize) -> DataError {
+        let Excess { path, at, length, count, longest } = self;
+        let which = match count {
+            1 => "no other conversation is too long".to_string(),
+            count => {
+                format!("{} conversations are too long, the longest with {longest} tokens", grouped(count as u64))
+            }
+        };
+        let message =
+            format!("{length} tokens do not fit into a sample of {sequence_length} and the next token; {which}");
+        let help = "increase `data.sequence_length`, or set `data.chat.excess_length_strategy` to `truncate` or `drop`";
+        Problem::new(message, help).at(&path, at)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+//! Reads records from JSON lines or a JSON array, and makes conversations of the layouts that they come in.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use zero_config::ChatType;
+use zero_engine::{At, DataError};
+
+use super::super::documents::reason;
+use super::options::ChatOptions;
+
+pub(super) type Object = Map<String, Value>;
+
+/// A record for the template, or a text that needs none.
+#[derive(Debug, PartialEq)]
+pub(super) enum Record {
+    Conversation(Conversation),
+    /// Texts that are joined as they are.
+    Texts {
+        prompt: String,
+        completion: String,
+    },
+}
+
+#[derive(Debug, PartialEq)]
+pub(super) struct Conversation {
+    /// The messages, with the fields `role` and `content` and all others that they have.
+    pub(super) messages: Vec<Object>,
+    /// Which of them are trained.
+    pub(super) trained: Vec<bool>,
+    /// The tools that the template describes, or null.
+    pub(super) tools: Value,
+}
+
+/// Why a record cannot become a sample, and advice.
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub(super) message: String,
+    pub(super) help: String,
+}
+
+impl Problem {
+    pub(super) fn new(message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { message: message.into(), help: help.into() }
+    }
+
+    pub(super) fn at(self, path: &Path, at: At) -> DataError {
+        DataError::Conversation { path: path.into(), at, message: self.message, help: self.help }
+    }
+}
+
+/// Reads the records of a file: the elements of an array, or one object per line.
+pub(super) fn read(path: &Path) -> Result<Vec<(At, Object)>, DataError> {
+    let bytes = fs::read(path).map_err(DataError::io(path))?;
+    let failed = |line: usize, message: String| DataError::Json { path: path.into(), line: line as u64, message };
+    let not_object = "a record must be a JSON object".to_string();
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        let values: Vec<Value> =
+            serde_json::from_slice(&bytes).map_err(|error| failed(error.line(), reason(&error)))?;
+        let object = |(i, value)| match value {
+            Value::Object(record) => Ok((At::Record(i as u64 + 1), record)),
+            _ => Err(Problem::new(not_object.clone(), "write one object per conversation")
+                .at(path, At::Record(i as u64 + 1))),
+        };
+        return values.into_iter().enumerate().map(object).collect();
+    }
+    let lines = bytes.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
+    let object = |(i, line)| match serde_json::from_slice(line) {
+        Ok(Value::Object(record)) => Ok((At::Line(i as u64 + 1), record)),
+        Ok(_) => Err(failed(i + 1, not_object.clone())),
+        Err(error) => Err(failed(i + 1, reason(&error))),
+    };
+    lines.map(object).collect()
+}
+
+/// Recognizes the layout of records by the fields of the first one.
+pub(super) fn recognize(first: &Object, options: &ChatOptions) -> Result<ChatType, Problem> {
+    let has = |name: &str| first.contains_key(name);
+    Ok(match options.kind {
+        ChatType::Auto if options.field_messages.is_some() => ChatType::Messages,
+        ChatType::Auto if has("messages") || has("conversations") => ChatType::Messages,
+        ChatType::Auto if has("prompt") && has("completion") => ChatType::PromptCompletion,
+        ChatType::Auto if has("instruction") && has("output") => ChatType::Alpaca,
+        ChatType::Auto => {
+            return Err(Problem::new(
+                format!("the record is no known kind of conversation; its fields are {}", names(first)),
+                "set `data.chat.type`, and `data.chat.field_messages` to the field with the messages",
+            ));
+        }
+        kind => kind,
+    })
+}
+
+/// Makes a conversation of a record.
+pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions) -> Result<Record, Problem> {
+    let tools = tools(&record)?;
+    let (messages, prompt) = match kind {
+        ChatType::PromptCompletion => match [field(&record, "prompt")?, field(&record, "completion")?] {
+            [Value::String(prompt), Value::String(completion)] => {
+                return Ok(Record::Texts { prompt: prompt.clone(), completion: completion.clone() });
+            }
+            [Value::Array(prompt), Value::Array(completion)] => ([&prompt[..], completion].concat(), prompt.len()),
+            _ => {
+                return Err(Problem::new(
+                    "`prompt` and `completion` must be two texts or two lists of messages",
+                    "give both the same type",
+                ));
+            }
+        },
+        ChatType::Alpaca => (alpaca(&record)?, 0),
+        ChatType::Messages | ChatType::Auto => {
+            let name = match &options.field_messages {
+                Some(name) => name,
+                None if !record.contains_key("messages") && record.contains_key("conversations") => "conversations",
+                None => "messages",
+            };
+            let Value::Array(messages) = field(&record, name)? else {
+                return Err(Problem::new(format!("`{name}` is not a list of messages"), "write a list of objects"));
+            };
+            (messages.clone(), 0)
+        }
+    };
+    let mut named = Vec::with_capacity(messages.len() + 1);
+    if let Some(Value::String(system)) = record.get("system")
+        && kind != ChatType::PromptCompletion
+        && !system.is_empty()
+    {
+        named.push((json!({"role": "system", "content": system}), false));
+    }
+    named.extend(messages.into_iter().enumerate().map(|(i, message)| (message, i >= prompt)));
+    let mut conversation = Conversation { messages: vec![], trained: vec![], tools };
+    for (i, (message, may_train)) in named.into_iter().enumerate() {
+        let (message, trained) = self::message(message, i, options)?;
+        conversation.messages.push(message);
+        conversation.trained.push(trained && may_train);
+    }
+    if conversation.messages.is_empty() {
+        return Err(Problem::new("the conversation has no messages", "remove the record"));
+    }
+    Ok(Record::Conversation(conversation))
+}
+
+/// Returns a message with the fields and the role that templates know, and whether it is trained.
+fn message(message: Value, i: usize, options: &ChatOptions) -> Result<(Object, bool), Problem> {
+    let number = i + 1;
+    let Value::Object(mut message) = message else {
+        return Err(Problem::new(format!("message {number} is not an object"), "write a role and a content"));
+    };
+    let mut take = |mapped: &Option<String>, [first, second]: [&str; 2], key: &str| {
+        let name = mapped.as_deref().unwrap_or(if message.contains_key(first) { first } else { second });
+        let value = message.shift_remove(name);
+        value.ok_or_else(|| {
+            let missing = mapped.as_ref().map_or(format!("`{first}` or `{second}`"), |name| format!("`{name}`"));
+            Problem::new(
+                format!("message {number} has no field {missing}; its fields are {}", names(&message)),
+                format!("set `data.chat.message_property_mappings.{key}` to the field's name"),
+            )
+        })
+    };
+    let role = take(&options.field_role, ["role", "from"], "role")?;
+    let content = match take(&options.field_content, ["content", "value"], "content") {
+        Err(_) if message.contains_key("tool_calls") => Value::Null,
+        content => content?,
+    };
+    if content.is_null() && !message.contains_key("tool_calls") {
+        return Err(Problem::new(
+            format!("the content of message {number} is null"),
+            "write a text; only a message with `tool_calls` may have none",
+        ));
+    }
+    let known = role.as_str().and_then(|name| options.role(name));
+    let Some(role) = known else {
+        return Err(Problem::new(
+            format!("message {number} has the role {role}, which is unknown"),
+            "add the name to one of `data.chat.roles`, for example `roles: {assistant: [assistant, gpt, bot]}`",
+        ));
+    };
+    let trained = match message.get(&options.field_training) {
+        None | Some(Value::Null) => options.trains(role),
+        Some(Value::Bool(trained)) => *trained,
+        Some(value) => match value.as_f64() {
+            Some(weight) if weight == 0.0 || weight == 1.0 => weight == 1.0,
+            _ => {
+                return Err(Problem::new(
+                    format!("`{}` of message {number} is {value}", options.field_training),
+                    "write 0 or 1, true or false, or name another field in `data.chat.message_field_training`",
+                ));
+            }
+        },
+    };
+    let mut named = Object::new();
+    named.insert("role".into(), role.into());
+    named.insert("content".into(), content);
+    named.extend(message);
+    Ok((named, trained))
+}
+
+/// The user's message is the instruction, with the input on the next line. Earlier turns come from `history`.
+fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
+    let text = |value: &Value, name: &str| match value {
+        Value::String(text) => Ok(text.clone()),
+        _ => Err(Problem::new(format!("`{name}` is not a text"), "write a text")),
+    };
+    let instruction = text(field(record, "instruction")?, "instruction")?;
+    let user = match record.get("input") {
+        None | Some(Value::Null) => instruction,
+        Some(input) => match text(input, "input")? {
+            input if input.is_empty() => instruction,
+            input => format!("{instruction}\n{input}"),
+        },
+    };
+    let output = text(field(record, "output")?, "output")?;
+    let mut turns = vec![];
+    for pair in record.get("history").and_then(Value::as_array).into_iter().flatten() {
+        match pair.as_array().map(Vec::as_slice) {
+            Some([Value::String(user), Value::String(assistant)]) => turns.push((user.clone(), assistant.clone())),
+            _ => {
+                return Err(Problem::new("`history` is not a list of pairs of texts", "write [[question, answer], …]"));
+            }
+        }
+    }
+    turns.push((user, output));
+    let messages = |(user, assistant)| {
+        [json!({"role": "user", "content": user}), json!({"role": "assistant", "content": assistant})]
+    };
+    Ok(turns.into_iter().flat_map(messages).collect())
+}
+
+/// Returns the record's tools. Data sets with columns of one type hold them as the text of a JSON list.
+fn tools(record: &Object) -> Result<Value, Problem> {
+    match record.get("tools") {
+        None | Some(Value::Null) => Ok(Value::Null),
+        Some(tools @ Value::Array(list)) => Ok(if list.is_empty() { Value::Null } else { tools.clone() }),
+        Some(Value::String(text)) if text.trim().is_empty() => Ok(Value::Null),
+        Some(Value::String(text)) => serde_json::from_str::<Vec<Value>>(text)
+            .map(Value::Array)
+            .map_err(|error| Problem::new(format!("`tools` is not JSON: {error}"), "write a list of tools")),
+        Some(_) => Err(Problem::new("`tools` is not a list", "write a list of tools")),
+    }
+}
+
+fn field<'r>(record: &'r Object, name: &str) -> Result<&'r Value, Problem> {
+    record.get(name).ok_or_else(|| {
+        Problem::new(
+            format!("the record has no field `{name}`; its fields are {}", names(record)),
+            "give all records the same fields, or set `data.chat.type` and `data.chat.field_messages`",
+        )
+    })
+}
+
+fn names(object: &Object) -> String {
+    match object.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>() {
+        names if names.is_empty() => "none".into(),
+        names => names.join(", "),
+    }
+}

@@ -1,0 +1,209 @@
+//! Makes the tokens of a conversation, with a mask of those that are trained.
+
+use std::path::{Path, PathBuf};
+
+use minijinja::value::Value;
+use zero_config::Untrained;
+use zero_engine::format::counted;
+use zero_engine::{At, DataError};
+
+use super::super::tokenizer::{HuggingFace, Tokenizer};
+use super::mask::{Tokens, Turns, mask, ranges};
+use super::model_files::ModelFiles;
+use super::options::ChatOptions;
+use super::record::{Conversation, Problem, Record};
+use super::template::Template;
+
+/// The tokens of a conversation.
+pub(super) struct Sample {
+    pub(super) tokens: Vec<u32>,
+    pub(super) trained: Vec<bool>,
+    /// The rendered text, for errors.
+    pub(super) text: String,
+}
+
+/// Makes samples of records.
+pub(super) struct Renderer<'a> {
+    options: &'a ChatOptions,
+    tokenizer: &'a HuggingFace,
+    /// An error if there is no template, which prompts with completions do not need.
+    pub(super) template: Result<Template, String>,
+    eos: Option<u32>,
+    pub(super) padding: u32,
+}
+
+impl<'a> Renderer<'a> {
+    pub(super) fn new(
+        options: &'a ChatOptions,
+        tokenizer: &'a Tokenizer,
+        vocabulary: usize,
+    ) -> Result<Self, DataError> {
+        let failed = |origin: &str, message: String, help: &str| DataError::Template {
+            origin: origin.into(),
+            message,
+            help: help.into(),
+        };
+        let Tokenizer::HuggingFace(tokenizer) = tokenizer else {
+            let message = "bytes have no special tokens, which a conversation needs".to_string();
+            return Err(failed("byte tokenizer", message, "use the tokenizer.json of the model"));
+        };
+        if let Some(name) = options.roles_to_train.iter().find(|name| options.role(name).is_none()) {
+            let known: Vec<&str> = options.roles.iter().map(|(role, _)| role.as_str()).collect();
+            let help = format!("name some of {}", known.join(", "));
+            return Err(failed("data.chat.roles_to_train", format!("`{name}` is no known role"), &help));
+        }
+        let folders: Vec<PathBuf> =
+            tokenizer.folder().map(PathBuf::from).into_iter().chain(options.pretrained.clone()).collect();
+        let mut files = ModelFiles::read(&folders)?;
+        let source = match &options.chat_template {
+            Some(text) if text.contains("{{") || text.contains("{%") => {
+                Some((text.clone(), "data.chat.chat_template".to_string()))
+            }
+            Some(path) => {
+                let help = "set `data.chat.chat_template` to a Jinja template, or to the path of its file";
+                let text = std::fs::read_to_string(path).map_err(|error| failed(path, error.to_string(), help))?;
+                Some((text, path.clone()))
+            }
+            None => files.template.take(),
+        };
+        for name in ["bos_token", "eos_token"] {
+            if let Some(text) = files.special_token(name)
+                && tokenizer.single(text)?.is_none()
+            {
+                let origin = folders.first().map_or(String::new(), |folder| folder.display().to_string());
+                let message = format!("tokenizer.json has no token `{text}`, which is the {name}");
+                return Err(failed(&origin, message, "use the tokenizer.json and tokenizer_config.json of one model"));
+            }
+        }
+        let id = |name| files.special_token(name).map_or(Ok(None), |text| tokenizer.single(text));
+        let (pad, eos) = (id("pad_token")?, id("eos_token")?);
+        // The value of a padding token changes nothing, as long as the model has it.
+        let padding = [pad, eos].into_iter().flatten().find(|&token| (token as usize) < vocabulary).unwrap_or(0);
+        if let Some((source, origin)) = &source
+            && source.contains("eos_token")
+            && eos.is_none()
+        {
+            let message = "the template ends turns with the `eos_token`, which the tokenizer does not name".to_string();
+            return Err(failed(origin, message, "name it in tokenizer_config.json beside the tokenizer.json"));
+        }
+        let template = match source {
+            Some((source, origin)) => Ok(Template::new(&source, origin, files.special_tokens)?),
+            None => {
+                let searched: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+                Err(format!("no chat template in {}", searched.join(", ")))
+            }
+        };
+        Ok(Self { options, tokenizer, template, eos, padding })
+    }
+
+    pub(super) fn sample(&self, record: Record, path: &Path, at: At) -> Result<Sample, DataError> {
+        match record {
+            Record::Texts { prompt, completion } => self.of_texts(&prompt, &completion, path, at),
+            Record::Conversation(conversation) => self.of_conversation(&conversation, path, at),
+        }
+    }
+
+    /// Joins the texts as they are. The completion and the `eos_token` after it are trained.
+    fn of_texts(&self, prompt: &str, completion: &str, path: &Path, at: At) -> Result<Sample, DataError> {
+        let Some(eos) = self.eos else {
+            let help = "name it in tokenizer_config.json beside the tokenizer.json";
+            return Err(Problem::new(
+                "a completion ends with the `eos_token`, which the tokenizer does not name",
+                help,
+            )
+            .at(path, at));
+        };
+        let text = format!("{prompt}{completion}");
+        // With the special tokens that the tokenizer adds to each text, such as the first one.
+        let encoding = self.tokenizer.encode_with_offsets(&text, true)?;
+        let added = encoding.get_special_tokens_mask();
+        let mut ids = encoding.get_ids().to_vec();
+        let all = self.options.train_on_inputs;
+        let mut trained: Vec<bool> = ranges(&encoding)
+            .iter()
+            .zip(added)
+            .map(|(range, &added)| all || added == 0 && range.end > prompt.len())
+            .collect();
+        if ids.last() == Some(&eos) {
+            trained.pop();
+        } else {
+            ids.push(eos);
+        }
+        trained.push(true);
+        Ok(Sample { tokens: ids, trained, text })
+    }
+
+    fn of_conversation(&self, conversation: &Conversation, path: &Path, at: At) -> Result<Sample, DataError> {
+        let template = self.template.as_ref().map_err(|message| DataError::Template {
+            origin: "data.chat.chat_template".into(),
+            message: message.clone(),
+            help: "set it to a Jinja template or its file, or put chat_template.jinja beside the tokenizer.json".into(),
+        })?;
+        if !self.options.train_on_inputs
+            && self.options.untrained == Untrained::Raise
+            && !conversation.trained.contains(&true)
+        {
+            let roles: Vec<&str> =
+                conversation.messages.iter().filter_map(|message| message.get("role")?.as_str()).collect();
+            let message = format!("no message is trained; their roles are {}", roles.join(", "));
+            let help =
+                "add an assistant message, or leave such conversations out: `data.chat.untrained_strategy: drop`";
+            return Err(Problem::new(message, help).at(path, at));
+        }
+        let messages: Vec<Value> = conversation.messages.iter().map(Value::from_serialize).collect();
+        let tools = Value::from_serialize(&conversation.tools);
+        let full = template.render(&messages, &tools, false).map_err(|message| {
+            let help = "correct the conversation, or set `data.chat.chat_template` to a template that accepts it";
+            Problem::new(format!("{}: {message}", template.origin), help).at(path, at)
+        })?;
+        self.has_tokens(template, &full.text, conversation)?;
+        let encoding = self.tokenizer.encode_with_offsets(&full.text, false)?;
+        let is_special = |id| self.tokenizer.is_special(id);
+        let tokens = Tokens::new(&encoding, &is_special);
+        let trained = if self.options.train_on_inputs {
+            vec![true; encoding.len()]
+        } else {
+            let turns =
+                Turns { template, conversation, messages: &messages, tools: &tools, full: &full, tokens: &tokens };
+            let turns = turns.trained().map_err(|problem| problem.at(path, at))?;
+            mask(&tokens, &turns, self.options.train_on_eos, self.eos)
+        };
+        Ok(Sample { tokens: encoding.get_ids().to_vec(), trained, text: full.text })
+    }
+
+    /// Rejects a tokenizer that splits a special token of the template, such as `<|im_start|>`.
+    fn has_tokens(&self, template: &Template, text: &str, conversation: &Conversation) -> Result<(), DataError> {
+        for special in specials(text) {
+            let is_given = || {
+                let values = conversation.messages.iter().flat_map(|message| message.values());
+                values.chain([&conversation.tools]).any(|value| value.to_string().contains(special))
+            };
+            if self.tokenizer.single(special)?.is_none() && !is_given() {
+                let count = self.tokenizer.encode_with_offsets(special, false)?.len();
+                return Err(DataError::Template {
+                    origin: template.origin.clone(),
+                    message: format!(
+                        "the template writes `{special}`, which the tokenizer splits into {}",
+                        counted(count, "token", "tokens")
+                    ),
+                    help: "use the template and the tokenizer of one model, or add the token to tokenizer.json".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the parts of a text that look like special tokens: `<|…|>`, `<｜…｜>` and Gemma's.
+fn specials(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices('<').filter_map(|(start, _)| {
+        let rest = &text[start..];
+        let between = |[open, close]: [&str; 2]| {
+            let name = rest.strip_prefix(open)?.split(close).next()?;
+            let is_name = !name.contains(|c: char| c.is_whitespace() || matches!(c, '<' | '>'));
+            rest.get(..open.len() + name.len() + close.len()).filter(|_| is_name)
+        };
+        let gemma = ["<start_of_turn>", "<end_of_turn>"].into_iter().find(|token| rest.starts_with(token));
+        [["<|", "|>"], ["<｜", "｜>"]].into_iter().find_map(between).or(gemma.map(|token| &rest[..token.len()]))
+    })
+}

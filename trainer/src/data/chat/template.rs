@@ -1,0 +1,372 @@
+//! Renders conversations with a Jinja chat template, with the settings and functions that transformers gives it.
+//!
+//! minijinja does not know transformers' tag `{% generation %}`. The tag becomes a `filter` block, whose white space is
+//! controlled in the same way, and the filter puts marks around what the block renders. The marks are removed from the
+//! text, and their positions kept.
+
+use std::ops::Range;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, context, escape_formatter};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use zero_engine::DataError;
+
+/// The marks around generated text: noncharacters, which Unicode reserves for use within a program.
+const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+const NAME: &str = "chat_template";
+
+/// A chat template with the special tokens of its tokenizer.
+pub(super) struct Template {
+    environment: Environment<'static>,
+    /// The file of the template, or the key that holds it.
+    pub(super) origin: String,
+    /// The names of special tokens, such as `bos_token`, with their texts.
+    special_tokens: serde_json::Map<String, serde_json::Value>,
+    /// Whether the template marks what the model generates.
+    pub(super) marks_generation: bool,
+    /// Whether the template asks for the date.
+    pub(super) is_dated: bool,
+}
+
+/// A rendered conversation.
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// Byte ranges inside `{% generation %}`.
+    pub(super) generated: Vec<Range<usize>>,
+}
+
+/// A call of `raise_exception` with this message.
+#[derive(Debug)]
+struct Raised(String);
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+impl Template {
+    /// Parses a template. Fails on a syntax error, which names the line.
+    pub(super) fn new(
+        source: &str,
+        origin: String,
+        special_tokens: serde_json::Map<String, serde_json::Value>,
+    ) -> Result<Self, DataError> {
+        // Jinja reads every line break as `\n`.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let rewritten = rewrite(&source);
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_formatter(|out, state, value| match value.kind() {
+            ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
+            ValueKind::None => out.write_str("None").map_err(Error::from),
+            kind @ (ValueKind::Seq | ValueKind::Map) => Err(Error::new(
+                ErrorKind::InvalidOperation,
+                format!("the template prints a {kind}, whose text only Python defines; use `| tojson`"),
+            )),
+            _ => escape_formatter(out, state, value),
+        });
+        environment.add_filter("tojson", to_json);
+        // `none` is iterable in minijinja.
+        environment.add_test("iterable", |value: Value| {
+            matches!(
+                value.kind(),
+                ValueKind::Seq | ValueKind::Map | ValueKind::Iterable | ValueKind::String | ValueKind::Undefined
+            )
+        });
+        environment.add_filter("generation", |body: String| format!("{}{body}{}", MARKS[0], MARKS[1]));
+        environment.add_function("strftime_now", |format: String| strftime(&format, now()));
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+        });
+        environment.add_template_owned(NAME, rewritten.clone()).map_err(|error| DataError::Template {
+            origin: origin.clone(),
+            message: reason(&error),
+            help: "correct the template's syntax, or set `data.chat.chat_template` to another template".into(),
+        })?;
+        Ok(Self {
+            environment,
+            origin,
+            special_tokens,
+            marks_generation: rewritten != source,
+            is_dated: source.contains("strftime_now"),
+        })
+    }
+
+    /// Returns the text of the token that ends a text, if the tokenizer names one.
+    pub(super) fn eos_token(&self) -> Option<&str> {
+        self.special_tokens.get("eos_token").and_then(serde_json::Value::as_str)
+    }
+
+    /// Renders messages. An error is a message for the user: that of `raise_exception`, or what failed on which line.
+    pub(super) fn render(
+        &self,
+        messages: &[Value],
+        tools: &Value,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered, String> {
+        let messages = Value::from(messages.to_vec());
+        let context = context! {
+            messages, add_generation_prompt,
+            tools => tools,
+            documents => Value::from(()),
+            ..Value::from_serialize(&self.special_tokens)
+        };
+        let marked = self.environment.get_template(NAME).and_then(|template| template.render(context));
+        unmark(&marked.map_err(|error| reason(&error))?)
+    }
+}
+
+/// Replaces the tags `generation` and `endgeneration`, and nothing else, so that lines keep their numbers.
+fn rewrite(source: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(source.len()), source);
+    while let Some(open) = rest.find("{%") {
+        let (before, tag) = rest.split_at(open + 2);
+        out.push_str(before);
+        rest = tag;
+        let inner = tag.split("%}").next().unwrap_or_default();
+        let replacement = match inner.trim_matches(['-', '+']).trim() {
+            "generation" => inner.replace("generation", "filter generation"),
+            "endgeneration" => inner.replace("endgeneration", "endfilter"),
+            _ => continue,
+        };
+        out.push_str(&replacement);
+        rest = &tag[inner.len()..];
+    }
+    out + rest
+}
+
+/// Removes the marks.
+fn unmark(marked: &str) -> Result<Rendered, String> {
+    let (mut text, mut generated, mut open) = (String::with_capacity(marked.len()), Vec::new(), None);
+    for c in marked.chars() {
+        match (MARKS.iter().position(|&mark| mark == c), open) {
+            (None, _) => text.push(c),
+            (Some(0), None) => open = Some(text.len()),
+            (Some(1), Some(start)) => {
+                generated.push(start..text.len());
+                open = None;
+            }
+            _ => return Err("`{% generation %}` is nested, or a message contains U+FDD0 or U+FDD1".into()),
+        }
+    }
+    Ok(Rendered { text, generated })
+}
+
+fn reason(error: &Error) -> String {
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if let Some(Raised(message)) = inner.downcast_ref() {
+            return format!("the template rejects the conversation: {message}");
+        }
+        source = inner.source();
+    }
+    let line = error.line().map_or(String::new(), |line| format!("line {line}: "));
+    format!("{line}{}{}", error.kind(), error.detail().map_or(String::new(), |detail| format!(": {detail}")))
+}
+
+/// `tojson` with the arguments of transformers' filter: the JSON of Python's `json.dumps`, without escapes for HTML.
+fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = arguments.get("indent")?;
+    let separators: Option<Vec<String>> = arguments.get("separators")?;
+    for name in ["ensure_ascii", "sort_keys"] {
+        if arguments.get::<Option<bool>>(name)? == Some(true) {
+            let message = format!("tojson does not support `{name}=true`");
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
+        }
+    }
+    arguments.assert_all_used()?;
+    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
+    let mut out = Vec::new();
+    match (indent, separators.as_deref()) {
+        (Some(indent), None) => {
+            let indent = " ".repeat(indent);
+            let formatter = PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
+        }
+        (None, Some([item, key])) => {
+            value.serialize(&mut Serializer::with_formatter(&mut out, Separators { item, key })).map_err(failed)?;
+        }
+        (None, None) => {
+            let formatter = Separators { item: ", ", key: ": " };
+            value.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
+        }
+        _ => {
+            let message = "tojson takes `indent`, or `separators` with two texts";
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
+        }
+    }
+    String::from_utf8(out).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
+}
+
+/// JSON on one line.
+struct Separators<'a> {
+    item: &'a str,
+    key: &'a str,
+}
+
+impl Formatter for Separators<'_> {
+    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(self.item.as_bytes()) }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(self.item.as_bytes()) }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
+        out.write_all(self.key.as_bytes())
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Formats seconds since 1970 in UTC, with the fields of C's `strftime` that templates use.
+fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
+    const MONTHS: [&str; 12] = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ];
+    const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+    let (mut day, time) = (seconds / 86_400, seconds % 86_400);
+    let weekday = DAYS[(day % 7) as usize];
+    let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let of_year = day + 1;
+    let mut month = 0;
+    for length in [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if day < length {
+            break;
+        }
+        (day, month) = (day - length, month + 1);
+    }
+    let name = MONTHS[month % 12];
+    let (mut out, mut rest) = (String::new(), format.chars());
+    while let Some(c) = rest.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        out += &match rest.next() {
+            Some('Y') => year.to_string(),
+            Some('y') => format!("{:02}", year % 100),
+            Some('m') => format!("{:02}", month + 1),
+            Some('B') => name.into(),
+            Some('b' | 'h') => name[..3].into(),
+            Some('d') => format!("{:02}", day + 1),
+            Some('j') => format!("{of_year:03}"),
+            Some('A') => weekday.into(),
+            Some('a') => weekday[..3].into(),
+            Some('H') => format!("{:02}", time / 3600),
+            Some('M') => format!("{:02}", time / 60 % 60),
+            Some('S') => format!("{:02}", time % 60),
+            Some('F') => format!("{year}-{:02}-{:02}", month + 1, day + 1),
+            Some('T') => format!("{:02}:{:02}:{:02}", time / 3600, time / 60 % 60, time % 60),
+            Some('%') => "%".into(),
+            other => {
+                let message = format!("strftime_now does not support `%{}`", other.map_or(String::new(), String::from));
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+        };
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn template(source: &str) -> Result<Template, DataError> {
+        let special = json!({"bos_token": "<s>"});
+        Template::new(source, "t.jinja".into(), special.as_object().unwrap().clone())
+    }
+
+    fn render(source: &str, messages: serde_json::Value) -> Result<Rendered, String> {
+        let messages: Vec<Value> = messages.as_array().unwrap().iter().map(Value::from_serialize).collect();
+        template(source).unwrap().render(&messages, &Value::from(()), false)
+    }
+
+    #[test]
+    fn generated_text_is_found_whatever_the_white_space_around_the_tags() {
+        for (source, text, generated) in [
+            (
+                "{% for m in messages %}\n  {% generation %}\n{{ m }}\n  {% endgeneration %}\n{% endfor %}",
+                "a\nb\n",
+                vec!["a\n", "b\n"],
+            ),
+            ("x {{- '' }}{% generation -%}  {{ messages[0] }} {%- endgeneration %} y", "xa y", vec!["a"]),
+            ("{%-generation-%}a{%- endgeneration -%} b", "ab", vec!["a"]),
+            ("{{ bos_token }}{# {% generation %} #}é{% generation %}é{% endgeneration %}", "<s>éé", vec!["é"]),
+            ("{{ '{% generate %}' }}", "{% generate %}", vec![]),
+            ("a\r\n{% generation %}\r\nb\rc{% endgeneration %}\r\n", "a\nb\nc", vec!["b\nc"]),
+        ] {
+            let rendered = render(source, json!(["a", "b"])).unwrap();
+            let found: Vec<&str> = rendered.generated.iter().map(|range| &rendered.text[range.clone()]).collect();
+            assert_eq!((rendered.text.as_str(), found), (text, generated), "{source}");
+        }
+    }
+
+    #[test]
+    fn values_are_printed_as_python_prints_them() {
+        let value = json!([{"b": [1, 2.5, null], "a": "<é>"}]);
+        let print = |source| render(source, value.clone()).map(|rendered| rendered.text);
+        assert_eq!(print("{{ messages[0] | tojson }}").unwrap(), r#"{"b": [1, 2.5, null], "a": "<é>"}"#);
+        assert_eq!(print("{{ messages[0].b | tojson(separators=(',', ':')) }}").unwrap(), "[1,2.5,null]");
+        assert_eq!(print("{{ messages[0].b | tojson(indent=2) }}").unwrap(), "[\n  1,\n  2.5,\n  null\n]");
+        assert_eq!(print("{{ true }} {{ none }} {{ missing }}").unwrap(), "True None ");
+        assert_eq!(print("{{ ' a-b '.strip().split('-')[-1] }}").unwrap(), "b");
+        assert_eq!(print("{% for n in messages[0].b[::-1] %}{{ n }},{% endfor %}").unwrap(), "None,2.5,1,");
+        assert_eq!(
+            print("{{ tools is iterable }} {{ '' is iterable }} {{ messages is iterable }}").unwrap(),
+            "False True True"
+        );
+        assert!(print("{{ messages }}").unwrap_err().contains("use `| tojson`"));
+        assert!(print("{{ messages | tojson(sort_keys=true) }}").unwrap_err().contains("sort_keys"));
+    }
+
+    #[test]
+    fn errors_name_the_line_or_the_templates_own_message() {
+        let syntax = template("a\n{% if %}").err().unwrap().to_string();
+        assert!(syntax.starts_with("t.jinja: line 2: syntax error: "), "{syntax}");
+        let raised = render("{% macro m() %}{{ raise_exception('no roles') }}{% endmacro %}\n{{ m() }}", json!([]));
+        assert_eq!(raised.err().unwrap(), "the template rejects the conversation: no roles");
+        assert!(render("\n{{ messages[0]['role'] }}", json!([])).err().unwrap().starts_with("line 2: undefined value"));
+        assert!(render("{{ messages[0] }}", json!(["\u{fdd1}"])).err().unwrap().contains("U+FDD1"));
+    }
+
+    #[test]
+    fn dates_are_those_of_strftime() {
+        let all = "%a %A %d %b %B %m %Y %y %j %H:%M:%S %F %T %%";
+        assert_eq!(
+            strftime(all, 1_709_210_096).unwrap(), // date -u -d @1709210096
+            "Thu Thursday 29 Feb February 02 2024 24 060 12:34:56 2024-02-29 12:34:56 %"
+        );
+        assert_eq!(strftime("%F %j", 1_735_689_599).unwrap(), "2024-12-31 366");
+        assert!(strftime("%Q", 0).is_err());
+    }
+}

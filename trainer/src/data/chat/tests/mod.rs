@@ -1,0 +1,310 @@
+//! Reads conversations of every layout, and checks which tokens are trained and the error for each way in which a record
+//! or a template can be wrong.
+
+mod oracle;
+mod templates;
+mod tokenizer;
+
+use serde_json::{Value, json};
+use zero_config::{ChatType, ExcessLength, TrainOnEos, Untrained};
+
+use super::super::Dataset;
+use super::super::records::Samples;
+use super::IGNORED;
+use super::options::ChatOptions;
+use templates::{CHATML, GEMMA, PHI};
+use tokenizer::Folder;
+
+const IM: [&str; 2] = ["<|endoftext|>", "<|im_end|>"];
+
+fn chatml() -> Folder {
+    Folder::new(CHATML, IM)
+}
+
+fn messages(texts: &[(&str, &str)]) -> Value {
+    texts.iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
+}
+
+fn said(texts: &[(&str, &str)]) -> Value {
+    json!({"messages": messages(texts)})
+}
+
+const HELLO: &str = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[yes<|im_end|>]\n";
+
+#[test]
+fn all_layouts_give_the_same_sample() {
+    let folder = chatml();
+    let hi = [("user", "hi"), ("assistant", "yes")];
+    let mapped = ChatOptions {
+        field_messages: Some("dialog".into()),
+        field_role: Some("who".into()),
+        field_content: Some("text".into()),
+        roles: [("user", "me"), ("assistant", "you")].map(|(role, name)| (role.into(), vec![name.into()])).into(),
+        ..ChatOptions::default()
+    };
+    for (record, chat) in [
+        (said(&hi), ChatOptions::default()),
+        (json!({"conversations": messages(&hi)}), ChatOptions::default()),
+        (
+            json!({"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]}),
+            ChatOptions::default(),
+        ),
+        (json!({"instruction": "hi", "input": "", "output": "yes"}), ChatOptions::default()),
+        (json!({"prompt": messages(&hi[..1]), "completion": messages(&hi[1..])}), ChatOptions::default()),
+        (json!({"dialog": [{"who": "me", "text": "hi"}, {"who": "you", "text": "yes"}]}), mapped),
+    ] {
+        let dataset = folder.read(&[record.clone(), record.clone()], chat).unwrap();
+        assert_eq!(folder.shown(&dataset), [HELLO, HELLO], "{record}");
+    }
+    folder.write("data.jsonl", &format!(" [{},\n{}]", said(&hi), said(&hi)));
+    assert_eq!(folder.shown(&folder.open(300, ChatOptions::default()).unwrap()), [HELLO, HELLO]);
+}
+
+#[test]
+fn other_fields_of_a_record_are_used() {
+    let folder = chatml();
+    let shown = |record: Value| folder.shown(&folder.read(&[record], ChatOptions::default()).unwrap()).remove(0);
+    assert_eq!(
+        shown(json!({"instruction": "add", "input": "1 2", "output": "3", "history": [["hi", "yes"]], "system": "s"})),
+        format!(
+            "<|im_start|>system\ns<|im_end|>\n{HELLO}<|im_start|>user\nadd\n1 2<|im_end|>\n<|im_start|>assistant\n[3<|im_end|>]\n"
+        )
+    );
+    // Prompts with a text as completion know no template; the `eos_token` is added.
+    assert_eq!(shown(json!({"prompt": "say hi", "completion": " hi"})), "say hi[ hi<|im_end|>]");
+    let mut weighted = said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
+    weighted["messages"][1]["weight"] = 0.into();
+    assert_eq!(
+        shown(weighted),
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n\
+         <|im_start|>assistant\n[d<|im_end|>]\n"
+    );
+    let prompt = messages(&[("user", "a"), ("assistant", "b"), ("user", "c")]);
+    assert!(
+        shown(json!({"prompt": prompt, "completion": messages(&[("assistant", "d")])}))
+            .ends_with("assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]\n")
+    );
+    let tools = json!([{"name": "add"}]);
+    let mut with_tools = said(&[("user", "hi"), ("assistant", "yes")]);
+    with_tools["tools"] = tools.clone();
+    let expected = format!("<|im_start|>system\n[{{\"name\": \"add\"}}]<|im_end|>\n{HELLO}");
+    assert_eq!(shown(with_tools.clone()), expected);
+    with_tools["tools"] = tools.to_string().into();
+    assert_eq!(shown(with_tools), expected);
+}
+
+#[test]
+fn keys_decide_what_is_trained() {
+    let folder = chatml();
+    let record = said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
+    let shown =
+        |chat| folder.shown(&folder.read(std::slice::from_ref(&record), chat).unwrap()).remove(0).replace('\n', "");
+    let chat = ChatOptions::default;
+    let [start, end] = ["<|im_start|>", "<|im_end|>"];
+    let text = |[a, b, c, d]: [&str; 4]| format!("{start}user{a}{start}assistant{b}{start}user{c}{start}assistant{d}");
+    assert_eq!(shown(chat()), text(["a<|im_end|>", "[b<|im_end|>]", "c<|im_end|>", "[d<|im_end|>]"]));
+    assert_eq!(
+        shown(ChatOptions { train_on_eos: TrainOnEos::All, ..chat() }),
+        text(["a[<|im_end|>]", "[b<|im_end|>]", "c[<|im_end|>]", "[d<|im_end|>]"])
+    );
+    assert_eq!(
+        shown(ChatOptions { train_on_eos: TrainOnEos::Last, ..chat() }),
+        text(["a<|im_end|>", "[b]<|im_end|>", "c<|im_end|>", "[d<|im_end|>]"])
+    );
+    // The header of the first message is the beginning of the text, which is rendered by no other messages.
+    assert_eq!(
+        shown(ChatOptions { roles_to_train: vec!["assistant".into(), "human".into()], ..chat() }).matches('[').count(),
+        4
+    );
+    assert!(shown(ChatOptions { train_on_inputs: true, ..chat() }).starts_with(&format!("{start}[usera{end}{start}")));
+}
+
+#[test]
+fn templates_without_marks_are_rendered_in_parts() {
+    let record = said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "\n\nd")]);
+    let shown = |folder: &Folder| {
+        folder.shown(&folder.read(std::slice::from_ref(&record), ChatOptions::default()).unwrap()).remove(0)
+    };
+    // The token of two line breaks begins in the header and ends in the turn.
+    assert_eq!(
+        shown(&Folder::new(&templates::without_marks(CHATML), IM)),
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n<|im_start|>user\nc<|im_end|>\n\
+         <|im_start|>assistant[\n\n\nd<|im_end|>]\n"
+    );
+    // A template that ends every conversation with another token.
+    assert_eq!(
+        shown(&Folder::new(&templates::without_marks(PHI), ["<s>", "<|endoftext|>"])),
+        "<|user|>\na<|end|>\n<|assistant|>\n[b<|end|>]\n<|user|>\nc<|end|>\n<|assistant|>[\n\n\nd<|end|>\n<|endoftext|>]"
+    );
+}
+
+#[test]
+fn samples_have_the_sequence_length() {
+    let folder = chatml();
+    let record = said(&[("user", "a"), ("assistant", "bcdefg")]);
+    folder.write("data.jsonl", &format!("{record}\n{}", said(&[("user", "a"), ("assistant", "b")])));
+    // <|im_start|> u s e r \n a <|im_end|> \n <|im_start|> a s s i s t a n t \n b c d e f g <|im_end|> \n
+    let length = 27;
+    let raw = |length, excess_length| folder.open(length, ChatOptions { excess_length, ..ChatOptions::default() });
+    let all = raw(length - 1, ExcessLength::Raise).unwrap();
+    let mut samples = Samples::default();
+    all.append(0, &mut samples).unwrap();
+    assert_eq!((samples.tokens.len(), samples.labels.len(), all.padding(0), all.padding(1)), (26, 26, 0, 5));
+    // A byte is the token of that number.
+    assert_eq!(samples.tokens[..3], [262, u32::from(b'u'), u32::from(b's')]);
+    assert_eq!(samples.labels[17..19], [IGNORED, i64::from(b'b')]);
+    assert_eq!(samples.labels[24..], [263, IGNORED]);
+    assert!(samples.targets.is_empty());
+    let batch = all.batch(&[1, 0]).unwrap();
+    assert_eq!(batch.only_target().unwrap().dtype(), candle_core::DType::I64);
+    let rows: Vec<Vec<u32>> = batch.inputs.single().unwrap().to_vec2().unwrap();
+    // Padded by the `eos_token`, since the tokenizer names no other.
+    assert_eq!(rows[0][22..], [263; 4]);
+    assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 9.6 % padding");
+
+    let error = raw(length - 2, ExcessLength::Raise).unwrap_err().to_string();
+    let expected = "data.jsonl, line 1: 27 tokens do not fit into a sample of 25 and the next token; no other \
+                    conversation is too long\n  help: increase `data.sequence_length`";
+    assert!(error.contains(expected), "{error}");
+    let error = raw(9, ExcessLength::Raise).unwrap_err().to_string();
+    assert!(error.contains("; 2 conversations are too long, the longest with 27 tokens\n"), "{error}");
+    let cut = raw(21, ExcessLength::Truncate).unwrap();
+    assert_eq!(folder.shown(&cut)[0], "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[bcd]");
+    assert!(cut.description().unwrap().ends_with(", 1 truncated"));
+    let dropped = raw(21, ExcessLength::Drop).unwrap();
+    assert_eq!((dropped.len(), dropped.description().unwrap().ends_with(", 1 left out as too long")), (1, true));
+    let error = raw(17, ExcessLength::Truncate).unwrap_err().to_string();
+    let expected = "line 1: no token of the first 18 is trained; the conversation has 27\n    | <|im_start|>user\n";
+    assert!(error.contains(expected), "{error}");
+    folder.write("data.jsonl", &format!("{record}\n{}", said(&[("user", "a")])));
+    let left = folder.open(30, ChatOptions { untrained: Untrained::Drop, ..ChatOptions::default() }).unwrap();
+    assert_eq!(left.len(), 1);
+    assert!(left.description().unwrap().ends_with(", 1 left out without a trained token"));
+}
+
+#[test]
+fn errors_name_the_record_and_a_remedy() {
+    let folder = chatml();
+    let error =
+        |record: Value| folder.error(&[said(&[("user", "a"), ("assistant", "b")]), record], ChatOptions::default());
+    let begins = |record: Value, expected: &str| {
+        let error = error(record);
+        assert!(
+            error.starts_with(&format!("data.jsonl, line 2: {expected}")) && error.contains("\n  help: "),
+            "{error}"
+        );
+    };
+    begins(
+        said(&[("system", "s"), ("user", "a")]),
+        "no message is trained; their roles are system, user\n  help: add an assistant message",
+    );
+    begins(
+        said(&[("user", "a"), ("bot", "b")]),
+        "message 2 has the role \"bot\", which is unknown\n  help: add the name to one of `data.chat.roles`",
+    );
+    begins(json!({"text": "a", "id": 1}), "the record has no field `messages`; its fields are `text`, `id`");
+    begins(
+        json!({"messages": [{"rolle": "user", "content": "a"}]}),
+        "message 1 has no field `role` or `from`; its fields are `rolle`, `content`",
+    );
+    begins(
+        json!({"messages": [{"role": "user", "text": "a"}]}),
+        "message 1 has no field `content` or `value`; its fields are `text`",
+    );
+    begins(json!({"messages": [{"role": "user", "content": null}]}), "the content of message 1 is null");
+    begins(json!({"messages": [{"role": "user", "content": "", "weight": 2}]}), "`weight` of message 1 is 2");
+    begins(json!({"messages": []}), "the conversation has no messages");
+    begins(json!({"messages": "a"}), "`messages` is not a list of messages");
+    begins(json!({"messages": ["a"]}), "message 1 is not an object");
+    begins(
+        said(&[("system", "s"), ("user", "bad\u{fdd0}"), ("assistant", "b")]),
+        "chat_template.jinja: `{% generation %}` is nested, or a message contains U+FDD0",
+    );
+
+    let unknown = folder.error(&[json!({"a": 1})], ChatOptions::default());
+    assert!(
+        unknown.starts_with("data.jsonl, line 1: the record is no known kind of conversation; its fields are `a`"),
+        "{unknown}"
+    );
+    let alpaca = ChatOptions { kind: ChatType::Alpaca, ..ChatOptions::default() };
+    assert!(folder.error(&[json!({"a": 1})], alpaca).contains("no field `instruction`; its fields are `a`"));
+    let role = ChatOptions { roles_to_train: vec!["bot".into()], ..ChatOptions::default() };
+    assert!(
+        folder.error(&[json!({})], role).contains("roles_to_train: `bot` is no known role\n  help: name some of user,")
+    );
+    for (text, expected) in [
+        ("{\"a\": }", "data.jsonl, line 1: column 7: expected value"),
+        ("\n{}{}", "data.jsonl, line 2: column 3: trailing characters"),
+        ("[{},\n{]", "data.jsonl, line 2: column 2: key must be a string"),
+        ("[{\"messages\": []}, 3]", "data.jsonl, record 2: a record must be a JSON object"),
+        ("", "no tokens or rows in data.jsonl"),
+    ] {
+        folder.write("data.jsonl", text);
+        let error = folder.open(9, ChatOptions::default()).unwrap_err().to_string();
+        assert!(error.replace(&format!("{}/", folder.path().display()), "").starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn errors_of_templates_name_the_template() {
+    let hi = [said(&[("user", "a"), ("assistant", "b")])];
+    let error = |template: &str| Folder::new(template, IM).error(&hi, ChatOptions::default());
+    assert!(error("{% for %}").starts_with("chat_template.jinja: line 1: syntax error: "), "{}", error("{% for %}"));
+    let unknown = error("<|im_begin|>{% generation %}{{ messages[1].content }}{% endgeneration %}");
+    assert!(
+        unknown.starts_with(
+            "chat_template.jinja: the template writes `<|im_begin|>`, which the tokenizer splits into 12 tokens"
+        ),
+        "{unknown}"
+    );
+    // The same in a message is text.
+    let folder = chatml();
+    assert_eq!(
+        folder.read(&[said(&[("user", "<|im_begin|>"), ("assistant", "b")])], ChatOptions::default()).unwrap().len(),
+        1
+    );
+    let gemma = Folder::new(GEMMA, ["<bos>", "<s>"]);
+    let error = gemma.error(&[said(&[("user", "a"), ("user", "b"), ("assistant", "c")])], ChatOptions::default());
+    assert!(
+        error.starts_with(
+            "data.jsonl, line 1: chat_template.jinja: the template rejects the conversation: roles must alternate"
+        ),
+        "{error}"
+    );
+
+    // The earlier turn is rendered otherwise when it is the last one, as by Qwen3.
+    let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last and m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let turns = [said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")])];
+    let error = Folder::new(source, IM).error(&turns, ChatOptions::default());
+    assert!(error.starts_with("data.jsonl, line 1: the template does not show which tokens message 2 has: the template renders it otherwise when messages follow it\n    | <|im_start|>user\n    | a<|im_end|>"), "{error}");
+    assert!(
+        error.contains("\n  help: use a template that encloses what the model generates in `{% generation %}`"),
+        "{error}"
+    );
+
+    let folder = Folder::with_special(CHATML, IM, &["<|im_start|>"]);
+    assert!(
+        folder
+            .error(&hi, ChatOptions::default())
+            .contains("tokenizer.json has no token `<|endoftext|>`, which is the bos_token")
+    );
+    let bare = chatml();
+    std::fs::remove_file(bare.path().join("chat_template.jinja")).unwrap();
+    assert!(bare.error(&hi, ChatOptions::default()).starts_with("data.chat.chat_template: no chat template in "));
+    let missing = ChatOptions { chat_template: Some("none.jinja".into()), ..ChatOptions::default() };
+    assert!(bare.error(&hi, missing).starts_with("none.jinja: No such file or directory"));
+    let inline = ChatOptions { chat_template: Some(CHATML.into()), ..ChatOptions::default() };
+    assert_eq!(bare.shown(&bare.read(&[said(&[("user", "hi"), ("assistant", "yes")])], inline).unwrap()), [HELLO]);
+    bare.write(
+        "tokenizer_config.json",
+        &json!({"eos_token": "<|im_end|>", "chat_template": [{"name": "default", "template": CHATML}]}).to_string(),
+    );
+    assert_eq!(
+        bare.shown(&bare.read(&[said(&[("user", "hi"), ("assistant", "yes")])], ChatOptions::default()).unwrap()),
+        [HELLO]
+    );
+    bare.write("tokenizer_config.json", "{}");
+    let ends =
+        ChatOptions { chat_template: Some("{{ messages[0].content + eos_token }}".into()), ..ChatOptions::default() };
+    assert!(bare.error(&hi, ends).contains("ends turns with the `eos_token`, which the tokenizer does not name"));
+}
