@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, ParameterEntry, tensor_name};
+use crate::merge::{Merge, PEFT_PREFIX, Product, is_of_adapter, matrices};
 use crate::tensors::TensorFile;
 use crate::writer::TensorWriter;
 
@@ -64,13 +65,40 @@ fn narrow(values: impl Iterator<Item = f32>, round: impl Fn(f32) -> ([u8; 2], bo
     Some(())
 }
 
+/// The parameters that an export writes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Contents {
+    /// All.
+    Model,
+    /// Those that were trained beside a frozen model, in PEFT's format: `adapter_model.safetensors`.
+    Adapter,
+    /// The base model, with adapters folded into its weights.
+    Merged(Merge),
+}
+
+impl Contents {
+    fn include(self, name: &str, entry: &ParameterEntry) -> bool {
+        match self {
+            Self::Model => true,
+            Self::Adapter => !entry.frozen,
+            Self::Merged(_) => !is_of_adapter(name),
+        }
+    }
+
+    fn prefix(self) -> &'static str {
+        if self == Self::Adapter { PEFT_PREFIX } else { "" }
+    }
+}
+
 /// Options of an export.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Export {
     /// Floating-point type of the tensors.
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file. A larger tensor gets a file of its own.
     pub max_shard_bytes: u64,
+    /// Which parameters are written, and how.
+    pub contents: Contents,
     /// Other files to write into the folder, by name: `config.json` and the like.
     pub beside: Vec<(String, Vec<u8>)>,
 }
@@ -121,8 +149,13 @@ pub fn export(folder: &Path, out: &Path, options: &Export) -> Result<Exported, C
 
 fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Result<Exported, CheckpointError> {
     let size = |entry: &ParameterEntry| (elements(entry) * options.dtype.of_file().bitsize() / 8) as u64;
-    let parts = distribute(manifest, options.max_shard_bytes, size);
+    let contents = options.contents;
+    // PEFT reads one file.
+    let most = if contents == Contents::Adapter { u64::MAX } else { options.max_shard_bytes };
+    let included = || manifest.parameters.iter().filter(|(name, entry)| contents.include(name, entry));
+    let parts = distribute(included(), most, size);
     let file_name = |part: usize| match parts.len() {
+        1 if contents == Contents::Adapter => "adapter_model.safetensors".to_string(),
         1 => "model.safetensors".to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", part + 1),
     };
@@ -130,19 +163,21 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
     let (mut files, mut weight_map) = (vec![], serde_json::Map::new());
     for (index, part) in parts.iter().enumerate() {
         let file = file_name(index);
-        let tensors = part.iter().map(|&(name, entry)| (name.clone(), options.dtype.of_file(), entry.shape.clone()));
+        let tensors = part.iter().map(|&(name, entry)| {
+            (format!("{}{name}", contents.prefix()), options.dtype.of_file(), entry.shape.clone())
+        });
         // Hugging Face's library requires this key to know the layout of the tensors.
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         let mut writer = TensorWriter::create(&out.join(&file), tensors, Some(metadata))?;
         for (name, entry) in part {
-            source.copy(name, entry, options.dtype, &mut writer)?;
+            source.copy(name, entry, options, &mut writer)?;
             weight_map.insert((*name).clone(), json!(file));
         }
         writer.finish()?;
         files.push(file);
     }
-    let bytes = manifest.parameters.values().map(size).sum();
-    let tensors = manifest.parameters.len();
+    let bytes = included().map(|(_, entry)| size(entry)).sum();
+    let tensors = included().count();
     let mut beside = options.beside.clone();
     if parts.len() > 1 {
         let index = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
@@ -163,14 +198,14 @@ fn elements(entry: &ParameterEntry) -> usize {
 
 /// Distributes the parameters over files, in the order of their names. Starts a new file when the next tensor would
 /// exceed `most` bytes.
-fn distribute(
-    manifest: &Manifest,
+fn distribute<'a>(
+    parameters: impl Iterator<Item = (&'a String, &'a ParameterEntry)>,
     most: u64,
     size: impl Fn(&ParameterEntry) -> u64,
-) -> Vec<Vec<(&String, &ParameterEntry)>> {
+) -> Vec<Vec<(&'a String, &'a ParameterEntry)>> {
     let mut parts = vec![vec![]];
     let mut held = 0;
-    for (name, entry) in &manifest.parameters {
+    for (name, entry) in parameters {
         if held > 0 && held + size(entry) > most {
             parts.push(vec![]);
             held = 0;
@@ -191,15 +226,65 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Appends all pieces of a parameter, checking each against its checksum.
+    /// Appends a parameter, with the product of its adapter if adapters are folded into the weights.
     fn copy(
         &mut self,
         name: &str,
         entry: &ParameterEntry,
-        dtype: ExportDtype,
+        options: &Export,
         writer: &mut TensorWriter,
     ) -> Result<(), CheckpointError> {
-        let mut converted = vec![];
+        let product = match options.contents {
+            Contents::Merged(merge) => self.product(name, entry, merge)?,
+            Contents::Model | Contents::Adapter => None,
+        };
+        let mut at = 0;
+        self.portions(name, entry, |shard, bytes| {
+            if let Some(product) = &product {
+                product.add(at, bytes);
+                at += bytes.len() / size_of::<f32>();
+            }
+            let mut converted = vec![];
+            options.dtype.convert(bytes, &mut converted).ok_or_else(|| {
+                let reason =
+                    format!("a value of `{name}` is too large for {:?}; export with --dtype f32", options.dtype);
+                CheckpointError::io(shard)(std::io::Error::other(reason))
+            })?;
+            writer.write(&converted).map(drop)
+        })
+    }
+
+    /// Returns the product that is added to a weight, if its linear map has an adapter.
+    fn product(
+        &mut self,
+        name: &str,
+        entry: &ParameterEntry,
+        merge: Merge,
+    ) -> Result<Option<Product>, CheckpointError> {
+        let (Some(names), &[_, columns]) = (matrices(self.manifest, name), entry.shape.as_slice()) else {
+            return Ok(None);
+        };
+        let mut values = [vec![], vec![]];
+        for (name, values) in names.iter().zip(&mut values) {
+            let entry = &self.manifest.parameters[name];
+            self.portions(name, entry, |_, bytes| {
+                values.extend(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)));
+                Ok(())
+            })?;
+        }
+        let [a, b] = values;
+        let rank = self.manifest.parameters[&names[0]].shape.first().copied().unwrap_or(1);
+        Ok(Some(Product { a, b, rank, columns, merge }))
+    }
+
+    /// Passes the little-endian f32 of a parameter to `take`, a portion at a time and in order, and checks each piece
+    /// against its checksum.
+    fn portions(
+        &mut self,
+        name: &str,
+        entry: &ParameterEntry,
+        mut take: impl FnMut(&Path, &mut [u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         for piece in &entry.pieces {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
             let file = match self.open.entry(piece.shard) {
@@ -208,12 +293,11 @@ impl Source<'_> {
             };
             let (tensor, elements) = (tensor_name(name, piece.start, None), piece.end - piece.start);
             let info = file.floats(&tensor, elements)?;
+            let mut copied = vec![];
             let crc32 = file.portions(info, |bytes| {
-                dtype.convert(bytes, &mut converted).ok_or_else(|| {
-                    let reason = format!("a value of `{name}` is too large for {dtype:?}; export with --dtype f32");
-                    CheckpointError::io(&shard)(std::io::Error::other(reason))
-                })?;
-                writer.write(&converted).map(drop)
+                copied.clear();
+                copied.extend_from_slice(bytes);
+                take(&shard, &mut copied)
             })?;
             if crc32.finalize() != piece.crc32[0] {
                 let reason = format!("the checksum of `{tensor}` does not match the manifest");

@@ -12,7 +12,7 @@ use zero_partition::ShardedState;
 
 use crate::error::CheckpointError;
 use crate::together::together;
-use crate::weights::{Meaning, Weights};
+use crate::weights::{Meaning, Weights, is_of_base};
 
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -57,7 +57,7 @@ pub fn check_pretrained(folder: &Path, model: &Model) -> Result<(), CheckpointEr
 pub(crate) fn open(folder: &Path, model: &Model) -> Result<Weights, CheckpointError> {
     let (files, index) = files(folder)?;
     let parameters = model.parameters();
-    let weights = Weights::open(&files, folder, parameters, |name| meaning(name, parameters))?;
+    let weights = Weights::open(&files, folder, parameters, is_of_base, |name| meaning(name, parameters))?;
     if let Some(index) = index {
         for (tensor, file) in index {
             if !weights.has(&folder.join(&file), &tensor) {

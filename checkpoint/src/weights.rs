@@ -14,6 +14,7 @@ use zero_model::{ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
 use crate::error::CheckpointError;
+use crate::merge::PEFT_PREFIX;
 use crate::tensors::TensorFile;
 use crate::together::together;
 
@@ -39,7 +40,7 @@ pub fn load_weights(
         true => Meaning::Computed,
         false => Meaning::Parameter(name.into()),
     };
-    let weights = Weights::open(files, all.as_ref(), model.parameters(), meaning)
+    let weights = Weights::open(files, all.as_ref(), model.parameters(), is_of_base, meaning)
         .and_then(|weights| Ok((weights.buffers(all.as_ref(), buffers)?, weights)));
     let (values, weights) = together(comm, weights)?;
     together(comm, weights.fill(zero))?;
@@ -47,6 +48,26 @@ pub fn load_weights(
         buffer.set(&values).map_err(zero_partition::ZeroError::from)?;
     }
     Ok(())
+}
+
+/// Overwrites the parameters of adapters, and the modules that were trained with them, with those of a folder that PEFT
+/// has saved. Each rank reads only the ranges that it holds. Collective: every rank must call it.
+///
+/// # Errors
+/// Fails on every rank if one rank fails: `adapter_model.safetensors` is missing or damaged, or does not have exactly
+/// the trainable parameters of the model.
+pub fn load_adapter(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), CheckpointError> {
+    let model = zero.model().clone();
+    let file = folder.join("adapter_model.safetensors");
+    let meaning = |name: &str| Meaning::Parameter(name.strip_prefix(PEFT_PREFIX).unwrap_or(name).to_string());
+    let weights = Weights::open(&[file], folder, model.parameters(), Parameter::is_trainable, meaning);
+    let weights = together(comm, weights)?;
+    together(comm, weights.fill(zero))
+}
+
+/// Returns whether a parameter belongs to the base model.
+pub(crate) fn is_of_base(parameter: &Parameter) -> bool {
+    !parameter.is_adapter()
 }
 
 /// Returns whether a tensor is a buffer of the model, or PyTorch's count of the batches that such a buffer has seen,
@@ -79,17 +100,18 @@ struct Tensor {
 /// Open files that hold all parameters of a model.
 pub(crate) struct Weights {
     files: Vec<TensorFile>,
-    /// Locations by parameter index.
-    tensors: Vec<Tensor>,
+    /// Locations by parameter index; `None` for parameters that the files do not have.
+    tensors: Vec<Option<Tensor>>,
 }
 
 impl Weights {
-    /// Opens files and checks them against a model. `meaning` maps a tensor name to its role; `of` is the path shown in
-    /// errors.
+    /// Opens files and checks them against a model. The files must have the parameters that `is_needed` selects.
+    /// `meaning` maps a tensor name to its role; `of` is the path shown in errors.
     pub(crate) fn open(
         paths: &[PathBuf],
         of: &Path,
         parameters: &[Parameter],
+        is_needed: impl Fn(&Parameter) -> bool,
         meaning: impl Fn(&str) -> Meaning,
     ) -> Result<Self, CheckpointError> {
         let files = paths.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
@@ -114,14 +136,17 @@ impl Weights {
         for parameter in parameters {
             let (name, shape) = (parameter.name(), parameter.shape().dims());
             let Some((file, tensor)) = found.remove(name) else {
-                problems.push(format!("`{name}` is missing"));
+                if is_needed(parameter) {
+                    problems.push(format!("`{name}` is missing"));
+                }
+                tensors.push(None);
                 continue;
             };
             let copy = copies.remove(name);
             for (file, tensor) in std::iter::once(&(file, tensor.clone())).chain(&copy) {
                 problems.extend(unfit(&files[*file], tensor, shape)?);
             }
-            tensors.push(Tensor { file, name: tensor, copy });
+            tensors.push(Some(Tensor { file, name: tensor, copy }));
         }
         let others = found.into_values().chain(copies.into_values());
         problems.extend(others.map(|(_, name)| format!("`{name}` is not in the model")));
@@ -138,7 +163,9 @@ impl Weights {
 
     /// Reads a range of a parameter. Fails if the files hold a duplicate with different values.
     pub(crate) fn read(&self, range: &Range) -> Result<Vec<f32>, CheckpointError> {
-        let tensor = &self.tensors[range.parameter];
+        let Some(tensor) = &self.tensors[range.parameter] else {
+            return Err(zero_partition::ZeroError::Internal("the files do not have the parameter".into()).into());
+        };
         let mut values = vec![0.0; range.elements.len()];
         self.files[tensor.file].read(&tensor.name, range.elements.start, &mut values)?;
         if let Some((file, name)) = &tensor.copy {
@@ -171,7 +198,9 @@ impl Weights {
 
     /// Overwrites all parameter ranges that a rank holds.
     pub(crate) fn fill(&self, zero: &mut ShardedState) -> Result<(), CheckpointError> {
-        for range in zero.held_ranges(Kind::Parameter).into_iter().flat_map(Range::portions) {
+        let held =
+            zero.held_ranges(Kind::Parameter).into_iter().filter(|range| self.tensors[range.parameter].is_some());
+        for range in held.flat_map(Range::portions) {
             let values = self.read(&range)?;
             zero.write(Kind::Parameter, &range, &values)?;
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
-use zero_engine::{Error, ExportDtype, Weights, bytes, counted};
+use zero_engine::{Error, ExportDtype, Exported, Weights, bytes, counted};
 
 use crate::arguments::Floats;
 use crate::printed::show;
@@ -179,13 +179,30 @@ pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
 /// # Errors
 /// See [`zero_engine::export`].
 pub(crate) fn export(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u64) -> anyhow::Result<u8> {
+    write_weights(path, out, (dtype, max_shard_bytes), zero_engine::export)
+}
+
+/// Exports a checkpoint like [`export`], with its adapters folded into the weights. Returns the exit status.
+///
+/// # Errors
+/// See [`zero_engine::merge`].
+pub(crate) fn merge(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u64) -> anyhow::Result<u8> {
+    write_weights(path, out, (dtype, max_shard_bytes), zero_engine::merge)
+}
+
+fn write_weights(
+    path: &Path,
+    out: &Path,
+    (dtype, max_shard_bytes): (Floats, u64),
+    write: impl FnOnce(&Path, &Path, Weights) -> Result<(Exported, Vec<String>), Error>,
+) -> anyhow::Result<u8> {
     let (folder, _) = newest(path)?;
     let dtype = match dtype {
         Floats::F32 => ExportDtype::F32,
         Floats::Bf16 => ExportDtype::Bf16,
         Floats::F16 => ExportDtype::F16,
     };
-    let (exported, left_out) = zero_engine::export(&folder, out, Weights { dtype, max_shard_bytes })?;
+    let (exported, left_out) = write(&folder, out, Weights { dtype, max_shard_bytes })?;
     show(&format!(
         "{} -> {}\n{} tensors, {}: {}\n",
         folder.display(),

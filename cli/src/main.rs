@@ -57,6 +57,9 @@ fn main() -> ExitCode {
             Checkpoint::Export { folder, out, dtype, max_shard_size } => {
                 checkpoint::export(folder, out, *dtype, *max_shard_size)
             }
+            Checkpoint::Merge { folder, out, dtype, max_shard_size } => {
+                checkpoint::merge(folder, out, *dtype, *max_shard_size)
+            }
         },
         (None, args) => launch::train(&args),
     });

@@ -5,6 +5,7 @@
 //! serialised [`Config`] has the shape of `ds.yaml`: the same keys in the same sections.
 
 mod activations;
+mod adapter;
 mod autotuning;
 mod chat;
 mod data;
@@ -34,6 +35,7 @@ use crate::typed::Typed;
 use crate::yaml_out;
 
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
+pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};
 pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
 pub use chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
@@ -118,6 +120,8 @@ section! {
         pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Parameters, multiply-accumulates and times of each layer in one step");
         /// The model to build; `None` if the program provides its own.
         pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may bring its own instead");
+        /// Adapters that are trained instead of the model; `None` trains the model.
+        pub adapter: Option<Adapter> = section(&Adapter::SECTION, "Small matrices to train beside the linear maps of a model, which is frozen; without the section the model itself is trained");
         /// The training data; `None` if the program provides its own batches.
         pub data: Option<Data> = section(&Data::SECTION, "What to train on; a program may feed its own batches instead");
         /// Duration of training, evaluation and checkpoints.

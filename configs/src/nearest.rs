@@ -137,9 +137,10 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
             let text = text.to_ascii_uppercase();
             bytes(&format!("{text}iB")).map(|_| format!("write `{text}iB` or `{text}B`"))
         }
-        (Kind::Text | Kind::Path | Kind::Paths | Kind::Texts, Value::Bool(_) | Value::Int(_) | Value::Float(_)) => {
-            Some("write it in quotes if it is a text".to_string())
-        }
+        (
+            Kind::Text | Kind::Path | Kind::Paths | Kind::Names | Kind::Texts,
+            Value::Bool(_) | Value::Int(_) | Value::Float(_),
+        ) => Some("write it in quotes if it is a text".to_string()),
         _ => None,
     }
 }

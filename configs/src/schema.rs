@@ -94,6 +94,8 @@ pub(crate) enum Kind {
     /// A string, or a list of at least one string.
     Paths,
     Texts,
+    /// A name, or a list of at least one name.
+    Names,
     /// A list of regular expressions that match layer names.
     Patterns,
     Ints {

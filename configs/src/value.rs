@@ -43,12 +43,16 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
         },
         (Kind::Text, Value::Text(text)) => Some(Leaf::Text(text.clone())),
         (Kind::Path, Value::Text(text)) => (!text.is_empty()).then(|| Leaf::Text(text.clone())),
+        (Kind::Choice { names, .. }, Value::Bool(value)) => {
+            let text = value.to_string();
+            names.contains(&text.as_str()).then_some(Leaf::Text(text))
+        }
         (Kind::Choice { names, .. }, Value::Text(text)) => {
             names.contains(&text.as_str()).then(|| Leaf::Text(text.clone()))
         }
         (Kind::Partition, Value::Text(text)) => PartitionMethod::parse(text).is_ok().then(|| Leaf::Text(text.clone())),
-        (Kind::Paths, Value::Text(text)) if !text.is_empty() => Some(Leaf::Texts(vec![text.clone()])),
-        (Kind::Paths, Value::List(items)) if !items.is_empty() => {
+        (Kind::Paths | Kind::Names, Value::Text(text)) if !text.is_empty() => Some(Leaf::Texts(vec![text.clone()])),
+        (Kind::Paths | Kind::Names, Value::List(items)) if !items.is_empty() => {
             texts(items).filter(|texts| texts.iter().all(|text| !text.is_empty())).map(Leaf::Texts)
         }
         (Kind::Texts, Value::List(items)) => texts(items).map(Leaf::Texts),
@@ -86,6 +90,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Partition => "`parameters`, `uniform`, `time` or `type:REGEX`".to_string(),
         Kind::Paths => "a path, a glob, or a list of them".to_string(),
         Kind::Texts => "a list of texts".to_string(),
+        Kind::Names => "a name, or a list of names".to_string(),
         Kind::Patterns => format!("a list of 1 to {MAX_PATTERNS} regular expressions"),
         Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),
         Kind::Space { .. } => "keys with the values to try".to_string(),

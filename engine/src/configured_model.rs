@@ -3,7 +3,8 @@
 use candle_core::{DType, Device};
 use zero_config::{self as config, Config};
 use zero_model::ops::RopeScaling;
-use zero_model::{BuildError, Layers, Model, Trainable, zoo};
+use zero_model::ops::{LoraInit, LoraOptions};
+use zero_model::{Adapter, BuildError, Layers, Model, Trainable, TrainedBias, zoo};
 
 use crate::error::Error;
 
@@ -125,6 +126,9 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
 /// The same as those of [`build`].
 pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
     let (trainable, frozen) = (&config.training.trainable, &config.training.frozen);
+    if let Some(adapter) = &config.adapter {
+        return with_adapter(config, adapter, layers)?.build_on(dtype, device).map_err(of_adapter);
+    }
     if trainable.is_none() && frozen.is_empty() {
         return Ok(layers.build_on(dtype, device)?);
     }
@@ -150,6 +154,56 @@ pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) 
     };
     let selection = Trainable::new(trainable.as_deref(), frozen).map_err(of_key)?;
     layers.trainable(selection).build_on(dtype, device).map_err(of_key)
+}
+
+/// Adds the configured adapters to a model.
+fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> Result<Layers, Error> {
+    let both = |key| Error::setting(key, "`adapter` says what is trained", "use `adapter.modules_to_save`");
+    if config.training.trainable.is_some() {
+        return Err(both("training.trainable"));
+    }
+    if !config.training.frozen.is_empty() {
+        return Err(both("training.frozen"));
+    }
+    if config.training.device == config::Compute::Cuda {
+        let message = "adapters are not implemented for GPUs";
+        return Err(Error::setting("adapter", message, "set `training.device: cpu`"));
+    }
+    let lora = LoraOptions {
+        rank: adapter.r,
+        scale: adapter.scale() as f32,
+        dropout: adapter.lora_dropout as f32,
+        init: match adapter.init_lora_weights {
+            config::InitLora::Zero => LoraInit::Zero,
+            config::InitLora::Gaussian => LoraInit::Gaussian,
+            config::InitLora::Random => LoraInit::Random,
+        },
+        targets: adapter.targets(),
+    };
+    let bias = match adapter.bias {
+        config::AdapterBias::None => TrainedBias::None,
+        config::AdapterBias::All => TrainedBias::All,
+        config::AdapterBias::LoraOnly => TrainedBias::LoraOnly,
+    };
+    Ok(layers.adapter(Adapter { lora, modules_to_save: adapter.modules_to_save.clone(), bias }))
+}
+
+/// Adds the key to an error of an adapter.
+fn of_adapter(error: BuildError) -> Error {
+    match error {
+        BuildError::UnknownTarget { name, modules } => {
+            let help = format!("its linear maps are {}", modules.join(", "));
+            Error::setting("adapter.target_modules", format!("the model has no linear map `{name}`"), help)
+        }
+        BuildError::UnknownModule { name, modules } => {
+            let help = format!("its modules are {}", modules.join(", "));
+            Error::setting("adapter.modules_to_save", format!("the model has no module `{name}`"), help)
+        }
+        BuildError::NoLinear => {
+            Error::setting("adapter", error.to_string(), "build layers from `ops::Linear::new` or `ops::Conv1D::new`")
+        }
+        other => other.into(),
+    }
 }
 
 /// Returns the maximum sequence length of the model; `None` if its inputs are not sequences.

@@ -25,7 +25,7 @@ pub mod stage_plan;
 pub mod timing;
 
 pub use batch::Batch;
-pub use checkpoint::export::{Weights, export};
+pub use checkpoint::export::{Weights, export, merge};
 pub use checkpoint::import::import;
 pub use checkpoint::saving::Ended;
 pub use comm_options::{comm_options, timeout};

@@ -66,7 +66,7 @@ pub use zero_engine::{config, ops, zoo};
 
 /// Exports of a checkpoint's weights to safetensors files, and imports of such files.
 pub mod checkpoint {
-    pub use zero_engine::{Ended, ExportDtype, Exported, Weights, export, import};
+    pub use zero_engine::{Ended, ExportDtype, Exported, Weights, export, import, merge};
 }
 
 /// The ranks of a run: their communicator, ranks as threads of one process, and the allocator that lets ranks of one host

@@ -409,6 +409,21 @@ pub(crate) enum Checkpoint {
         #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
         max_shard_size: u64,
     },
+    /// Fold trained LoRA adapters into the weights of their base model, and export it for Hugging Face's libraries
+    Merge {
+        /// Folder of a checkpoint, or of a run for its newest checkpoint
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Folder to write; must be new or empty
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+        /// Number type of the weights
+        #[arg(long, value_enum, default_value_t = Floats::F32)]
+        dtype: Floats,
+        /// Maximum size of the tensors in one file
+        #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
+        max_shard_size: u64,
+    },
 }
 
 /// Types that weights can have.

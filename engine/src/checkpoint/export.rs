@@ -5,8 +5,8 @@ use std::path::Path;
 
 use candle_core::DType;
 use serde_json::{Value, json};
-use zero_checkpoint::{Export, ExportDtype, Exported, Manifest};
-use zero_config::{Activation, Config, Gpt2, Llama, Model, Tokenizer};
+use zero_checkpoint::{Contents, Export, ExportDtype, Exported, Manifest, Merge, is_of_adapter};
+use zero_config::{Activation, Adapter, Config, Gpt2, Llama, Model, Tokenizer};
 
 use crate::configured_model;
 use crate::error::Error;
@@ -43,10 +43,16 @@ pub(crate) fn recorded(config: &Config) -> Value {
             json!(std::path::absolute(path).unwrap_or_else(|_| path.into()).display().to_string())
         }
     };
-    json!({"model": model, "tokenizer": tokenizer})
+    let mut recorded = json!({"model": model, "tokenizer": tokenizer});
+    if let Some(adapter) = &config.adapter {
+        recorded["adapter"] = json!(adapter);
+        recorded["base_model"] = json!(config.model.as_ref().and_then(|model| model.pretrained()));
+    }
+    recorded
 }
 
-/// Exports a checkpoint folder (`…/step-00000100`) to `out` in Hugging Face's format. Writes `config.json` for a
+/// Exports a checkpoint folder (`…/step-00000100`) to `out` in Hugging Face's format. If adapters were trained, writes
+/// them alone, in PEFT's format, with `adapter_config.json`. Otherwise writes all weights, `config.json` for a
 /// configured GPT-2 or Llama (a Mistral with a sliding window, a Qwen2 with `qkv_bias`), and copies the tokenizer's
 /// files. Returns the written files, and for each omitted file a line with the reason.
 ///
@@ -54,18 +60,105 @@ pub(crate) fn recorded(config: &Config) -> Value {
 /// Fails if `out` exists and is not empty, the checkpoint is damaged, or a file cannot be read or written.
 pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, Vec<String>), Error> {
     let manifest = Manifest::read(folder)?;
+    match trained_adapter(&manifest)? {
+        None => write(folder, out, &manifest, weights, Contents::Model),
+        Some((adapter, config)) => {
+            let text = format!("{:#}\n", adapter_config(&adapter, &config, &manifest));
+            let mut beside = vec![("adapter_config.json".to_string(), text.into_bytes())];
+            let mut left_out = vec![];
+            match tokenizer_files(&manifest)? {
+                Ok(files) => beside.extend(files),
+                Err(reason) => left_out.push(format!("no tokenizer: {reason}")),
+            }
+            let Weights { dtype, max_shard_bytes } = weights;
+            let options = Export { dtype, max_shard_bytes, contents: Contents::Adapter, beside };
+            Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
+        }
+    }
+}
+
+/// Folds the adapters of a checkpoint into the weights of their linear maps and exports the model like [`export`].
+///
+/// # Errors
+/// The same as those of [`export`]. Fails if the checkpoint has no adapters, or the program built the model in code.
+pub fn merge(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, Vec<String>), Error> {
+    let manifest = Manifest::read(folder)?;
+    let Some((adapter, config)) = trained_adapter(&manifest)? else {
+        let message = format!("{} has no adapters", folder.display());
+        return Err(Error::setting("checkpoint merge", message, "use `checkpoint export`"));
+    };
+    let inputs_first = match config.model {
+        Some(Model::Gpt2(_)) => true,
+        Some(_) => false,
+        None => {
+            let message = "the program built the model in code, so the order of a weight's dimensions is unknown";
+            return Err(Error::setting(
+                "checkpoint merge",
+                message,
+                "fold the adapters into the weights in the program",
+            ));
+        }
+    };
+    let merge = Merge { scale: adapter.scale() as f32, inputs_first };
+    write(folder, out, &manifest, weights, Contents::Merged(merge))
+}
+
+/// Returns the adapters that a checkpoint's run trained, and its configuration as far as it is recorded.
+fn trained_adapter(manifest: &Manifest) -> Result<Option<(Adapter, Config)>, Error> {
+    let recorded = &manifest.config;
+    if recorded["adapter"].is_null() {
+        return Ok(None);
+    }
+    let sections = json!({
+        "train_micro_batch_size_per_gpu": 1, "adapter": recorded["adapter"], "model": recorded["model"],
+    });
+    let config = Config::parse("manifest.json", sections.to_string())?;
+    Ok(config.adapter.clone().map(|adapter| (adapter, config)))
+}
+
+/// Returns PEFT's `adapter_config.json`.
+fn adapter_config(adapter: &Adapter, config: &Config, manifest: &Manifest) -> Value {
+    let modules_to_save = (!adapter.modules_to_save.is_empty()).then_some(&adapter.modules_to_save);
+    json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": manifest.config["base_model"],
+        "r": adapter.r,
+        "lora_alpha": adapter.lora_alpha,
+        "lora_dropout": adapter.lora_dropout,
+        "target_modules": match adapter.targets() {
+            Some(names) => json!(names),
+            None => json!(zero_config::ALL_LINEAR),
+        },
+        "modules_to_save": modules_to_save,
+        "bias": adapter.bias,
+        "use_rslora": adapter.use_rslora,
+        "use_dora": false,
+        "fan_in_fan_out": matches!(config.model, Some(Model::Gpt2(_))),
+        "init_lora_weights": true,
+        "inference_mode": true,
+    })
+}
+
+fn write(
+    folder: &Path,
+    out: &Path,
+    manifest: &Manifest,
+    weights: Weights,
+    contents: Contents,
+) -> Result<(Exported, Vec<String>), Error> {
     let (mut beside, mut left_out) = (vec![], vec![]);
-    match architecture(&manifest, weights.dtype) {
+    match architecture(manifest, weights.dtype) {
         Ok(config) => {
             beside.push(("config.json".into(), format!("{config:#}\n").into_bytes()));
-            match tokenizer_files(&manifest)? {
+            match tokenizer_files(manifest)? {
                 Ok(files) => beside.extend(files),
                 Err(reason) => left_out.push(format!("no tokenizer: {reason}")),
             }
         }
         Err(reason) => left_out.push(format!("no config.json: {reason}")),
     }
-    let options = Export { dtype: weights.dtype, max_shard_bytes: weights.max_shard_bytes, beside };
+    let options = Export { dtype: weights.dtype, max_shard_bytes: weights.max_shard_bytes, contents, beside };
     Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
 }
 
@@ -92,7 +185,8 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
     let is_in = |p: &zero_model::Parameter| {
         manifest.parameters.get(p.name()).is_some_and(|entry| entry.shape == p.shape().dims())
     };
-    if model.parameters().len() != manifest.parameters.len() || !model.parameters().iter().all(is_in) {
+    let of_base = manifest.parameters.keys().filter(|name| !is_of_adapter(name)).count();
+    if model.parameters().len() != of_base || !model.parameters().iter().all(is_in) {
         return Err(other());
     }
     let vocabulary = vocabulary.ok_or_else(other)?;

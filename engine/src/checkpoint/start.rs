@@ -1,8 +1,11 @@
 //! The initial values of an engine's parameters.
 
+use std::path::Path;
+
+use serde_json::{Value, json};
 use zero_checkpoint::CheckpointError;
 use zero_comm::Communicator;
-use zero_config::Config;
+use zero_config::{Adapter, Config};
 use zero_partition::ShardedState;
 
 use crate::error::Error;
@@ -27,6 +30,13 @@ impl Start {
         if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained()) {
             zero_checkpoint::load_pretrained(folder.as_ref(), zero, comm).map_err(of_pretrained)?;
         }
+        if let Some(adapter) = &config.adapter
+            && let Some(folder) = &adapter.pretrained
+        {
+            let named = |error: Error| error.named("adapter.pretrained", "name a folder that PEFT has saved");
+            same_adapter(adapter, folder.as_ref()).map_err(named)?;
+            zero_checkpoint::load_adapter(folder.as_ref(), zero, comm).map_err(|error| named(error.into()))?;
+        }
         if let Some(sources) = &config.training.initial_weights {
             let named =
                 |error: Error| error.named("training.initial_weights", "name readable safetensors files, or a glob");
@@ -36,6 +46,33 @@ impl Start {
         Ok(())
     }
 }
+
+/// Checks that a PEFT folder describes the configured adapters: the shapes of its tensors do not tell their scale.
+fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
+    let path = folder.join("adapter_config.json");
+    let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
+    let saved: Value = serde_json::from_str(&text)
+        .map_err(|error| Error::setting("adapter.pretrained", format!("{}: {error}", path.display()), READABLE))?;
+    if saved["peft_type"] != "LORA" || saved["use_dora"] == true {
+        let message = format!("{} describes no plain LoRA adapter", path.display());
+        return Err(Error::setting("adapter.pretrained", message, READABLE));
+    }
+    let written =
+        [("r", json!(adapter.r)), ("lora_alpha", json!(adapter.lora_alpha)), ("use_rslora", json!(adapter.use_rslora))];
+    for (key, configured) in written {
+        let is_equal = match (saved[key].as_f64(), configured.as_f64()) {
+            (Some(saved), Some(configured)) => saved == configured,
+            _ => saved[key].as_bool().unwrap_or(false) == configured.as_bool().unwrap_or(false),
+        };
+        if !is_equal {
+            let message = format!("it is {configured}, but {} in {}", saved[key], path.display());
+            return Err(Error::setting(&format!("adapter.{key}"), message, format!("set it to {}", saved[key])));
+        }
+    }
+    Ok(())
+}
+
+const READABLE: &str = "name a folder in which PEFT saved a LoRA adapter";
 
 /// Adds the key `model.pretrained` to an error of its folder.
 pub fn of_pretrained(error: CheckpointError) -> Error {

@@ -6,6 +6,7 @@ mod python;
 #[path = "../world/mod.rs"]
 mod world;
 
+mod adapter;
 mod bytes;
 mod changed_config;
 mod checkpoint;

@@ -1,0 +1,81 @@
+//! Folds LoRA adapters into the weights of their linear maps: W + s·B·A.
+
+use crate::manifest::Manifest;
+
+/// The names that PEFT gives the matrices of an adapter.
+const A: &str = "lora_A.weight";
+const B: &str = "lora_B.weight";
+/// The prefix of PEFT's names of tensors.
+pub(crate) const PEFT_PREFIX: &str = "base_model.model.";
+
+/// How adapters are folded into a checkpoint's weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Merge {
+    /// Factor s of the products.
+    pub scale: f32,
+    /// Whether weights are `[inputs, outputs]`, as those of GPT-2's `Conv1D`.
+    pub inputs_first: bool,
+}
+
+/// Returns whether a parameter belongs to an adapter.
+#[must_use]
+pub fn is_of_adapter(name: &str) -> bool {
+    let ends_with = |end: &str| name.strip_suffix(end).is_some_and(|before| before.ends_with('.'));
+    ends_with(A) || ends_with(B)
+}
+
+/// Returns the names of the matrices A and B of the linear map to which the weight `name` belongs, if it has an
+/// adapter.
+pub(crate) fn matrices(manifest: &Manifest, name: &str) -> Option<[String; 2]> {
+    let module = name.strip_suffix("weight").filter(|module| module.ends_with('.'))?;
+    let names = [A, B].map(|end| format!("{module}{end}"));
+    names.iter().all(|name| manifest.parameters.contains_key(name)).then_some(names)
+}
+
+/// The product of one adapter.
+pub(crate) struct Product {
+    /// `[rank, inputs]` and `[outputs, rank]`.
+    pub(crate) a: Vec<f32>,
+    pub(crate) b: Vec<f32>,
+    pub(crate) rank: usize,
+    /// The columns of the weight.
+    pub(crate) columns: usize,
+    pub(crate) merge: Merge,
+}
+
+impl Product {
+    /// Adds the product to consecutive little-endian f32 of the weight, from element `start` on. The sum over the rank
+    /// is in f64.
+    pub(crate) fn add(&self, start: usize, bytes: &mut [u8]) {
+        let (rank, inputs) = (self.rank, self.a.len() / self.rank);
+        for (at, value) in (start..).zip(bytes.as_chunks_mut().0) {
+            let (row, column) = (at / self.columns, at % self.columns);
+            let (input, output) = if self.merge.inputs_first { (row, column) } else { (column, row) };
+            let terms = (0..rank).map(|k| f64::from(self.b[output * rank + k]) * f64::from(self.a[k * inputs + input]));
+            let delta = terms.sum::<f64>() as f32 * self.merge.scale;
+            *value = (f32::from_le_bytes(*value) + delta).to_le_bytes();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_added_in_either_order_of_dimensions() {
+        // A = [1 2 3], B = [10; 20], s = 0.5: B·A = [10 20 30; 20 40 60].
+        let add = |inputs_first: bool, columns: usize| {
+            let merge = Merge { scale: 0.5, inputs_first };
+            let product = Product { a: vec![1.0, 2.0, 3.0], b: vec![10.0, 20.0], rank: 1, columns, merge };
+            let mut bytes: Vec<u8> = [100f32; 6].iter().flat_map(|x| x.to_le_bytes()).collect();
+            let (first, rest) = bytes.split_at_mut(8);
+            product.add(0, first);
+            product.add(2, rest);
+            bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect::<Vec<_>>()
+        };
+        assert_eq!(add(false, 3), [105.0, 110.0, 115.0, 110.0, 120.0, 130.0]);
+        assert_eq!(add(true, 2), [105.0, 110.0, 110.0, 120.0, 115.0, 130.0]);
+        assert!(is_of_adapter("h.0.attn.lora_A.weight") && !is_of_adapter("h.0.flora_A.weight"));
+    }
+}

@@ -1,0 +1,87 @@
+//! `adapter`: small trainable matrices beside the linear maps of a frozen model.
+
+use serde::Serialize;
+
+use crate::choice::{Choice as _, choice};
+use crate::config::Config;
+use crate::schema::*;
+use crate::table::section;
+
+section! {
+    /// `adapter`, with the names of PEFT's `LoraConfig`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Adapter(keys) in Config::adapter {
+        /// Kind of adapter.
+        pub kind as "type": AdapterType = key(AdapterType::KIND, "lora", "Kind of adapter");
+        /// Rank of the product.
+        pub r: usize = key(COUNT, "8", "Rank of the two matrices");
+        /// Scale of the product: α/r, or α/√r with `use_rslora`.
+        pub lora_alpha: f64 = key(POSITIVE, "8.0", "Scale α: the product is multiplied by α/r");
+        /// Dropout on the input of the product.
+        pub lora_dropout: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: true }), "0.0", "Probability with which an element of the product's input is dropped in training");
+        /// Names of the linear maps that get an adapter, or `all-linear`.
+        pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear maps that get an adapter: a name or a list of names, each the path of a module or the end of it, such as `q_proj`; all-linear: all but the head");
+        /// Names of modules that are trained as a whole.
+        pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved as a whole");
+        /// Biases of the base model that are trained.
+        pub bias: AdapterBias = key(AdapterBias::KIND, "none", "Biases of the base model that are trained: none, all, or those of the maps with an adapter");
+        /// Scale the product by α/√r.
+        pub use_rslora: bool = key(Kind::Bool, "false", "Multiply the product by α/√r instead of α/r (rsLoRA)");
+        /// Initial values.
+        pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values: true and gaussian start from the base model, with a uniform or normal A and B = 0; false draws both");
+        /// PEFT folder whose adapter training starts from, relative to the working directory.
+        pub pretrained: Option<String> = key(Kind::Path, "null", "Folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT saves them, to start from, relative to the working directory");
+        = later("use_dora", "false", "Weight-decomposed adapters (DoRA)").instead("`use_rslora: true` with a larger `r` also learns more than plain LoRA");
+        = later("loraplus_lr_ratio", "null", "Learning rate of B over that of A (LoRA+)").instead("`optimizer.params.lr` is the learning rate of both");
+    }
+}
+
+/// The value of `target_modules` that stands for all linear maps.
+pub const ALL_LINEAR: &str = "all-linear";
+
+choice! {
+    /// Kind of adapter.
+    pub enum AdapterType {
+        /// Low-rank products.
+        Lora = "lora",
+    }
+}
+
+choice! {
+    /// Biases of the base model that are trained.
+    pub enum AdapterBias {
+        /// None.
+        None = "none",
+        /// All.
+        All = "all",
+        /// Those of linear maps with an adapter.
+        LoraOnly = "lora_only",
+    }
+}
+
+choice! {
+    /// Initial values of an adapter.
+    pub enum InitLora {
+        /// A uniform as `torch.nn.Linear`, B zero.
+        Zero = "true",
+        /// A normal, B zero.
+        Gaussian = "gaussian",
+        /// Both uniform, so that training does not start from the base model.
+        Random = "false",
+    }
+}
+
+impl Adapter {
+    /// Returns the names of the linear maps that get an adapter; `None` stands for all of them.
+    #[must_use]
+    pub fn targets(&self) -> Option<Vec<String>> {
+        (self.target_modules != [ALL_LINEAR]).then(|| self.target_modules.clone())
+    }
+
+    /// Returns the factor of the product.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        let r = self.r as f64;
+        self.lora_alpha / if self.use_rslora { r.sqrt() } else { r }
+    }
+}

@@ -1,0 +1,115 @@
+//! LoRA adapters: bit-identical at every layout, and compared with PEFT in `peft.rs`.
+
+use crate::world;
+
+use tempfile::TempDir;
+use world::{BF16, Trajectory, assert_same, config, gpt2_config, run_of, trajectory, world};
+use zero_engine::{Engine, Layers, zoo};
+
+fn model() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config { n_layer: 3, resid_pdrop: 0.1, ..gpt2_config() })
+}
+
+fn llama() -> Layers {
+    zoo::llama(&zoo::LlamaConfig {
+        vocab_size: 61,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        max_position_embeddings: 16,
+        initializer_range: 0.1,
+        ..zoo::LlamaConfig::default()
+    })
+}
+
+const LORA: &str = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.2, init_lora_weights: false, bias: lora_only, \
+                    modules_to_save: [ln_f]}";
+const OF_LLAMA: &str = "adapter: {r: 4, use_rslora: true, target_modules: [q_proj, down_proj], lora_dropout: 0.1}";
+
+fn text(stage: u8, micro_batches: usize, more: &str, zero: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
+         training: {{reproducible: true}}\n\
+         zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40, \
+         stage3_max_reuse_distance: 0{zero}}}"
+    )
+}
+
+fn layouts_are_equal(layers: impl Fn() -> Layers + Sync + Copy, adapter: &str) {
+    let folder = TempDir::new().unwrap();
+    let nvme = format!(", offload_param: {{device: nvme, nvme_path: '{}'}}", folder.path().display());
+    for dtype in ["", BF16] {
+        let run = |ranks: usize, stage: u8, more: &str, zero: &str, data: usize| -> Trajectory {
+            let more = format!("{adapter}\n{dtype}\n{more}\naio: {{block_size: 4096}}");
+            run_of(layers, ranks, 4, &text(stage, 4 / data, &more, zero))
+        };
+        let expected = run(1, 0, "", "", 1);
+        assert_ne!(expected.losses[0], expected.losses[3]);
+        for (ranks, stage) in [(1, 3), (2, 1), (2, 2), (2, 3), (4, 3)] {
+            let got = run(ranks, stage, "", "", ranks);
+            assert_same(&expected, &got, &format!("{dtype} stage {stage} on {ranks} ranks"));
+        }
+        for schedule in ["1f1b", "zb_h1"] {
+            let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
+            assert_same(&expected, &run(2, 0, &pipeline, "", 1), schedule);
+            assert_same(&expected, &run(4, 3, &pipeline, "", 2), schedule);
+        }
+        let recomputes = "activation_checkpointing: {enabled: true}";
+        assert_same(&expected, &run(2, 3, recomputes, "", 2), recomputes);
+        assert_same(&expected, &run(2, 3, recomputes, &nvme, 2), &nvme);
+    }
+}
+
+#[test]
+fn every_layout_is_equal() {
+    layouts_are_equal(model, LORA);
+}
+
+#[test]
+fn every_layout_of_a_llama_is_equal() {
+    layouts_are_equal(llama, OF_LLAMA);
+}
+
+/// With B = 0 the first loss is that of the base model, which then stays as it was.
+#[test]
+fn training_starts_from_the_base_model_and_keeps_it() {
+    let losses = |more: &str| {
+        let mut all = world(1, |comm| {
+            let config = config(1, &format!("train_micro_batch_size_per_gpu: 2\n{more}"));
+            let mut engine = Engine::with_communicator(config, llama(), comm).unwrap();
+            let before = trajectory(&mut engine, 0).parameters;
+            let after = trajectory(&mut engine, 3);
+            let is_adapter: Vec<bool> = engine.model().parameters().iter().map(|p| p.is_adapter()).collect();
+            (before, after, is_adapter)
+        });
+        all.remove(0)
+    };
+    let (_, base, _) = losses("");
+    for adapter in ["adapter: {}", "adapter: {init_lora_weights: gaussian, target_modules: o_proj}"] {
+        let (before, after, is_adapter) = losses(adapter);
+        assert_eq!(after.losses[0], base.losses[0]);
+        assert_ne!(after.losses[1], base.losses[1]);
+        for (index, ((name, old), (_, new))) in before.iter().zip(&after.parameters).enumerate() {
+            // In the first step the gradient of A is zero, because B is.
+            assert_eq!(old != new, is_adapter[index], "{name}");
+        }
+    }
+}
+
+#[test]
+fn names_and_keys_without_effect_are_errors() {
+    let error = |more: &str| {
+        let text = format!("train_micro_batch_size_per_gpu: 2\n{more}");
+        let mut all = world(1, |comm| Engine::with_communicator(config(1, &text), llama(), comm).map(drop));
+        all.remove(0).unwrap_err().to_string()
+    };
+    let unknown = error("adapter: {target_modules: [q_proj, c_attn]}");
+    assert!(unknown.contains("adapter.target_modules") && unknown.contains("`c_attn`"), "{unknown}");
+    assert!(unknown.contains("q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"), "{unknown}");
+    assert!(error("adapter: {modules_to_save: [score]}").contains("adapter.modules_to_save"));
+    assert!(error("adapter: {}\ntraining: {frozen: ['*']}").contains("training.frozen"));
+    let missing = error("adapter: {pretrained: nowhere}");
+    assert!(missing.contains("adapter.pretrained") && missing.contains("nowhere"), "{missing}");
+}
