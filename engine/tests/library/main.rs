@@ -22,6 +22,7 @@ mod module_buffers;
 mod named;
 mod offload;
 mod parity;
+mod peft;
 mod pipeline;
 mod plain_candle;
 mod pretrained;

@@ -127,6 +127,21 @@ fn frozen_parameters() {
 }
 
 #[test]
+fn adapters() {
+    let all = "adapter={r: 8, lora_dropout: 0.1}";
+    let some = "adapter={r: 16, target_modules: [c_attn], modules_to_save: [ln_f], bias: all}";
+    for adapter in [all, some] {
+        for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 3")] {
+            holds(ranks, zero, &[adapter, "train_micro_batch_size_per_gpu=4"]);
+        }
+        holds(2, "stage: 3", &[adapter, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+        holds(2, &format!("stage: 3, {PARAMETERS}"), &[adapter, BLOCKS]);
+        holds(2, "stage: 2", &[adapter, "activation_checkpointing={}", "train_micro_batch_size_per_gpu=8"]);
+    }
+    holds(2, "stage: 3", &[LLAMA, all, "train_micro_batch_size_per_gpu=4"]);
+}
+
+#[test]
 fn recomputation() {
     for (ranks, stage) in [(1, 0), (2, 2), (2, 3)] {
         for section in ["{}", "{interval: 2}", "{layers: ['h\\.[01]$']}", "{device: nvme, nvme_path: .}"] {

@@ -1,0 +1,178 @@
+//! Fine-tuning like PEFT and PyTorch: 100 steps from the same weights, and files in both directions.
+
+use std::path::Path;
+
+use crate::python;
+use crate::world;
+
+use python::python;
+use world::{batch, world};
+use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export, merge};
+
+const STEPS: u64 = 100;
+
+/// A way to train a part of a model, in this project's keys and in Python.
+struct Case {
+    class: &'static str,
+    /// Keys of the configuration. `ADAPTER` stands for the folder of the initial adapter.
+    keys: &'static str,
+    /// Arguments of `peft.LoraConfig`; without any, `trains` says in Python which parameter names are trained.
+    lora: &'static str,
+    trains: &'static str,
+}
+
+const CASES: [Case; 4] = [
+    Case {
+        class: "GPT2LMHeadModel",
+        keys: "adapter: {r: 4, lora_alpha: 16, target_modules: [c_attn, mlp.c_proj], modules_to_save: [ln_f], \
+               pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=16, target_modules=['c_attn', 'mlp.c_proj'], modules_to_save=['ln_f'], fan_in_fan_out=True",
+        trains: "",
+    },
+    Case {
+        class: "LlamaForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 4, use_rslora: true, pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=4, use_rslora=True, target_modules='all-linear'",
+        trains: "",
+    },
+    Case {
+        class: "GPT2LMHeadModel",
+        keys: "training: {trainable: ['*.h.1.*', '*ln_f*']}",
+        lora: "",
+        trains: "'.h.1.' in name or 'ln_f' in name",
+    },
+    Case {
+        class: "LlamaForCausalLM",
+        keys: "training: {frozen: ['*embed_tokens*']}",
+        lora: "",
+        trains: "'embed_tokens' not in name",
+    },
+];
+
+/// The model, its adapter and the batches of `world::batch`, in Python.
+const PREAMBLE: &str = "
+import json, torch, transformers, peft
+torch.set_num_threads(1)
+def show(result): print('result', json.dumps(result))
+torch.manual_seed(3)
+gpt2 = dict(vocab_size=61, n_positions=16, n_embd=32, n_layer=2, n_head=2, initializer_range=0.1,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+llama = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=16, initializer_range=0.1)
+def base(name, folder):
+    config, head = (transformers.GPT2Config(**gpt2), transformers.GPT2LMHeadModel) if 'GPT2' in name else \\
+        (transformers.LlamaConfig(**llama), transformers.LlamaForCausalLM)
+    head(config).save_pretrained(folder)
+    return load(folder)
+def load(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).float()
+def tokens(step, samples):
+    token = lambda i: (i * 7 + step * 13 + i * i % 11) % 61
+    ids = torch.tensor([token(i) for i in range(samples * 16 + 1)])
+    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
+def train(model, steps):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [dict(params=[p for p in trained if p.dim() > 1], weight_decay=0.1),
+              dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0)]
+    optimizer, losses = torch.optim.AdamW(groups, lr=5e-4, eps=1e-6), []
+    model.train()
+    for step in range(steps):
+        inputs, targets = tokens(step % 2, 4)
+        loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 0.5)
+        optimizer.step(); optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+def logits(model):
+    model.eval()
+    with torch.no_grad(): return model(tokens(999, 1)[0]).logits.flatten().tolist()
+";
+
+/// Trains on two ranks, and returns the losses, the final logits and the checkpoint.
+fn ours(case: &Case, folder: &Path) -> (Vec<f32>, Vec<f32>, std::path::PathBuf) {
+    let keys = case.keys.replace("ADAPTER", &format!("{:?}", folder.join("initial")));
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_clipping: 0.5\n\
+         optimizer: {{type: AdamW, params: {{lr: 5.0e-4, eps: 1.0e-6, weight_decay: 0.1}}}}\nmodel: {{pretrained: {:?}}}\n{keys}\n\
+         zero_optimization: {{stage: 3, stage3_param_persistence_threshold: 64}}",
+        folder.join("base")
+    );
+    world(2, |comm| {
+        let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
+        let layers = configured_layers(&config, None).unwrap();
+        let mut engine = Engine::with_communicator(config, layers, comm).unwrap_or_else(|e| panic!("{text}\n{e}"));
+        let losses = (0..STEPS).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect();
+        let saved = engine.save_checkpoint(folder.join("run")).unwrap();
+        let logits = engine.forward(batch(999, 1).inputs).unwrap().tensors()[0].flatten_all().unwrap();
+        (losses, logits.to_vec1::<f32>().unwrap(), saved)
+    })
+    .remove(0)
+}
+
+/// Returns what the script showed. Libraries print lines of their own.
+fn results(output: &str) -> impl Iterator<Item = &str> {
+    output.lines().filter_map(|line| line.strip_prefix("result "))
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn one_hundred_steps_agree_with_peft_and_pytorch() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = |index: usize| root.path().join(format!("{index}"));
+    let mut script = String::from(PREAMBLE);
+    for (index, case) in CASES.iter().enumerate() {
+        let folder = folder(index);
+        script += &format!("model = base({:?}, {:?})\n", case.class, folder.join("base"));
+        script += &match case.lora {
+            "" => format!("for name, p in model.named_parameters(): p.requires_grad = {}\n", case.trains),
+            lora => format!(
+                "model = peft.get_peft_model(model, peft.LoraConfig({lora}, init_lora_weights=False))\n\
+                 model.save_pretrained({:?})\n",
+                folder.join("initial")
+            ),
+        };
+        script += &format!("show([train(model, {STEPS}), logits(model)])\n");
+    }
+    let Some(theirs) = python(&["torch", "transformers", "peft"], &script) else { return };
+    let mut script = String::from(PREAMBLE);
+    let mut expected = vec![];
+    for (index, (case, line)) in CASES.iter().zip(results(&theirs)).enumerate() {
+        let [losses, their_logits]: [Vec<f32>; 2] = serde_json::from_str(line).unwrap();
+        let (our_losses, our_logits, saved) = ours(case, &folder(index));
+        let relative = our_losses.iter().zip(&losses).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+        println!("{}, {}: losses differ by {relative:.1e} at most", case.class, case.keys);
+        assert!(relative <= 1e-4, "{}: {relative:e}\n{our_losses:?}\n{losses:?}", case.keys);
+        assert!(losses[STEPS as usize - 1] < 0.95 * losses[0], "{}: {losses:?}", case.keys);
+        assert!(largest_difference(&our_logits, &their_logits) < 1e-2, "{}", case.keys);
+        if case.lora.is_empty() {
+            continue;
+        }
+        let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30 };
+        export(&saved, &folder(index).join("ours"), weights).unwrap();
+        merge(&saved, &folder(index).join("merged"), weights).unwrap();
+        let [base, ours, merged] = ["base", "ours", "merged"].map(|name| folder(index).join(name));
+        script += &format!(
+            "model = peft.PeftModel.from_pretrained(load({base:?}), {ours:?})\n\
+             show(logits(model))\n\
+             a, b = model.merge_and_unload().state_dict(), load({merged:?}).state_dict()\n\
+             assert a.keys() == b.keys(), a.keys() ^ b.keys()\n\
+             show(max((a[name] - b[name]).abs().max().item() for name in a))\n"
+        );
+        expected.push((case.keys, our_logits));
+    }
+    let read_back = python(&["torch", "transformers", "peft"], &script).unwrap();
+    let lines: Vec<&str> = results(&read_back).collect();
+    assert_eq!(lines.len(), 2 * expected.len(), "{read_back}");
+    for ((keys, ours), lines) in expected.iter().zip(lines.chunks(2)) {
+        let theirs: Vec<f32> = serde_json::from_str(lines[0]).unwrap();
+        let (logits, weights) = (largest_difference(ours, &theirs), lines[1].parse::<f32>().unwrap());
+        println!("{keys}: logits in peft differ by {logits:.1e}, merged weights by {weights:.1e}");
+        assert!(logits <= 1e-5, "{keys}: {logits:e}");
+        assert!(weights <= 1e-6, "{keys}: {weights:e}");
+    }
+}

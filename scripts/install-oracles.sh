@@ -1,0 +1,11 @@
+#!/bin/sh
+# Installs the Python libraries that tests compare with into a virtual environment: scripts/install-oracles.sh FOLDER
+#
+# Then run the tests with ZERO_TRAIN_PYTHON=FOLDER/bin/python. PyTorch takes several GB. To uninstall: rm -r FOLDER.
+set -eu
+
+folder=${1:?usage: scripts/install-oracles.sh FOLDER}
+python3 -m venv "$folder"
+"$folder/bin/pip" install --quiet torch==2.15.0 numpy safetensors tokenizers jinja2 transformers==5.24.0 peft==0.21.2
+"$folder/bin/python" -c "import torch, transformers, peft"
+echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace --test library peft"
