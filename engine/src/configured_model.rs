@@ -165,10 +165,6 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
     if !config.training.frozen.is_empty() {
         return Err(both("training.frozen"));
     }
-    if config.training.device == config::Compute::Cuda {
-        let message = "adapters are not implemented for GPUs";
-        return Err(Error::setting("adapter", message, "set `training.device: cpu`"));
-    }
     let lora = LoraOptions {
         rank: adapter.r,
         scale: adapter.scale() as f32,

@@ -124,6 +124,31 @@ fn half_precision_other_models_and_recomputation() {
     }
 }
 
+/// Frozen parameters have no state, wherever the state of the others is; adapters leave everything else frozen.
+#[test]
+fn frozen_parameters_and_adapters() {
+    if !has_gpu() {
+        return;
+    }
+    let lora = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.1, init_lora_weights: false}";
+    for (part, more) in [
+        ("trainable: ['*.h.1.*']", ""),
+        ("frozen: ['*wte*']", BF16),
+        ("seed: 5", lora),
+        ("trainable: ['*.bias']", FP16),
+    ] {
+        let of = |text: String| world::run(1, 3, &text.replace("training: {", &format!("training: {{{part}, ")));
+        let bound = if more.is_empty() || more == lora { 1e-4 } else { 5e-3 };
+        let (gpu, cpu) = (of(settings("cuda", 1, 2, more)), of(settings("cpu", 1, 2, more)));
+        assert!(apart(&gpu, &cpu) < bound, "{part}, {more}: {}", apart(&gpu, &cpu));
+        for zero_stage in [1, 3] {
+            let resident = of(resident("cuda", zero_stage, 2, more));
+            let on_host = of(settings("cuda", zero_stage, 2, more));
+            assert_same(&resident, &on_host, &format!("{part}, {more}, ZeRO {zero_stage}"));
+        }
+    }
+}
+
 #[test]
 fn a_checkpoint_resumes_on_the_other_device() {
     if !has_gpu() {
