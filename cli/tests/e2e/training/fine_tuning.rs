@@ -83,3 +83,26 @@ fn an_exported_adapter_is_the_merged_model() {
     let said = text(&case.run(&["--max-steps", "1"]).stderr);
     assert!(said.contains("adapter does not fit: `transformer.h.0.attn.c_proj.lora_A.weight` is missing"), "{said}");
 }
+
+/// PEFT names the bias of a linear map with an adapter `base_layer.bias`.
+#[test]
+fn trained_biases_have_the_names_of_peft() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "base"]);
+    checkpoint(&case, &["export", "base", "--out", "hf"]);
+    let lora = "{r: 2, target_modules: [c_attn], bias: lora_only, modules_to_save: [ln_f]}";
+    configure(&case, "hf", &format!("adapter: {lora}"));
+    case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--out", "lora"]);
+    checkpoint(&case, &["export", "lora", "--out", "adapter"]);
+    let names: Vec<String> = shapes(&case.path("adapter/adapter_model.safetensors")).into_keys().collect();
+    let of = |name: &str| format!("base_model.model.transformer.{name}");
+    let expected = ["h.0.attn.c_attn.base_layer.bias", "h.1.attn.c_attn.base_layer.bias", "ln_f.bias", "ln_f.weight"];
+    assert!(names.len() == 8 && expected.iter().all(|name| names.contains(&of(name))), "{names:?}");
+    checkpoint(&case, &["merge", "lora", "--out", "merged"]);
+    configure(&case, "hf", &format!("adapter: {}", lora.replace("{r", "{pretrained: adapter, r")));
+    case.train(&["--quiet", "--max-steps", "1", "--out", "from-adapter"]);
+    configure(&case, "merged", "");
+    case.train(&["--quiet", "--max-steps", "1", "--out", "from-merged"]);
+    let [adapted, merged] = ["from-adapter", "from-merged"].map(|out| case.metrics(out)[0]["loss"].as_f64().unwrap());
+    assert!((adapted - merged).abs() < 1e-5, "{adapted} {merged}");
+}
