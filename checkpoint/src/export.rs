@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, ParameterEntry, tensor_name};
-use crate::merge::{Merge, PEFT_PREFIX, Product, is_of_adapter, matrices};
+use crate::merge::{Merge, Product, is_of_adapter, matrices, peft_name};
 use crate::tensors::TensorFile;
 use crate::writer::TensorWriter;
 
@@ -85,8 +85,9 @@ impl Contents {
         }
     }
 
-    fn prefix(self) -> &'static str {
-        if self == Self::Adapter { PEFT_PREFIX } else { "" }
+    /// Returns the name of a parameter in the exported file.
+    fn name(self, manifest: &Manifest, name: &str) -> String {
+        if self == Self::Adapter { peft_name(manifest, name) } else { name.to_string() }
     }
 }
 
@@ -163,9 +164,9 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
     let (mut files, mut weight_map) = (vec![], serde_json::Map::new());
     for (index, part) in parts.iter().enumerate() {
         let file = file_name(index);
-        let tensors = part.iter().map(|&(name, entry)| {
-            (format!("{}{name}", contents.prefix()), options.dtype.of_file(), entry.shape.clone())
-        });
+        let tensors = part
+            .iter()
+            .map(|&(name, entry)| (contents.name(manifest, name), options.dtype.of_file(), entry.shape.clone()));
         // Hugging Face's library requires this key to know the layout of the tensors.
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         let mut writer = TensorWriter::create(&out.join(&file), tensors, Some(metadata))?;

@@ -6,7 +6,9 @@ use crate::manifest::Manifest;
 const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
 /// The prefix of PEFT's names of tensors.
-pub(crate) const PEFT_PREFIX: &str = "base_model.model.";
+const PEFT_PREFIX: &str = "base_model.model.";
+/// The part of PEFT's names that stands for a linear map without its adapter.
+const BASE_LAYER: &str = ".base_layer.";
 
 /// How adapters are folded into a checkpoint's weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,6 +32,21 @@ pub(crate) fn matrices(manifest: &Manifest, name: &str) -> Option<[String; 2]> {
     let module = name.strip_suffix("weight").filter(|module| module.ends_with('.'))?;
     let names = [A, B].map(|end| format!("{module}{end}"));
     names.iter().all(|name| manifest.parameters.contains_key(name)).then_some(names)
+}
+
+/// Returns PEFT's name of a trained parameter. The bias of a linear map with an adapter is `…base_layer.bias`.
+pub(crate) fn peft_name(manifest: &Manifest, name: &str) -> String {
+    match name.strip_suffix(".bias") {
+        Some(module) if matrices(manifest, &format!("{module}.weight")).is_some() => {
+            format!("{PEFT_PREFIX}{module}{BASE_LAYER}bias")
+        }
+        _ => format!("{PEFT_PREFIX}{name}"),
+    }
+}
+
+/// Returns the parameter that has this name in PEFT's file.
+pub(crate) fn of_peft_name(name: &str) -> String {
+    name.strip_prefix(PEFT_PREFIX).unwrap_or(name).replace(BASE_LAYER, ".")
 }
 
 /// The product of one adapter.

@@ -14,7 +14,7 @@ use zero_model::{ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
 use crate::error::CheckpointError;
-use crate::merge::PEFT_PREFIX;
+use crate::merge::of_peft_name;
 use crate::tensors::TensorFile;
 use crate::together::together;
 
@@ -59,7 +59,7 @@ pub fn load_weights(
 pub fn load_adapter(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), CheckpointError> {
     let model = zero.model().clone();
     let file = folder.join("adapter_model.safetensors");
-    let meaning = |name: &str| Meaning::Parameter(name.strip_prefix(PEFT_PREFIX).unwrap_or(name).to_string());
+    let meaning = |name: &str| Meaning::Parameter(of_peft_name(name));
     let weights = Weights::open(&[file], folder, model.parameters(), Parameter::is_trainable, meaning);
     let weights = together(comm, weights)?;
     together(comm, weights.fill(zero))

@@ -68,10 +68,15 @@ fn summary(folder: &Path, manifest: &Manifest) -> String {
     text += &table(&rows);
     let mut rows = vec![["parameter", "shape", "bytes", "shards"].map(String::from)];
     for (name, parameter) in parameters {
-        let size = bytes(4 * elements(parameter) as u64 * (1 + states.len() as u64));
+        let size = bytes(4 * elements(parameter) as u64 * values(parameter, states));
         rows.push([name.clone(), format!("{:?}", parameter.shape), size, ranges(&shards(parameter))]);
     }
     text + &table(&rows)
+}
+
+/// Returns how many values a checkpoint has of each element. A frozen parameter has no optimizer state.
+fn values(parameter: &ParameterEntry, states: &[String]) -> u64 {
+    1 + if parameter.frozen { 0 } else { states.len() as u64 }
 }
 
 /// Formats the indices as ranges, such as `0-3, 7`.
@@ -101,8 +106,8 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
 fn value(folder: &Path, manifest: &Manifest) -> Value {
     let parameters = manifest.parameters.iter().map(|(name, parameter)| {
         json!({
-            "name": name, "shape": parameter.shape, "dtype": "F32", "elements": elements(parameter),
-            "bytes": 4 * elements(parameter) * (1 + manifest.states.len()), "shards": shards(parameter),
+            "name": name, "shape": parameter.shape, "dtype": "F32", "frozen": parameter.frozen, "elements": elements(parameter),
+            "bytes": 4 * elements(parameter) as u64 * values(parameter, &manifest.states), "shards": shards(parameter),
         })
     });
     json!({

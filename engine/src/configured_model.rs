@@ -158,7 +158,13 @@ pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) 
 
 /// Adds the configured adapters to a model.
 fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> Result<Layers, Error> {
-    let both = |key| Error::setting(key, "`adapter` says what is trained", "use `adapter.modules_to_save`");
+    let both = |key| {
+        Error::setting(
+            key,
+            "`adapter` already selects the trained parameters",
+            "remove the key; `adapter.modules_to_save` trains more modules",
+        )
+    };
     if config.training.trainable.is_some() {
         return Err(both("training.trainable"));
     }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use zero_config::{Config, Origin, Scheduler, Source, Tokenizer, WarmupDecayLr, load};
 
-const PRESETS: [&str; 4] = ["quickstart.yaml", "gpt2-124m.yaml", "llama-tiny.yaml", "ds_config.json"];
+const PRESETS: [&str; 5] =
+    ["quickstart.yaml", "gpt2-124m.yaml", "llama-tiny.yaml", "finetune-lora.yaml", "ds_config.json"];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -14,6 +15,7 @@ fn folder() -> PathBuf {
 
 fn preset(name: &str) -> Config {
     let text = fs::read_to_string(folder().join(name)).expect("the preset is there");
+    let text = text.replace("pretrained: DIR", "pretrained: tests/pretrained");
     // A path relative to the repository, so that the golden file is the same in every checkout.
     match Config::parse(format!("configs/{name}"), text) {
         Ok(config) => config,

@@ -35,7 +35,12 @@ impl Start {
         {
             let named = |error: Error| error.named("adapter.pretrained", "name a folder that PEFT has saved");
             same_adapter(adapter, folder.as_ref()).map_err(named)?;
-            zero_checkpoint::load_adapter(folder.as_ref(), zero, comm).map_err(|error| named(error.into()))?;
+            zero_checkpoint::load_adapter(folder.as_ref(), zero, comm).map_err(|error| match error {
+                CheckpointError::Mismatch { .. } => {
+                    Error::setting("adapter.pretrained", error.to_string(), SAME_MODULES)
+                }
+                other => named(other.into()),
+            })?;
         }
         if let Some(sources) = &config.training.initial_weights {
             let named =
@@ -71,6 +76,9 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     }
     Ok(())
 }
+
+const SAME_MODULES: &str = "use the base model that the adapter was trained for, and the `target_modules`, `modules_to_save` and `bias` of its \
+                            adapter_config.json";
 
 const READABLE: &str = "name a folder in which PEFT saved a LoRA adapter";
 

@@ -118,7 +118,7 @@ fn the_book_has_every_page_and_no_link_leaves_it() {
 #[test]
 fn rust_in_the_guide_is_from_the_examples() {
     let examples =
-        ["mlp", "gpt", "resume", "tasks", "trainer"].map(|name| read(&format!("examples/src/bin/{name}.rs")));
+        ["mlp", "gpt", "resume", "tasks", "trainer", "lora"].map(|name| read(&format!("examples/src/bin/{name}.rs")));
     let mut found = 0;
     for page in pages().iter().filter(|page| page.starts_with("docs/")) {
         for block in blocks(&read(page), "rust") {

@@ -54,6 +54,12 @@ fn gpt() {
 }
 
 #[test]
+fn lora() {
+    let outputs = [1, 2].map(|ranks| run(env!("CARGO_BIN_EXE_lora"), ranks));
+    assert!(outputs.iter().all(|output| output.contains("only adapters were trained")), "{outputs:?}");
+}
+
+#[test]
 fn mlp() {
     let outputs = [1, 2].map(|ranks| run(env!("CARGO_BIN_EXE_mlp"), ranks));
     assert!(outputs.iter().all(|output| output.contains("classified right")), "{outputs:?}");

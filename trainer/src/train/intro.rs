@@ -75,6 +75,11 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         progress
             .say(&format!("pretrained: {}{folder}", if taken { "weights and tokenizer of " } else { "weights of " }));
     }
+    if let Some(folder) = config.adapter.as_ref().and_then(|adapter| adapter.pretrained.as_ref())
+        && resumed.is_none()
+    {
+        progress.say(&format!("pretrained: adapter of {folder}"));
+    }
     if let Some(from) = resumed {
         progress.say(&format!("resumed from {} after step {}", from.display(), engine.steps()));
     }

@@ -1,5 +1,6 @@
 //! Training runs on various layouts, and the files that they write.
 
+mod fine_tuning;
 mod loss_scale;
 mod monitors;
 mod nvml;

@@ -89,7 +89,8 @@ impl<'a> Renderer<'a> {
         let template = match source {
             Some((source, origin)) => Ok(Template::new(&source, origin, files.special_tokens)?),
             None => {
-                let searched: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+                let mut searched: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+                searched.dedup();
                 Err(format!("no chat template in {}", searched.join(", ")))
             }
         };

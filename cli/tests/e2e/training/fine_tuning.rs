@@ -1,0 +1,108 @@
+//! LoRA over a pretrained folder: training on two ranks, the export in PEFT's format, the merged model, and a run that
+//! starts from the exported adapter.
+
+use crate::case;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use case::{Case, text};
+use serde_json::{Value, json};
+
+const SIZES: &str = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}";
+const LORA: &str = "adapter: {r: 4, lora_alpha: 8, target_modules: [c_attn, mlp.c_proj]}";
+
+/// Runs a `checkpoint` command, asserts success and returns its output.
+fn checkpoint(case: &Case, args: &[&str]) -> String {
+    let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Writes a configuration that trains the model of `folder`.
+fn configure(case: &Case, folder: &str, adapter: &str) {
+    let model = format!("model: {{pretrained: {folder}}}\n{adapter}");
+    fs::write(case.path("ds.yaml"), case::CONFIG.replace(SIZES, &model)).unwrap();
+}
+
+/// Returns the shapes of the tensors in a safetensors file.
+fn shapes(file: &Path) -> BTreeMap<String, Value> {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    header.into_iter().filter(|(name, _)| name != "__metadata__").map(|(name, t)| (name, t["shape"].clone())).collect()
+}
+
+#[test]
+fn an_exported_adapter_is_the_merged_model() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "base"]);
+    checkpoint(&case, &["export", "base", "--out", "hf"]);
+    configure(&case, "hf", LORA);
+    let said = case.train(&["-n", "2", "--max-steps", "10", "--out", "lora"]);
+    assert!(said.contains(" trainable)"), "{said}");
+
+    let said = checkpoint(&case, &["export", "lora", "--out", "adapter"]);
+    assert!(said.contains("8 tensors, ") && said.contains("adapter_config.json"), "{said}");
+    let mut expected = BTreeMap::new();
+    for layer in 0..2 {
+        for (map, inputs, outputs) in [("attn.c_attn", 16, 48), ("mlp.c_proj", 64, 16)] {
+            let name = |side| format!("base_model.model.transformer.h.{layer}.{map}.{side}.weight");
+            expected.insert(name("lora_A"), json!([4, inputs]));
+            expected.insert(name("lora_B"), json!([outputs, 4]));
+        }
+    }
+    assert_eq!(shapes(&case.path("adapter/adapter_model.safetensors")), expected);
+    let saved = fs::read_to_string(case.path("adapter/adapter_config.json")).unwrap();
+    let saved: Value = serde_json::from_str(&saved).unwrap();
+    assert_eq!((&saved["peft_type"], &saved["base_model_name_or_path"]), (&json!("LORA"), &json!("hf")));
+    assert_eq!((&saved["r"], &saved["lora_alpha"], &saved["fan_in_fan_out"]), (&json!(4), &json!(8.0), &json!(true)));
+    assert_eq!(saved["target_modules"], json!(["c_attn", "mlp.c_proj"]));
+
+    checkpoint(&case, &["merge", "lora", "--out", "merged"]);
+    assert_eq!(shapes(&case.path("merged/model.safetensors")), shapes(&case.path("hf/model.safetensors")));
+    let first = |out: &str| {
+        let said = case.train(&["-n", "2", "--max-steps", "1", "--out", out]);
+        (case.metrics(out)[0]["loss"].as_f64().unwrap(), said)
+    };
+    configure(&case, "merged", "");
+    let (merged, _) = first("from-merged");
+    configure(&case, "hf", LORA);
+    let (base, _) = first("from-base");
+    configure(&case, "hf", &LORA.replace("{r", "{pretrained: adapter, r"));
+    let (adapted, said) = first("from-adapter");
+    assert!(said.contains("pretrained: adapter of adapter\n"), "{said}");
+    assert!((merged - adapted).abs() < 1e-5 && (base - adapted).abs() > 1e-3, "{merged} {adapted} {base}");
+
+    // Another scale than that of the folder is an error, and so are the adapters of other modules.
+    configure(&case, "hf", &LORA.replace("{r: 4, lora_alpha: 8", "{pretrained: adapter, r: 4, lora_alpha: 9"));
+    let said = text(&case.run(&["--max-steps", "1"]).stderr);
+    assert!(said.contains("in: adapter.lora_alpha") && said.contains("set it to 8"), "{said}");
+    configure(&case, "hf", "adapter: {pretrained: adapter, r: 4, lora_alpha: 8}");
+    let said = text(&case.run(&["--max-steps", "1"]).stderr);
+    assert!(said.contains("adapter does not fit: `transformer.h.0.attn.c_proj.lora_A.weight` is missing"), "{said}");
+}
+
+/// PEFT names the bias of a linear map with an adapter `base_layer.bias`.
+#[test]
+fn trained_biases_have_the_names_of_peft() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "base"]);
+    checkpoint(&case, &["export", "base", "--out", "hf"]);
+    let lora = "{r: 2, target_modules: [c_attn], bias: lora_only, modules_to_save: [ln_f]}";
+    configure(&case, "hf", &format!("adapter: {lora}"));
+    case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--out", "lora"]);
+    checkpoint(&case, &["export", "lora", "--out", "adapter"]);
+    let names: Vec<String> = shapes(&case.path("adapter/adapter_model.safetensors")).into_keys().collect();
+    let of = |name: &str| format!("base_model.model.transformer.{name}");
+    let expected = ["h.0.attn.c_attn.base_layer.bias", "h.1.attn.c_attn.base_layer.bias", "ln_f.bias", "ln_f.weight"];
+    assert!(names.len() == 8 && expected.iter().all(|name| names.contains(&of(name))), "{names:?}");
+    checkpoint(&case, &["merge", "lora", "--out", "merged"]);
+    configure(&case, "hf", &format!("adapter: {}", lora.replace("{r", "{pretrained: adapter, r")));
+    case.train(&["--quiet", "--max-steps", "1", "--out", "from-adapter"]);
+    configure(&case, "merged", "");
+    case.train(&["--quiet", "--max-steps", "1", "--out", "from-merged"]);
+    let [adapted, merged] = ["from-adapter", "from-merged"].map(|out| case.metrics(out)[0]["loss"].as_f64().unwrap());
+    assert!((adapted - merged).abs() < 1e-5, "{adapted} {merged}");
+}
