@@ -34,7 +34,10 @@ pub struct Weights {
 /// Returns the part of the configuration that a checkpoint records.
 pub(crate) fn recorded(config: &Config) -> Value {
     // Record the resolved model, so that reading the checkpoint does not need the pretrained folder.
-    let Some(model) = config.model.clone().map(Model::without_pretrained) else { return Value::Null };
+    let model = config.model.clone().map(Model::without_pretrained);
+    if model.is_none() && config.adapter.is_none() {
+        return Value::Null;
+    }
     let tokenizer = match config.data.as_ref().map(|data| &data.tokenizer) {
         None => Value::Null,
         Some(Tokenizer::Byte) => json!("byte"),

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use zero_checkpoint::{Background, LossScale, Progress, RunLock, Save, Snapshot};
+use zero_checkpoint::{Background, LossScale, Manifest, Progress, RunLock, Save, Snapshot};
 use zero_config::Config;
 use zero_optim::{LossScaleState, LossScaler};
 use zero_partition::ShardedState;
 
+use crate::checkpoint::start::same_keys;
 use crate::engine::Engine;
 use crate::error::Error;
 
@@ -160,6 +161,13 @@ impl Engine {
     /// Fails on every rank if one rank cannot read the checkpoint, because it is missing, damaged or of another model.
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Value, Error> {
         self.finish_save()?;
+        if let Some(adapter) = &self.config.adapter {
+            let saved = Manifest::read(folder.as_ref())?.config;
+            // A checkpoint without adapters is refused for its parameters.
+            if !saved["adapter"].is_null() {
+                same_keys(adapter, &saved["adapter"], &folder.as_ref().join("manifest.json"))?;
+            }
+        }
         let manifest = zero_checkpoint::load(folder.as_ref(), &mut self.zero, &*self.comm)?;
         self.step = manifest.step;
         self.samples = manifest.samples;

@@ -62,6 +62,11 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
         let message = format!("{} describes no plain LoRA adapter", path.display());
         return Err(Error::setting("adapter.pretrained", message, READABLE));
     }
+    same_keys(adapter, &saved, &path)
+}
+
+/// Checks that the keys of an adapter that its tensors do not tell are those of `saved`, which is in the file `path`.
+pub(crate) fn same_keys(adapter: &Adapter, saved: &Value, path: &Path) -> Result<(), Error> {
     let written =
         [("r", json!(adapter.r)), ("lora_alpha", json!(adapter.lora_alpha)), ("use_rslora", json!(adapter.use_rslora))];
     for (key, configured) in written {

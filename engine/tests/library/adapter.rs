@@ -98,6 +98,30 @@ fn training_starts_from_the_base_model_and_keeps_it() {
     }
 }
 
+/// The shapes of the parameters do not tell the scale of an adapter.
+#[test]
+fn a_checkpoint_resumes_with_its_own_scale_only() {
+    let folder = TempDir::new().unwrap();
+    let engine = |adapter: &str, resumes: bool| {
+        let text = format!("train_micro_batch_size_per_gpu: 2\nadapter: {{r: 4, {adapter}}}");
+        let mut all = world(1, |comm| {
+            let mut engine = Engine::with_communicator(config(1, &text), llama(), comm).unwrap();
+            match resumes {
+                true => engine.resume(folder.path()).map(drop),
+                false => engine.save_checkpoint(folder.path()).map(drop),
+            }
+        });
+        all.remove(0)
+    };
+    engine("lora_alpha: 8", false).unwrap();
+    engine("lora_alpha: 8", true).unwrap();
+    for other in ["lora_alpha: 16", "lora_alpha: 8, use_rslora: true"] {
+        let error = engine(other, true).unwrap_err().to_string();
+        assert!(error.contains("adapter.lora_alpha") || error.contains("adapter.use_rslora"), "{error}");
+        assert!(error.contains("manifest.json"), "{error}");
+    }
+}
+
 #[test]
 fn names_and_keys_without_effect_are_errors() {
     let error = |more: &str| {
