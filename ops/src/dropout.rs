@@ -41,20 +41,26 @@ impl Dropout {
 /// `name`, the sample's index in the run and the element's position in the sample. The masks are therefore the same
 /// for any number of ranks and any micro-batch size. The backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<Tensor> {
+    match numbers(OP, probability, name, pass)? {
+        Some(stream) => apply1(x, Masked { probability, stream, first_sample: pass.sample }),
+        None => Ok(x.clone()),
+    }
+}
+
+/// Returns the random numbers of a dropout for the first sample of a micro-batch, or `None` if nothing is dropped: in an
+/// evaluation, or with a probability of 0.
+pub(crate) fn numbers(op: &str, probability: f32, name: &str, pass: &Pass) -> Result<Option<Stream>> {
     if !(0.0..1.0).contains(&probability) {
-        bail!("{OP}: expected a probability in [0, 1), got {probability}");
+        bail!("{op}: expected a dropout probability in [0, 1), got {probability}");
     }
-    if !pass.training || probability == 0.0 {
-        return Ok(x.clone());
-    }
-    let purpose = format!("dropout/{}/{name}", pass.layer);
-    apply1(x, Masked { probability, purpose, seed: pass.seed, first_sample: pass.sample })
+    let drops = pass.training && probability != 0.0;
+    Ok(drops.then(|| Stream::new(pass.seed, &format!("dropout/{}/{name}", pass.layer), pass.sample)))
 }
 
 struct Masked {
     probability: f32,
-    purpose: String,
-    seed: u64,
+    /// The numbers of the first sample.
+    stream: Stream,
     first_sample: u64,
 }
 
@@ -73,9 +79,8 @@ impl Masked {
 
     #[cfg(feature = "cuda")]
     fn apply_on_gpu(&self, gpu: &Gpu, x: &Operand, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
-        let &Self { probability, ref purpose, seed, first_sample } = self;
-        let key = Stream::new(seed, purpose, first_sample).key();
-        let mask = Mask { key, first_sample, probability, scale: self.scale() };
+        let &Self { probability, stream, first_sample } = self;
+        let mask = Mask { key: stream.key(), first_sample, probability, scale: self.scale() };
         gpu::dropout::apply(OP, gpu, x, dtype, samples(shape), &mask)
     }
 
@@ -89,7 +94,7 @@ impl Masked {
                 let (sample, from) = (at / size, at % size);
                 let len = (size - from).min(range.end - at);
                 let ((x_part, x_later), (y_part, y_later)) = (x.split_at(len), y.split_at_mut(len));
-                let stream = Stream::new(self.seed, &self.purpose, self.first_sample + sample as u64);
+                let stream = self.stream.of(self.first_sample + sample as u64);
                 stream.drop_out(from as u64, self.probability, scale, x_part, y_part);
                 at += len;
                 (x, y) = (x_later, y_later);

@@ -1,11 +1,12 @@
 //! Dropout of attention probabilities, whose masks are computed again wherever they are needed.
 
+use crate::dropout::numbers;
 use crate::kernel::softmax::Tile;
 use crate::random::Stream;
 use crate::{Dropout, Pass};
 use candle_core::{Result, bail};
 
-/// Bits of a number's index for the position of a key, and as many for the position of a query.
+/// The index of a random number has this number of bits for the key's position, and the same number for the query's.
 const POSITION_BITS: u32 = 24;
 const HEAD_BITS: u32 = 64 - 2 * POSITION_BITS;
 
@@ -25,14 +26,8 @@ impl Mask {
     /// Returns `None` if nothing is dropped: in an evaluation, or with a probability of 0.
     pub(crate) fn new(op: &'static str, dropout: &Dropout, pass: &Pass) -> Result<Option<Self>> {
         let &Dropout { probability, name } = dropout;
-        if !(0.0..1.0).contains(&probability) {
-            bail!("{op}: expected a dropout probability in [0, 1), got {probability}");
-        }
-        if !pass.training || probability == 0.0 {
-            return Ok(None);
-        }
-        let stream = Stream::new(pass.seed, &format!("dropout/{}/{name}", pass.layer), pass.sample);
-        Ok(Some(Self { stream, first_sample: pass.sample, probability }))
+        let stream = numbers(op, probability, name, pass)?;
+        Ok(stream.map(|stream| Self { stream, first_sample: pass.sample, probability }))
     }
 
     /// Checks that every probability has its own number.

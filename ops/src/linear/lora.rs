@@ -11,8 +11,7 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Ten
 use candle_nn::{Init, VarBuilder};
 
 use crate::dropout::dropout;
-use crate::graph::apply::apply2;
-use crate::graph::apply::{apply1, sum};
+use crate::graph::apply::{apply1, apply2, sum};
 use crate::graph::operand::View;
 use crate::graph::output::{build_as, tensor};
 use crate::linear::LinearOp;
