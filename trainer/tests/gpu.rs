@@ -11,10 +11,10 @@ mod world;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, train, world};
+use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, llama_config, train, world};
 use zero_engine::{GpuSpan, Subject, Track};
 use zero_train::ops::measure;
-use zero_train::zoo::{LlamaConfig, llama};
+use zero_train::zoo::llama;
 use zero_train::{Config, Engine, Layers};
 
 /// A configuration with two samples per micro-batch, in which only the layers run on the GPU. All state is on the host.
@@ -97,19 +97,7 @@ fn half_precision_other_models_and_recomputation() {
     if !has_gpu() {
         return;
     }
-    let llama: fn() -> Layers = || {
-        llama(&LlamaConfig {
-            vocab_size: 61,
-            hidden_size: 32,
-            intermediate_size: 48,
-            num_hidden_layers: 2,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            max_position_embeddings: 16,
-            initializer_range: 0.1,
-            ..LlamaConfig::default()
-        })
-    };
+    let llama: fn() -> Layers = || llama(&llama_config());
     let again = "activation_checkpointing: {}";
     for (what, layers, more, bound) in [
         ("bf16", gpt2 as fn() -> Layers, BF16, 5e-3),

@@ -3,7 +3,7 @@
 use crate::world;
 
 use tempfile::TempDir;
-use world::{BF16, Trajectory, assert_same, config, gpt2_config, run_of, trajectory, world};
+use world::{BF16, Trajectory, assert_same, config, gpt2_config, llama_config, run_of, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 
 fn model() -> Layers {
@@ -11,17 +11,7 @@ fn model() -> Layers {
 }
 
 fn llama() -> Layers {
-    zoo::llama(&zoo::LlamaConfig {
-        vocab_size: 61,
-        hidden_size: 32,
-        intermediate_size: 48,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        max_position_embeddings: 16,
-        initializer_range: 0.1,
-        ..zoo::LlamaConfig::default()
-    })
+    zoo::llama(&llama_config())
 }
 
 const LORA: &str = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.2, init_lora_weights: false, bias: lora_only, \

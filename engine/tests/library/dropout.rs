@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use world::{BF16, FP16, assert_same, batch, config, gpt2_config, run_of, world};
+use world::{BF16, FP16, assert_same, batch, config, gpt2_config, llama_config, run_of, world};
 use zero_engine::{Config, Engine, Layers, configured_layers, zoo};
 
 fn gpt2() -> Layers {
@@ -10,19 +10,7 @@ fn gpt2() -> Layers {
 }
 
 fn llama() -> Layers {
-    zoo::llama(&zoo::LlamaConfig {
-        vocab_size: 61,
-        hidden_size: 32,
-        intermediate_size: 48,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        max_position_embeddings: 16,
-        sliding_window: Some(9),
-        initializer_range: 0.1,
-        attention_dropout: 0.2,
-        ..zoo::LlamaConfig::default()
-    })
+    zoo::llama(&zoo::LlamaConfig { sliding_window: Some(9), attention_dropout: 0.2, ..llama_config() })
 }
 
 fn text(zero_stage: u8, micro_batch: usize, accumulation: usize, more: &str) -> String {

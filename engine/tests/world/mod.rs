@@ -34,6 +34,21 @@ pub fn gpt2_config() -> zoo::Gpt2Config {
     }
 }
 
+/// The configuration of a small Llama.
+pub fn llama_config() -> zoo::LlamaConfig {
+    zoo::LlamaConfig {
+        vocab_size: 61,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        max_position_embeddings: 16,
+        initializer_range: 0.1,
+        ..zoo::LlamaConfig::default()
+    }
+}
+
 pub fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { resid_pdrop: 0.1, ..gpt2_config() })
 }
