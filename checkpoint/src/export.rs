@@ -239,13 +239,18 @@ impl Source<'_> {
             Contents::Merged(merge) => self.product(name, entry, merge)?,
             Contents::Model | Contents::Adapter => None,
         };
-        let mut at = 0;
+        let (mut at, mut merged, mut converted) = (0, vec![], vec![]);
         self.portions(name, entry, |shard, bytes| {
-            if let Some(product) = &product {
-                product.add(at, bytes);
-                at += bytes.len() / size_of::<f32>();
-            }
-            let mut converted = vec![];
+            let bytes = match &product {
+                Some(product) => {
+                    merged.clear();
+                    merged.extend_from_slice(bytes);
+                    product.add(at, &mut merged);
+                    at += bytes.len() / size_of::<f32>();
+                    merged.as_slice()
+                }
+                None => bytes,
+            };
             options.dtype.convert(bytes, &mut converted).ok_or_else(|| {
                 let reason =
                     format!("a value of `{name}` is too large for {:?}; export with --dtype f32", options.dtype);
@@ -284,7 +289,7 @@ impl Source<'_> {
         &mut self,
         name: &str,
         entry: &ParameterEntry,
-        mut take: impl FnMut(&Path, &mut [u8]) -> Result<(), CheckpointError>,
+        mut take: impl FnMut(&Path, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         for piece in &entry.pieces {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
@@ -294,12 +299,7 @@ impl Source<'_> {
             };
             let (tensor, elements) = (tensor_name(name, piece.start, None), piece.end - piece.start);
             let info = file.floats(&tensor, elements)?;
-            let mut copied = vec![];
-            let crc32 = file.portions(info, |bytes| {
-                copied.clear();
-                copied.extend_from_slice(bytes);
-                take(&shard, &mut copied)
-            })?;
+            let crc32 = file.portions(info, |bytes| take(&shard, bytes))?;
             if crc32.finalize() != piece.crc32[0] {
                 let reason = format!("the checksum of `{tensor}` does not match the manifest");
                 return Err(CheckpointError::damaged(&shard, reason));

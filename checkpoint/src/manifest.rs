@@ -96,7 +96,8 @@ pub struct ParameterEntry {
 
 impl ParameterEntry {
     /// Returns the number of tensors of each piece: the parameter, and `states` optimizer states unless it is frozen.
-    pub(crate) fn tensors_per_piece(&self, states: usize) -> usize {
+    #[must_use]
+    pub fn tensors_per_piece(&self, states: usize) -> usize {
         1 + if self.frozen { 0 } else { states }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
 use zero_engine::{Error, ExportDtype, Exported, Weights, bytes, counted};
 
-use crate::arguments::Floats;
+use crate::arguments::{ExportArgs, Floats};
 use crate::printed::show;
 
 /// Returns the newest checkpoint of `path` with its manifest. `path` is a checkpoint, a run, or a run's `checkpoints`
@@ -68,15 +68,10 @@ fn summary(folder: &Path, manifest: &Manifest) -> String {
     text += &table(&rows);
     let mut rows = vec![["parameter", "shape", "bytes", "shards"].map(String::from)];
     for (name, parameter) in parameters {
-        let size = bytes(4 * elements(parameter) as u64 * values(parameter, states));
+        let size = bytes(4 * elements(parameter) as u64 * parameter.tensors_per_piece(states.len()) as u64);
         rows.push([name.clone(), format!("{:?}", parameter.shape), size, ranges(&shards(parameter))]);
     }
     text + &table(&rows)
-}
-
-/// Returns how many values a checkpoint has of each element. A frozen parameter has no optimizer state.
-fn values(parameter: &ParameterEntry, states: &[String]) -> u64 {
-    1 + if parameter.frozen { 0 } else { states.len() as u64 }
 }
 
 /// Formats the indices as ranges, such as `0-3, 7`.
@@ -107,7 +102,7 @@ fn value(folder: &Path, manifest: &Manifest) -> Value {
     let parameters = manifest.parameters.iter().map(|(name, parameter)| {
         json!({
             "name": name, "shape": parameter.shape, "dtype": "F32", "frozen": parameter.frozen, "elements": elements(parameter),
-            "bytes": 4 * elements(parameter) as u64 * values(parameter, &manifest.states), "shards": shards(parameter),
+            "bytes": 4 * elements(parameter) * parameter.tensors_per_piece(manifest.states.len()), "shards": shards(parameter),
         })
     });
     json!({
@@ -179,35 +174,23 @@ pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Exports the weights of a checkpoint, and prints what was written and what was left out. Returns the exit status.
+/// Writes the weights of a checkpoint with `write`, [`zero_engine::export`] or [`zero_engine::merge`], and prints what
+/// was written and what was left out. Returns the exit status.
 ///
 /// # Errors
-/// See [`zero_engine::export`].
-pub(crate) fn export(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u64) -> anyhow::Result<u8> {
-    write_weights(path, out, (dtype, max_shard_bytes), zero_engine::export)
-}
-
-/// Exports a checkpoint like [`export`], with its adapters folded into the weights. Returns the exit status.
-///
-/// # Errors
-/// See [`zero_engine::merge`].
-pub(crate) fn merge(path: &Path, out: &Path, dtype: Floats, max_shard_bytes: u64) -> anyhow::Result<u8> {
-    write_weights(path, out, (dtype, max_shard_bytes), zero_engine::merge)
-}
-
-fn write_weights(
-    path: &Path,
-    out: &Path,
-    (dtype, max_shard_bytes): (Floats, u64),
+/// Those of `write`.
+pub(crate) fn export(
+    args: &ExportArgs,
     write: impl FnOnce(&Path, &Path, Weights) -> Result<(Exported, Vec<String>), Error>,
 ) -> anyhow::Result<u8> {
-    let (folder, _) = newest(path)?;
+    let ExportArgs { folder, out, dtype, max_shard_size } = args;
+    let (folder, _) = newest(folder)?;
     let dtype = match dtype {
         Floats::F32 => ExportDtype::F32,
         Floats::Bf16 => ExportDtype::Bf16,
         Floats::F16 => ExportDtype::F16,
     };
-    let (exported, left_out) = write(&folder, out, Weights { dtype, max_shard_bytes })?;
+    let (exported, left_out) = write(&folder, out, Weights { dtype, max_shard_bytes: *max_shard_size })?;
     show(&format!(
         "{} -> {}\n{} tensors, {}: {}\n",
         folder.display(),

@@ -54,12 +54,8 @@ fn main() -> ExitCode {
             Checkpoint::Inspect { folder, json } => checkpoint::inspect(folder, *json),
             Checkpoint::Verify { folder } => checkpoint::verify(folder),
             Checkpoint::Import { folder, out } => checkpoint::import(folder, out),
-            Checkpoint::Export { folder, out, dtype, max_shard_size } => {
-                checkpoint::export(folder, out, *dtype, *max_shard_size)
-            }
-            Checkpoint::Merge { folder, out, dtype, max_shard_size } => {
-                checkpoint::merge(folder, out, *dtype, *max_shard_size)
-            }
+            Checkpoint::Export(args) => checkpoint::export(args, zero_engine::export),
+            Checkpoint::Merge(args) => checkpoint::export(args, zero_engine::merge),
         },
         (None, args) => launch::train(&args),
     });

@@ -111,8 +111,8 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
     }
 }
 
-/// Builds a model on the CPU, with the parameters frozen that `training.trainable` and `training.frozen` name. If neither is set,
-/// the selection of the program ([`Layers::trainable`]) holds.
+/// Builds a model on the CPU, with the parameters frozen that `training.trainable` and `training.frozen` name, or with the
+/// configured adapters. If none of them is set, the selection of the program ([`Layers::trainable`]) holds.
 ///
 /// # Errors
 /// Fails if a pattern is malformed or matches nothing, if nothing is trainable, or if a layer cannot be built.

@@ -367,6 +367,23 @@ pub(crate) struct CheckpointArgs {
     pub(crate) what: Checkpoint,
 }
 
+/// Options of `checkpoint export` and `checkpoint merge`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Folder of a checkpoint, or of a run for its newest checkpoint
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// Folder to write; must be new or empty
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Number type of the weights
+    #[arg(long, value_enum, default_value_t = Floats::F32)]
+    pub(crate) dtype: Floats,
+    /// Maximum size of the tensors in one file
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
+    pub(crate) max_shard_size: u64,
+}
+
 /// What can be done with a checkpoint.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Checkpoint {
@@ -395,35 +412,9 @@ pub(crate) enum Checkpoint {
         out: PathBuf,
     },
     /// Write the weights as a Hugging Face model: safetensors, config.json, tokenizer
-    Export {
-        /// Folder of a checkpoint, or of a run for its newest checkpoint
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-        /// Folder to write; must be new or empty
-        #[arg(long, value_name = "FOLDER")]
-        out: PathBuf,
-        /// Number type of the weights
-        #[arg(long, value_enum, default_value_t = Floats::F32)]
-        dtype: Floats,
-        /// Maximum size of the tensors in one file
-        #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
-        max_shard_size: u64,
-    },
+    Export(ExportArgs),
     /// Fold trained LoRA adapters into the weights of their base model, and export it for Hugging Face's libraries
-    Merge {
-        /// Folder of a checkpoint, or of a run for its newest checkpoint
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-        /// Folder to write; must be new or empty
-        #[arg(long, value_name = "FOLDER")]
-        out: PathBuf,
-        /// Number type of the weights
-        #[arg(long, value_enum, default_value_t = Floats::F32)]
-        dtype: Floats,
-        /// Maximum size of the tensors in one file
-        #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
-        max_shard_size: u64,
-    },
+    Merge(ExportArgs),
 }
 
 /// Types that weights can have.

@@ -64,18 +64,17 @@ pub(crate) fn recorded(config: &Config) -> Value {
 pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, Vec<String>), Error> {
     let manifest = Manifest::read(folder)?;
     match trained_adapter(&manifest)? {
-        None => write(folder, out, &manifest, weights, Contents::Model),
+        None => write(
+            folder,
+            out,
+            &manifest,
+            weights,
+            Contents::Model,
+            ("config.json", architecture(&manifest, weights.dtype)),
+        ),
         Some((adapter, config)) => {
-            let text = format!("{:#}\n", adapter_config(&adapter, &config, &manifest));
-            let mut beside = vec![("adapter_config.json".to_string(), text.into_bytes())];
-            let mut left_out = vec![];
-            match tokenizer_files(&manifest)? {
-                Ok(files) => beside.extend(files),
-                Err(reason) => left_out.push(format!("no tokenizer: {reason}")),
-            }
-            let Weights { dtype, max_shard_bytes } = weights;
-            let options = Export { dtype, max_shard_bytes, contents: Contents::Adapter, beside };
-            Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
+            let settings = Ok(adapter_config(&adapter, &config, &manifest));
+            write(folder, out, &manifest, weights, Contents::Adapter, ("adapter_config.json", settings))
         }
     }
 }
@@ -103,7 +102,8 @@ pub fn merge(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, V
         }
     };
     let merge = Merge { scale: adapter.scale() as f32, inputs_first };
-    write(folder, out, &manifest, weights, Contents::Merged(merge))
+    let settings = ("config.json", architecture(&manifest, weights.dtype));
+    write(folder, out, &manifest, weights, Contents::Merged(merge), settings)
 }
 
 /// Returns the adapters that a checkpoint's run trained, and its configuration as far as it is recorded.
@@ -143,23 +143,25 @@ fn adapter_config(adapter: &Adapter, config: &Config, manifest: &Manifest) -> Va
     })
 }
 
+/// Exports a checkpoint with a file of settings, or with the reason why there is none, and the tokenizer's files.
 fn write(
     folder: &Path,
     out: &Path,
     manifest: &Manifest,
     weights: Weights,
     contents: Contents,
+    (name, settings): (&str, Result<Value, String>),
 ) -> Result<(Exported, Vec<String>), Error> {
     let (mut beside, mut left_out) = (vec![], vec![]);
-    match architecture(manifest, weights.dtype) {
-        Ok(config) => {
-            beside.push(("config.json".into(), format!("{config:#}\n").into_bytes()));
+    match settings {
+        Ok(settings) => {
+            beside.push((name.into(), format!("{settings:#}\n").into_bytes()));
             match tokenizer_files(manifest)? {
                 Ok(files) => beside.extend(files),
                 Err(reason) => left_out.push(format!("no tokenizer: {reason}")),
             }
         }
-        Err(reason) => left_out.push(format!("no config.json: {reason}")),
+        Err(reason) => left_out.push(format!("no {name}: {reason}")),
     }
     let options = Export { dtype: weights.dtype, max_shard_bytes: weights.max_shard_bytes, contents, beside };
     Ok((zero_checkpoint::export(folder, out, &options)?, left_out))

@@ -82,8 +82,8 @@ pub(crate) fn same_keys(adapter: &Adapter, saved: &Value, path: &Path) -> Result
     Ok(())
 }
 
-const SAME_MODULES: &str = "use the base model that the adapter was trained for, and the `target_modules`, `modules_to_save` and `bias` of its \
-                            adapter_config.json";
+const SAME_MODULES: &str = "use the base model that the adapter was trained for, and the `target_modules`, \
+                            `modules_to_save` and `bias` of its adapter_config.json";
 
 const READABLE: &str = "name a folder in which PEFT saved a LoRA adapter";
 
