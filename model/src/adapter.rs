@@ -32,14 +32,13 @@ impl Adapter {
     /// Returns whether a parameter of the base model is trained.
     pub(crate) fn trains(&self, name: &str) -> bool {
         let Some((module, last)) = name.rsplit_once('.') else { return false };
-        let saved = |saved: &String| modules(name).any(|module| names(saved, module));
         let bias = last == "bias"
             && match self.bias {
                 TrainedBias::None => false,
                 TrainedBias::All => true,
                 TrainedBias::LoraOnly => self.lora.targets(module),
             };
-        bias || self.modules_to_save.iter().any(saved)
+        bias || self.modules_to_save.iter().any(|module| contains(module, name))
     }
 
     /// Checks that each name has an effect. `maps` are the paths of all linear maps.
@@ -51,8 +50,7 @@ impl Adapter {
         if maps.is_empty() {
             return Err(BuildError::NoLinear);
         }
-        let is_missing =
-            |name: &&String| !parameters.iter().any(|p| modules(p.name()).any(|module| names(name, module)));
+        let is_missing = |module: &&String| !parameters.iter().any(|parameter| contains(module, parameter.name()));
         if let Some(name) = self.modules_to_save.iter().find(is_missing) {
             let all: Vec<String> =
                 parameters.iter().filter_map(|p| Some(p.name().rsplit_once('.')?.0.to_string())).collect();
@@ -62,9 +60,9 @@ impl Adapter {
     }
 }
 
-/// Returns the paths of all modules that contain a parameter.
-fn modules(parameter: &str) -> impl Iterator<Item = &str> {
-    parameter.match_indices('.').map(|(at, _)| &parameter[..at])
+/// Returns whether a module of this name contains a parameter, directly or in a module inside it.
+fn contains(module: &str, parameter: &str) -> bool {
+    parameter.match_indices('.').any(|(at, _)| names(module, &parameter[..at]))
 }
 
 /// Returns the last parts of paths, each once, in order of appearance.

@@ -251,8 +251,7 @@ impl Model {
         &self.buffers
     }
 
-    /// Returns the first layer with a trainable parameter. The layers before it have no backward, and its inputs need
-    /// no gradient.
+    /// Returns the first layer with a trainable parameter. The layers before it have no backward.
     #[must_use]
     pub fn first_trained(&self) -> usize {
         self.first_trained

@@ -50,8 +50,8 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: 
     bytes
 }
 
-/// Returns the closed form for `elements` trainable f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N,
-/// 16Ψ/N.
+/// Returns the closed form for `elements` trainable f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N,
+/// 4Ψ + 12Ψ/N, 16Ψ/N.
 ///
 /// Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 /// section 5, with f32 in place of mixed precision.

@@ -15,6 +15,7 @@ use crate::layout::{Layout, Segment};
 use crate::ledger::Category;
 use crate::rounding::working;
 use crate::storage::{self, overwrite};
+use crate::threads::widen;
 
 /// Kind of value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,19 +68,12 @@ fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32
     Ok(())
 }
 
-/// Widens 16-bit floats, which is exact.
-fn widen<H: Copy + Into<f32>>(from: &[H], values: &mut [f32]) {
-    for (value, &from) in values.iter_mut().zip(from) {
-        *value = from.into();
-    }
-}
-
 /// Reads parameters in their working dtype: f32, or 16 bits if they are frozen and therefore have no master.
 fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {
     match from {
         Storage::Cpu(CpuStorage::F32(from)) => copy(from.get(range).ok_or_else(missing)?, values),
-        Storage::Cpu(CpuStorage::BF16(from)) => widen(from.get(range).ok_or_else(missing)?, values),
-        Storage::Cpu(CpuStorage::F16(from)) => widen(from.get(range).ok_or_else(missing)?, values),
+        Storage::Cpu(CpuStorage::BF16(from)) => widen(from.get(range).ok_or_else(missing)?, values)?,
+        Storage::Cpu(CpuStorage::F16(from)) => widen(from.get(range).ok_or_else(missing)?, values)?,
         Storage::Cuda(from) => {
             let from = Storage::Cpu(gpu::download(from, range.clone())?);
             read_storage(&from, 0..range.len(), values)?;

@@ -26,8 +26,7 @@ impl Walk<'_> {
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
         let is_last = layer == table.layers.len();
-        let has_backward = self.trains && layer >= self.work.layout.shape().first_trained();
-        if !has_backward {
+        if !self.trains || layer < self.first_trained {
             let (peak, outputs) = match is_last {
                 true => (table.evaluation_loss, 0),
                 false => {
@@ -91,7 +90,7 @@ impl Walk<'_> {
 
     /// Replaces the gradients of a layer's outputs by those of its inputs, unless no layer before it has a backward.
     fn flow_back(&mut self, layer: LayerId, micro_batch: usize, before: u64, after: u64) {
-        let after = if layer > self.work.layout.shape().first_trained() { after } else { 0 };
+        let after = if layer > self.first_trained { after } else { 0 };
         self.meter.free(Category::Activations, before);
         self.meter.add(Category::Activations, after);
         self.upstream.insert(micro_batch, after);

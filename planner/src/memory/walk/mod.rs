@@ -70,6 +70,8 @@ pub(crate) struct Walk<'a> {
     place: usize,
     loaded: u64,
     trains: bool,
+    /// The layers before it have no backward.
+    first_trained: LayerId,
     /// The size classes of the buffers of tiles in memory.
     tiles: BTreeMap<Item, Vec<u64>>,
     moving: BTreeMap<Item, Vec<u64>>,
@@ -104,6 +106,7 @@ impl<'a> Walk<'a> {
             place: 0,
             loaded: 0,
             trains: false,
+            first_trained: work.layout.shape().first_trained(),
             tiles: BTreeMap::new(),
             moving: BTreeMap::new(),
             brought: 0,

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use zero_config::{ExcessLength, Untrained};
 use zero_engine::format::{counted, grouped};
 use zero_engine::{At, DataError};
+use zero_model::ops::IGNORE_INDEX;
 
 use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
@@ -24,9 +25,6 @@ use super::tokenizer::Tokenizer;
 use mask::shown;
 use record::Problem;
 use renderer::{Renderer, Sample};
-
-/// The target of a token that is not trained: PyTorch's `ignore_index`.
-pub(super) const IGNORED: i64 = -100;
 
 /// The samples of all conversations, in memory.
 pub(super) struct Conversations {
@@ -153,9 +151,9 @@ impl Records for Conversations {
         let padded = |length: usize| self.sequence_length.saturating_sub(length);
         samples.tokens.extend(&tokens[..tokens.len().min(self.sequence_length)]);
         samples.tokens.extend(std::iter::repeat_n(self.padding, padded(tokens.len())));
-        let label = |(&token, &trained): (&u32, &bool)| if trained { i64::from(token) } else { IGNORED };
+        let label = |(&token, &trained): (&u32, &bool)| if trained { i64::from(token) } else { IGNORE_INDEX };
         samples.labels.extend(tokens.iter().zip(trained).skip(1).map(label));
-        samples.labels.extend(std::iter::repeat_n(IGNORED, padded(tokens.len() - 1)));
+        samples.labels.extend(std::iter::repeat_n(IGNORE_INDEX, padded(tokens.len() - 1)));
         Ok(())
     }
 

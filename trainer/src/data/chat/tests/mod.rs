@@ -10,10 +10,10 @@ use zero_config::{ChatType, ExcessLength, TrainOnEos, Untrained};
 
 use super::super::Dataset;
 use super::super::records::Samples;
-use super::IGNORED;
 use super::options::ChatOptions;
 use templates::{CHATML, GEMMA, PHI};
 use tokenizer::Folder;
+use zero_model::ops::IGNORE_INDEX;
 
 const IM: [&str; 2] = ["<|endoftext|>", "<|im_end|>"];
 
@@ -152,8 +152,8 @@ fn samples_have_the_sequence_length() {
     assert_eq!((samples.tokens.len(), samples.labels.len(), all.padding(0), all.padding(1)), (26, 26, 0, 5));
     // A byte is the token of that number.
     assert_eq!(samples.tokens[..3], [262, u32::from(b'u'), u32::from(b's')]);
-    assert_eq!(samples.labels[17..19], [IGNORED, i64::from(b'b')]);
-    assert_eq!(samples.labels[24..], [263, IGNORED]);
+    assert_eq!(samples.labels[17..19], [IGNORE_INDEX, i64::from(b'b')]);
+    assert_eq!(samples.labels[24..], [263, IGNORE_INDEX]);
     assert!(samples.targets.is_empty());
     let batch = all.batch(&[1, 0]).unwrap();
     assert_eq!(batch.only_target().unwrap().dtype(), candle_core::DType::I64);

@@ -5,11 +5,11 @@ use zero_config::TrainOnEos;
 
 use super::super::super::Dataset;
 use super::super::super::records::Samples;
-use super::super::IGNORED;
 use super::super::options::ChatOptions;
 use super::templates::{CHATML, GEMMA, LLAMA, MISTRAL, PHI, without_marks};
 use super::tokenizer::Folder;
 use super::{messages, said};
+use zero_model::ops::IGNORE_INDEX;
 
 #[path = "../../../../../engine/tests/python/mod.rs"]
 mod python;
@@ -77,7 +77,7 @@ fn ours(folder: &Folder, records: &[Value]) -> Vec<(Vec<u32>, Vec<bool>)> {
         let mut samples = Samples::default();
         dataset.append(index, &mut samples).unwrap();
         let length = samples.tokens.len() - dataset.padding(index) + 1;
-        let mask = samples.labels[..length - 1].iter().map(|&label| label != IGNORED);
+        let mask = samples.labels[..length - 1].iter().map(|&label| label != IGNORE_INDEX);
         (samples.tokens[..length].to_vec(), std::iter::once(false).chain(mask).collect())
     };
     (0..dataset.len()).map(sample).collect()

@@ -8,8 +8,8 @@ use tempfile::TempDir;
 
 use super::super::super::records::Samples;
 use super::super::super::{DataError, DataOptions, Dataset, FileDataset, Format, Tokenizer, open};
-use super::super::IGNORED;
 use super::super::options::ChatOptions;
+use zero_model::ops::IGNORE_INDEX;
 
 /// Special tokens of all templates; ids from 260.
 pub(super) const SPECIAL: [&str; 16] = [
@@ -117,13 +117,13 @@ impl Folder {
         dataset.append(index, &mut samples).unwrap();
         assert_eq!(samples.tokens.len(), samples.labels.len());
         let length = samples.tokens.len() - dataset.padding(index);
-        assert!(samples.labels[length..].iter().all(|&label| label == IGNORED));
+        assert!(samples.labels[length..].iter().all(|&label| label == IGNORE_INDEX));
         let (mut text, mut bytes, mut is_trained) = (String::new(), vec![], false);
         let tokenizer = self.tokenizer();
         let ids: Vec<(u32, bool)> = std::iter::once((samples.tokens[0], false))
             .chain((1..=length).filter_map(|i| match (samples.labels[i - 1], samples.tokens.get(i)) {
-                (IGNORED, None) => None,
-                (IGNORED, Some(&token)) => Some((token, false)),
+                (IGNORE_INDEX, None) => None,
+                (IGNORE_INDEX, Some(&token)) => Some((token, false)),
                 (label, next) => {
                     // The target is the next input.
                     assert!(next.is_none_or(|&next| i64::from(next) == label));
