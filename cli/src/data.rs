@@ -37,8 +37,12 @@ fn text(sample: &ShownSample, samples: usize, has_colors: bool) -> String {
         (true, true) => style(text).green().bold().force_styling(true).to_string(),
         (true, false) => format!("⟦{text}⟧"),
     };
+    let conversations = match sample.conversations {
+        1 => String::new(),
+        several => format!("{several} conversations, "),
+    };
     let title = format!(
-        "sample {} of {}: {}, {} trained, {} padding",
+        "sample {} of {}: {conversations}{}, {} trained, {} padding",
         sample.index,
         grouped(samples as u64),
         counted(sample.tokens, "token", "tokens"),
@@ -58,8 +62,8 @@ mod tests {
     fn trained_parts_are_marked_with_and_without_colors() {
         let part = |text: &str, is_trained| ShownPart { text: text.into(), is_trained };
         let parts = vec![part("hi ", false), part("yes", true), part("\n", false)];
-        let sample = ShownSample { index: 4, parts, tokens: 5, trained: 1, padding: 1200 };
-        let title = "sample 4 of 1,000: 5 tokens, 1 trained, 1,200 padding";
+        let sample = ShownSample { index: 4, parts, conversations: 2, tokens: 5, trained: 1, padding: 1200 };
+        let title = "sample 4 of 1,000: 2 conversations, 5 tokens, 1 trained, 1,200 padding";
         assert_eq!(text(&sample, 1000, false), format!("{title}\nhi ⟦yes⟧\n"));
         assert!(text(&sample, 1000, true).contains("hi \u{1b}[32m\u{1b}[1myes\u{1b}[0m"));
     }

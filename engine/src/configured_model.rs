@@ -13,6 +13,7 @@ use crate::error::Error;
 /// # Errors
 /// Fails if the configuration has no `model` section, or its vocabulary is smaller than the tokenizer's.
 pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers, Error> {
+    let packed = config.data.as_ref().is_some_and(|data| data.sample_packing);
     match &config.model {
         None => Err(Error::setting(
             "model",
@@ -31,6 +32,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             initializer_range: m.initializer_range,
             tie_word_embeddings: m.tie_word_embeddings,
             tiled_mlp_rows: m.tiled_mlp_rows,
+            packed,
             embd_pdrop: m.embd_pdrop as f32,
             resid_pdrop: m.resid_pdrop as f32,
             attn_pdrop: m.attn_pdrop as f32,
@@ -60,6 +62,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             attention_bias: m.attention_bias,
             mlp_bias: m.mlp_bias,
             tiled_mlp_rows: m.tiled_mlp_rows,
+            packed,
             initializer_range: m.initializer_range,
         })),
         Some(config::Model::Mlp(m)) => Ok(zoo::mlp(&zoo::MlpConfig {

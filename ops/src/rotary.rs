@@ -3,11 +3,12 @@
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::apply1;
-use crate::graph::operand::View;
+use crate::graph::operand::{View, indices_of};
 use crate::graph::output::{build_as, tensor};
 use crate::kernel::{Isa, rotary as kernel};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
+use crate::meta::tracing;
 use crate::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
@@ -123,17 +124,44 @@ impl Rotary {
     /// # Errors
     /// Fails if there are more positions than the table has.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        apply1(x, self.clone())
+        apply1(x, Rotation { rotary: self.clone(), positions: None })
     }
 
+    /// Rotates `[batch, time, heads, size]` by the angles of `position_ids`, `[batch, time]` of u32, i64 or u8.
+    ///
+    /// # Errors
+    /// Fails if the shapes do not match, or if the table does not have a position.
+    pub fn apply_at(&self, x: &Tensor, position_ids: &Tensor) -> Result<Tensor> {
+        let (batch, time, ..) = x.dims4()?;
+        if position_ids.dims() != [batch, time] {
+            bail!("{OP}: position_ids of shape {:?} do not match {batch} rows of {time} tokens", position_ids.shape());
+        }
+        let positions = match tracing() {
+            true => vec![0; batch * time],
+            false => indices_of(OP, position_ids, self.positions)?.into_iter().map(|at| at as u32).collect(),
+        };
+        apply1(x, Rotation { rotary: self.clone(), positions: Some(positions.into()) })
+    }
+}
+
+/// The rotation of one tensor.
+#[derive(Clone, Debug)]
+struct Rotation {
+    rotary: Rotary,
+    /// The position of each token; if `None`, the first token of each row is position 0.
+    positions: Option<Arc<[u32]>>,
+}
+
+impl Rotation {
     /// Returns the positions, heads and their size, after checking that the table has enough positions.
     fn fits(&self, shape: &Shape) -> Result<(usize, usize, usize)> {
         let (_, time, heads, size) = shape.dims4()?;
-        if size != 2 * self.half {
-            bail!("{OP}: expected heads of size {}, got {shape:?}", 2 * self.half);
+        let Rotary { positions, half, .. } = self.rotary;
+        if size != 2 * half {
+            bail!("{OP}: expected heads of size {}, got {shape:?}", 2 * half);
         }
-        if time > self.positions {
-            bail!("{OP}: a sequence of {time} tokens is longer than the {} positions of the model", self.positions);
+        if self.positions.is_none() && time > positions {
+            bail!("{OP}: a sequence of {time} tokens is longer than the {positions} positions of the model");
         }
         Ok((time, heads, size))
     }
@@ -141,17 +169,19 @@ impl Rotary {
     #[cfg(feature = "cuda")]
     fn run_on_gpu(&self, x: (&CudaStorage, &Layout), turn: Turn) -> Result<CudaStorage> {
         self.fits(x.1.shape())?;
-        gpu::rotary::run(OP, (&self.on_gpu, &self.table), x, turn)
+        gpu::rotary::run(OP, (&self.rotary.on_gpu, &self.rotary.table), self.positions.as_deref(), x, turn)
     }
 
     fn run(&self, x: Elements<'_>, shape: &Shape, dtype: DType, rotate: Rotate) -> Result<CpuStorage> {
         let (time, heads, size) = self.fits(shape)?;
-        let (cos, sin) = self.table.split_at(self.positions * self.half);
+        let (half, positions) = (self.rotary.half, self.positions.as_deref());
+        let (cos, sin) = self.rotary.table.split_at(self.rotary.positions * half);
         let row = heads * size;
         build_as(OP, dtype, x.len() / row.max(1), row, [x], |range, [x], y| {
             let isa = Isa::current();
             for ((at, x), y) in range.zip(x.chunks_exact(row.max(1))).zip(y.chunks_exact_mut(row.max(1))) {
-                let angles = at % time * self.half..(at % time + 1) * self.half;
+                let position = positions.map_or(at % time, |positions| positions[at] as usize);
+                let angles = position * half..(position + 1) * half;
                 rotate(isa, x, &cos[angles.clone()], &sin[angles], y);
             }
         })
@@ -162,18 +192,19 @@ type Rotate = fn(Isa, x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]);
 
 const OP: &str = "rotary";
 
-impl Footprint for Rotary {
+impl Footprint for Rotation {
     const READS: Reads = Reads::NOTHING;
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
         let (batch, time, heads, size) = shape.dims4()?;
         let rooms = rooms(dtype, batch * time, heads * size, 1);
-        Ok(Costs { forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
+        let saved = self.positions.as_ref().map_or(0, |positions| size_of_val(&**positions) as u64);
+        Ok(Costs { saved, forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
     }
 }
 
-impl CustomOp1 for Rotary {
+impl CustomOp1 for Rotation {
     fn name(&self) -> &'static str {
         OP
     }

@@ -36,6 +36,43 @@ impl Case {
         case
     }
 
+    /// Writes conversations of 4 to 34 tokens with their tokenizer and template. Returns the setting `data` for them.
+    pub fn conversations(&self, sequence_length: usize, more: &str) -> String {
+        let words: Vec<String> = (0..60).map(|i| format!("w{i}")).collect();
+        let special = serde_json::json!({"id": 0, "content": "</s>", "single_word": false, "lstrip": false,
+                                         "rstrip": false, "normalized": false, "special": true});
+        let names = ["</s>", "user", "assistant", "."].into_iter().chain(words.iter().map(String::as_str));
+        let vocabulary: serde_json::Map<String, Value> =
+            names.enumerate().map(|(id, name)| (name.into(), id.into())).collect();
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "decoder": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [special],
+            "model": {"type": "WordLevel", "unk_token": ".", "vocab": vocabulary},
+        });
+        let said = |i: usize, role: &str, length: usize| {
+            let words: Vec<&str> = (0..length).map(|at| &*words[(i * 7 + at * at) % 60]).collect();
+            serde_json::json!({"role": role, "content": words.join(" ")})
+        };
+        let chat = |i: usize| {
+            let messages = [said(i, "user", 1 + i % 4), said(i + 3, "assistant", 1 + i * i % 27)];
+            serde_json::json!({"messages": messages}).to_string()
+        };
+        let template = "{% for m in messages %}{{ m.role + ' ' + m.content + ' . ' }}{% endfor %}\
+                        {% if add_generation_prompt %}assistant {% endif %}";
+        for (name, content) in [
+            ("tokenizer.json", tokenizer.to_string()),
+            ("tokenizer_config.json", r#"{"eos_token": "</s>"}"#.into()),
+            ("template.jinja", template.into()),
+            ("chats.jsonl", (0..80).map(chat).collect::<Vec<_>>().join("\n")),
+        ] {
+            fs::write(self.path(name), content).unwrap();
+        }
+        format!(
+            "data={{train: chats.jsonl, format: chat, tokenizer: tokenizer.json, sequence_length: {sequence_length}, \
+             chat: {{chat_template: template.jinja}}, {more}}}"
+        )
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -32,6 +32,8 @@ section! {
         pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Type of the numbers in a token file");
         /// How conversations become samples; `None` with another format.
         pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or (format == DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
+        /// Put several conversations into each sample.
+        pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
         /// Draw samples in a random order that depends only on the seed.
         pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends on the seed only");
     }
@@ -111,6 +113,11 @@ impl Data {
                 format!("`{}: chat` needs a tokenizer with special tokens, and bytes have none", Self::format);
             let help = Some(format!("set `{}` to the tokenizer.json of the model", Self::tokenizer));
             resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
+        }
+        if !is_chat && self.sample_packing {
+            let message = format!("`{}` has no effect on `{}: {}`", Self::sample_packing, Self::format, self.format);
+            let help = Some("write `format: chat`, or leave the key out: text fills its samples".to_string());
+            resolver.contradiction(&[Self::sample_packing, Self::format], message, help);
         }
         if !is_chat && resolver.has_section(Self::chat) {
             let message = format!("`{}` has no effect on `{}: {}`", Self::chat, Self::format, self.format);

@@ -2,10 +2,10 @@
 // (ops/src/kernel/rotary.rs).
 #include "pack.cuh"
 
-// x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half], with at least `time` positions. y
-// may be x.
+// x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half]. positions is u32 of [batch, time],
+// or 0 if the first token of each row is position 0. y may be x.
 struct RotaryArgs {
-    uint64_t x, cos, sin, y;
+    uint64_t x, cos, sin, positions, y;
     // batch·time
     uint64_t tokens;
     uint32_t time, heads, half;
@@ -18,7 +18,8 @@ template <bool PACKED, class T> DEVICE void rotate(const RotaryArgs& a) {
     constexpr unsigned N = Pack<T>::COUNT;
     uint32_t packs = (a.half + N - 1) / N;
     for (uint64_t token = blockIdx.x; token < a.tokens; token += gridDim.x) {
-        uint64_t angles = uint64_t(uint32_t(token % a.time)) * a.half, row = token * a.heads * 2 * a.half;
+        uint32_t position = a.positions ? as<uint32_t>(a.positions)[token] : uint32_t(token % a.time);
+        uint64_t angles = uint64_t(position) * a.half, row = token * a.heads * 2 * a.half;
         for (uint64_t at = threadIdx.x; at < uint64_t(a.heads) * packs; at += blockDim.x) {
             // A token has fewer than 2³² elements.
             uint32_t head = uint32_t(at) / packs, i = uint32_t(at) % packs * N, left = a.half - i;

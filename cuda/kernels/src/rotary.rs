@@ -9,6 +9,7 @@ pub struct Args {
     x: Address,
     cos: Address,
     sin: Address,
+    positions: Address,
     y: Address,
     tokens: u64,
     time: u32,
@@ -27,17 +28,18 @@ pub enum Turn {
 }
 
 /// Rotates x, `[batch, time, heads, size]` with an even size, and writes y, which may be x. The tables hold the f32
-/// cosines and sines of `[positions, size / 2]`, for at least `time` positions. Returns `None` if there is nothing to
-/// rotate.
+/// cosines and sines of `[positions, size / 2]`. `positions` is the address of the tokens' positions, u32 of `[batch,
+/// time]`; if it is 0, the first token of each row is position 0. Returns `None` if there is nothing to rotate.
 pub fn rotary(
     dtype: Dtype,
     [batch, time, heads, size]: [u32; 4],
     [cos, sin]: [Address; 2],
+    positions: Address,
     [x, y]: [Address; 2],
     turn: Turn,
 ) -> Option<Launch<Args>> {
     let (half, tokens) = (size / 2, u64::from(batch) * u64::from(time));
-    let args = Args { x, cos, sin, y, tokens, time, heads, half, back: u32::from(turn == Turn::Back) };
+    let args = Args { x, cos, sin, positions, y, tokens, time, heads, half, back: u32::from(turn == Turn::Back) };
     // One token per block; blocks loop over the tokens beyond the grid's limit.
     let grid = [tokens.min(MOST[0].into()) as u32, 1, 1];
     let packs = u64::from(heads) * u64::from(half.div_ceil(dtype.pack()));

@@ -21,6 +21,7 @@ mod loss_scale;
 mod module_buffers;
 mod named;
 mod offload;
+mod packing;
 mod parity;
 mod peft;
 mod pipeline;

@@ -87,7 +87,15 @@ pub fn train(engine: &mut Engine, steps: u64) -> Vec<Step> {
 }
 
 pub fn trajectory(engine: &mut Engine, steps: u64) -> Trajectory {
-    let steps = train(engine, steps);
+    let samples = engine.config().train_batch_size;
+    trajectory_on(engine, steps, |step| batch(step, samples))
+}
+
+/// Like [`trajectory`], on other batches.
+pub fn trajectory_on(engine: &mut Engine, steps: u64, batch: impl Fn(u64) -> Batch) -> Trajectory {
+    let numbers = engine.steps()..engine.steps() + steps;
+    let steps: Vec<Step> =
+        numbers.map(|step| engine.train_batch(&batch(step)).unwrap_or_else(|e| panic!("{e}"))).collect();
     let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     Trajectory {

@@ -3,7 +3,7 @@
 //! Radford et al., "Language models are unsupervised multitask learners", 2019. Names and layouts are those of
 //! `GPT2LMHeadModel`.
 
-use super::{Activation, Alone, LanguageHead, check_sizes};
+use super::{Activation, Alone, LanguageHead, POSITION_IDS, check_sizes, with_positions, within_documents};
 use crate::layers::{Activations, Layer, Layers};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
@@ -23,7 +23,9 @@ pub fn gpt2(config: &Gpt2Config) -> Layers {
     let (width, eps) = (config.n_embd, config.layer_norm_epsilon);
     let layers = Layers::new()
         .layer("transformer", move |vb| Embeddings::new(&embed, vb))
+        .with(config.packed.then_some(POSITION_IDS))
         .layers("transformer.h", config.n_layer, move |_, vb| Block::new(&block, vb))
+        .with(config.packed.then_some(POSITION_IDS))
         .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb).map(Alone))
         .head("lm_head", move |vb| LanguageHead::new(head.n_embd, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("transformer.wte.weight", "lm_head.weight") } else { layers }
@@ -61,6 +63,8 @@ pub struct Gpt2Config {
     /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`] saves no inner rows
     /// for the backward. If `None`, the MLP computes all rows at once and saves them.
     pub tiled_mlp_rows: Option<usize>,
+    /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`] beside its tokens.
+    pub packed: bool,
 }
 
 impl Default for Gpt2Config {
@@ -81,6 +85,7 @@ impl Default for Gpt2Config {
             initializer_range: 0.02,
             tie_word_embeddings: true,
             tiled_mlp_rows: None,
+            packed: false,
         }
     }
 }
@@ -129,12 +134,15 @@ impl Embeddings {
 
 impl Layer for Embeddings {
     fn run(&self, ids: &Activations, pass: &Pass) -> Result<Activations> {
-        let ids = ids.single()?;
+        let (ids, position_ids) = with_positions(ids)?;
         let (batch, time) = ids.dims2()?;
         if time > self.positions {
             bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
         }
-        let positions = Tensor::arange(0, time as u32, ids.device())?.broadcast_as((batch, time))?;
+        let positions = match position_ids {
+            Some(position_ids) => position_ids.clone(),
+            None => Tensor::arange(0, time as u32, ids.device())?.broadcast_as((batch, time))?,
+        };
         let y = fused_block(self.wte.weight(), |_| {
             self.dropout.forward(&sum(&self.wte.forward(ids)?, &self.wpe.forward(&positions)?)?, pass)
         })?;
@@ -200,17 +208,19 @@ impl Block {
         })
     }
 
-    fn attend(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+    fn attend(&self, x: &Tensor, position_ids: Option<&Tensor>, pass: &Pass) -> Result<Tensor> {
         let qkv = self.c_attn.forward(&self.ln_1.forward(x)?)?;
-        let (span, dropout) = (AttentionSpan::default(), (&self.probability_dropout, pass));
+        let span = within_documents(&AttentionSpan::default(), position_ids);
+        let dropout = (&self.probability_dropout, pass);
         self.attn_proj.forward(&causal_attention_packed_with_dropout(&qkv, self.heads, &span, dropout)?)
     }
 }
 
 impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        let y = fused_block(x.single()?, |x| {
-            let attended = self.attn_dropout.forward(&self.attend(x, pass)?, pass)?;
+        let (x, position_ids) = with_positions(x)?;
+        let y = fused_block(x, |x| {
+            let attended = self.attn_dropout.forward(&self.attend(x, position_ids, pass)?, pass)?;
             let (x, normal) = self.ln_2.forward_residual(x, &attended)?;
             sum(&x, &self.mlp_dropout.forward(&self.mlp.forward(&normal)?, pass)?)
         })?;

@@ -4,7 +4,7 @@
 //! `LlamaForCausalLM`. A Llama with a sliding window is a Mistral (Jiang et al., "Mistral 7B", 2023). With biases of
 //! queries, keys and values it is a Qwen2 (Yang et al., "Qwen2 technical report", 2024).
 
-use super::{Alone, LanguageHead, check_sizes};
+use super::{Alone, LanguageHead, POSITION_IDS, check_sizes, with_positions, within_documents};
 use crate::layers::{Activations, Layer, Layers};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
@@ -36,6 +36,7 @@ pub fn llama(config: &LlamaConfig) -> Layers {
             Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)
         })
         .layers("model.layers", config.num_hidden_layers, move |_, vb| Block::new(&block, &rotary, &span, vb))
+        .with(config.packed.then_some(POSITION_IDS))
         .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb).map(Alone))
         .head("lm_head", move |vb| LanguageHead::new(head.hidden_size, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
@@ -84,6 +85,8 @@ pub struct LlamaConfig {
     /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`] saves no inner rows
     /// for the backward. If `None`, the MLP computes all rows at once and saves them.
     pub tiled_mlp_rows: Option<usize>,
+    /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`] beside its tokens.
+    pub packed: bool,
 }
 
 impl Default for LlamaConfig {
@@ -109,6 +112,7 @@ impl Default for LlamaConfig {
             attention_bias: false,
             mlp_bias: false,
             tiled_mlp_rows: None,
+            packed: false,
         }
     }
 }
@@ -228,21 +232,27 @@ impl Block {
         })
     }
 
-    fn attend(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+    fn attend(&self, x: &Tensor, position_ids: Option<&Tensor>, pass: &Pass) -> Result<Tensor> {
         let (batch, time, _) = x.dims3()?;
         let split = |y: Tensor, heads| reshape(&y, (batch, time, heads, self.head_size));
-        let q = self.rotary.apply(&split(self.q_proj.forward(x)?, self.heads)?)?;
-        let k = self.rotary.apply(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
+        let rotate = |x: Tensor| match position_ids {
+            Some(position_ids) => self.rotary.apply_at(&x, position_ids),
+            None => self.rotary.apply(&x),
+        };
+        let q = rotate(split(self.q_proj.forward(x)?, self.heads)?)?;
+        let k = rotate(split(self.k_proj.forward(x)?, self.kv_heads)?)?;
         let v = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let attended = causal_attention_with_dropout(&q, &k, &v, &self.span, (&self.dropout, pass))?;
+        let span = within_documents(&self.span, position_ids);
+        let attended = causal_attention_with_dropout(&q, &k, &v, &span, (&self.dropout, pass))?;
         self.o_proj.forward(&reshape(&attended, (batch, time, self.heads * self.head_size))?)
     }
 }
 
 impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        let y = fused_block(x.single()?, |x| {
-            let attended = self.attend(&self.input_layernorm.forward(x)?, pass)?;
+        let (x, position_ids) = with_positions(x)?;
+        let y = fused_block(x, |x| {
+            let attended = self.attend(&self.input_layernorm.forward(x)?, position_ids, pass)?;
             let (x, normal) = self.post_attention_layernorm.forward_residual(x, &attended)?;
             sum(&x, &self.mlp.forward(&normal)?)
         })?;

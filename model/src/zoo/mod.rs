@@ -16,7 +16,10 @@ pub use zero_ops::{Activation, UnknownActivation};
 
 use candle_core::{Result, Tensor};
 use candle_nn::Module;
+use zero_ops::AttentionSpan;
 use zero_ops::graph::fused_block;
+
+use crate::layers::Activations;
 
 /// A layer that consists of one operation of this project.
 struct Alone<M>(M);
@@ -24,6 +27,27 @@ struct Alone<M>(M);
 impl<M: Module> Module for Alone<M> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         fused_block(x, |x| self.0.forward(x))
+    }
+}
+
+/// Name of the batch's input that a model of packed samples takes beside its tokens: `[batch, time]` of u32, the position
+/// of each token in its document. A document begins at each 0.
+pub const POSITION_IDS: &str = "position_ids";
+
+/// Returns a layer's input, and [`POSITION_IDS`] if samples are packed.
+fn with_positions(x: &Activations) -> Result<(&Tensor, Option<&Tensor>)> {
+    match x.tensors() {
+        [x] => Ok((x, None)),
+        [x, position_ids] => Ok((x, Some(position_ids))),
+        many => candle_core::bail!("a layer for one tensor and {POSITION_IDS} was given {}", many.len()),
+    }
+}
+
+/// Returns the span of the documents that `position_ids` describe, or the same span if samples are not packed.
+fn within_documents(span: &AttentionSpan, position_ids: Option<&Tensor>) -> AttentionSpan {
+    match position_ids {
+        Some(position_ids) => span.clone().position_ids(position_ids.clone()),
+        None => span.clone(),
     }
 }
 

@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 use crate::gpu::attention::OnGpus;
 use crate::graph::operand::indices_of;
+use crate::meta::tracing;
 use candle_core::{Result, Tensor, bail};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug, Default)]
 pub struct AttentionSpan {
     window: Option<usize>,
-    documents: Option<Tensor>,
+    position_ids: Option<Tensor>,
     /// The result for the batch and time of the last request.
     found: Arc<Mutex<Option<Arc<Firsts>>>>,
 }
@@ -42,14 +43,14 @@ impl AttentionSpan {
     /// Mistral.
     #[must_use]
     pub fn window(self, window: usize) -> Self {
-        Self { window: Some(window), documents: self.documents, found: Arc::default() }
+        Self { window: Some(window), position_ids: self.position_ids, found: Arc::default() }
     }
 
-    /// Limits the span to positions of the same document, if several are packed into a row. `documents` is `[batch,
-    /// time]` of u32, i64 or u8; a document begins wherever the number changes.
+    /// Limits the span to positions of the same document, if several are packed into a row. `position_ids` is `[batch,
+    /// time]` of u32, i64 or u8: the position of each token in its document. A document begins at each 0.
     #[must_use]
-    pub fn documents(self, documents: Tensor) -> Self {
-        Self { window: self.window, documents: Some(documents), found: Arc::default() }
+    pub fn position_ids(self, position_ids: Tensor) -> Self {
+        Self { window: self.window, position_ids: Some(position_ids), found: Arc::default() }
     }
 
     /// Returns the first positions for a batch of these sizes.
@@ -64,7 +65,7 @@ impl AttentionSpan {
             };
             Ok(Arc::new(firsts))
         };
-        if self.window.is_none() && self.documents.is_none() {
+        if self.window.is_none() && self.position_ids.is_none() {
             // No GPU reads them.
             return make();
         }
@@ -81,14 +82,26 @@ impl AttentionSpan {
 
     fn positions(&self, op: &'static str, batch: usize, time: usize) -> Result<Vec<usize>> {
         let mut firsts = vec![0; batch * time];
-        if let Some(documents) = &self.documents {
-            if documents.dims() != [batch, time] {
-                bail!("{op}: documents of shape {:?} do not match {batch} rows of {time} positions", documents.shape());
+        if let Some(position_ids) = &self.position_ids {
+            if position_ids.dims() != [batch, time] {
+                let shape = position_ids.shape();
+                bail!("{op}: position_ids of shape {shape:?} do not match {batch} rows of {time} positions");
             }
-            let documents = indices_of(op, documents, usize::MAX)?;
-            for (firsts, documents) in firsts.chunks_exact_mut(time.max(1)).zip(documents.chunks_exact(time.max(1))) {
-                for at in 1..time {
-                    firsts[at] = if documents[at] == documents[at - 1] { firsts[at - 1] } else { at };
+            // Meta tensors have no values, and memory does not depend on them.
+            let position_ids = if tracing() { vec![] } else { indices_of(op, position_ids, usize::MAX)? };
+            for (row, position_ids) in position_ids.chunks_exact(time.max(1)).enumerate() {
+                let mut first = 0;
+                for (at, &position) in position_ids.iter().enumerate() {
+                    if position == 0 {
+                        first = at;
+                    }
+                    if position != at - first {
+                        bail!(
+                            "{op}: position_ids[{row}, {at}] is {position}, but its document has {} tokens before it",
+                            at - first
+                        );
+                    }
+                    firsts[row * time + at] = first;
                 }
             }
         }

@@ -3,6 +3,7 @@
 use super::{count32, room_like};
 use crate::device::{Gpu, Operand, address};
 use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::DevicePtr;
 use candle_core::{CudaDevice, CudaStorage, Layout, Result};
 use std::sync::OnceLock;
 use zero_kernels::Address;
@@ -30,10 +31,12 @@ fn same(a: &CudaDevice, b: &CudaDevice) -> bool {
     a.cuda_stream().context().ordinal() == b.cuda_stream().context().ordinal()
 }
 
-/// Rotates `[batch, time, heads, size]` by a table of `[positions, size / 2]` with enough positions.
+/// Rotates `[batch, time, heads, size]` by a table of `[positions, size / 2]` with enough positions. `positions` are those
+/// of the tokens, if the first token of each row is not position 0.
 pub(crate) fn run(
     op: &'static str,
     (on_gpu, table): (&Table, &[f32]),
+    positions: Option<&[u32]>,
     (xs, xl): (&CudaStorage, &Layout),
     turn: Turn,
 ) -> Result<CudaStorage> {
@@ -43,7 +46,9 @@ pub(crate) fn run(
     let (y, at) = room_like(op, &gpu, xs.dtype(), x.count)?;
     let cos = on_gpu.address(op, &gpu, table)?;
     let sin = cos + (table.len() / 2 * size_of::<f32>()) as u64;
-    // SAFETY: x and y have this shape and one dtype; the table has this many positions.
-    unsafe { gpu.launch_some(rotary(x.dtype, sizes, [cos, sin], [x.address, at], turn)) }?;
+    let positions = positions.map(|positions| gpu.upload(positions)).transpose()?;
+    let positions = positions.as_ref().map_or(0, |positions| positions.device_ptr(positions.stream()).0);
+    // SAFETY: x and y have this shape and one dtype, there is a position for each token, and the table has all of them.
+    unsafe { gpu.launch_some(rotary(x.dtype, sizes, [cos, sin], positions, [x.address, at], turn)) }?;
     Ok(y)
 }

@@ -1,6 +1,6 @@
 //! Values and gradients, compared with plain candle expressions.
 
-use crate::check::{check, ids, normal, same_bits};
+use crate::check::{check, ids, normal, position_ids, same_bits};
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::Module;
 use zero_ops as ops;
@@ -142,7 +142,7 @@ fn attention_within_a_window_and_documents() {
             let row = &numbers[sample * time..];
             (0..=at).rev().take_while(|&before| row[before] == row[at]).last().unwrap_or(at)
         };
-        let tensor = Tensor::from_slice(&numbers, (batch, time), &Device::Cpu).unwrap();
+        let tensor = Tensor::from_vec(position_ids(&numbers, time), (batch, time), &Device::Cpu).unwrap();
         let (q, kv) = ([batch, time, heads, size], [batch, time, kv_heads, size]);
         for (window, packed) in [(Some(2), false), (Some(3), true), (Some(70), false), (None, true), (Some(500), true)]
         {
@@ -151,7 +151,7 @@ fn attention_within_a_window_and_documents() {
                 span = span.window(window);
             }
             if packed {
-                span = span.documents(tensor.clone());
+                span = span.position_ids(tensor.clone());
             }
             let first = |sample, at: usize| {
                 let document = if packed { begin(sample, at) } else { 0 };
@@ -169,14 +169,22 @@ fn attention_within_a_window_and_documents() {
 /// A document has the same bits alone and packed with others, also in the backward.
 #[test]
 fn a_packed_document_is_bit_identical_to_the_document_alone() {
-    let (time, heads, size) = (200, 2, 5);
+    let (time, heads, size) = (200, 2, 6);
     let numbers = documents(1, time);
     let packed = normal("qkv", &[1, time, 3 * heads * size]);
-    let span = ops::AttentionSpan::default().documents(Tensor::from_slice(&numbers, (1, time), &Device::Cpu).unwrap());
+    let positions = Tensor::from_vec(position_ids(&numbers, time), (1, time), &Device::Cpu).unwrap();
+    let span = ops::AttentionSpan::default().position_ids(positions.clone());
+    let rotary = ops::Rotary::new(size, time, 100.0).unwrap();
     let upstream = normal("upstream", &[1, time, heads * size]);
     let gradients = |x: &Tensor, dy: &Tensor, span: &ops::AttentionSpan| {
         let x = candle_core::Var::from_tensor(x).unwrap();
-        let y = ops::causal_attention_packed_within(x.as_tensor(), heads, span).unwrap();
+        let heads_of_all = x.reshape((1, (), 3 * heads, size)).unwrap();
+        let turned = match x.dim(1).unwrap() == time {
+            true => rotary.apply_at(&heads_of_all, &positions),
+            false => rotary.apply(&heads_of_all),
+        };
+        let turned = turned.unwrap().reshape(x.dims()).unwrap();
+        let y = ops::causal_attention_packed_within(&turned, heads, span).unwrap();
         let grads = (&y * dy).unwrap().sum_all().unwrap().backward().unwrap();
         (y, grads.get(x.as_tensor()).unwrap().clone())
     };

@@ -50,6 +50,15 @@ pub(crate) fn candle_rounds(dtype: DType) -> bool {
     floats(&(one + little).unwrap())[0] > 1.0
 }
 
+/// Returns each token's position in its document, for rows of `time` tokens. A document begins where the number changes.
+pub(crate) fn position_ids(documents: &[u32], time: usize) -> Vec<u32> {
+    let mut positions = vec![0; documents.len()];
+    for at in (0..documents.len()).filter(|at| at % time > 0) {
+        positions[at] = if documents[at] == documents[at - 1] { positions[at - 1] + 1 } else { 0 };
+    }
+    positions
+}
+
 /// Checks that two tensors are bit-identical. Reports the first difference instead of printing both.
 #[track_caller]
 pub(crate) fn same_bits(what: &str, got: &Tensor, want: &Tensor) {

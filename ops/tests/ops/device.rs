@@ -101,12 +101,18 @@ fn rotary_embedding_has_the_same_bits() -> Result<()> {
         .map(|of| Memory::floats(Dtype::F32, &angles.iter().map(|&angle| of(angle) as f32).collect::<Vec<_>>()));
     let tables = [cos.address(), sin.address()];
     let rotation = ops::Rotary::new(size as usize, time as usize, 10000.0)?;
-    for (dtype, of_candle) in TYPES {
+    let packed: Vec<u32> = (0..batch * time).map(|at| at * 5 % time).collect();
+    let position_ids = Tensor::from_slice(&packed, (batch as usize, time as usize), &Device::Cpu)?;
+    let mut packed = Memory::integers(&packed);
+    for ((dtype, of_candle), positions) in TYPES.into_iter().flat_map(|of| [(of, 0), (of, packed.address())]) {
         let dims = shape.map(|n| n as usize);
-        let [y, dx] = on_cpu(x, &dy, of_candle, |x| rotation.apply(&x.reshape(&dims[..])?))?;
+        let [y, dx] = on_cpu(x, &dy, of_candle, |x| match positions {
+            0 => rotation.apply(&x.reshape(&dims[..])?),
+            _ => rotation.apply_at(&x.reshape(&dims[..])?, &position_ids),
+        })?;
         for (values, turn, want) in [(x, Turn::Forth, y), (&dy, Turn::Back, dx)] {
             let mut memory = Memory::floats(dtype, values);
-            run(emulator, rotary(dtype, shape, tables, [memory.address(); 2], turn));
+            run(emulator, rotary(dtype, shape, tables, positions, [memory.address(); 2], turn));
             let found = match turn {
                 Turn::Forth => bits_of(&memory, dtype),
                 Turn::Back => bits_of_gradient(&memory.to_floats(dtype)),

@@ -43,11 +43,15 @@ fn errors_name_the_cause() {
     refuses(ops::causal_attention_packed(&n(&[1, 2, 6]), 0), "0 heads");
     let within = |span| ops::causal_attention_packed_within(&n(&[1, 2, 12]), 2, &span);
     refuses(within(ops::AttentionSpan::default().window(0)), "at least 1 position");
-    refuses(within(ops::AttentionSpan::default().documents(at(0))), "do not match 1 rows of 2 positions");
-    refuses(within(ops::AttentionSpan::default().documents(n(&[1, 2]))), "dtype");
+    refuses(within(ops::AttentionSpan::default().position_ids(at(0))), "do not match 1 rows of 2 positions");
+    refuses(within(ops::AttentionSpan::default().position_ids(n(&[1, 2]))), "dtype");
     let rotary = ops::Rotary::new(4, 3, 1e4).unwrap();
     refuses(rotary.apply(&n(&[1, 4, 1, 4])), "longer than the 3 positions");
     refuses(rotary.apply(&n(&[1, 2, 1, 6])), "heads of size 4");
+    refuses(rotary.apply_at(&n(&[1, 2, 1, 4]), &ids("p", &[2, 1], 3)), "do not match 1 rows of 2 tokens");
+    let three = Tensor::new(&[[0u32, 3]], &Device::Cpu).unwrap();
+    refuses(rotary.apply_at(&n(&[1, 2, 1, 4]), &three), "index 3 at position 1 is not below 3");
+    refuses(within(ops::AttentionSpan::default().position_ids(three)), "position_ids[0, 1] is 3");
     assert!(ops::Rotary::new(5, 3, 1e4).is_err());
     let llama3 = |factor, low_freq_factor, high_freq_factor| ops::RopeScaling::Llama3 {
         factor,
@@ -95,7 +99,7 @@ fn empty_batches_pass_through() {
     assert_eq!(y.dims(), [0, 5, 2, 4]);
     let (y, _) = run(&[n(&[2, 0, 12])], |t| ops::causal_attention_packed(&t[0], 2));
     assert_eq!(y.dims(), [2, 0, 4]);
-    let none = ops::AttentionSpan::default().window(3).documents(ids("documents", &[2, 0], 3));
+    let none = ops::AttentionSpan::default().window(3).position_ids(ids("position_ids", &[2, 0], 3));
     assert_eq!(ops::causal_attention_packed_within(&n(&[2, 0, 12]), 2, &none).unwrap().dims(), [2, 0, 4]);
     let (y, _) = run(&[n(&[0, 4]), n(&[4]), n(&[4])], |t| {
         ops::LayerNorm::from_tensors(t[1].clone(), t[2].clone(), 1e-5).forward(&t[0])

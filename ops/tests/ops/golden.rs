@@ -17,7 +17,7 @@ use zero_ops::random::Stream;
 use zero_ops::{Activation, AttentionSpan, Conv1D, Linear, RopeScaling, TILE_UNIT, TiledMlp};
 use zero_ops::{Pass, init};
 
-use crate::check::{bits, candle_rounds, ids, normal, run};
+use crate::check::{bits, candle_rounds, ids, normal, position_ids, run};
 
 const AMX: &str = "products of two bf16 operands go through AMX here";
 
@@ -79,8 +79,8 @@ fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
             Box::new(move |t| ops::causal_attention_within(&t[0], &t[1], &t[2], &window)),
         );
         let documents: Vec<u32> = (0..2 * time as u32).map(|i| i / 23).collect();
-        let documents =
-            AttentionSpan::default().documents(Tensor::from_vec(documents, (2, time), &Device::Cpu).unwrap());
+        let positions = Tensor::from_vec(position_ids(&documents, time), (2, time), &Device::Cpu).unwrap();
+        let documents = AttentionSpan::default().position_ids(positions);
         add(
             &format!("packed attention within documents {time}x{heads}"),
             vec![n("x", &[2, time, 3 * 2 * heads])],

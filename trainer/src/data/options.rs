@@ -18,6 +18,8 @@ pub struct DataOptions {
     pub sequence_length: usize,
     /// Size of the model's vocabulary, or number of classes of a table. Every token or label must be below it.
     pub vocabulary: usize,
+    /// Whether a sample contains several conversations; other formats ignore it.
+    pub sample_packing: bool,
     /// How conversations become samples; other formats ignore it.
     pub chat: ChatOptions,
 }
@@ -33,6 +35,7 @@ impl DataOptions {
             token_dtype: TokenDtype::U16,
             sequence_length: 1,
             vocabulary: usize::MAX,
+            sample_packing: false,
             chat: ChatOptions::default(),
         }
     }

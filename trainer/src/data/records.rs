@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use zero_engine::{Batch, DataError};
+use zero_model::zoo::POSITION_IDS;
 
 use super::dataset::{BoxError, Dataset};
 
@@ -52,6 +53,8 @@ pub(crate) struct Samples {
     pub(crate) targets: Vec<u32>,
     /// The T next tokens of each sample in place of `targets`, −100 where they are not trained.
     pub(crate) labels: Vec<i64>,
+    /// The position of each token in its document, if a sample may have several documents.
+    pub(crate) position_ids: Vec<u32>,
 }
 
 /// The samples in files, as read by [`open`](super::open), [`text`](super::text) and the other functions.
@@ -99,7 +102,8 @@ impl Dataset for FileDataset {
     }
 
     /// Returns tokens `[rows, T]` with the following tokens as targets, or features `[rows, N]` with one class per row.
-    /// The targets are u32; those of conversations are i64, with −100 where a token is not trained.
+    /// The targets are u32; those of conversations are i64, with −100 where a token is not trained. Packed samples also
+    /// have the input [`POSITION_IDS`].
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
         let (mut samples, rows) = (Samples::default(), indices.len());
         for &index in indices {
@@ -107,13 +111,19 @@ impl Dataset for FileDataset {
         }
         let cpu = &Device::Cpu;
         Ok(match self.0.shape() {
-            SampleShape::Tokens(length) => Batch::new(
-                Tensor::from_vec(samples.tokens, (rows, length), cpu)?,
-                match samples.labels.is_empty() {
-                    true => Tensor::from_vec(samples.targets, (rows, length), cpu)?,
-                    false => Tensor::from_vec(samples.labels, (rows, length), cpu)?,
-                },
-            ),
+            SampleShape::Tokens(length) => {
+                let batch = Batch::new(
+                    Tensor::from_vec(samples.tokens, (rows, length), cpu)?,
+                    match samples.labels.is_empty() {
+                        true => Tensor::from_vec(samples.targets, (rows, length), cpu)?,
+                        false => Tensor::from_vec(samples.labels, (rows, length), cpu)?,
+                    },
+                );
+                match samples.position_ids.is_empty() {
+                    true => batch,
+                    false => batch.input(POSITION_IDS, Tensor::from_vec(samples.position_ids, (rows, length), cpu)?),
+                }
+            }
             SampleShape::Features(features) => Batch::new(
                 Tensor::from_vec(samples.features, (rows, features), cpu)?,
                 Tensor::from_vec(samples.targets, rows, cpu)?,

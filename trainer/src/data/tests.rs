@@ -24,15 +24,8 @@ impl Files {
     }
 
     fn options(&self, sources: &[&str]) -> DataOptions {
-        DataOptions {
-            sources: sources.iter().map(|source| self.path(source).display().to_string()).collect(),
-            format: Format::Auto,
-            text_key: "text".into(),
-            token_dtype: TokenDtype::U16,
-            sequence_length: 3,
-            vocabulary: 256,
-            chat: ChatOptions::default(),
-        }
+        let sources = sources.iter().map(|source| self.path(source).display().to_string());
+        DataOptions { sequence_length: 3, vocabulary: 256, ..DataOptions::new(sources, Format::Auto) }
     }
 
     fn open(&self, sources: &[&str]) -> Result<FileDataset, DataError> {
@@ -165,7 +158,7 @@ fn rows_have_features_and_a_label() {
             tokens: vec![],
             features: vec![1.5, -2.0, 0.3, 4.0, 7.0, 8.0],
             targets: vec![0, 2, 1],
-            labels: vec![]
+            ..Samples::default()
         }
     );
     assert!(matches!(dataset.append(3, &mut samples), Err(DataError::Index { .. })));

@@ -79,6 +79,7 @@ pub(super) fn files(config: &Config, has_own_model: bool) -> Result<DataFiles, E
         },
         sequence_length,
         vocabulary: model.and_then(classes).or(vocabulary).unwrap_or(usize::MAX),
+        sample_packing: data.sample_packing,
         chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
     };
     let open = |key: &str, sources: &[String]| {

@@ -6,14 +6,17 @@ use zero_engine::{DataError, Error};
 
 use super::configured_data::{self, DataFiles};
 use crate::data::{Dataset, SampleShape, Tokenizer};
+use zero_model::zoo::POSITION_IDS;
 
 /// A sample as text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShownSample {
     /// Its number in the order of the files, counted from 0.
     pub index: usize,
-    /// The text in parts.
+    /// The text in parts. An empty line separates conversations.
     pub parts: Vec<ShownPart>,
+    /// Number of conversations in it; 1 for other data.
+    pub conversations: usize,
     /// Its tokens without padding, or its columns.
     pub tokens: usize,
     /// Number of targets that are trained.
@@ -80,17 +83,20 @@ fn tokens(
     let targets =
         batch.only_target()?.to_dtype(DType::I64)?.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<i64>()?;
     let length = inputs.len() - padding;
-    // The last target is not an input. If it is not trained, its token is not known.
+    // The last target of a full sample is not an input.
     let last = targets.get(length.wrapping_sub(1)).and_then(|&target| u32::try_from(target).ok());
-    let all: Vec<u32> = match inputs.get(length) {
-        Some(&next) => inputs[..length].iter().copied().chain([next]).collect(),
-        None => inputs.iter().copied().chain(last).collect(),
-    };
+    let all: Vec<u32> = inputs[..length].iter().copied().chain(last).collect();
     let is_trained = |token: usize| token > 0 && targets[token - 1] >= 0;
+    let positions = batch.names().zip(batch.tensors()).find(|(name, _)| *name == POSITION_IDS);
+    let positions = positions.map(|(_, positions)| positions.flatten_all()?.to_vec1::<u32>()).transpose()?;
+    let begins = |token: usize| positions.as_ref().is_some_and(|positions| positions.get(token) == Some(&0));
     let (mut parts, mut before, mut start): (Vec<ShownPart>, usize, usize) = (vec![], 0, 0);
     for end in 1..=all.len() {
-        if end < all.len() && is_trained(end) == is_trained(start) {
+        if end < all.len() && is_trained(end) == is_trained(start) && !begins(end) {
             continue;
+        }
+        if start > 0 && begins(start) {
+            parts.push(ShownPart { text: "\n\n".into(), is_trained: false });
         }
         let text = match tokenizer {
             // Decoded from the beginning, because a decoder may treat the first token of a text in its own way.
@@ -106,7 +112,8 @@ fn tokens(
         start = end;
     }
     let trained = targets.iter().filter(|&&target| target >= 0).count();
-    Ok(ShownSample { index, parts, tokens: all.len(), trained, padding })
+    let conversations = (0..length).filter(|&token| begins(token)).count().max(1);
+    Ok(ShownSample { index, parts, conversations, tokens: all.len(), trained, padding })
 }
 
 fn row(data: &dyn Dataset, index: usize) -> Result<ShownSample, Error> {
@@ -116,7 +123,7 @@ fn row(data: &dyn Dataset, index: usize) -> Result<ShownSample, Error> {
     let text = features.iter().map(|feature| format!("{feature}, ")).collect();
     let class = class.iter().map(u32::to_string).collect();
     let parts = vec![ShownPart { text, is_trained: false }, ShownPart { text: class, is_trained: true }];
-    Ok(ShownSample { index, parts, tokens: features.len() + 1, trained: 1, padding: 0 })
+    Ok(ShownSample { index, parts, conversations: 1, tokens: features.len() + 1, trained: 1, padding: 0 })
 }
 
 #[cfg(test)]
@@ -137,7 +144,7 @@ mod tests {
         let data = show(yaml, "a.txt", "abcdefgh", 1).unwrap();
         let part = |text: &str, is_trained| ShownPart { text: text.into(), is_trained };
         let parts = vec![part("d", false), part("efg", true)];
-        let sample = ShownSample { index: 1, parts, tokens: 4, trained: 3, padding: 0 };
+        let sample = ShownSample { index: 1, parts, conversations: 1, tokens: 4, trained: 3, padding: 0 };
         assert_eq!(data, ShownData { samples: 2, description: None, shown: vec![sample] });
         let error = show(yaml, "a.txt", "abcdefgh", 2).unwrap_err();
         assert_eq!(error.to_string(), "sample 2 is out of range: the data set has 2 samples");
@@ -181,7 +188,7 @@ mod tests {
         };
         let part = |text: &str, is_trained| ShownPart { text: text.into(), is_trained };
         let parts = vec![part("user hi </s> assistant", false), part(" hi </s>", true)];
-        let sample = ShownSample { index: 0, parts, tokens: 6, trained: 2, padding: 4 };
+        let sample = ShownSample { index: 0, parts, conversations: 1, tokens: 6, trained: 2, padding: 3 };
         for of_eval in [false, true] {
             assert_eq!(show_data(&config("eval.jsonl"), of_eval, 0, 9).unwrap().shown, std::slice::from_ref(&sample));
         }

@@ -14,6 +14,7 @@ use super::options::Finished;
 use crate::data::Dataset;
 use zero_engine::configured_model;
 use zero_engine::{Error, Layers, Step};
+use zero_model::zoo::POSITION_IDS;
 
 /// The training data, and the evaluation data if any.
 pub(crate) type Datasets = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
@@ -82,6 +83,16 @@ impl Task<'_> {
             // A whole micro-batch, so that a data set that returns another number of samples fails here.
             let batch = corpus.training_batch(0, config.train_micro_batch_size_per_gpu)?;
             batch.fits(&signature, true)?;
+            let takes_positions = signature.inputs.iter().any(|(input, _)| input == POSITION_IDS);
+            if config.data.as_ref().is_some_and(|data| data.sample_packing) && !takes_positions {
+                return Err(Error::setting(
+                    "data.sample_packing",
+                    format!(
+                        "the model does not take `{POSITION_IDS}`, so conversations of one sample would see each other"
+                    ),
+                    format!("add `.with([\"{POSITION_IDS}\"])` to the layers with attention, or leave the key out"),
+                ));
+            }
         }
         if let Some(eval) = &corpus.eval {
             let batch = corpus.evaluation_batch(&**eval, 0, 1)?;

@@ -30,7 +30,10 @@ fn holds(ranks: usize, zero: &str, settings: &[&str]) -> u64 {
 }
 
 fn holds_within(most: f64, ranks: usize, zero: &str, settings: &[&str]) -> u64 {
-    let case = Case::new();
+    holds_in(&Case::new(), most, ranks, zero, settings)
+}
+
+fn holds_in(case: &Case, most: f64, ranks: usize, zero: &str, settings: &[&str]) -> u64 {
     let (count, zero) =
         (ranks.to_string(), format!("zero_optimization={{stage3_param_persistence_threshold: 100, {zero}}}"));
     let mut args = vec!["-n", &count, "--quiet", "--max-steps", "3"];
@@ -139,6 +142,17 @@ fn adapters() {
         holds(2, "stage: 2", &[adapter, "activation_checkpointing={}", "train_micro_batch_size_per_gpu=8"]);
     }
     holds(2, "stage: 3", &[LLAMA, all, "train_micro_batch_size_per_gpu=4"]);
+}
+
+#[test]
+fn packed_conversations() {
+    let case = Case::new();
+    let data = case.conversations(128, "sample_packing: true");
+    for model in [GPT2, LLAMA] {
+        for zero in ["stage: 0", "stage: 3"] {
+            holds_in(&case, ABOVE, 2, zero, &[model, &data, "train_micro_batch_size_per_gpu=4"]);
+        }
+    }
 }
 
 #[test]

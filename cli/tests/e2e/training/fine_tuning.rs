@@ -106,3 +106,36 @@ fn trained_biases_have_the_names_of_peft() {
     let [adapted, merged] = ["from-adapter", "from-merged"].map(|out| case.metrics(out)[0]["loss"].as_f64().unwrap());
     assert!((adapted - merged).abs() < 1e-5, "{adapted} {merged}");
 }
+
+/// Two ranks on packed conversations, with an evaluation.
+#[test]
+fn packed_conversations_are_trained() {
+    let case = Case::new();
+    let data = |more: &str| case.conversations(48, &format!("eval_fraction: 0.2, {more}"));
+    let run = |data: &str, model: &str, out: &str| {
+        let mut args = vec!["-n", "2", "--max-steps", "12", "--out", out, "--set", "training.eval_every=6"];
+        args.extend(["--set", "zero_optimization.stage=2", "--set", data, "--set", model]);
+        let said = case.train(&args);
+        let last = case.metrics(out).last().unwrap().clone();
+        (said, last["loss"].as_f64().unwrap())
+    };
+    let gpt2 = "model={type: gpt2, vocab_size: 64, n_positions: 64, n_embd: 16, n_layer: 2, n_head: 2}";
+    let llama = "model={type: llama, vocab_size: 64, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, \
+                 num_attention_heads: 2, max_position_embeddings: 64}";
+    for (model, out) in [(gpt2, "gpt2"), (llama, "llama")] {
+        let (said, loss) = run(&data("sample_packing: true"), model, out);
+        assert!(said.contains("80 conversations in 31 samples, ") && said.contains("evaluation loss"), "{said}");
+        assert!(loss < 4.1, "{loss}");
+    }
+    let shown =
+        case.command(&["data", "show", "--config", "ds.yaml", "--set", &data("sample_packing: true"), "--set", gpt2]);
+    let shown = { shown }.output().unwrap();
+    let shown = text(&shown.stdout);
+    assert!(shown.contains("sample 0 of 31: ") && shown.contains(" conversations, "), "{shown}");
+    let refused = |settings: &[&str]| {
+        let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
+        text(&case.run(&settings).stderr)
+    };
+    let said = refused(&["data.sample_packing=true"]);
+    assert!(said.contains("`data.sample_packing` has no effect on `data.format: auto`"), "{said}");
+}

@@ -179,7 +179,7 @@ impl<'a> Bed<'a> {
         let q = tokens * u64::from(heads[0]) * 64;
         self.measure("rotary", 4 * q, 0, |room| {
             let x = room.take(2 * q);
-            self.work(rotary(t, [batch, time, heads[0], 64], [cos_sin; 2], [x; 2], Turn::Forth))
+            self.work(rotary(t, [batch, time, heads[0], 64], [cos_sin; 2], 0, [x; 2], Turn::Forth))
         });
     }
 

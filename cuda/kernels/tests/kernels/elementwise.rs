@@ -99,9 +99,9 @@ fn pairs_are_rotated_and_rotated_back() {
             let [mut cos, mut sin] = tables.each_ref().map(|table| Memory::floats(Dtype::F32, table));
             let mut memory = Memory::floats(dtype, &x);
             let (tables, at) = ([cos.address(), sin.address()], [memory.address(); 2]);
-            device.run(&rotary(dtype, shape, tables, at, Turn::Forth).unwrap());
+            device.run(&rotary(dtype, shape, tables, 0, at, Turn::Forth).unwrap());
             let y = memory.to_floats(dtype);
-            device.run(&rotary(dtype, shape, tables, at, Turn::Back).unwrap());
+            device.run(&rotary(dtype, shape, tables, 0, at, Turn::Back).unwrap());
             (y, memory.to_floats(dtype))
         }) else {
             return;

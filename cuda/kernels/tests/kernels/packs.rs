@@ -175,7 +175,7 @@ fn pairs_of_heads() {
                 operand(Dtype::F32, 3, table),
             ];
             check_all_alignments(&format!("rotary {dtype:?} {shape:?}"), &all, |device, at| {
-                device.run(&rotary(dtype, shape, [at[2], at[3]], [at[0], at[1]], Turn::Back).unwrap());
+                device.run(&rotary(dtype, shape, [at[2], at[3]], 0, [at[0], at[1]], Turn::Back).unwrap());
             });
         }
     }

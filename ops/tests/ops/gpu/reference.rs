@@ -6,7 +6,7 @@ use std::env;
 use std::path::PathBuf;
 
 use super::{Into, gpu, trained};
-use crate::check::{normal, same_bits};
+use crate::check::{normal, position_ids, same_bits};
 use candle_core::{DType, Result, Tensor};
 use zero_ops::random::Stream;
 use zero_ops::{AttentionSpan, causal_attention_within, linear_cross_entropy};
@@ -93,8 +93,15 @@ fn attention_and_head_for_pytorch() -> Result<()> {
             .map(|(tensor, heads)| numbers(&format!("{name} {tensor}"), &[batch, time, heads, size]));
         let inputs = [q?, k?, v?];
         let documents = documents(batch, time)?;
-        let span =
-            if of.documents { AttentionSpan::default().documents(documents.clone()) } else { AttentionSpan::default() };
+        let positions = position_ids(&documents.flatten_all()?.to_vec1()?, time);
+        let span = match of.documents {
+            true => AttentionSpan::default().position_ids(Tensor::from_vec(
+                positions,
+                (batch, time),
+                &candle_core::Device::Cpu,
+            )?),
+            false => AttentionSpan::default(),
+        };
         let mut tensors = vec![("q", &inputs[0]), ("k", &inputs[1]), ("v", &inputs[2])];
         if of.documents {
             tensors.push(("documents", &documents));

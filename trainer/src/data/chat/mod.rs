@@ -1,12 +1,14 @@
 //! Conversations as training data: each is rendered with the model's chat template, tokenized, and cut or padded to one
 //! sample. Only the tokens that the assistant would generate are trained; the targets of all others are −100.
 //!
-//! Everything is done when the files are opened, in parallel. Padding is at the end, where causal attention makes it
-//! invisible to the tokens before it.
+//! With packing, a sample is several conversations, each a document with its own positions. Everything is done when the
+//! files are opened, in parallel. Padding is at the end, where causal attention makes it invisible to the tokens before
+//! it; in a packed sample it is a document of its own.
 
 mod mask;
 mod model_files;
 pub(super) mod options;
+mod packing;
 mod record;
 mod renderer;
 mod template;
@@ -23,16 +25,19 @@ use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
 use super::tokenizer::Tokenizer;
 use mask::shown;
+use packing::pack;
 use record::Problem;
 use renderer::{Renderer, Sample};
 
 /// The samples of all conversations, in memory.
 pub(super) struct Conversations {
-    /// All tokens of all samples, and whether each is trained.
+    /// All tokens of all conversations, and whether each is trained.
     tokens: Vec<u32>,
     trained: Vec<bool>,
-    /// Where each sample begins, and the number of all tokens at the end.
+    /// Where each conversation begins, and the number of all tokens at the end.
     starts: Vec<usize>,
+    /// The conversations of each sample; `None` if each is a sample.
+    packs: Option<Vec<Vec<usize>>>,
     sequence_length: usize,
     padding: u32,
     counts: Counts,
@@ -55,6 +60,7 @@ impl Conversations {
             tokens: vec![],
             trained: vec![],
             starts: vec![0],
+            packs: None,
             sequence_length: options.sequence_length,
             padding: renderer.padding,
             counts: Counts::default(),
@@ -79,8 +85,23 @@ impl Conversations {
         match excess {
             Some(excess) => Err(excess.error(options.sequence_length)),
             None if all.samples() == 0 => Err(DataError::Empty { sources: options.sources.clone() }),
-            None => Ok(all),
+            None => {
+                let positions = |ends: &[usize]| (ends[1] - ends[0]).min(options.sequence_length);
+                let lengths = || all.starts.windows(2).map(positions).collect::<Vec<_>>();
+                all.packs = options.sample_packing.then(|| pack(&lengths(), options.sequence_length));
+                Ok(all)
+            }
         }
+    }
+
+    /// Returns the tokens of each conversation of a sample, and whether they are trained.
+    fn conversations(&self, sample: usize) -> impl Iterator<Item = (&[u32], &[bool])> {
+        let alone = [sample];
+        let of_sample = self.packs.as_ref().map_or(&alone[..], |packs| &packs[sample]).to_vec();
+        of_sample.into_iter().map(|index| {
+            let range = self.starts[index]..self.starts[index + 1];
+            (&self.tokens[range.clone()], &self.trained[range])
+        })
     }
 
     /// Adds a sample, or leaves it out.
@@ -135,7 +156,7 @@ impl Conversations {
 
 impl Records for Conversations {
     fn samples(&self) -> usize {
-        self.starts.len() - 1
+        self.packs.as_ref().map_or(self.starts.len() - 1, Vec::len)
     }
 
     fn shape(&self) -> SampleShape {
@@ -146,35 +167,44 @@ impl Records for Conversations {
         if index >= self.samples() {
             return Err(DataError::Index { index, samples: self.samples() });
         }
-        let range = self.starts[index]..self.starts[index + 1];
-        let (tokens, trained) = (&self.tokens[range.clone()], &self.trained[range]);
-        let padded = |length: usize| self.sequence_length.saturating_sub(length);
-        samples.tokens.extend(&tokens[..tokens.len().min(self.sequence_length)]);
-        samples.tokens.extend(std::iter::repeat_n(self.padding, padded(tokens.len())));
-        let label = |(&token, &trained): (&u32, &bool)| if trained { i64::from(token) } else { IGNORE_INDEX };
-        samples.labels.extend(tokens.iter().zip(trained).skip(1).map(label));
-        samples.labels.extend(std::iter::repeat_n(IGNORE_INDEX, padded(tokens.len() - 1)));
+        let Samples { tokens: inputs, labels, position_ids, .. } = samples;
+        let mut document = |tokens: &[u32], trained: &[bool]| {
+            let length = tokens.len().min(self.sequence_length);
+            let label = |at: usize| match trained.get(at) {
+                Some(true) => i64::from(tokens[at]),
+                _ => IGNORE_INDEX,
+            };
+            inputs.extend(&tokens[..length]);
+            labels.extend((1..=length).map(label));
+            if self.packs.is_some() {
+                position_ids.extend(0..length as u32);
+            }
+        };
+        for (tokens, trained) in self.conversations(index) {
+            document(tokens, trained);
+        }
+        let padding = self.padding(index);
+        document(&vec![self.padding; padding], &vec![false; padding]);
         Ok(())
     }
 
     fn padding(&self, index: usize) -> usize {
-        let length = self.starts.get(index + 1).map_or(0, |end| end - self.starts[index]);
-        (self.sequence_length + 1).saturating_sub(length)
+        let used: usize = self.conversations(index).map(|(tokens, _)| tokens.len().min(self.sequence_length)).sum();
+        self.sequence_length - used
     }
 
     fn description(&self) -> Option<String> {
         let positions = self.samples() * self.sequence_length;
         let share = |part: usize| format!("{:.1} %", 100.0 * part as f64 / positions as f64);
         let padding = (0..self.samples()).map(|index| self.padding(index)).sum();
-        // The first token of a sample is no target.
+        // The first token of a conversation is no target.
         let targets = self.starts.windows(2).flat_map(|sample| &self.trained[sample[0] + 1..sample[1]]);
         let trained = targets.filter(|&&trained| trained).count();
-        let mut text = format!(
-            "{}, {} of positions trained, {} padding",
-            counted(self.samples(), "conversation", "conversations"),
-            share(trained),
-            share(padding)
-        );
+        let mut what = counted(self.starts.len() - 1, "conversation", "conversations");
+        if self.packs.is_some() {
+            what += &format!(" in {}", counted(self.samples(), "sample", "samples"));
+        }
+        let mut text = format!("{what}, {} of positions trained, {} padding", share(trained), share(padding));
         for (count, what) in [
             (self.counts.truncated, "truncated"),
             (self.counts.too_long, "left out as too long"),

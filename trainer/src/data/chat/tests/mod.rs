@@ -8,8 +8,8 @@ mod tokenizer;
 use serde_json::{Value, json};
 use zero_config::{ChatType, ExcessLength, TrainOnEos, Untrained};
 
-use super::super::Dataset;
 use super::super::records::Samples;
+use super::super::{DataOptions, Dataset, open};
 use super::options::ChatOptions;
 use templates::{CHATML, GEMMA, PHI};
 use tokenizer::Folder;
@@ -149,7 +149,7 @@ fn samples_have_the_sequence_length() {
     let all = raw(length - 1, ExcessLength::Raise).unwrap();
     let mut samples = Samples::default();
     all.append(0, &mut samples).unwrap();
-    assert_eq!((samples.tokens.len(), samples.labels.len(), all.padding(0), all.padding(1)), (26, 26, 0, 5));
+    assert_eq!((samples.tokens.len(), samples.labels.len(), all.padding(0), all.padding(1)), (26, 26, 0, 4));
     // A byte is the token of that number.
     assert_eq!(samples.tokens[..3], [262, u32::from(b'u'), u32::from(b's')]);
     assert_eq!(samples.labels[17..19], [IGNORE_INDEX, i64::from(b'b')]);
@@ -160,7 +160,8 @@ fn samples_have_the_sequence_length() {
     let rows: Vec<Vec<u32>> = batch.inputs.single().unwrap().to_vec2().unwrap();
     // Padded by the `eos_token`, since the tokenizer names no other.
     assert_eq!(rows[0][22..], [263; 4]);
-    assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 9.6 % padding");
+    assert!(samples.position_ids.is_empty());
+    assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 7.7 % padding");
 
     let error = raw(length - 2, ExcessLength::Raise).unwrap_err().to_string();
     let expected = "data.jsonl, line 1: 27 tokens do not fit into a sample of 25 and the next token; no other \
@@ -180,6 +181,42 @@ fn samples_have_the_sequence_length() {
     let left = folder.open(30, ChatOptions { untrained: Untrained::Drop, ..ChatOptions::default() }).unwrap();
     assert_eq!(left.len(), 1);
     assert!(left.description().unwrap().ends_with(", 1 left out without a trained token"));
+}
+
+#[test]
+fn a_sample_can_hold_several_conversations() {
+    let folder = chatml();
+    let answers = ["bcdefgbcdefgbcdefgb", "b", "bc", "bcd"].map(|text| said(&[("user", "a"), ("assistant", text)]));
+    folder.write("data.jsonl", &answers.map(|record| record.to_string()).join("\n"));
+    // 40, 22, 23 and 24 tokens.
+    let packed = |length| {
+        let options = DataOptions { sample_packing: true, ..folder.options(length, ChatOptions::default()) };
+        open(&options, &folder.tokenizer())
+    };
+    let dataset = packed(64).unwrap();
+    assert_eq!(
+        dataset.description().unwrap(),
+        "4 conversations in 2 samples, 22.7 % of positions trained, 14.8 % padding"
+    );
+    let alone = folder.open(64, ChatOptions::default()).unwrap();
+    let [mut samples, mut of_alone] = [Samples::default(), Samples::default()];
+    (0..2).for_each(|index| dataset.append(index, &mut samples).unwrap());
+    (0..4).for_each(|index| alone.append(index, &mut of_alone).unwrap());
+    // Each conversation is the same as alone, one behind the other, and positions restart.
+    let starts = [(0, 0, 40), (3, 40, 24), (1, 64, 22), (2, 86, 23)];
+    for (conversation, start, length) in starts {
+        let (at, of) = (start..start + length, 64 * conversation..64 * conversation + length);
+        assert_eq!(samples.tokens[at.clone()], of_alone.tokens[of.clone()]);
+        assert_eq!(samples.labels[at.clone()], of_alone.labels[of]);
+        assert!(samples.position_ids[at].iter().copied().eq(0..length as u32));
+    }
+    assert_eq!(samples.position_ids[109..], *(0..19).collect::<Vec<u32>>());
+    assert_eq!(samples.labels[109..], [IGNORE_INDEX; 19]);
+    let batch = dataset.batch(&[1]).unwrap();
+    assert!(batch.names().eq(["input", "position_ids", "target"]));
+    // The longest conversation fills a sample; its last token is a target only.
+    let dataset = packed(39).unwrap();
+    assert_eq!((dataset.len(), dataset.padding(0)), (4, 0));
 }
 
 #[test]

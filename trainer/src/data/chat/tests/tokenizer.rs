@@ -122,8 +122,7 @@ impl Folder {
         let tokenizer = self.tokenizer();
         let ids: Vec<(u32, bool)> = std::iter::once((samples.tokens[0], false))
             .chain((1..=length).filter_map(|i| match (samples.labels[i - 1], samples.tokens.get(i)) {
-                (IGNORE_INDEX, None) => None,
-                (IGNORE_INDEX, Some(&token)) => Some((token, false)),
+                (IGNORE_INDEX, next) => next.filter(|_| i < length).map(|&token| (token, false)),
                 (label, next) => {
                     // The target is the next input.
                     assert!(next.is_none_or(|&next| i64::from(next) == label));
