@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, ParameterEntry, tensor_name};
-use crate::merge::{Merge, Product, is_of_adapter, matrices, peft_name};
+use crate::merge::{MAGNITUDES, Merge, Product, is_of_adapter, matrices, peft_name};
 use crate::tensors::TensorFile;
 use crate::writer::TensorWriter;
 
@@ -270,17 +270,32 @@ impl Source<'_> {
         let (Some(names), &[_, columns]) = (matrices(self.manifest, name), entry.shape.as_slice()) else {
             return Ok(None);
         };
-        let mut values = [vec![], vec![]];
-        for (name, values) in names.iter().zip(&mut values) {
-            let entry = &self.manifest.parameters[name];
+        let [a, b] = names.each_ref().map(|name| self.values(name));
+        let rank = self.manifest.parameters[&names[0]].shape.first().copied().unwrap_or(1);
+        let mut product = Product { a: a?, b: b?, rank, columns, merge, factors: None };
+        let magnitudes = format!("{}{MAGNITUDES}", name.trim_end_matches("weight"));
+        if self.manifest.parameters.contains_key(&magnitudes) {
+            let mut factors = self.values(&magnitudes)?;
+            let (mut at, mut sums) = (0, vec![0.0; factors.len()]);
             self.portions(name, entry, |_, bytes| {
-                values.extend(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)));
+                product.add_squares(at, bytes, &mut sums);
+                at += bytes.len() / size_of::<f32>();
                 Ok(())
             })?;
+            factors.iter_mut().zip(sums).for_each(|(factor, sum)| *factor /= sum.sqrt() as f32);
+            product.factors = Some(factors);
         }
-        let [a, b] = values;
-        let rank = self.manifest.parameters[&names[0]].shape.first().copied().unwrap_or(1);
-        Ok(Some(Product { a, b, rank, columns, merge }))
+        Ok(Some(product))
+    }
+
+    /// Returns all values of a small parameter.
+    fn values(&mut self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+        let mut values = vec![];
+        self.portions(name, &self.manifest.parameters[name], |_, bytes| {
+            values.extend(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)));
+            Ok(())
+        })?;
+        Ok(values)
     }
 
     /// Passes the little-endian f32 of a parameter to `take`, a portion at a time and in order, and checks each piece

@@ -5,6 +5,8 @@ use crate::manifest::Manifest;
 /// The names that PEFT gives the matrices of an adapter.
 const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
+/// The name of DoRA's vector, in PEFT's files too.
+pub(crate) const MAGNITUDES: &str = zero_model::ops::MAGNITUDES;
 /// The prefix of PEFT's names of tensors.
 const PEFT_PREFIX: &str = "base_model.model.";
 /// The part of PEFT's names that stands for a linear map without its adapter.
@@ -23,7 +25,7 @@ pub struct Merge {
 #[must_use]
 pub fn is_of_adapter(name: &str) -> bool {
     let ends_with = |end: &str| name.strip_suffix(end).is_some_and(|before| before.ends_with('.'));
-    ends_with(A) || ends_with(B)
+    ends_with(A) || ends_with(B) || ends_with(MAGNITUDES)
 }
 
 /// Returns the names of the matrices A and B of the linear map to which the weight `name` belongs, if it has an
@@ -58,20 +60,37 @@ pub(crate) struct Product {
     /// The columns of the weight.
     pub(crate) columns: usize,
     pub(crate) merge: Merge,
+    /// DoRA's factors, one per output: the magnitude over the norm of the weights with the product.
+    pub(crate) factors: Option<Vec<f32>>,
 }
 
 impl Product {
     /// Adds the product to consecutive little-endian f32 of the weight, from element `start` on. The sum over the rank
     /// is in f64.
     pub(crate) fn add(&self, start: usize, bytes: &mut [u8]) {
-        let (rank, inputs) = (self.rank, self.a.len() / self.rank);
         for (at, value) in (start..).zip(bytes.as_chunks_mut().0) {
-            let (row, column) = (at / self.columns, at % self.columns);
-            let (input, output) = if self.merge.inputs_first { (row, column) } else { (column, row) };
-            let terms = (0..rank).map(|k| f64::from(self.b[output * rank + k]) * f64::from(self.a[k * inputs + input]));
-            let delta = terms.sum::<f64>() as f32 * self.merge.scale;
-            *value = (f32::from_le_bytes(*value) + delta).to_le_bytes();
+            let (output, sum) = self.sum(at, *value);
+            let factor = self.factors.as_ref().map_or(1.0, |factors| factors[output]);
+            *value = (sum * factor).to_le_bytes();
         }
+    }
+
+    /// Adds the squares of consecutive elements of the weight with the product to the sum of their output.
+    pub(crate) fn add_squares(&self, start: usize, bytes: &[u8], sums: &mut [f64]) {
+        for (at, value) in (start..).zip(bytes.as_chunks().0) {
+            let (output, sum) = self.sum(at, *value);
+            sums[output] += f64::from(sum).powi(2);
+        }
+    }
+
+    /// Returns the output of an element of the weight, and the element with the product.
+    fn sum(&self, at: usize, value: [u8; 4]) -> (usize, f32) {
+        let (rank, inputs) = (self.rank, self.a.len() / self.rank);
+        let (row, column) = (at / self.columns, at % self.columns);
+        let (input, output) = if self.merge.inputs_first { (row, column) } else { (column, row) };
+        let terms = (0..rank).map(|k| f64::from(self.b[output * rank + k]) * f64::from(self.a[k * inputs + input]));
+        let delta = terms.sum::<f64>() as f32 * self.merge.scale;
+        (output, f32::from_le_bytes(value) + delta)
     }
 }
 
@@ -84,7 +103,8 @@ mod tests {
         // A = [1 2 3], B = [10; 20], s = 0.5: B·A = [10 20 30; 20 40 60].
         let add = |inputs_first: bool, columns: usize| {
             let merge = Merge { scale: 0.5, inputs_first };
-            let product = Product { a: vec![1.0, 2.0, 3.0], b: vec![10.0, 20.0], rank: 1, columns, merge };
+            let (a, b) = (vec![1.0, 2.0, 3.0], vec![10.0, 20.0]);
+            let product = Product { a, b, rank: 1, columns, merge, factors: None };
             let mut bytes: Vec<u8> = [100f32; 6].iter().flat_map(|x| x.to_le_bytes()).collect();
             let (first, rest) = bytes.split_at_mut(8);
             product.add(0, first);

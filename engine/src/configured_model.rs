@@ -183,6 +183,7 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
             config::InitLora::Gaussian => LoraInit::Gaussian,
             config::InitLora::Random => LoraInit::Random,
         },
+        magnitudes: adapter.use_dora,
         targets: adapter.targets(),
     };
     let bias = match adapter.bias {
@@ -190,7 +191,8 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
         config::AdapterBias::All => TrainedBias::All,
         config::AdapterBias::LoraOnly => TrainedBias::LoraOnly,
     };
-    Ok(layers.adapter(Adapter { lora, modules_to_save: adapter.modules_to_save.clone(), bias }))
+    let lr_ratio = adapter.loraplus_lr_ratio.unwrap_or(1.0);
+    Ok(layers.adapter(Adapter { lora, modules_to_save: adapter.modules_to_save.clone(), bias, lr_ratio }))
 }
 
 /// Adds the key to an error of an adapter.

@@ -1,6 +1,6 @@
 //! Adapters: small trainable additions to the linear maps of a frozen model, with PEFT's rules for names.
 
-use zero_ops::{LoraOptions, names};
+use zero_ops::{LinearMap, LoraOptions, names};
 
 use crate::model::BuildError;
 use crate::parameter::Parameter;
@@ -26,6 +26,8 @@ pub struct Adapter {
     pub modules_to_save: Vec<String>,
     /// Biases that are trained.
     pub bias: TrainedBias,
+    /// The learning rate of B, and of all vectors, over that of A and other matrices: LoRA+. 1 for plain LoRA.
+    pub lr_ratio: f64,
 }
 
 impl Adapter {
@@ -41,11 +43,17 @@ impl Adapter {
         bias || self.modules_to_save.iter().any(|module| contains(module, name))
     }
 
-    /// Checks that each name has an effect. `maps` are the paths of all linear maps.
-    pub(crate) fn check(&self, parameters: &[Parameter], maps: &[String]) -> Result<(), BuildError> {
-        let unknown = |name: &&String| !maps.iter().any(|path| names(name, path));
+    /// Returns the factor of a trained parameter's learning rate, by the rule of PEFT's `create_loraplus_optimizer`.
+    pub(crate) fn lr_factor(&self, name: &str, dims: usize) -> f64 {
+        if dims < 2 || name.ends_with(".lora_B.weight") { self.lr_ratio } else { 1.0 }
+    }
+
+    /// Checks that each name has an effect. `maps` are all linear maps.
+    pub(crate) fn check(&self, parameters: &[Parameter], maps: &[LinearMap]) -> Result<(), BuildError> {
+        let unknown = |name: &&String| !maps.iter().any(|map| names(name, &map.path));
         if let Some(name) = self.lora.targets.iter().flatten().find(unknown) {
-            return Err(BuildError::UnknownTarget { name: name.clone(), modules: ends(maps) });
+            let paths: Vec<String> = maps.iter().map(|map| map.path.clone()).collect();
+            return Err(BuildError::UnknownTarget { name: name.clone(), modules: ends(&paths) });
         }
         if maps.is_empty() {
             return Err(BuildError::NoLinear);
@@ -87,9 +95,9 @@ mod tests {
     fn build(targets: Option<&[&str]>, modules_to_save: &[&str], bias: TrainedBias) -> Result<Model, BuildError> {
         let config = zoo::Gpt2Config { n_layer: 1, n_embd: 8, n_head: 2, ..zoo::Gpt2Config::default() };
         let targets = targets.map(|targets| targets.iter().map(ToString::to_string).collect());
-        let lora = LoraOptions { rank: 2, scale: 2.0, dropout: 0.0, init: LoraInit::Zero, targets };
+        let lora = LoraOptions { rank: 2, scale: 2.0, dropout: 0.0, init: LoraInit::Zero, magnitudes: true, targets };
         let modules_to_save = modules_to_save.iter().map(ToString::to_string).collect();
-        zoo::gpt2(&config).adapter(Adapter { lora, modules_to_save, bias }).build(DType::F32)
+        zoo::gpt2(&config).adapter(Adapter { lora, modules_to_save, bias, lr_ratio: 16.0 }).build(DType::F32)
     }
 
     fn trained(model: &Model) -> Vec<&str> {
@@ -99,19 +107,26 @@ mod tests {
     #[test]
     fn names_select_linear_maps() {
         let model = build(Some(&["c_attn"]), &[], TrainedBias::None).unwrap();
-        let of = |map: &str| ["lora_A", "lora_B"].map(|side| format!("transformer.h.0.{map}.{side}.weight"));
+        let of = |map: &str| {
+            ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"]
+                .map(|end| format!("transformer.h.0.{map}.{end}"))
+        };
         assert_eq!(trained(&model), of("attn.c_attn"));
         let shapes: Vec<&[usize]> =
             model.parameters().iter().filter(|p| p.is_adapter()).map(|p| p.shape().dims()).collect();
-        assert_eq!(shapes, [&[2, 8][..], &[24, 2][..]]);
+        assert_eq!(shapes, [&[2, 8][..], &[24, 2][..], &[24][..]]);
+        let factors: Vec<f64> = model.parameters().iter().filter(|p| p.is_adapter()).map(|p| p.lr_factor()).collect();
+        assert_eq!(factors, [1.0, 16.0, 16.0]);
+        let maps = model.linear_maps();
+        assert!(maps.iter().all(|map| map.inputs_first) && maps.len() == 4, "{maps:?}");
         let all = build(None, &[], TrainedBias::None).unwrap();
-        assert_eq!(trained(&all).len(), 8, "c_attn, c_proj, c_fc, c_proj");
+        assert_eq!(trained(&all).len(), 12, "c_attn, c_proj, c_fc, c_proj");
         let both = build(Some(&["attn.c_proj", "c_fc"]), &["ln_f", "wte"], TrainedBias::LoraOnly).unwrap();
         let expected = ["wte.weight", "h.0.attn.c_proj.bias", "h.0.mlp.c_fc.bias", "ln_f.weight", "ln_f.bias"];
         for name in expected {
             assert!(trained(&both).contains(&&*format!("transformer.{name}")), "{name}: {:?}", trained(&both));
         }
-        assert_eq!(trained(&both).len(), 4 + 5);
+        assert_eq!(trained(&both).len(), 6 + 5);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::parameter::{Parameter, ParameterId};
 use crate::recorder::{Record, Recorder, Use};
 use crate::routes::{Route, Signature};
 use zero_ops::graph::untracked;
-use zero_ops::with_lora;
+use zero_ops::{LinearMap, with_lora};
 
 /// An error of building a model.
 #[derive(Debug, thiserror::Error)]
@@ -217,6 +217,7 @@ pub struct Model {
     ending: Ending,
     loss_weight: Option<LossWeight>,
     signature: Signature,
+    linear_maps: Vec<LinearMap>,
     device: Device,
 }
 
@@ -237,6 +238,12 @@ impl Model {
     #[must_use]
     pub fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    /// Returns the linear maps of a model with adapters, with or without one; without adapters, nothing.
+    #[must_use]
+    pub fn linear_maps(&self) -> &[LinearMap] {
+        &self.linear_maps
     }
 
     /// Parameters in the order of construction. A tied parameter occurs once, under its owner's name.
@@ -422,6 +429,7 @@ impl Layers {
             ending,
             loss_weight,
             signature,
+            linear_maps: maps,
             device: device.clone(),
         })
     }

@@ -22,6 +22,7 @@ pub struct Parameter {
     init: Init,
     layer: usize,
     role: Role,
+    lr_factor: f64,
     leaf: Tensor,
 }
 
@@ -51,7 +52,7 @@ impl Parameter {
         }
         let leaf =
             Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
-        let parameter = Self { name, shape, dtype, init, layer, role, leaf };
+        let parameter = Self { name, shape, dtype, init, layer, role, lr_factor: 1.0, leaf };
         parameter.release()?;
         Ok(parameter)
     }
@@ -96,6 +97,17 @@ impl Parameter {
     #[must_use]
     pub fn is_adapter(&self) -> bool {
         self.role == Role::Adapter
+    }
+
+    /// Returns the factor by which the parameter's learning rate differs from that of the run.
+    #[must_use]
+    pub fn lr_factor(&self) -> f64 {
+        self.lr_factor
+    }
+
+    /// Sets the factor by which the parameter's learning rate differs from that of the run.
+    pub(crate) fn with_lr_factor(self, lr_factor: f64) -> Self {
+        Self { lr_factor, ..self }
     }
 
     /// Returns the index of the layer that owns it.

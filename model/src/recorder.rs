@@ -78,7 +78,10 @@ impl Record {
                 let id = self.parameters.len();
                 let layer = self.uses.len() - 1;
                 let role = self.role(name);
-                self.parameters.push(Parameter::new(name.to_string(), shape, dtype, device, init, layer, role)?);
+                let lr_factor =
+                    self.adapter.as_ref().map_or(1.0, |adapter| adapter.lr_factor(name, shape.dims().len()));
+                let parameter = Parameter::new(name.to_string(), shape, dtype, device, init, layer, role)?;
+                self.parameters.push(parameter.with_lr_factor(lr_factor));
                 self.by_name.insert(name.to_string(), id);
                 id
             }

@@ -147,16 +147,22 @@ impl OptimizerState {
         let ids = std::mem::take(&mut self.updating);
         let Some(grad_scale) = self.scale()? else { return Ok(()) };
         let Self { segments, judged, updates, .. } = self;
-        let factors = [true, false]
-            .map(|decay| rank.options.optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
         let gpu = memory.gpu()?;
         let mut updated = vec![];
         let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
         for (id, (state, shard)) in states.filter(|(id, _)| ids.contains(id)) {
             updated.extend(gpu.to_update(rank, id, gradients.reduced(id)?, state, shard.as_mut())?);
         }
-        gpu.step(factors.each_ref(), &updated, matches!(judged, Some(Judged::OnGpu)))?;
-        drop(updated);
+        // One launch for each learning rate.
+        while let Some(&(lr_factor, _)) = updated.first() {
+            let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == lr_factor);
+            updated = later;
+            let lr = lr * lr_factor;
+            let factors = [true, false]
+                .map(|decay| rank.options.optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
+            let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
+            gpu.step(factors.each_ref(), &now, matches!(judged, Some(Judged::OnGpu)))?;
+        }
         ids.into_iter().try_for_each(|id| gradients.discard(rank, memory, id))
     }
 
@@ -196,7 +202,8 @@ impl OptimizerState {
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[parameter];
             let decay = options.decay_all || parameter.shape().dims().len() >= 2;
-            let step = Step { step: self.updates + 1, lr: *lr, grad_scale, decay };
+            let lr = *lr * parameter.lr_factor();
+            let step = Step { step: self.updates + 1, lr, grad_scale, decay };
             let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
             let mut run =
                 |values: &mut [f32]| update(&options.optimizer, &step, values, &gradients[at.clone()], &mut moments);

@@ -119,14 +119,17 @@ fn frozen_parameters_and_adapters() {
         return;
     }
     let lora = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.1, init_lora_weights: false}";
+    let dora = "adapter: {r: 4, lora_alpha: 16, use_dora: true, loraplus_lr_ratio: 4, lora_dropout: 0.1, \
+                bias: lora_only, init_lora_weights: false}";
     for (part, more) in [
         ("trainable: ['*.h.1.*']", ""),
         ("frozen: ['*wte*']", BF16),
         ("seed: 5", lora),
+        ("seed: 5", dora),
         ("trainable: ['*.bias']", FP16),
     ] {
         let of = |text: String| world::run(1, 3, &text.replace("training: {", &format!("training: {{{part}, ")));
-        let bound = if more.is_empty() || more == lora { 1e-4 } else { 5e-3 };
+        let bound = if more.is_empty() || more == lora || more == dora { 1e-4 } else { 5e-3 };
         let (gpu, cpu) = (of(settings("cuda", 1, 2, more)), of(settings("cpu", 1, 2, more)));
         assert!(apart(&gpu, &cpu) < bound, "{part}, {more}: {}", apart(&gpu, &cpu));
         for zero_stage in [1, 3] {

@@ -31,8 +31,10 @@ section! {
         pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values: true and gaussian start from the base model, with a uniform or normal A and B = 0; false draws both");
         /// PEFT folder whose adapter training starts from, relative to the working directory.
         pub pretrained: Option<String> = key(Kind::Path, "null", "Folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT saves them, to start from, relative to the working directory");
-        = later("use_dora", "false", "Weight-decomposed adapters (DoRA)").instead("`use_rslora: true` with a larger `r` also learns more than plain LoRA");
-        = later("loraplus_lr_ratio", "null", "Learning rate of B over that of A (LoRA+)").instead("`optimizer.params.lr` is the learning rate of both");
+        /// Train the norm of each output's weights too.
+        pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weights (DoRA)");
+        /// Learning rate of B over that of A.
+        pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "Learning rate of B, and of trained vectors, over that of A (LoRA+)");
     }
 }
 

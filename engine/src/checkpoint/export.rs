@@ -136,7 +136,7 @@ fn adapter_config(adapter: &Adapter, config: &Config, manifest: &Manifest) -> Va
         "modules_to_save": modules_to_save,
         "bias": adapter.bias,
         "use_rslora": adapter.use_rslora,
-        "use_dora": false,
+        "use_dora": adapter.use_dora,
         "fan_in_fan_out": matches!(config.model, Some(Model::Gpt2(_))),
         "init_lora_weights": true,
         "inference_mode": true,

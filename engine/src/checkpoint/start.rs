@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use zero_checkpoint::CheckpointError;
 use zero_comm::Communicator;
 use zero_config::{Adapter, Config};
-use zero_partition::ShardedState;
+use zero_model::ops::{MAGNITUDES, weight_norms};
+use zero_partition::{Kind, ShardedState};
 
 use crate::error::Error;
 
@@ -48,8 +49,33 @@ impl Start {
             let files = crate::files::expand(sources).map_err(|error| named(error.into()))?;
             zero_checkpoint::load_weights(&files, zero, comm).map_err(|error| named(error.into()))?;
         }
-        Ok(())
+        match &config.adapter {
+            Some(adapter) if adapter.use_dora && adapter.pretrained.is_none() => initial_magnitudes(adapter, zero),
+            _ => Ok(()),
+        }
     }
+}
+
+/// Sets DoRA's magnitude vectors to the norms of the initial weights. Collective.
+fn initial_magnitudes(adapter: &Adapter, zero: &mut ShardedState) -> Result<(), Error> {
+    let model = zero.model().clone();
+    let parameters = model.parameters();
+    let index = |name: String| parameters.iter().position(|parameter| parameter.name() == name);
+    for map in model.linear_maps() {
+        let of = |name: &str| index(format!("{}.{name}", map.path));
+        let (Some(magnitudes), Some(weight), Some(a), Some(b)) =
+            (of(MAGNITUDES), of("weight"), of("lora_A.weight"), of("lora_B.weight"))
+        else {
+            continue;
+        };
+        let mut full = |id| zero.full(Kind::Parameter, id);
+        let (weight, a, b) = (full(weight)?, full(a)?, full(b)?);
+        let norms = weight_norms(&weight, [&a, &b], adapter.r, adapter.scale() as f32, map.inputs_first);
+        for range in zero.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == magnitudes) {
+            zero.write(Kind::Parameter, &range, &norms[range.elements.clone()])?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks that a PEFT folder describes the configured adapters: the shapes of its tensors do not tell their scale.
@@ -58,8 +84,8 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
     let saved: Value = serde_json::from_str(&text)
         .map_err(|error| Error::setting("adapter.pretrained", format!("{}: {error}", path.display()), READABLE))?;
-    if saved["peft_type"] != "LORA" || saved["use_dora"] == true {
-        let message = format!("{} describes no plain LoRA adapter", path.display());
+    if saved["peft_type"] != "LORA" {
+        let message = format!("{} describes no LoRA adapter", path.display());
         return Err(Error::setting("adapter.pretrained", message, READABLE));
     }
     same_keys(adapter, &saved, &path)
@@ -67,8 +93,12 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
 
 /// Checks that the keys of an adapter that its tensors do not tell are those of `saved`, which is in the file `path`.
 pub(crate) fn same_keys(adapter: &Adapter, saved: &Value, path: &Path) -> Result<(), Error> {
-    let written =
-        [("r", json!(adapter.r)), ("lora_alpha", json!(adapter.lora_alpha)), ("use_rslora", json!(adapter.use_rslora))];
+    let written = [
+        ("r", json!(adapter.r)),
+        ("lora_alpha", json!(adapter.lora_alpha)),
+        ("use_rslora", json!(adapter.use_rslora)),
+        ("use_dora", json!(adapter.use_dora)),
+    ];
     for (key, configured) in written {
         let is_equal = match (saved[key].as_f64(), configured.as_f64()) {
             (Some(saved), Some(configured)) => saved == configured,

@@ -18,6 +18,8 @@ const LORA: &str = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.2, init_lora
                     modules_to_save: [ln_f]}";
 const OF_LLAMA: &str = "adapter: {r: 4, use_rslora: true, target_modules: [q_proj, down_proj], lora_dropout: 0.1}";
 
+const DORA: &str = "adapter: {r: 4, use_dora: true, loraplus_lr_ratio: 4, lora_dropout: 0.1, bias: lora_only}";
+
 fn text(stage: u8, micro_batches: usize, more: &str, zero: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
@@ -62,6 +64,11 @@ fn every_layout_of_a_llama_is_equal() {
     layouts_are_equal(llama, OF_LLAMA);
 }
 
+#[test]
+fn every_layout_with_dora_is_equal() {
+    layouts_are_equal(model, DORA);
+}
+
 /// With B = 0 the first loss is that of the base model, which then stays as it was.
 #[test]
 fn training_starts_from_the_base_model_and_keeps_it() {
@@ -88,6 +95,24 @@ fn training_starts_from_the_base_model_and_keeps_it() {
     }
 }
 
+/// The magnitudes start as the norms of the weights, which are those of the base model.
+#[test]
+fn dora_starts_from_the_base_model() {
+    let first = |adapter: &str| {
+        let text = format!(
+            "train_micro_batch_size_per_gpu: 2\n{adapter}\n\
+             zero_optimization: {{stage: 3, stage3_param_persistence_threshold: 40}}"
+        );
+        world(2, |comm| {
+            let mut engine = Engine::with_communicator(config(2, &text), model(), comm).unwrap();
+            f32::from_bits(trajectory(&mut engine, 1).losses[0])
+        })
+        .remove(0)
+    };
+    let (base, dora) = (first(""), first("adapter: {use_dora: true}"));
+    assert!((base - dora).abs() < 1e-6 * base, "{base} {dora}");
+}
+
 /// The shapes of the parameters do not tell the scale of an adapter.
 #[test]
 fn a_checkpoint_resumes_with_its_own_scale_only() {
@@ -105,9 +130,12 @@ fn a_checkpoint_resumes_with_its_own_scale_only() {
     };
     engine("lora_alpha: 8", false).unwrap();
     engine("lora_alpha: 8", true).unwrap();
-    for other in ["lora_alpha: 16", "lora_alpha: 8, use_rslora: true"] {
+    for other in ["lora_alpha: 16", "lora_alpha: 8, use_rslora: true", "lora_alpha: 8, use_dora: true"] {
         let error = engine(other, true).unwrap_err().to_string();
-        assert!(error.contains("adapter.lora_alpha") || error.contains("adapter.use_rslora"), "{error}");
+        assert!(
+            ["lora_alpha", "use_rslora", "use_dora"].iter().any(|key| error.contains(&format!("adapter.{key}"))),
+            "{error}"
+        );
         assert!(error.contains("manifest.json"), "{error}");
     }
 }

@@ -21,7 +21,7 @@ struct Case {
     trains: &'static str,
 }
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 7] = [
     Case {
         class: "GPT2LMHeadModel",
         keys: "adapter: {r: 4, lora_alpha: 16, target_modules: [c_attn, mlp.c_proj], modules_to_save: [ln_f], \
@@ -33,6 +33,26 @@ const CASES: [Case; 4] = [
         class: "LlamaForCausalLM",
         keys: "adapter: {r: 4, lora_alpha: 4, use_rslora: true, pretrained: ADAPTER}",
         lora: "r=4, lora_alpha=4, use_rslora=True, target_modules='all-linear'",
+        trains: "",
+    },
+    Case {
+        class: "GPT2LMHeadModel",
+        keys: "adapter: {r: 4, lora_alpha: 16, use_dora: true, target_modules: [attn.c_proj, c_fc], bias: lora_only, \
+               pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=16, use_dora=True, target_modules=['attn.c_proj', 'c_fc'], bias='lora_only', fan_in_fan_out=True",
+        trains: "",
+    },
+    Case {
+        class: "LlamaForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 4, use_dora: true, pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=4, use_dora=True, target_modules='all-linear'",
+        trains: "",
+    },
+    Case {
+        class: "GPT2LMHeadModel",
+        keys: "adapter: {r: 4, loraplus_lr_ratio: 8, target_modules: [c_attn], modules_to_save: [ln_f], \
+               pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=8, target_modules=['c_attn'], modules_to_save=['ln_f'], fan_in_fan_out=True",
         trains: "",
     },
     Case {
@@ -51,7 +71,7 @@ const CASES: [Case; 4] = [
 
 /// The model, its adapter and the batches of `world::batch`, in Python.
 const PREAMBLE: &str = "
-import json, torch, transformers, peft
+import json, torch, transformers, peft, peft.optimizers
 torch.set_num_threads(1)
 def show(result): print('result', json.dumps(result))
 torch.manual_seed(3)
@@ -70,11 +90,13 @@ def tokens(step, samples):
     token = lambda i: (i * 7 + step * 13 + i * i % 11) % 61
     ids = torch.tensor([token(i) for i in range(samples * 16 + 1)])
     return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
-def train(model, steps):
+def train(model, steps, lr_ratio):
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [dict(params=[p for p in trained if p.dim() > 1], weight_decay=0.1),
               dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0)]
     optimizer, losses = torch.optim.AdamW(groups, lr=5e-4, eps=1e-6), []
+    if lr_ratio: optimizer = peft.optimizers.create_loraplus_optimizer(model, torch.optim.AdamW, lr=5e-4, eps=1e-6,
+        loraplus_lr_ratio=lr_ratio, loraplus_weight_decay=0.1)
     model.train()
     for step in range(steps):
         inputs, targets = tokens(step % 2, 4)
@@ -136,7 +158,8 @@ fn one_hundred_steps_agree_with_peft_and_pytorch() {
                 folder.join("initial")
             ),
         };
-        script += &format!("show([train(model, {STEPS}), logits(model)])\n");
+        let lr_ratio = if case.keys.contains("loraplus_lr_ratio: 8") { "8" } else { "None" };
+        script += &format!("show([train(model, {STEPS}, {lr_ratio}), logits(model)])\n");
     }
     let Some(theirs) = python(&["torch", "transformers", "peft"], &script) else { return };
     let mut script = String::from(PREAMBLE);

@@ -4,18 +4,19 @@
 //! Adaptation of Large Language Models", ICLR 2022. Names and initial values are those of the library PEFT.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
 use crate::dropout::dropout;
-use crate::graph::apply::{apply1, apply2, sum};
+use crate::graph::apply::{apply1, apply2, apply3, sum};
 use crate::graph::operand::View;
 use crate::graph::output::{build_as, tensor};
-use crate::linear::LinearOp;
 use crate::linear::affine::Affine;
+use crate::linear::dora::Magnified;
+use crate::linear::{LinearOp, Projection};
 use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use crate::pass::Pass;
 
@@ -41,6 +42,8 @@ pub struct LoraOptions {
     pub dropout: f32,
     /// Initial values.
     pub init: LoraInit,
+    /// Whether the norm of each output's weights is trained too: [DoRA](crate::weight_norms).
+    pub magnitudes: bool,
     /// The linear maps that get an adapter; `None`: all of them. A map is named by its path, such as
     /// `model.layers.0.mlp.up_proj`, or by the end of its path after a dot.
     pub targets: Option<Vec<String>>,
@@ -68,12 +71,21 @@ thread_local! {
 
 struct Building {
     options: LoraOptions,
-    /// Paths of all linear maps so far.
-    maps: Mutex<Vec<String>>,
+    /// All linear maps so far.
+    maps: Mutex<Vec<LinearMap>>,
 }
 
-/// Builds layers whose linear maps get adapters. Returns the result and the paths of all linear maps that were built.
-pub fn with_lora<T>(options: LoraOptions, build: impl FnOnce() -> T) -> (T, Vec<String>) {
+/// A linear map that was built from a `VarBuilder`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearMap {
+    /// Its path, such as `model.layers.0.mlp.up_proj`.
+    pub path: String,
+    /// Whether its weight is `[inputs, outputs]`, as that of a [`Conv1D`](crate::Conv1D).
+    pub inputs_first: bool,
+}
+
+/// Builds layers whose linear maps get adapters. Returns the result and all linear maps that were built.
+pub fn with_lora<T>(options: LoraOptions, build: impl FnOnce() -> T) -> (T, Vec<LinearMap>) {
     struct Reset(Option<Arc<Building>>);
     impl Drop for Reset {
         fn drop(&mut self) {
@@ -102,14 +114,17 @@ pub(crate) struct Lora {
     scale: f32,
     dropout: f32,
     path: Arc<str>,
+    /// `[outputs]`, for DoRA.
+    magnitudes: Option<Tensor>,
 }
 
 impl Lora {
     /// Creates the adapter of the linear map that is built from `vb`, if it gets one.
-    pub(crate) fn of(inputs: usize, outputs: usize, vb: &VarBuilder) -> Result<Option<Self>> {
+    pub(crate) fn of(affine: Affine, inputs: usize, outputs: usize, vb: &VarBuilder) -> Result<Option<Self>> {
         let Some(building) = BUILDING.with_borrow(Clone::clone) else { return Ok(None) };
         let (options, path) = (&building.options, vb.prefix());
-        building.maps.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        let map = LinearMap { path: path.clone(), inputs_first: matches!(affine, Affine::InputsOutputs) };
+        building.maps.lock().unwrap_or_else(PoisonError::into_inner).push(map);
         if !options.targets(&path) {
             return Ok(None);
         }
@@ -130,24 +145,66 @@ impl Lora {
             scale: options.scale,
             dropout: options.dropout,
             path: path.into(),
+            // The engine replaces the ones when the weight has its initial values.
+            magnitudes: match options.magnitudes {
+                true => Some(vb.get_with_hints(outputs, MAGNITUDES, Init::Const(1.0))?),
+                false => None,
+            },
         }))
     }
 
-    /// Returns y + s·(x·Aᵀ)·Bᵀ, where dropout is applied to x.
-    pub(crate) fn add_to(&self, y: &Tensor, x: &Tensor) -> Result<Tensor> {
-        let product =
-            |x: &Tensor, weight: &Tensor| apply2(x, weight, LinearOp { affine: Affine::OutputsInputs, of: None });
-        let inner = match self.dropout > 0.0 {
-            true => {
-                let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside of a layer's run") };
-                product(&dropout(x, self.dropout, &format!("{}.lora", self.path), &pass)?, &self.a)?
-            }
-            false => product(x, &self.a)?,
+    /// Returns x·Wᵀ + b with the adapter.
+    pub(crate) fn forward(&self, x: &Tensor, map: &Projection) -> Result<Tensor> {
+        let dropped = self.dropped(x)?;
+        let input = dropped.as_ref().unwrap_or(x);
+        let Some(magnitudes) = &self.magnitudes else {
+            return self.add_to(&map.apply(x, None)?, input);
         };
+        let scaled = self.add_to(&product(input, &map.weight, map.affine)?, input)?;
+        let magnified = Magnified {
+            affine: map.affine,
+            weight: map.weight.clone(),
+            a: self.a.clone(),
+            b: self.b.clone(),
+            scale: self.scale,
+            norms: OnceLock::new(),
+        };
+        match (&dropped, &map.bias) {
+            (None, Some(bias)) => apply3(&scaled, magnitudes, bias, magnified),
+            (None, None) => apply2(&scaled, magnitudes, magnified),
+            // What dropout removes from the input keeps the factor 1.
+            (Some(dropped), _) => {
+                let removed = sum(x, &apply1(dropped, Scaled(-1.0))?)?;
+                sum(&map.apply(&removed, None)?, &apply2(&scaled, magnitudes, magnified)?)
+            }
+        }
+    }
+
+    /// Returns the input with dropout, if dropout is on.
+    fn dropped(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        if self.dropout == 0.0 {
+            return Ok(None);
+        }
+        let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside of a layer's run") };
+        let name = format!("{}.lora", self.path);
+        pass.training.then(|| dropout(x, self.dropout, &name, &pass)).transpose()
+    }
+
+    /// Returns y + s·(x·Aᵀ)·Bᵀ.
+    fn add_to(&self, y: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let inner = product(x, &self.a, Affine::OutputsInputs)?;
         let inner = if self.scale == 1.0 { inner } else { apply1(&inner, Scaled(self.scale))? };
-        sum(y, &product(&inner, &self.b)?)
+        sum(y, &product(&inner, &self.b, Affine::OutputsInputs)?)
     }
 }
+
+/// Returns x·Wᵀ.
+fn product(x: &Tensor, weight: &Tensor, affine: Affine) -> Result<Tensor> {
+    apply2(x, weight, LinearOp { affine, of: None })
+}
+
+/// The name of DoRA's vector, which PEFT also uses in files.
+pub const MAGNITUDES: &str = "lora_magnitude_vector";
 
 const OP: &str = "lora";
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod affine;
 pub(crate) mod cross_entropy;
+pub(crate) mod dora;
 pub(crate) mod gelu;
 pub(crate) mod lora;
 
@@ -49,7 +50,7 @@ impl Linear {
     pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let weight = vb.get_with_hints((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         let Self(alone) = Self::from_tensors(weight, None);
-        Ok(Self(Projection { lora: Lora::of(inputs, outputs, &vb)?, ..alone }))
+        Ok(Self(Projection { lora: Lora::of(alone.affine, inputs, outputs, &vb)?, ..alone }))
     }
 }
 
@@ -76,7 +77,7 @@ impl Conv1D {
         let weight = vb.get_with_hints((inputs, outputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
         let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
         let Self(alone) = Self::from_tensors(weight, bias);
-        Ok(Self(Projection { lora: Lora::of(inputs, outputs, &vb)?, ..alone }))
+        Ok(Self(Projection { lora: Lora::of(alone.affine, inputs, outputs, &vb)?, ..alone }))
     }
 
     /// Applies [`gelu`](crate::gelu) to the output in one operation. On the CPU the result is bit-identical to the
@@ -132,10 +133,9 @@ impl From<Conv1D> for Projection {
 
 impl Projection {
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.apply(x, None)?;
         match &self.lora {
-            Some(lora) => lora.add_to(&y, x),
-            None => Ok(y),
+            Some(lora) => lora.forward(x, self),
+            None => self.apply(x, None),
         }
     }
 

@@ -1,8 +1,10 @@
 //! Values and gradients, compared with plain candle expressions.
 
-use crate::check::{check, ids, normal, position_ids, same_bits};
-use candle_core::{D, DType, Device, Result, Tensor};
-use candle_nn::Module;
+use std::collections::HashMap;
+
+use crate::check::{check, close, ids, normal, position_ids, same_bits};
+use candle_core::{D, DType, Device, Result, Tensor, Var};
+use candle_nn::{Module, VarBuilder};
 use zero_ops as ops;
 
 #[test]
@@ -288,5 +290,66 @@ fn cross_entropy() {
                 log_p.gather(&targets.flatten_all()?.unsqueeze(1)?, 1)?.mean_all()?.neg()
             },
         );
+    }
+}
+
+/// DoRA's norm counts as a constant in the backward, so finite differences would not agree.
+#[test]
+fn dora() {
+    let (inputs, outputs, rank, scale) = (7, 70, 3, 0.5);
+    let values = |name: &str, shape: &[usize]| normal(name, shape);
+    for has_bias in [true, false] {
+        for inputs_first in [true, false] {
+            let shape = if inputs_first { [inputs, outputs] } else { [outputs, inputs] };
+            let tensors: HashMap<String, Tensor> = [
+                ("weight", values("weight", &shape)),
+                ("bias", values("bias", &[outputs])),
+                ("lora_A.weight", values("a", &[rank, inputs])),
+                ("lora_B.weight", values("b", &[outputs, rank])),
+                (ops::MAGNITUDES, values("m", &[outputs])),
+            ]
+            .map(|(name, tensor)| (name.to_string(), Var::from_tensor(&tensor).unwrap().into_inner()))
+            .into();
+            let of = |name: &str| tensors[name].clone();
+            let [weight, bias, a, b, m] = ["weight", "bias", "lora_A.weight", "lora_B.weight", ops::MAGNITUDES].map(of);
+            let vb = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
+            let options = ops::LoraOptions {
+                rank,
+                scale: scale as f32,
+                dropout: 0.0,
+                init: ops::LoraInit::Zero,
+                magnitudes: true,
+                targets: None,
+            };
+            let x = Var::from_tensor(&values("x", &[3, 5, inputs])).unwrap().into_inner();
+            let y = match (inputs_first, has_bias) {
+                (true, _) => {
+                    ops::with_lora(options, || ops::Conv1D::new(inputs, outputs, 1.0, vb)).0.unwrap().forward(&x)
+                }
+                (false, true) => {
+                    ops::with_lora(options, || ops::Linear::new(inputs, outputs, 1.0, vb)).0.unwrap().forward(&x)
+                }
+                (false, false) => {
+                    ops::with_lora(options, || ops::Linear::no_bias(inputs, outputs, 1.0, vb)).0.unwrap().forward(&x)
+                }
+            };
+            let y = y.unwrap();
+            let rows_first = if inputs_first { weight.t().unwrap() } else { weight.clone() };
+            let sum = (&rows_first + (b.matmul(&a).unwrap() * scale).unwrap()).unwrap();
+            let norms = sum.detach().sqr().unwrap().sum(1).unwrap().sqrt().unwrap();
+            let c = (&m / norms).unwrap();
+            let flat = x.reshape(((), inputs)).unwrap().matmul(&sum.t().unwrap()).unwrap();
+            let mut plain = flat.broadcast_mul(&c).unwrap();
+            if has_bias || inputs_first {
+                plain = plain.broadcast_add(&bias).unwrap();
+            }
+            close("y", &y.reshape(((), outputs)).unwrap(), &plain, 1e-5);
+            let dy = values("dy", &[15, outputs]);
+            let ours = (y.reshape(((), outputs)).unwrap() * &dy).unwrap().sum_all().unwrap().backward().unwrap();
+            let theirs = (plain * dy).unwrap().sum_all().unwrap().backward().unwrap();
+            for (name, tensor) in [("x", &x), ("weight", &weight), ("a", &a), ("b", &b), ("m", &m)] {
+                close(name, ours.get(tensor).unwrap(), theirs.get(tensor).unwrap(), 1e-5);
+            }
+        }
     }
 }

@@ -118,7 +118,7 @@ impl Gpu {
         gradients: &'a FlatBuffer,
         state: &'a mut SegmentState,
         shard: Option<&'a mut Storage>,
-    ) -> Result<Vec<Updated<'a>>, ZeroError> {
+    ) -> Result<Vec<(f64, Updated<'a>)>, ZeroError> {
         let (segment, own) = (rank.segment(id), rank.own_range(id));
         let SegmentState { master, states } = state;
         let FlatBuffer::Device(gradients) = gradients else { return Err(elsewhere()) };
@@ -145,13 +145,14 @@ impl Gpu {
                 None => Part::of_leaf(parameter.leaf())?.at(inside)?,
             };
             let master = master.map(|master| master.at(at.clone())).transpose()?;
-            updated.push(Updated {
+            let parts = Updated {
                 parameters: master.unwrap_or(values),
                 states: states.iter().map(|state| state.at(at.clone())).collect::<Result<_, _>>()?,
                 gradients: gradients.at(at.start + offset..at.end + offset)?,
                 working: master.is_some().then_some(values),
                 decay: rank.options.decay_all || parameter.shape().dims().len() >= 2,
-            });
+            };
+            updated.push((parameter.lr_factor(), parts));
         }
         Ok(updated)
     }

@@ -95,7 +95,7 @@ impl Gpu {
         _: &'a FlatBuffer,
         _: &'a mut SegmentState,
         _: Option<&'a mut Storage>,
-    ) -> Result<Vec<Updated<'a>>, ZeroError> {
+    ) -> Result<Vec<(f64, Updated<'a>)>, ZeroError> {
         match self.0 {}
     }
 

@@ -133,7 +133,8 @@ fn frozen_parameters() {
 fn adapters() {
     let all = "adapter={r: 8, lora_dropout: 0.1}";
     let some = "adapter={r: 16, target_modules: [c_attn], modules_to_save: [ln_f], bias: all}";
-    for adapter in [all, some] {
+    let dora = "adapter={r: 8, use_dora: true, bias: lora_only}";
+    for adapter in [all, some, dora] {
         for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 3")] {
             holds(ranks, zero, &[adapter, "train_micro_batch_size_per_gpu=4"]);
         }

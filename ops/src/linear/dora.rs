@@ -1,0 +1,306 @@
+//! DoRA: a LoRA adapter that also trains the norm of each row of the weight.
+//!
+//! y = c·(x·Wᵀ + s·(x·Aᵀ)·Bᵀ) + b with c = m / ‖W + s·B·A‖, where m is a trained vector with one magnitude per output,
+//! and the norm is that of a row. The norm counts as a constant in the backward. Liu et al., "DoRA: Weight-Decomposed
+//! Low-Rank Adaptation", ICML 2024, equation 5 and section 4.3. As in the library PEFT, m starts as the norm, and
+//! dropout applies to the input of what is scaled by c − 1 or by s.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+
+use crate::graph::gradient::{Tile, deliver_tile};
+use crate::graph::operand::{View, f32s_of, rows};
+use crate::graph::output::{Reader, build_as, tensor};
+use crate::linear::affine::{Affine, BLOCK, bias_gradient};
+use crate::meta::footprint::{Costs, Footprint, Reads, bytes, floats, rooms};
+use crate::product::{Elements, Matrix, product};
+use crate::threads;
+
+const OP: &str = "dora";
+
+/// A weight and the adapter's product that is added to it: W + s·B·A.
+pub(crate) struct Direction<'a> {
+    pub(crate) affine: Affine,
+    pub(crate) weight: Elements<'a>,
+    /// `[rank, inputs]`.
+    pub(crate) a: Elements<'a>,
+    /// `[outputs, rank]`.
+    pub(crate) b: Elements<'a>,
+    pub(crate) rank: usize,
+    pub(crate) scale: f32,
+}
+
+/// Rows of the weight whose product B·A is computed at a time.
+const ROWS: usize = 64;
+
+impl Direction<'_> {
+    /// Returns (outputs, rows of the weight, columns of the weight).
+    fn sizes(&self) -> (usize, usize, usize) {
+        let (inputs, outputs) = (self.a.len() / self.rank, self.b.len() / self.rank);
+        match self.affine {
+            Affine::OutputsInputs => (outputs, outputs, inputs),
+            Affine::InputsOutputs => (outputs, inputs, outputs),
+        }
+    }
+
+    /// Returns the Euclidean norm of the weights of each output. Sums of squares are f64.
+    pub(crate) fn norms(&self) -> Vec<f32> {
+        let (outputs, count, columns) = self.sizes();
+        let (a, b) =
+            (Matrix::new(self.a, self.rank, self.a.len() / self.rank), Matrix::new(self.b, outputs, self.rank));
+        let mut sums = vec![0.0f64; outputs];
+        let (mut delta, mut weight) = (vec![0.0; ROWS.min(count) * columns], Reader::new(self.weight));
+        for first in (0..count).step_by(ROWS) {
+            let block = first..count.min(first + ROWS);
+            let delta = &mut delta[..block.len() * columns];
+            match self.affine {
+                Affine::OutputsInputs => {
+                    let b = Matrix::new(self.b.skip(first * self.rank), block.len(), self.rank);
+                    product(delta, b, a, threads());
+                }
+                Affine::InputsOutputs => {
+                    let a = Matrix::strided(self.a.skip(first), self.rank, block.len(), count);
+                    product(delta, a.t(), b.t(), threads());
+                }
+            }
+            for (row, delta) in block.zip(delta.chunks_exact(columns)) {
+                let weight = weight.floats(row * columns..(row + 1) * columns);
+                let squares =
+                    weight.iter().zip(delta).map(|(&w, &delta)| f64::from(delta.mul_add(self.scale, w)).powi(2));
+                match self.affine {
+                    Affine::OutputsInputs => sums[row] = squares.sum(),
+                    Affine::InputsOutputs => sums.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square),
+                }
+            }
+        }
+        sums.into_iter().map(|sum| sum.sqrt() as f32).collect()
+    }
+}
+
+/// Returns the norm of each output's weights in W + s·B·A, which is the initial magnitude vector. W is
+/// `[outputs, inputs]`, or `[inputs, outputs]` with `inputs_first`; A is `[rank, inputs]`; B is `[outputs, rank]`.
+///
+/// # Panics
+/// Panics if the lengths do not match.
+#[must_use]
+pub fn weight_norms(weight: &[f32], [a, b]: [&[f32]; 2], rank: usize, scale: f32, inputs_first: bool) -> Vec<f32> {
+    assert_eq!(weight.len() * rank * rank, a.len() * b.len(), "the weight does not match its adapter");
+    let affine = if inputs_first { Affine::InputsOutputs } else { Affine::OutputsInputs };
+    Direction { affine, weight: weight.into(), a: a.into(), b: b.into(), rank, scale }.norms()
+}
+
+/// c·p + b for p of `[.., outputs]`, with c = m / ‖W + s·B·A‖ and an optional bias b.
+pub(crate) struct Magnified {
+    pub(crate) affine: Affine,
+    pub(crate) weight: Tensor,
+    pub(crate) a: Tensor,
+    pub(crate) b: Tensor,
+    pub(crate) scale: f32,
+    /// The norms, which the forward computes and the backward reads: f32 on the host, the dtype of p on a GPU.
+    pub(crate) norms: OnceLock<Tensor>,
+}
+
+impl Magnified {
+    fn norms(&self) -> Result<&Tensor> {
+        match self.norms.get() {
+            Some(norms) => Ok(norms),
+            None => bail!("{OP}: the backward ran before the forward"),
+        }
+    }
+
+    fn apply(
+        &self,
+        (ps, pl): (&CpuStorage, &Layout),
+        magnitudes: &[f32],
+        bias: Option<&[f32]>,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (count, outputs) = rows(OP, pl.shape())?;
+        let norms = {
+            let held = [&self.weight, &self.a, &self.b].map(Tensor::storage_and_layout);
+            let [weight, a, b] = held.each_ref().map(|held| View::of(OP, held));
+            let (weight, a, b) = (weight?, a?, b?);
+            let (weight, a, b) = (weight.elements(), a.elements(), b.elements());
+            let rank = self.a.dim(0)?;
+            Direction { affine: self.affine, weight, a, b, rank, scale: self.scale }.norms()
+        };
+        let factors: Vec<f32> = magnitudes.iter().zip(&norms).map(|(m, norm)| m / norm).collect();
+        let _ = self.norms.set(Tensor::new(norms, &candle_core::Device::Cpu)?);
+        let p = View::new(OP, ps, pl)?;
+        let y = build_as(OP, ps.dtype(), count, outputs, [p.elements()], |_, [p], y| {
+            for (p, y) in p.chunks_exact(outputs).zip(y.chunks_exact_mut(outputs)) {
+                match bias {
+                    Some(bias) => {
+                        for (((y, &p), &c), &b) in y.iter_mut().zip(p).zip(&factors).zip(bias) {
+                            *y = c.mul_add(p, b);
+                        }
+                    }
+                    None => y.iter_mut().zip(p).zip(&factors).for_each(|((y, &p), &c)| *y = c * p),
+                }
+            }
+        })?;
+        Ok((y, pl.shape().clone()))
+    }
+
+    fn apply_on_gpu(
+        &self,
+        (ps, pl): (&CudaStorage, &Layout),
+        (ms, ml): (&CudaStorage, &Layout),
+        bias: Option<(&CudaStorage, &Layout)>,
+    ) -> Result<(CudaStorage, Shape)> {
+        use candle_core::op::{Add, Div, Mul};
+        let norms = self.norms_on_gpu()?;
+        let shape = pl.shape().clone();
+        let held = norms.storage_and_layout();
+        let candle_core::Storage::Cuda(of_norms) = &*held.0 else { bail!("{OP}: the weight is not on the GPU") };
+        let factors = ms.binary_impl::<Div>(of_norms, ml, held.1)?;
+        let wide = Layout::contiguous(ml.shape()).broadcast_as(&shape)?;
+        let mut y = ps.binary_impl::<Mul>(&factors, pl, &wide)?;
+        if let Some((bs, bl)) = bias {
+            y = y.binary_impl::<Add>(bs, &Layout::contiguous(&shape), &bl.broadcast_as(&shape)?)?;
+        }
+        drop(held);
+        let _ = self.norms.set(norms);
+        Ok((y, shape))
+    }
+
+    fn norms_on_gpu(&self) -> Result<Tensor> {
+        let (weight, a, b) = (self.weight.detach(), self.a.detach(), self.b.detach());
+        let delta = b.matmul(&a)?;
+        let (delta, of_row) = match self.affine {
+            Affine::OutputsInputs => (delta, 1),
+            Affine::InputsOutputs => (delta.t()?.contiguous()?, 0),
+        };
+        let weight = (weight + delta.affine(f64::from(self.scale), 0.0)?)?.to_dtype(candle_core::DType::F32)?;
+        weight.sqr()?.sum(of_row)?.sqrt()?.to_dtype(self.a.dtype())
+    }
+
+    /// Returns the gradients of p and m.
+    fn backward(&self, p: &Tensor, m: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 2]> {
+        let norms = self.norms()?;
+        let (count, outputs) = rows(OP, p.shape())?;
+        if dy.device().is_cuda() {
+            let (p, m, dy) = (p.detach(), m.detach(), dy.detach());
+            let dp = dy.broadcast_mul(&m.div(norms)?)?;
+            let dm = (dy * p)?.reshape((count, outputs))?.sum(0)?.div(norms)?;
+            return Ok([Some(dp), Some(dm)]);
+        }
+        let held =
+            (p.storage_and_layout(), m.storage_and_layout(), norms.storage_and_layout(), dy.storage_and_layout());
+        let (p_view, dy_view) = (View::of(OP, &held.0)?, View::of(OP, &held.3)?);
+        let (m_values, norms): (Cow<'_, [f32]>, Cow<'_, [f32]>) = (f32s_of(OP, &held.1)?, f32s_of(OP, &held.2)?);
+        let factors: Vec<f32> = m_values.iter().zip(&*norms).map(|(m, norm)| m / norm).collect();
+        let dp = build_as(OP, p.dtype(), count, outputs, [dy_view.elements()], |_, [dy], dp| {
+            for (dy, dp) in dy.chunks_exact(outputs).zip(dp.chunks_exact_mut(outputs)) {
+                dp.iter_mut().zip(dy).zip(&factors).for_each(|((dp, &dy), &c)| *dp = c * dy);
+            }
+        })?;
+        let (of_p, of_dy) = (p_view.elements(), dy_view.elements());
+        let dm = deliver_tile(OP, m, |out, tile| {
+            let (mut p, mut dy) = (Reader::new(of_p), Reader::new(of_dy));
+            if matches!(tile, Tile::First) {
+                out.fill(0.0);
+            }
+            let mut sums = vec![0.0; outputs];
+            for block in (0..count).step_by(BLOCK) {
+                sums.fill(0.0);
+                for row in block..count.min(block + BLOCK) {
+                    let range = row * outputs..(row + 1) * outputs;
+                    let (p, dy) = (p.floats(range.clone()), dy.floats(range));
+                    sums.iter_mut().zip(p).zip(dy).for_each(|((sum, &p), &dy)| *sum = p.mul_add(dy, *sum));
+                }
+                out.iter_mut().zip(&sums).zip(&*norms).for_each(|((out, sum), norm)| *out += sum / norm);
+            }
+        })?;
+        Ok([Some(tensor(dp, p.shape())), dm])
+    }
+}
+
+impl Footprint for Magnified {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (p, bias) = (inputs[0], inputs.get(2));
+        let (count, outputs) = rows(OP, p.shape())?;
+        let (first, columns) = self.weight.dims2()?;
+        let dtype = p.dtype();
+        let of_dtype = |floats: u64| if dtype == candle_core::DType::F32 { 0 } else { floats };
+        let rooms = rooms(dtype, count, outputs, 1);
+        let delta = floats(ROWS.min(first) * columns) + of_dtype(floats(columns)) + 2 * floats(outputs);
+        let copies = of_dtype(floats(outputs) * if bias.is_some() { 2 } else { 1 });
+        let forward = copies + floats(outputs) + delta.max(rooms);
+        let partials = floats(outputs) + of_dtype(2 * floats(outputs));
+        let backward = of_dtype(floats(outputs)) + floats(outputs) + rooms.max(bytes(p.elem_count(), dtype) + partials);
+        let gradients = [true, false, false];
+        Ok(Costs { saved: floats(outputs), forward, backward, gradients, ..Costs::new(p.shape(), dtype) })
+    }
+}
+
+impl CustomOp2 for Magnified {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, ps: &CpuStorage, pl: &Layout, ms: &CpuStorage, ml: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.apply((ps, pl), &crate::graph::operand::f32s(OP, ms, ml)?, None)
+    }
+
+    fn cuda_fwd(&self, ps: &CudaStorage, pl: &Layout, ms: &CudaStorage, ml: &Layout) -> Result<(CudaStorage, Shape)> {
+        self.apply_on_gpu((ps, pl), (ms, ml), None)
+    }
+
+    fn bwd(&self, p: &Tensor, m: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        self.backward(p, m, dy).map(|[dp, dm]| (dp, dm))
+    }
+}
+
+impl CustomOp3 for Magnified {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        ps: &CpuStorage,
+        pl: &Layout,
+        ms: &CpuStorage,
+        ml: &Layout,
+        bs: &CpuStorage,
+        bl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        use crate::graph::operand::f32s;
+        self.apply((ps, pl), &f32s(OP, ms, ml)?, Some(&f32s(OP, bs, bl)?))
+    }
+
+    fn cuda_fwd(
+        &self,
+        ps: &CudaStorage,
+        pl: &Layout,
+        ms: &CudaStorage,
+        ml: &Layout,
+        bs: &CudaStorage,
+        bl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.apply_on_gpu((ps, pl), (ms, ml), Some((bs, bl)))
+    }
+
+    fn bwd(
+        &self,
+        p: &Tensor,
+        m: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [dp, dm] = self.backward(p, m, dy)?;
+        if dy.device().is_cuda() {
+            let (count, outputs) = rows(OP, p.shape())?;
+            let db = bias.track_op().then(|| dy.detach().reshape((count, outputs))?.sum(0)).transpose()?;
+            return Ok((dp, dm, db));
+        }
+        let held = dy.storage_and_layout();
+        Ok((dp, dm, bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
+    }
+}
