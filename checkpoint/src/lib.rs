@@ -35,6 +35,7 @@ mod tensors;
 mod together;
 mod verify;
 mod weights;
+mod whole;
 mod writer;
 
 pub use error::CheckpointError;
@@ -51,3 +52,4 @@ pub use save::{Background, Progress, Save, save};
 pub use snapshot::Snapshot;
 pub use verify::{Damage, verify};
 pub use weights::{load_adapter, load_weights};
+pub use whole::{fill_base_from_checkpoint, fill_from_adapter, fill_from_checkpoint, fill_from_pretrained};

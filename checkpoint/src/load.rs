@@ -1,10 +1,12 @@
 //! Loads a checkpoint into any layout.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 
 use zero_comm::Communicator;
-use zero_partition::{Kind, Range, ShardedState};
+use zero_model::{Model, Parameter};
+use zero_partition::{Kind, ShardedState};
 
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, tensor_name};
@@ -41,12 +43,17 @@ fn verify(folder: &Path, zero: &ShardedState, comm: &dyn Communicator) -> Result
 }
 
 fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(), CheckpointError> {
-    let mut open: HashMap<usize, TensorFile> = HashMap::new();
+    let mut source = Source { folder, manifest, open: HashMap::new() };
     for kind in zero.kinds() {
         let is_saved = !has_parameters_alone(manifest) || kind == Kind::Parameter;
-        for range in zero.held_ranges(kind).into_iter().flat_map(Range::portions) {
+        for range in zero.held_ranges(kind).into_iter().flat_map(zero_partition::Range::portions) {
+            let name = zero.model().parameters()[range.parameter].name();
+            let state = match kind {
+                Kind::Parameter => None,
+                Kind::State(index) => zero.state_names().get(index).copied(),
+            };
             let values = match is_saved {
-                true => assemble(folder, manifest, &mut open, zero, kind, &range)?,
+                true => source.assemble(name, state, range.elements.clone())?,
                 false => vec![0.0; range.elements.len()],
             };
             zero.write(kind, &range, &values)?;
@@ -56,8 +63,37 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
 }
 
 fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), CheckpointError> {
+    parameters_fit(folder, manifest, zero.model(), |_| true)?;
     let path = folder.join("manifest.json");
     for parameter in zero.model().parameters() {
+        let name = parameter.name();
+        if manifest.parameters[name].frozen && parameter.is_trainable() {
+            let reason = format!(
+                "`{name}` was frozen, so the checkpoint has no optimizer state for it, and the model trains it"
+            );
+            return Err(CheckpointError::mismatch(&path, reason));
+        }
+    }
+    if manifest.states != zero.state_names() && !has_parameters_alone(manifest) {
+        let reason = format!(
+            "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
+            manifest.states,
+            zero.state_names()
+        );
+        return Err(CheckpointError::mismatch(&path, reason));
+    }
+    Ok(())
+}
+
+/// Checks that a checkpoint has exactly the parameters of a model that `is_stored` selects, and its buffers.
+pub(crate) fn parameters_fit(
+    folder: &Path,
+    manifest: &Manifest,
+    model: &Model,
+    is_stored: fn(&Parameter) -> bool,
+) -> Result<(), CheckpointError> {
+    let path = folder.join("manifest.json");
+    for parameter in model.parameters().iter().filter(|parameter| is_stored(parameter)) {
         let (name, shape) = (parameter.name(), parameter.shape().dims());
         match manifest.parameters.get(name) {
             None => {
@@ -71,24 +107,16 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
                     format!("`{name}` has shape {:?} in the checkpoint and {shape:?} in the model", entry.shape);
                 return Err(CheckpointError::mismatch(&path, reason));
             }
-            Some(entry) if entry.frozen && parameter.is_trainable() => {
-                let reason = format!(
-                    "`{name}` was frozen, so the checkpoint has no optimizer state for it, and the model trains it"
-                );
-                return Err(CheckpointError::mismatch(&path, reason));
-            }
             Some(_) => {}
         }
     }
-    if let Some(name) =
-        manifest.parameters.keys().find(|name| !zero.model().parameters().iter().any(|p| p.name() == *name))
-    {
+    if let Some(name) = manifest.parameters.keys().find(|name| !model.parameters().iter().any(|p| p.name() == *name)) {
         return Err(CheckpointError::mismatch(
             &path,
             format!("the checkpoint's parameter `{name}` is not in the model"),
         ));
     }
-    for buffer in zero.model().buffers() {
+    for buffer in model.buffers() {
         let (name, elements) = (buffer.name(), buffer.shape().elem_count());
         match manifest.buffers.get(name).map(Vec::len) {
             None => {
@@ -105,14 +133,6 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
             Some(_) => {}
         }
     }
-    if manifest.states != zero.state_names() && !has_parameters_alone(manifest) {
-        let reason = format!(
-            "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
-            manifest.states,
-            zero.state_names()
-        );
-        return Err(CheckpointError::mismatch(&path, reason));
-    }
     Ok(())
 }
 
@@ -122,37 +142,40 @@ fn has_parameters_alone(manifest: &Manifest) -> bool {
     manifest.states.is_empty() && manifest.step == 0 && manifest.updates == 0
 }
 
-/// Reads one range from the pieces that it overlaps.
-fn assemble(
-    folder: &Path,
-    manifest: &Manifest,
-    open: &mut HashMap<usize, TensorFile>,
-    zero: &ShardedState,
-    kind: Kind,
-    range: &Range,
-) -> Result<Vec<f32>, CheckpointError> {
-    let name = zero.model().parameters()[range.parameter].name();
-    let state = match kind {
-        Kind::Parameter => None,
-        Kind::State(index) => zero.state_names().get(index).copied(),
-    };
-    let mut values = vec![0.0f32; range.elements.len()];
-    for piece in &manifest.parameters[name].pieces {
-        let start = piece.start.max(range.elements.start);
-        let end = piece.end.min(range.elements.end);
-        if start >= end {
-            continue;
-        }
-        let shard = match open.entry(piece.shard) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(TensorFile::open_own(&folder.join(&manifest.shards[piece.shard].file))?)
+/// A checkpoint that is being read.
+pub(crate) struct Source<'a> {
+    pub(crate) folder: &'a Path,
+    pub(crate) manifest: &'a Manifest,
+    /// Open shards by index.
+    pub(crate) open: HashMap<usize, TensorFile>,
+}
+
+impl Source<'_> {
+    /// Reads one range of a parameter, or of an optimizer state of it, from the pieces that it overlaps.
+    pub(crate) fn assemble(
+        &mut self,
+        name: &str,
+        state: Option<&str>,
+        elements: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let mut values = vec![0.0f32; elements.len()];
+        for piece in &self.manifest.parameters[name].pieces {
+            let start = piece.start.max(elements.start);
+            let end = piece.end.min(elements.end);
+            if start >= end {
+                continue;
             }
-        };
-        let (tensor, elements) = (tensor_name(name, piece.start, state), piece.end - piece.start);
-        shard.floats(&tensor, elements)?;
-        let target = &mut values[start - range.elements.start..end - range.elements.start];
-        shard.read(&tensor, start - piece.start, target)?;
+            let shard = match self.open.entry(piece.shard) {
+                std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::hash_map::Entry::Vacant(entry) => {
+                    entry.insert(TensorFile::open_own(&self.folder.join(&self.manifest.shards[piece.shard].file))?)
+                }
+            };
+            let (tensor, length) = (tensor_name(name, piece.start, state), piece.end - piece.start);
+            shard.floats(&tensor, length)?;
+            let target = &mut values[start - elements.start..end - elements.start];
+            shard.read(&tensor, start - piece.start, target)?;
+        }
+        Ok(values)
     }
-    Ok(values)
 }

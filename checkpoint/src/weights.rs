@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
-use zero_model::{ModuleBuffer, Parameter};
+use zero_model::{Model, ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
 use crate::error::CheckpointError;
@@ -57,12 +57,15 @@ pub fn load_weights(
 /// Fails on every rank if one rank fails: `adapter_model.safetensors` is missing or damaged, or does not have exactly
 /// the trainable parameters of the model.
 pub fn load_adapter(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), CheckpointError> {
-    let model = zero.model().clone();
+    let weights = together(comm, of_adapter(folder, zero.model()))?;
+    together(comm, weights.fill(zero))
+}
+
+/// Opens the file of a folder that PEFT has saved and checks it against the trainable parameters of a model.
+pub(crate) fn of_adapter(folder: &Path, model: &Model) -> Result<Weights, CheckpointError> {
     let file = folder.join("adapter_model.safetensors");
     let meaning = |name: &str| Meaning::Parameter(of_peft_name(name));
-    let weights = Weights::open(&[file], folder, model.parameters(), Parameter::is_trainable, meaning);
-    let weights = together(comm, weights)?;
-    together(comm, weights.fill(zero))
+    Weights::open(&[file], folder, model.parameters(), Parameter::is_trainable, meaning)
 }
 
 /// Returns whether a parameter belongs to the base model.
@@ -154,6 +157,11 @@ impl Weights {
             return Err(CheckpointError::mismatch(of, listed(problems)));
         }
         Ok(Self { files, tensors })
+    }
+
+    /// Returns whether the files have a parameter.
+    pub(crate) fn has_parameter(&self, parameter: usize) -> bool {
+        self.tensors[parameter].is_some()
     }
 
     /// Returns whether the file at `path` is one of these and has a tensor named `tensor`.

@@ -7,6 +7,7 @@ mod bench;
 mod checkpoint;
 mod data;
 mod doctor;
+mod generate;
 mod input;
 mod launch;
 mod plan;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         (Some(Command::Data(args)), _) => match &args.what {
             Data::Show(args) => data::show_samples(args),
         },
+        (Some(Command::Generate(args)), _) => generate::generate(&args),
         (Some(Command::Report(args)), _) => report::report(&args),
         (Some(Command::Doctor), _) => {
             show(&doctor::report());

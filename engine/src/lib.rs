@@ -28,6 +28,7 @@ pub use batch::Batch;
 pub use checkpoint::export::{Weights, export, merge};
 pub use checkpoint::import::import;
 pub use checkpoint::saving::Ended;
+pub use checkpoint::stored::{StoredModel, StoredTokenizer, fill_layers};
 pub use comm_options::{comm_options, timeout};
 pub use configured_model::from_config as configured_layers;
 pub use device::gpus;

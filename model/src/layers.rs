@@ -95,6 +95,12 @@ pub trait Head: Layer {
         let _ = targets;
         Ok(None)
     }
+
+    /// Returns whether each position of the outputs, `[batch, time, …]`, depends on that position of the input alone.
+    /// Decoding then computes the outputs of last positions only.
+    fn is_by_position(&self) -> bool {
+        false
+    }
 }
 
 /// A layer's module, and the same module again as a head if it is one.

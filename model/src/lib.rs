@@ -6,6 +6,7 @@
 //! `GradStore`.
 
 mod adapter;
+mod decode;
 mod hand_on;
 pub mod layers;
 pub mod memory;

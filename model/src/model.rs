@@ -323,6 +323,11 @@ impl Model {
         }
     }
 
+    /// Returns whether each position of the outputs depends on that position of the last layer's input alone.
+    pub(crate) fn ends_by_position(&self) -> bool {
+        matches!(&self.ending, Ending::Head(head) if head.is_by_position()) && self.last().route.is_plain()
+    }
+
     fn last(&self) -> &BuiltLayer {
         &self.layers[self.layers.len() - 1] // `build` rejects a model without layers
     }

@@ -8,6 +8,7 @@
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, op::BackpropOp};
 use candle_nn::Init;
+use half::{bf16, f16};
 use zero_ops::graph::storage::{nothing, swap, take};
 
 /// Index of a parameter in its model: the order of construction, which is the same on every rank.
@@ -147,6 +148,19 @@ impl Parameter {
             return Ok(values);
         }
         on_host(swap(&self.leaf, Storage::Cpu(values))?)
+    }
+
+    /// Fills the leaf with f32, rounded to the parameter's dtype.
+    ///
+    /// # Errors
+    /// See [`Parameter::fill`].
+    pub fn fill_from_floats(&self, values: Vec<f32>) -> Result<()> {
+        let values = match self.dtype {
+            DType::BF16 => CpuStorage::BF16(values.into_iter().map(bf16::from_f32).collect()),
+            DType::F16 => CpuStorage::F16(values.into_iter().map(f16::from_f32).collect()),
+            _ => CpuStorage::F32(values),
+        };
+        self.fill(values).map(drop)
     }
 
     /// Fills the leaf with the parameter's full values, which are already on its device, and returns its previous

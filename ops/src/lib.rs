@@ -31,6 +31,7 @@
 mod activation;
 mod attention;
 mod cross_entropy;
+mod decode;
 #[cfg(feature = "cuda")]
 pub mod device;
 mod dropout;
@@ -62,6 +63,7 @@ pub use attention::{
     causal_attention_with_dropout, causal_attention_within,
 };
 pub use cross_entropy::{IGNORE_INDEX, count_targets, cross_entropy};
+pub use decode::{Cache, decode, positions};
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
 pub use forward_only::{asks_forward_only, forward_only};

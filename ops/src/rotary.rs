@@ -1,5 +1,6 @@
 //! Rotary position embedding, in the half-split convention of Hugging Face's Llama, and its scalings.
 
+use crate::decode::cached_positions;
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::apply1;
@@ -119,11 +120,19 @@ impl Rotary {
         })
     }
 
-    /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0.
+    /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0, and inside
+    /// [`decode`](crate::decode()) the first one that is not in the cache.
     ///
     /// # Errors
     /// Fails if there are more positions than the table has.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, time, ..) = x.dims4()?;
+        if let Some(positions) = cached_positions(OP, batch, time)? {
+            if let Some(last) = positions.iter().find(|&&position| position as usize >= self.positions) {
+                bail!("{OP}: position {last} of a sequence is beyond the {} positions of the model", self.positions);
+            }
+            return apply1(x, Rotation { rotary: self.clone(), positions: Some(positions.into()) });
+        }
         apply1(x, Rotation { rotary: self.clone(), positions: None })
     }
 

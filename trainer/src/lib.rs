@@ -37,6 +37,7 @@
 //! | give it data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
 //! | configure the run | [`Config`], [`configured_layers`] |
 //! | write the training loop | [`Engine`], [`Step`], [`process::set_up`] |
+//! | generate text | [`Generator`], [`Generate`], [`Sampling`], [`Generated`], [`Finish`] |
 //! | export and import weights | [`checkpoint`] |
 //! | run ranks as threads | [`ranks`] |
 //! | handle errors | [`Error`] |
@@ -48,6 +49,7 @@
 
 mod append;
 pub mod data;
+mod generate;
 pub mod metrics;
 mod monitor;
 pub mod process;
@@ -57,6 +59,7 @@ mod trainer;
 
 #[doc(inline)]
 pub use data::Dataset;
+pub use generate::{Finish, Generate, Generated, Generator, Sampling};
 #[doc(inline)]
 pub use train::{Output, Resume};
 pub use trainer::Trainer;

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+mod generate;
 mod launch;
 
+pub(crate) use generate::GenerateArgs;
 pub(crate) use launch::LaunchArgs;
 
 /// ZeRO-style memory-optimized training for candle models.
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Checkpoint(CheckpointArgs),
     /// Print samples of the training data as text, with the tokens that are trained
     Data(DataArgs),
+    /// Continue prompts or answer messages with a trained model: a run, a checkpoint, an export, a Hugging Face folder
+    Generate(Box<GenerateArgs>),
     /// Write an HTML page about one run or several: curves, memory, timeline, communication, time
     Report(ReportArgs),
     /// Print the machine's cores, instruction sets, memory, GPUs and NCCL, and which NVIDIA libraries are missing

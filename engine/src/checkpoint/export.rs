@@ -12,7 +12,7 @@ use crate::configured_model;
 use crate::error::Error;
 
 /// Tokenizer files that may accompany a `tokenizer.json`.
-const TOKENIZER_FILES: [&str; 7] = [
+const TOKENIZER_FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -20,6 +20,7 @@ const TOKENIZER_FILES: [&str; 7] = [
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "generation_config.json",
 ];
 
 /// How weights are exported.

@@ -4,3 +4,4 @@ pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod saving;
 pub mod start;
+pub(crate) mod stored;

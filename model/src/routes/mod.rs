@@ -89,9 +89,14 @@ impl Route {
         &self.reads
     }
 
+    /// Returns whether the layer's inputs are all that flows: the outputs of the layer before.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.takes == [Take::Before] && self.carried == 0 && self.reads.is_empty()
+    }
+
     /// Returns the layer's own inputs; `None` if they are all that flows.
     pub(crate) fn inputs(&self, x: &Activations) -> Result<Option<Activations>> {
-        if self.takes == [Take::Before] && self.carried == 0 && self.reads.is_empty() {
+        if self.is_plain() {
             return Ok(None);
         }
         let (before, carried, batch) = self.parts(x)?;

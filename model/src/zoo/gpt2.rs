@@ -10,7 +10,9 @@ use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
-use zero_ops::{AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed_with_dropout};
+use zero_ops::{
+    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed_with_dropout, positions,
+};
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
 /// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] computes without storing all logits.
@@ -141,7 +143,7 @@ impl Layer for Embeddings {
         }
         let positions = match position_ids {
             Some(position_ids) => position_ids.clone(),
-            None => Tensor::arange(0, time as u32, ids.device())?.broadcast_as((batch, time))?,
+            None => positions(batch, time, ids.device())?,
         };
         let y = fused_block(self.wte.weight(), |_| {
             self.dropout.forward(&sum(&self.wte.forward(ids)?, &self.wpe.forward(&positions)?)?, pass)

@@ -44,6 +44,10 @@ impl Head for LanguageHead {
     fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {
         targets_that_count(targets)
     }
+
+    fn is_by_position(&self) -> bool {
+        true
+    }
 }
 
 /// Returns the number of i64 targets that are not ignored. `None` for other dtypes, of which none can be ignored.

@@ -50,7 +50,7 @@ impl Geometry {
         seen.sum::<u64>() * (self.heads * self.size) as u64
     }
 
-    fn scale(self) -> f32 {
+    pub(super) fn scale(self) -> f32 {
         1.0 / (self.size as f32).sqrt()
     }
 
@@ -93,7 +93,7 @@ fn pieces(positions: Range<usize>, size: usize) -> impl Iterator<Item = Range<us
 /// The location of a head's rows in a buffer: element 0 of (sample b, position t, head h) is at `start + (b·time +
 /// t)·row + h·size`.
 #[derive(Clone, Copy, Debug)]
-struct Rows {
+pub(super) struct Rows {
     start: usize,
     row: usize,
     time: usize,
@@ -101,7 +101,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn at(self, sample: usize, position: usize, head: usize) -> usize {
+    pub(super) fn at(self, sample: usize, position: usize, head: usize) -> usize {
         self.start + (sample * self.time + position) * self.row + head * self.size
     }
 
@@ -112,7 +112,15 @@ impl Rows {
     }
 
     /// Copies some positions of one head, one after the other, as f32.
-    fn read(self, isa: Isa, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize, out: &mut [f32]) {
+    pub(super) fn read(
+        self,
+        isa: Isa,
+        data: Elements<'_>,
+        sample: usize,
+        positions: Range<usize>,
+        head: usize,
+        out: &mut [f32],
+    ) {
         for (position, out) in positions.zip(out.chunks_exact_mut(self.size)) {
             data.read(isa, self.at(sample, position, head), out);
         }
@@ -122,10 +130,10 @@ impl Rows {
 /// The layout of q, k and v in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layouts {
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    out: Rows,
+    pub(super) q: Rows,
+    pub(super) k: Rows,
+    pub(super) v: Rows,
+    pub(super) out: Rows,
 }
 
 impl Layouts {
@@ -386,6 +394,6 @@ impl Backward {
 }
 
 /// Returns the query heads that share a key and value head.
-fn heads_of(g: Geometry, kv_head: usize) -> Range<usize> {
+pub(super) fn heads_of(g: Geometry, kv_head: usize) -> Range<usize> {
     kv_head * g.group()..(kv_head + 1) * g.group()
 }

@@ -4,6 +4,7 @@
 //! tile (Dao et al., "FlashAttention", 2022). This file handles shapes and dtypes; `heads.rs` contains the
 //! arithmetic.
 
+pub(crate) mod cached;
 mod dropout;
 pub(crate) mod heads;
 pub(crate) mod span;
@@ -11,6 +12,7 @@ pub(crate) mod span;
 use crate::attention::dropout::Mask;
 use crate::attention::heads::{Geometry, Layouts, Saved, backward, forward};
 use crate::attention::span::{AttentionSpan, Firsts};
+use crate::decode::is_decoding;
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
@@ -69,6 +71,10 @@ fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Opti
     if mask.is_some() {
         Mask::fits(OP, time, heads)?;
     }
+    if is_decoding() {
+        decodes(mask.as_ref(), q)?;
+        return cached::separate(q, k, v, span);
+    }
     let separate = Separate {
         firsts: span.firsts(OP, batch, time)?,
         mask,
@@ -108,6 +114,10 @@ fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) 
     if mask.is_some() {
         Mask::fits(OP, time, heads)?;
     }
+    if is_decoding() {
+        decodes(mask.as_ref(), qkv)?;
+        return cached::packed(qkv, heads, span);
+    }
     let packed = Packed {
         heads,
         firsts: span.firsts(OP, batch, time)?,
@@ -120,6 +130,17 @@ fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) 
 }
 
 const OP: &str = "causal-attention";
+
+/// Fails unless attention with a cache can compute this.
+fn decodes(mask: Option<&Mask>, x: &Tensor) -> Result<()> {
+    if mask.is_some() {
+        bail!("{OP}: dropout while decoding");
+    }
+    if !x.device().is_cpu() {
+        bail!("{OP}: decoding with a cache is supported on the CPU only");
+    }
+    Ok(())
+}
 
 #[cfg(feature = "cuda")]
 fn not_on_gpu(mask: Option<&Mask>) -> Result<()> {
@@ -271,8 +292,11 @@ struct Packed {
 
 impl Packed {
     fn geometry(&self, qkv: &Shape) -> Result<Geometry> {
+        Self::geometry_of(self.heads, qkv)
+    }
+
+    fn geometry_of(heads: usize, qkv: &Shape) -> Result<Geometry> {
         let (batch, time, width) = qkv.dims3()?;
-        let heads = self.heads;
         if heads == 0 || width == 0 || width % (3 * heads) != 0 {
             bail!("{OP}: the width {width} is not a multiple of three times {heads} heads");
         }

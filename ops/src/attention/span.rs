@@ -53,6 +53,20 @@ impl AttentionSpan {
         Self { window: self.window, position_ids: Some(position_ids), found: Arc::default() }
     }
 
+    /// Returns the window.
+    ///
+    /// # Errors
+    /// Fails if the span depends on documents, or the window has no position.
+    pub(crate) fn window_alone(&self, op: &'static str) -> Result<Option<usize>> {
+        if self.position_ids.is_some() {
+            bail!("{op}: packed documents cannot be decoded");
+        }
+        if self.window == Some(0) {
+            bail!("{op}: the window must have at least 1 position");
+        }
+        Ok(self.window)
+    }
+
     /// Returns the first positions for a batch of these sizes.
     pub(crate) fn firsts(&self, op: &'static str, batch: usize, time: usize) -> Result<Arc<Firsts>> {
         let make = || {

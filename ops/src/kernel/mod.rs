@@ -7,6 +7,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod bf16;
+pub(crate) mod decode;
 pub(crate) mod f16;
 mod half_float;
 pub(crate) mod lanes;
@@ -102,6 +103,11 @@ mod tests {
                 random::dropped(isa, 7, [1, 2], [3, 4], 1 << 31, 1.5, &x, &mut out[0])
             });
             same("dot", &[1], |isa, out| out[0] = vec![softmax::dot(isa, &x, &dy)]);
+            same("scores", &[decode::BLOCK], |isa, out| {
+                let keys = normal("keys", n * decode::BLOCK);
+                decode::scores(isa, &x[..n], &keys, &mut out[0]);
+            });
+            same("weighted sum", &[n], |isa, out| decode::weighted_sum(isa, &b[..3.min(n)], &x, &mut out[0]));
             same("rotary", &[2 * n], |isa, out| rotary::rotate(isa, &x[..2 * n], &w, &b, &mut out[0]));
             same("rotary back", &[2 * n], |isa, out| rotary::rotate_back(isa, &x[..2 * n], &w, &b, &mut out[0]));
         }

@@ -32,6 +32,7 @@ mod tokenizer;
 mod tokens;
 
 pub use chat::options::ChatOptions;
+pub(crate) use chat::prompt::{eos_token, prompts};
 pub use dataset::{BoxError, Dataset};
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub use options::{DataOptions, Format, TokenDtype};
@@ -117,6 +118,17 @@ pub fn chat<S: Into<String>>(
 ) -> Result<FileDataset, DataError> {
     let vocabulary = tokenizer.vocabulary();
     open(&DataOptions { vocabulary, sequence_length, ..DataOptions::new(sources, Format::Chat) }, tokenizer)
+}
+
+/// A record of a file: its position and its fields.
+pub type PlacedRecord = (At, serde_json::Map<String, serde_json::Value>);
+
+/// Reads the records of a file of JSON lines, or of a JSON array, each with its position.
+///
+/// # Errors
+/// Fails if the file cannot be read, or names the line that is no JSON object.
+pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataError> {
+    chat::record::read(path.as_ref())
 }
 
 /// Returns whether [`Format::Auto`] reads these sources as token files. Only the first file decides.

@@ -68,6 +68,20 @@ impl Tokenizer {
         }
     }
 
+    /// Encodes a text with the special tokens that the tokenizer adds to each text, such as the first one.
+    ///
+    /// # Errors
+    /// Fails if the tokenizer cannot encode the text.
+    pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match self {
+            Tokenizer::Byte => self.encode(text),
+            Tokenizer::HuggingFace(this) => {
+                let encoding = this.tokenizer.encode_fast(text, true).map_err(failed(&this.path))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
     /// Decodes tokens into a text for display. Invalid UTF-8 becomes �, and special tokens are omitted.
     ///
     /// # Errors

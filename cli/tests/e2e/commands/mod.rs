@@ -5,6 +5,7 @@ mod checkpoint;
 mod command_line;
 mod deepspeed;
 mod doctor;
+mod generate;
 mod instructions;
 mod paths;
 mod pretrained;

@@ -9,7 +9,8 @@ mod mask;
 mod model_files;
 pub(super) mod options;
 mod packing;
-mod record;
+pub(super) mod prompt;
+pub(super) mod record;
 mod renderer;
 mod template;
 

@@ -10,7 +10,7 @@ use zero_engine::{At, DataError};
 use super::super::documents::reason;
 use super::options::ChatOptions;
 
-pub(super) type Object = Map<String, Value>;
+pub(crate) type Object = Map<String, Value>;
 
 /// A record for the template, or a text that needs none.
 #[derive(Debug, PartialEq)]
@@ -51,7 +51,10 @@ impl Problem {
 }
 
 /// Reads the records of a file: the elements of an array, or one object per line.
-pub(super) fn read(path: &Path) -> Result<Vec<(At, Object)>, DataError> {
+///
+/// # Errors
+/// Fails if the file cannot be read, or names the line that is no JSON object.
+pub(crate) fn read(path: &Path) -> Result<Vec<(At, Object)>, DataError> {
     let bytes = fs::read(path).map_err(DataError::io(path))?;
     let failed = |line: usize, message: String| DataError::Json { path: path.into(), line: line as u64, message };
     let not_object = "a record must be a JSON object".to_string();

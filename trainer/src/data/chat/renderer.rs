@@ -135,11 +135,7 @@ impl<'a> Renderer<'a> {
     }
 
     fn of_conversation(&self, conversation: &Conversation, path: &Path, at: At) -> Result<Sample, DataError> {
-        let template = self.template.as_ref().map_err(|message| DataError::Template {
-            origin: "data.chat.chat_template".into(),
-            message: message.clone(),
-            help: "set it to a Jinja template or its file, or put chat_template.jinja beside the tokenizer.json".into(),
-        })?;
+        let template = self.template()?;
         if !self.options.train_on_inputs
             && self.options.untrained == Untrained::Raise
             && !conversation.trained.contains(&true)
@@ -153,10 +149,8 @@ impl<'a> Renderer<'a> {
         }
         let messages: Vec<Value> = conversation.messages.iter().map(Value::from_serialize).collect();
         let tools = Value::from_serialize(&conversation.tools);
-        let full = template.render(&messages, &tools, false).map_err(|message| {
-            let help = "correct the conversation, or set `data.chat.chat_template` to a template that accepts it";
-            Problem::new(format!("{}: {message}", template.origin), help).at(path, at)
-        })?;
+        let full = template.render(&messages, &tools, false);
+        let full = full.map_err(|message| refused(template, &message).at(path, at))?;
         self.has_tokens(template, &full.text, conversation)?;
         let encoding = self.tokenizer.encode_with_offsets(&full.text, false)?;
         let is_special = |id| self.tokenizer.is_special(id);
@@ -170,6 +164,25 @@ impl<'a> Renderer<'a> {
             mask(&tokens, &turns, self.options.train_on_eos, self.eos)
         };
         Ok(Sample { tokens: encoding.get_ids().to_vec(), trained, text: full.text })
+    }
+
+    /// Returns the tokens of a conversation up to the answer that the model is to give.
+    pub(super) fn prompt(&self, conversation: &Conversation, path: &Path, at: At) -> Result<Vec<u32>, DataError> {
+        let template = self.template()?;
+        let messages: Vec<Value> = conversation.messages.iter().map(Value::from_serialize).collect();
+        let tools = Value::from_serialize(&conversation.tools);
+        let rendered = template.render(&messages, &tools, true);
+        let text = rendered.map_err(|message| refused(template, &message).at(path, at))?.text;
+        self.has_tokens(template, &text, conversation)?;
+        Ok(self.tokenizer.encode_with_offsets(&text, false)?.get_ids().to_vec())
+    }
+
+    fn template(&self) -> Result<&Template, DataError> {
+        self.template.as_ref().map_err(|message| DataError::Template {
+            origin: "data.chat.chat_template".into(),
+            message: message.clone(),
+            help: "set it to a Jinja template or its file, or put chat_template.jinja beside the tokenizer.json".into(),
+        })
     }
 
     /// Rejects a tokenizer that splits a special token of the template, such as `<|im_start|>`.
@@ -193,6 +206,11 @@ impl<'a> Renderer<'a> {
         }
         Ok(())
     }
+}
+
+fn refused(template: &Template, message: &str) -> Problem {
+    let help = "correct the conversation, or set `data.chat.chat_template` to a template that accepts it";
+    Problem::new(format!("{}: {message}", template.origin), help)
 }
 
 /// Returns the parts of a text that look like special tokens: `<|…|>`, `<｜…｜>` and Gemma's.

@@ -1,0 +1,178 @@
+//! `zero-train generate`: continues prompts with a trained model, on the terminal or from file to file.
+
+use std::fs;
+use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+use zero_engine::counted;
+use zero_train::data::{At, PlacedRecord, Tokenizer, read_records};
+use zero_train::{Error, Finish, Generate, Generated, Generator, Sampling, process};
+
+use crate::arguments::{GenerateArgs, refuse};
+use crate::input::is_standard_input;
+use crate::printed::show;
+
+/// Generates a text for each prompt. Returns the exit status.
+///
+/// # Errors
+/// Fails if the model or the prompts cannot be read, or if an option does not fit the model.
+pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<u8> {
+    let threads = args.threads.map_or_else(|| process::threads(None, 1), |threads| threads as usize);
+    process::prepare(threads, 1)?;
+    zero_train::ops::set_threads(threads);
+    let options = options(args);
+    options.sampling.check()?;
+    let generator = open(args)?;
+    let (records, path) = records(args)?;
+    let prompts = generator.encode_records(records.clone(), path)?;
+    if args.input.is_some() || args.output.is_some() {
+        return to_file(args, &generator, &options, records, &prompts);
+    }
+    for (index, prompt) in prompts.iter().enumerate() {
+        if prompts.len() > 1 {
+            let gap = if index > 0 { "\n" } else { "" };
+            show(&format!("{gap}[{}] {}\n", index + 1, args.prompt[index].trim_end()));
+        }
+        let started = Instant::now();
+        let all = generator.generate(std::slice::from_ref(prompt), &options, |_, text| {
+            show(text);
+            let _ = std::io::stdout().flush();
+        })?;
+        show("\n");
+        report(args, &all, started.elapsed());
+    }
+    Ok(0)
+}
+
+fn open(args: &GenerateArgs) -> Result<Generator, Error> {
+    let mut generator = Generator::open(&args.folder, args.adapter.as_deref())?;
+    for warning in generator.warnings() {
+        eprintln!("{warning}");
+    }
+    if let Some(path) = &args.tokenizer {
+        let tokenizer = Tokenizer::from_file(path)
+            .map_err(|error| Error::from(error).named("--tokenizer", "name the tokenizer.json of the model"))?;
+        generator = generator.with_tokenizer(tokenizer)?;
+    }
+    Ok(match &args.chat_template {
+        Some(template) => generator.with_chat_template(template),
+        None => generator,
+    })
+}
+
+fn options(args: &GenerateArgs) -> Generate {
+    Generate {
+        max_new_tokens: args.max_new_tokens,
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            repetition_penalty: args.repetition_penalty,
+        },
+        seed: args.seed,
+        stop: args.stop.clone(),
+        ignore_eos: args.ignore_eos,
+        batch: args.batch as usize,
+    }
+}
+
+/// Returns a record for each prompt, and where they are from.
+fn records(args: &GenerateArgs) -> Result<(Vec<PlacedRecord>, &Path), Error> {
+    if let Some(path) = &args.input {
+        let path: &Path = if is_standard_input(path) { "/dev/stdin".as_ref() } else { path };
+        let records = read_records(path).map_err(|error| {
+            Error::from(error).named("--input", "name a file of JSON lines with `prompt` or `messages`")
+        })?;
+        return Ok((records, path));
+    }
+    let (texts, origin) = match &args.prompt_file {
+        Some(path) if !is_standard_input(path) => {
+            let text = fs::read_to_string(path)
+                .map_err(|error| Error::io(path)(error).named("--prompt-file", "name a text file"))?;
+            (vec![without_line_break(text)], path.as_path())
+        }
+        Some(_) => (vec![standard_input()?], "standard input".as_ref()),
+        None if !args.prompt.is_empty() => (args.prompt.clone(), "--prompt".as_ref()),
+        None if std::io::stdin().is_terminal() => refuse("--prompt <TEXT> is missing"),
+        None => (vec![standard_input()?], "standard input".as_ref()),
+    };
+    let record = |text: String| {
+        let system = args.system.iter().map(|text| json!({"role": "system", "content": text}));
+        let (name, value) = match args.chat {
+            true => ("messages", system.chain([json!({"role": "user", "content": text})]).collect()),
+            false => ("prompt", text.into()),
+        };
+        Map::from_iter([(name.to_string(), value)])
+    };
+    let numbered = texts.into_iter().zip(1..).map(|(text, number)| (At::Record(number), record(text)));
+    Ok((numbered.collect(), origin))
+}
+
+fn standard_input() -> Result<String, Error> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).map_err(Error::io("standard input"))?;
+    Ok(without_line_break(text))
+}
+
+/// Removes the line break at the end, which editors and `echo` add.
+fn without_line_break(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    if text.ends_with('\r') {
+        text.pop();
+    }
+    text
+}
+
+/// Writes one JSON object per prompt to a file, or to standard output.
+fn to_file(
+    args: &GenerateArgs,
+    generator: &Generator,
+    options: &Generate,
+    records: Vec<PlacedRecord>,
+    prompts: &[Vec<u32>],
+) -> anyhow::Result<u8> {
+    let started = Instant::now();
+    let all = generator.generate(prompts, options, |_, _| {})?;
+    let taken = started.elapsed();
+    let mut lines = String::new();
+    for ((_, mut record), generated) in records.into_iter().zip(&all) {
+        let Generated { text, tokens, prompt_tokens, finish } = generated;
+        record.insert("text".into(), text.as_str().into());
+        record.insert("tokens".into(), tokens.clone().into());
+        record.insert("prompt_tokens".into(), (*prompt_tokens).into());
+        let reason = match finish {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+        };
+        record.insert("finish_reason".into(), reason.into());
+        lines += &format!("{}\n", Value::Object(record));
+    }
+    match &args.output {
+        Some(path) => zero_engine::files::replace(path, lines)
+            .map_err(|error| Error::io(path)(error).named("--output", "name a file that can be written"))?,
+        None => show(&lines),
+    }
+    report(args, &all, taken);
+    Ok(0)
+}
+
+/// Prints the number of tokens and the time.
+fn report(args: &GenerateArgs, all: &[Generated], taken: Duration) {
+    if args.quiet {
+        return;
+    }
+    let (prompt, new) = (|each: &Generated| each.prompt_tokens, |each: &Generated| each.tokens.len());
+    let (prompt, new): (usize, usize) = (all.iter().map(prompt).sum(), all.iter().map(new).sum());
+    let seconds = taken.as_secs_f64();
+    eprintln!(
+        "{} after {} of prompts in {seconds:.2} s: {:.1} tokens/s",
+        counted(new, "token", "tokens"),
+        counted(prompt, "token", "tokens"),
+        new as f64 / seconds.max(1e-9)
+    );
+}

@@ -1,0 +1,256 @@
+//! Opens the model of a folder to run it: a checkpoint or a Hugging Face folder, with or without an adapter.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle_core::DType;
+use serde_json::{Value, json};
+use zero_checkpoint::{CheckpointError, Manifest};
+use zero_config::{Config, Warning};
+use zero_model::{Layers, Model};
+
+use crate::configured_model;
+use crate::error::Error;
+
+/// A model whose parameters are filled, in f32, and what its folder says about text.
+#[derive(Debug)]
+pub struct StoredModel {
+    /// The model.
+    pub model: Model,
+    /// Number of token ids.
+    pub vocabulary: usize,
+    /// Maximum sequence length.
+    pub longest: usize,
+    /// The tokenizer that the folder has or names.
+    pub tokenizer: Option<StoredTokenizer>,
+    /// Folders that may have a chat template, `generation_config.json` and `tokenizer_config.json`; the first one that
+    /// has it counts.
+    pub folders: Vec<PathBuf>,
+    /// Keys of a `config.json` without effect.
+    pub warnings: Vec<Warning>,
+}
+
+/// The tokenizer of a stored model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoredTokenizer {
+    /// Each byte is a token.
+    Byte,
+    /// A `tokenizer.json`.
+    File(PathBuf),
+}
+
+impl StoredModel {
+    /// Opens a folder: a checkpoint, a run for its newest checkpoint, or a Hugging Face folder with `config.json`,
+    /// safetensors files and `tokenizer.json`. `adapter` is a folder with `adapter_config.json` and
+    /// `adapter_model.safetensors`, as PEFT and `checkpoint export` write them.
+    ///
+    /// # Errors
+    /// Fails if the folder has no language model, if the program of the checkpoint built its model in code, or if files
+    /// are missing, damaged or do not fit each other.
+    pub fn open(folder: &Path, adapter: Option<&Path>) -> Result<Self, Error> {
+        let is_checkpoint = !folder.join("config.json").is_file();
+        if is_checkpoint && folder.join("adapter_config.json").is_file() {
+            return Err(adapter_alone(folder));
+        }
+        let adapter = adapter.map(|adapter| Ok::<_, Error>((adapter, adapter_section(adapter)?))).transpose()?;
+        if !is_checkpoint {
+            return Self::of_hugging_face(folder, adapter);
+        }
+        let folder = zero_checkpoint::newest_meant(folder).map_err(|error| {
+            Error::from(error).named(
+                FOLDER,
+                "name a checkpoint, a run, or a folder with config.json, safetensors files and tokenizer.json",
+            )
+        })?;
+        Self::of_checkpoint(&folder, adapter)
+    }
+
+    fn of_hugging_face(folder: &Path, adapter: Option<(&Path, Value)>) -> Result<Self, Error> {
+        let mut sections = json!({"model": {"pretrained": folder.display().to_string()}});
+        if let Some((_, section)) = &adapter {
+            sections["adapter"] = section.clone();
+        }
+        let config = parse(&folder.join("config.json"), sections)?;
+        let stored = Self::built(&config, None)?;
+        zero_checkpoint::fill_from_pretrained(folder, &stored.model).map_err(|error| {
+            Error::from(error).named(FOLDER, "name a folder that `save_pretrained` or `checkpoint export` wrote")
+        })?;
+        let tokenizer = folder.join("tokenizer.json");
+        let tokenizer = tokenizer.is_file().then_some(StoredTokenizer::File(tokenizer));
+        Self { tokenizer, folders: vec![folder.into()], ..stored }.with_adapter(adapter)
+    }
+
+    fn of_checkpoint(folder: &Path, adapter: Option<(&Path, Value)>) -> Result<Self, Error> {
+        let manifest = Manifest::read(folder)
+            .map_err(|error| Error::from(error).named(FOLDER, "name the folder of a checkpoint or of a run"))?;
+        let recorded = &manifest.config;
+        if recorded["model"].is_null() {
+            let message = format!("the program of {} built its model in code", folder.display());
+            let help = "generate in the program, with `Generator::of_layers`";
+            return Err(Error::setting(FOLDER, message, help));
+        }
+        let mut sections = json!({"model": recorded["model"]});
+        match (&adapter, recorded["adapter"].is_null()) {
+            (None, true) => {}
+            (Some((_, section)), true) => sections["adapter"] = section.clone(),
+            (None, false) => sections["adapter"] = recorded["adapter"].clone(),
+            (Some(_), false) => {
+                let message = format!("{} has a trained adapter already", folder.display());
+                let help = "leave --adapter out, or fold the adapter into the weights: `zero-train checkpoint merge`";
+                return Err(Error::setting("--adapter", message, help));
+            }
+        }
+        let config = parse(&folder.join("manifest.json"), sections)?;
+        let embeddings = ["transformer.wte.weight", "model.embed_tokens.weight"];
+        let entry = embeddings.iter().find_map(|name| manifest.parameters.get(*name));
+        let stored = Self::built(&config, entry.and_then(|entry| entry.shape.first().copied()))?;
+        match &adapter {
+            None => zero_checkpoint::fill_from_checkpoint(folder, &stored.model),
+            Some(_) => zero_checkpoint::fill_base_from_checkpoint(folder, &stored.model),
+        }?;
+        let path = recorded["tokenizer"].as_str();
+        let tokenizer = path.map(|path| match path {
+            "byte" => StoredTokenizer::Byte,
+            path => StoredTokenizer::File(path.into()),
+        });
+        let beside = path.map(Path::new).and_then(Path::parent).map(PathBuf::from);
+        let base = recorded["base_model"].as_str().map(PathBuf::from);
+        Self { tokenizer, folders: beside.into_iter().chain(base).collect(), ..stored }.with_adapter(adapter)
+    }
+
+    /// Builds the model of a configuration, without values.
+    fn built(config: &Config, vocabulary: Option<usize>) -> Result<Self, Error> {
+        let section = config.model.as_ref();
+        let Some(longest) = section.and_then(configured_model::longest_sequence) else {
+            return Err(Error::setting(FOLDER, "the model generates no text", "name the folder of a language model"));
+        };
+        let layers = configured_model::from_config(config, vocabulary)?;
+        let model = configured_model::build(config, layers, DType::F32)?;
+        let vocabulary = model.parameters().first().and_then(|p| p.shape().dims().first().copied()).unwrap_or(0);
+        let warnings = config.warnings.clone();
+        Ok(Self { model, vocabulary, longest, tokenizer: None, folders: vec![], warnings })
+    }
+
+    fn with_adapter(mut self, adapter: Option<(&Path, Value)>) -> Result<Self, Error> {
+        if let Some((folder, _)) = adapter {
+            zero_checkpoint::fill_from_adapter(folder, &self.model).map_err(|error| match error {
+                CheckpointError::Mismatch { .. } => Error::setting(
+                    "--adapter",
+                    error.to_string(),
+                    "name the base model that the adapter was trained for",
+                ),
+                other => Error::from(other).named("--adapter", "name a folder in which PEFT saved a LoRA adapter"),
+            })?;
+            self.folders.push(folder.into());
+            let tokenizer = folder.join("tokenizer.json");
+            if tokenizer.is_file() {
+                self.tokenizer.get_or_insert(StoredTokenizer::File(tokenizer));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Returns the tokens after which the model ends its text: `eos_token_id` of the first `generation_config.json`, or
+    /// else of the first `config.json`. Empty if no file names any.
+    ///
+    /// # Errors
+    /// Fails if a file is no JSON.
+    pub fn eos_tokens(&self) -> Result<Vec<u32>, Error> {
+        for name in ["generation_config.json", "config.json"] {
+            for path in self.folders.iter().map(|folder| folder.join(name)).filter(|path| path.is_file()) {
+                let config = read_json(&path)?;
+                let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
+                let tokens: Vec<u32> = match &config["eos_token_id"] {
+                    Value::Array(tokens) => tokens.iter().filter_map(token).collect(),
+                    one => token(one).into_iter().collect(),
+                };
+                if !tokens.is_empty() {
+                    return Ok(tokens);
+                }
+            }
+        }
+        Ok(vec![])
+    }
+}
+
+/// Builds the layers of a program's own model and fills them from its checkpoint, or a run's newest one.
+///
+/// # Errors
+/// Fails if the layers cannot be built, or the checkpoint is damaged or of another model.
+pub fn fill_layers(layers: Layers, folder: &Path) -> Result<Model, Error> {
+    let model = layers.build(DType::F32)?;
+    zero_checkpoint::fill_from_checkpoint(&zero_checkpoint::newest_meant(folder)?, &model)?;
+    Ok(model)
+}
+
+const FOLDER: &str = "<DIR>";
+
+fn parse(origin: &Path, mut sections: Value) -> Result<Config, Error> {
+    sections["train_micro_batch_size_per_gpu"] = json!(1);
+    Ok(Config::parse(origin.display().to_string(), sections.to_string())?)
+}
+
+fn read_json(path: &Path) -> Result<Value, Error> {
+    let text = fs::read_to_string(path).map_err(Error::io(path))?;
+    serde_json::from_str(&text).map_err(|error| {
+        Error::setting(&path.display().to_string(), format!("invalid JSON: {error}"), "correct the file")
+    })
+}
+
+/// The error for a folder that has an adapter and no model.
+fn adapter_alone(folder: &Path) -> Error {
+    let base = read_json(&folder.join("adapter_config.json")).unwrap_or_default();
+    let base = base["base_model_name_or_path"].as_str().map_or("BASE".to_string(), String::from);
+    let message = format!("{} is an adapter without its base model", folder.display());
+    let help = format!(
+        "name the folder of the base model, and the adapter as --adapter: {base} --adapter {}",
+        folder.display()
+    );
+    Error::setting(FOLDER, message, help)
+}
+
+/// Returns the section `adapter` that describes the adapter of a PEFT folder.
+fn adapter_section(folder: &Path) -> Result<Value, Error> {
+    let path = folder.join("adapter_config.json");
+    let refused = |message: String| {
+        Error::setting(
+            "--adapter",
+            format!("{}: {message}", path.display()),
+            "name a folder in which PEFT saved a LoRA adapter",
+        )
+    };
+    if !path.is_file() {
+        return Err(refused("no such file".into()));
+    }
+    let saved = read_json(&path)?;
+    if saved["peft_type"] != "LORA" {
+        return Err(refused(format!("its `peft_type` is {}, not \"LORA\"", saved["peft_type"])));
+    }
+    let is_set = |key: &&str| match &saved[*key] {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    };
+    if let Some(key) = UNSUPPORTED.iter().find(|key| is_set(key)) {
+        return Err(refused(format!("its `{key}` is {}, which is unsupported", saved[*key])));
+    }
+    let mut section = json!({"type": "lora"});
+    for key in ["r", "lora_alpha", "target_modules", "modules_to_save", "bias", "use_rslora", "use_dora"] {
+        if is_set(&key) {
+            section[key] = saved[key].clone();
+        }
+    }
+    Ok(section)
+}
+
+/// Keys of PEFT that change an adapter's arithmetic or place in a way that its tensors do not tell.
+const UNSUPPORTED: [&str; 7] = [
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "exclude_modules",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+];

@@ -1,0 +1,132 @@
+//! Decoding: a model runs on the next tokens of a sequence alone, and attention sees the keys and values of all tokens
+//! before them.
+//!
+//! Inside [`decode`] each attention of this crate appends its keys and values to a [`Cache`] and attends to all of them,
+//! and [`Rotary`](crate::Rotary) and [`positions`] count from the number of tokens in the cache. Attentions are told
+//! apart by the order in which a model calls them. A model that is built of these operations therefore needs no code of
+//! its own. The results are bit-identical to those of the whole sequence.
+
+use crate::attention::cached::KeysAndValues;
+use candle_core::{Device, Result, Tensor, bail};
+use std::cell::RefCell;
+
+/// The keys and values of one sequence, in f32: 2 · `kv_heads` · `size` · 4 bytes per token and attention. Empty when
+/// created.
+#[derive(Debug, Default)]
+pub struct Cache {
+    tokens: usize,
+    attentions: Vec<KeysAndValues>,
+}
+
+impl Cache {
+    /// Returns the number of tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+}
+
+/// The caches of the batch that is being decoded.
+struct Decoding {
+    caches: Vec<Cache>,
+    /// The next attention.
+    attention: usize,
+    /// The number of new tokens, once an operation has seen it.
+    new: usize,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Decoding>> = const { RefCell::new(None) };
+}
+
+/// Runs a model on the next tokens of some sequences. The inputs are `[batch, time]`: row i continues the sequence of the
+/// i-th cache, and may be anywhere in it. Within `run`, attention and positions are those of the whole sequences.
+///
+/// If `run` fails, the caches can no longer be used.
+pub fn decode<T>(caches: &mut [&mut Cache], run: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Ends the scope, even by a panic.
+    struct Reset(Option<Decoding>);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            drop(CURRENT.replace(self.0.take()));
+        }
+    }
+    let mine = caches.iter_mut().map(|cache| std::mem::take(*cache)).collect();
+    let outer = Reset(CURRENT.replace(Some(Decoding { caches: mine, attention: 0, new: 0 })));
+    let result = run();
+    let ended = CURRENT.take();
+    drop(outer);
+    if let Some(Decoding { caches: mine, new, .. }) = ended {
+        for (cache, mut mine) in caches.iter_mut().zip(mine) {
+            mine.tokens += new;
+            **cache = mine;
+        }
+    }
+    result
+}
+
+/// Returns whether this thread runs inside [`decode`].
+pub(crate) fn is_decoding() -> bool {
+    CURRENT.with_borrow(Option::is_some)
+}
+
+/// Returns the positions of `[batch, time]` new tokens; `None` outside of [`decode`], where each row begins at 0.
+pub(crate) fn cached_positions(op: &'static str, batch: usize, time: usize) -> Result<Option<Vec<u32>>> {
+    CURRENT.with_borrow_mut(|decoding| {
+        let Some(decoding) = decoding else { return Ok(None) };
+        decoding.fits(op, batch, time)?;
+        let of_row = |cache: &Cache| cache.tokens as u32..(cache.tokens + time) as u32;
+        Ok(Some(decoding.caches.iter().flat_map(of_row).collect()))
+    })
+}
+
+/// Returns the positions of tokens of `[batch, time]` in their sequences, as u32 of that shape: from 0 on, and inside
+/// [`decode`] from the number of tokens in each row's cache on.
+///
+/// # Errors
+/// Fails inside [`decode`] if there are more or fewer caches than rows.
+pub fn positions(batch: usize, time: usize, device: &Device) -> Result<Tensor> {
+    match cached_positions("positions", batch, time)? {
+        Some(positions) => Tensor::from_vec(positions, (batch, time), device),
+        None => Tensor::arange(0, time as u32, device)?.broadcast_as((batch, time)),
+    }
+}
+
+/// Passes the entries of this attention, one per row of the batch, to `run`, with the number of tokens before the new
+/// ones.
+pub(crate) fn next_attention<T>(
+    op: &'static str,
+    (batch, time): (usize, usize),
+    run: impl FnOnce(&mut [(usize, &mut KeysAndValues)]) -> Result<T>,
+) -> Result<T> {
+    CURRENT.with_borrow_mut(|decoding| {
+        let Some(decoding) = decoding else { bail!("{op}: nothing is being decoded") };
+        decoding.fits(op, batch, time)?;
+        let index = decoding.attention;
+        decoding.attention += 1;
+        let mut entries = Vec::with_capacity(batch);
+        for cache in &mut decoding.caches {
+            if cache.attentions.len() == index {
+                cache.attentions.push(KeysAndValues::default());
+            }
+            match cache.attentions.get_mut(index) {
+                Some(entry) if entry.tokens() == cache.tokens => entries.push((cache.tokens, entry)),
+                _ => bail!("{op}: the cache has {} tokens, but not for attention {index}", cache.tokens),
+            }
+        }
+        run(&mut entries)
+    })
+}
+
+impl Decoding {
+    fn fits(&mut self, op: &'static str, batch: usize, time: usize) -> Result<()> {
+        if batch != self.caches.len() {
+            bail!("{op}: a batch of {batch} rows is decoded with {} caches", self.caches.len());
+        }
+        if self.new != 0 && self.new != time {
+            bail!("{op}: {time} tokens follow in a pass over {}", self.new);
+        }
+        self.new = time;
+        Ok(())
+    }
+}

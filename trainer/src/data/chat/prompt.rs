@@ -1,0 +1,61 @@
+//! Makes the tokens of prompts: texts, or conversations up to the answer that the model is to give.
+
+use std::path::{Path, PathBuf};
+
+use zero_config::ChatType;
+use zero_engine::{At, DataError};
+
+use super::super::tokenizer::Tokenizer;
+use super::model_files::ModelFiles;
+use super::options::ChatOptions;
+use super::record::{self, Object, Problem, Record};
+use super::renderer::Renderer;
+
+/// Returns the tokens of each record: its `prompt`, a text, or its `messages`, rendered with the chat template and the
+/// beginning of an answer.
+///
+/// # Errors
+/// Fails if a record has neither, without a chat template, or if it rejects a conversation.
+pub(crate) fn prompts(
+    records: Vec<(At, Object)>,
+    path: &Path,
+    options: &ChatOptions,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<Vec<u32>>, DataError> {
+    let mut renderer = None;
+    let mut prompt = |at: At, record: Object| {
+        if let Some(text) = record.get("prompt").and_then(|prompt| prompt.as_str()) {
+            return tokenizer.encode_with_special(text);
+        }
+        if !record.contains_key("messages") && !record.contains_key("conversations") {
+            let fields: Vec<&str> = record.keys().map(String::as_str).collect();
+            let message =
+                format!("a record needs `prompt`, a text, or `messages`; its fields are {}", fields.join(", "));
+            return Err(Problem::new(message, "write {\"prompt\": \"…\"} on each line").at(path, at));
+        }
+        let conversation = record::conversation(record, ChatType::Messages, options);
+        let Record::Conversation(conversation) = conversation.map_err(|problem| problem.at(path, at))? else {
+            return Ok(vec![]);
+        };
+        let renderer = match &mut renderer {
+            Some(renderer) => renderer,
+            none => none.insert(Renderer::new(options, tokenizer, usize::MAX)?),
+        };
+        renderer.prompt(&conversation, path, at)
+    };
+    records.into_iter().map(|(at, record)| prompt(at, record)).collect()
+}
+
+/// Returns the token that ends a text, as the first tokenizer_config.json beside the tokenizer or in `folders` names it.
+///
+/// # Errors
+/// Fails if a file is no JSON, or the tokenizer cannot encode the token's text.
+pub(crate) fn eos_token(tokenizer: &Tokenizer, folders: &[PathBuf]) -> Result<Option<u32>, DataError> {
+    let Tokenizer::HuggingFace(tokenizer) = tokenizer else { return Ok(None) };
+    let folders: Vec<PathBuf> =
+        tokenizer.folder().map(PathBuf::from).into_iter().chain(folders.iter().cloned()).collect();
+    match ModelFiles::read(&folders)?.special_token("eos_token") {
+        Some(text) => tokenizer.single(text),
+        None => Ok(None),
+    }
+}

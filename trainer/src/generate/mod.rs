@@ -1,0 +1,354 @@
+//! Generates text with a trained model: the command `zero-train generate`, and its library call.
+
+mod sampling;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Map, Value, json};
+use zero_engine::{Error, StoredModel, StoredTokenizer};
+use zero_model::ops::Cache;
+use zero_model::random::Stream;
+use zero_model::{Layers, Model};
+
+use crate::data::{At, ChatOptions, PlacedRecord, Tokenizer, eos_token, prompts};
+
+pub use sampling::Sampling;
+use text::Writer;
+
+/// A model that generates text on the CPU, in f32, with a key-value cache.
+///
+/// ```no_run
+/// use zero_train::{Generate, Generator, Sampling};
+///
+/// let generator = Generator::open("out", None)?; // a run, a checkpoint, an export or a Hugging Face folder
+/// let options = Generate { sampling: Sampling { temperature: 0.8, ..Sampling::default() }, ..Generate::default() };
+/// let prompt = generator.encode("Once upon a time")?;
+/// let all = generator.generate(&[prompt], &options, |_, text| print!("{text}"))?;
+/// println!("\n{} tokens", all[0].tokens.len());
+/// # Ok::<(), zero_train::Error>(())
+/// ```
+pub struct Generator {
+    model: Model,
+    vocabulary: Option<usize>,
+    longest: Option<usize>,
+    tokenizer: Option<Tokenizer>,
+    eos: Vec<u32>,
+    chat: ChatOptions,
+    folders: Vec<PathBuf>,
+    warnings: Vec<String>,
+}
+
+/// When a text ends, and how its tokens are chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generate {
+    /// Maximum number of tokens of a text. A text also ends where the model has no more positions.
+    pub max_new_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Seed of the draws. The i-th draw of a text depends only on the seed, i and the logits, so a prompt's text does not
+    /// depend on the prompts beside it, and the same prompt has the same text again.
+    pub seed: u64,
+    /// Strings that end a text, which does not contain them.
+    pub stop: Vec<String>,
+    /// Whether to go on after the model's tokens for the end of a text.
+    pub ignore_eos: bool,
+    /// Number of prompts whose texts are generated at the same time. It changes no text.
+    pub batch: usize,
+}
+
+impl Default for Generate {
+    /// Returns greedy decoding of up to 128 tokens, eight prompts at a time.
+    fn default() -> Self {
+        let sampling = Sampling::default();
+        Self { max_new_tokens: 128, sampling, seed: 0, stop: vec![], ignore_eos: false, batch: 8 }
+    }
+}
+
+/// A generated text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Generated {
+    /// The text after the prompt; empty without a tokenizer.
+    pub text: String,
+    /// All tokens after the prompt, including the one that ends the text.
+    pub tokens: Vec<u32>,
+    /// Number of tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Why the text ends.
+    pub finish: Finish,
+}
+
+/// Why a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it, or a stop string.
+    Stop,
+    /// It has `max_new_tokens`, or the model has no more positions.
+    Length,
+}
+
+impl Generator {
+    /// Opens a folder: a checkpoint, a run for its newest checkpoint, or a Hugging Face folder, such as an export.
+    /// `adapter` is a folder in PEFT's format.
+    ///
+    /// # Errors
+    /// Fails if the folder has no language model, or if files are missing, damaged or do not fit each other.
+    pub fn open(folder: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Self, Error> {
+        let stored = StoredModel::open(folder.as_ref(), adapter)?;
+        let tokenizer = match &stored.tokenizer {
+            None => None,
+            Some(StoredTokenizer::Byte) => Some(Tokenizer::Byte),
+            // A checkpoint names a file that may be gone, which matters only for text.
+            Some(StoredTokenizer::File(path)) if !path.is_file() => None,
+            Some(StoredTokenizer::File(path)) => Some(Tokenizer::from_file(path)?),
+        };
+        let eos = stored.eos_tokens()?;
+        let StoredModel { model, vocabulary, longest, folders, warnings, .. } = stored;
+        let generator = Self {
+            model,
+            vocabulary: Some(vocabulary),
+            longest: Some(longest),
+            tokenizer: None,
+            eos,
+            chat: ChatOptions::default(),
+            folders,
+            warnings: warnings.iter().map(ToString::to_string).collect(),
+        };
+        match tokenizer {
+            Some(tokenizer) => generator.with_tokenizer(tokenizer),
+            None => Ok(generator),
+        }
+    }
+
+    /// Takes a program's own model, filled from its checkpoint or a run's newest one. The model maps tokens `[batch,
+    /// time]` (u32) to logits, and its layers mix positions only with the operations of [`ops`](crate::ops). `longest` is
+    /// its maximum sequence length, if it has one.
+    ///
+    /// # Errors
+    /// Fails if the layers cannot be built, or the checkpoint is damaged or of another model.
+    pub fn of_layers(layers: Layers, checkpoint: impl AsRef<Path>, longest: Option<usize>) -> Result<Self, Error> {
+        Ok(Self {
+            model: zero_engine::fill_layers(layers, checkpoint.as_ref())?,
+            vocabulary: None,
+            longest,
+            tokenizer: None,
+            eos: vec![],
+            chat: ChatOptions::default(),
+            folders: vec![],
+            warnings: vec![],
+        })
+    }
+
+    /// Replaces the tokenizer. Unless the model's folder names tokens that end a text, the `eos_token` of the
+    /// tokenizer's folder does.
+    ///
+    /// # Errors
+    /// Fails if a file beside the tokenizer is malformed.
+    pub fn with_tokenizer(mut self, tokenizer: Tokenizer) -> Result<Self, Error> {
+        if self.eos.is_empty() {
+            self.eos = eos_token(&tokenizer, &self.folders)?.into_iter().collect();
+        }
+        self.tokenizer = Some(tokenizer);
+        Ok(self)
+    }
+
+    /// Uses a chat template, its text or the path of its file, instead of the model's own.
+    #[must_use]
+    pub fn with_chat_template(mut self, template: impl Into<String>) -> Self {
+        self.chat.chat_template = Some(template.into());
+        self
+    }
+
+    /// Returns a line for each key of the model's `config.json` that has no effect.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Returns the tokens of a text, with the special tokens that the tokenizer adds to each text.
+    ///
+    /// # Errors
+    /// Fails without a tokenizer, or if it cannot encode the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        Ok(self.tokenizer()?.encode_with_special(text)?)
+    }
+
+    /// Returns the tokens of a conversation, rendered with the model's chat template, up to the answer that the model
+    /// is to give. A message is a role and a text.
+    ///
+    /// # Errors
+    /// Fails without a tokenizer or a template, or if the template rejects the conversation.
+    pub fn encode_chat(&self, messages: &[(&str, &str)]) -> Result<Vec<u32>, Error> {
+        let messages: Vec<Value> =
+            messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+        let record = Map::from_iter([("messages".to_string(), messages.into())]);
+        let mut all = self.encode_records(vec![(At::Record(1), record)], "conversation".as_ref())?;
+        Ok(all.pop().unwrap_or_default())
+    }
+
+    /// Returns the tokens of each record of a file: `prompt`, a text, or `messages`, a conversation as in training data.
+    ///
+    /// # Errors
+    /// As [`Generator::encode`] and [`Generator::encode_chat`], with the file and the position of the record. Fails if a
+    /// record has neither field.
+    pub fn encode_records(&self, records: Vec<PlacedRecord>, path: &Path) -> Result<Vec<Vec<u32>>, Error> {
+        let options = ChatOptions { pretrained: self.folders.first().cloned(), ..self.chat.clone() };
+        Ok(prompts(records, path, &options, self.tokenizer()?)?)
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            let message = "the model has no tokenizer: its folder has no tokenizer.json, and names none that exists";
+            Error::setting("--tokenizer", message, "name the tokenizer.json of the model")
+        })
+    }
+
+    /// Generates a text for each prompt, which is a list of tokens. `on_text` receives the prompt's index and the next
+    /// part of its text, whole characters only, as soon as it is certain. Returns the texts in the order of the prompts.
+    ///
+    /// # Errors
+    /// Fails if an option is out of range, if a prompt is empty, longer than the model's positions or has tokens outside
+    /// the vocabulary, or if the model fails.
+    pub fn generate(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &Generate,
+        mut on_text: impl FnMut(usize, &str),
+    ) -> Result<Vec<Generated>, Error> {
+        self.check(prompts, options)?;
+        let mut done: Vec<Option<Generated>> = vec![None; prompts.len()];
+        let (mut running, mut waiting) = (Vec::<Sequence>::new(), prompts.iter().enumerate());
+        loop {
+            while running.len() < options.batch.max(1)
+                && let Some((index, prompt)) = waiting.next()
+            {
+                let mut sequence = self.begin(index, prompt, options);
+                let logits = self.run(prompt, &mut [&mut sequence.cache])?;
+                self.take(&mut sequence, logits, options, &mut on_text)?;
+                running.push(sequence);
+            }
+            let (ended, rest): (Vec<Sequence>, _) = running.into_iter().partition(|sequence| sequence.finish.is_some());
+            running = rest;
+            for Sequence { index, tokens, prompt, writer, finish, .. } in ended {
+                let finish = finish.unwrap_or(Finish::Length);
+                let (text, tokens) = (writer.into_text(), tokens[prompt..].to_vec());
+                done[index] = Some(Generated { text, tokens, prompt_tokens: prompt, finish });
+            }
+            if running.is_empty() && waiting.len() == 0 {
+                return Ok(done.into_iter().flatten().collect());
+            }
+            if running.is_empty() {
+                continue;
+            }
+            let last: Vec<u32> = running.iter().filter_map(|sequence| sequence.tokens.last().copied()).collect();
+            let mut caches: Vec<&mut Cache> = running.iter_mut().map(|sequence| &mut sequence.cache).collect();
+            let logits = self.run(&last, &mut caches)?;
+            let width = logits.len() / running.len();
+            for (sequence, logits) in running.iter_mut().zip(logits.chunks_exact(width)) {
+                self.take(sequence, logits.to_vec(), options, &mut on_text)?;
+            }
+        }
+    }
+
+    fn check(&self, prompts: &[Vec<u32>], options: &Generate) -> Result<(), Error> {
+        options.sampling.check()?;
+        if options.max_new_tokens == 0 {
+            return Err(Error::setting("--max-new-tokens", "0 tokens are no text", "write at least 1"));
+        }
+        if options.stop.iter().any(String::is_empty) {
+            return Err(Error::setting("--stop", "an empty string ends every text", "write at least one character"));
+        }
+        if !options.stop.is_empty() {
+            self.tokenizer()?;
+        }
+        for (index, prompt) in prompts.iter().enumerate() {
+            let refused =
+                |message: String, help: &str| Err(Error::setting(&format!("prompt {}", index + 1), message, help));
+            if prompt.is_empty() {
+                return refused("it has no tokens".into(), "write a text");
+            }
+            if let Some(longest) = self.longest.filter(|&longest| prompt.len() > longest) {
+                let message = format!("it has {} tokens, but the model has {longest} positions", prompt.len());
+                return refused(message, "shorten the prompt");
+            }
+            if let Some(vocabulary) = self.vocabulary
+                && let Some(token) = prompt.iter().find(|&&token| token as usize >= vocabulary)
+            {
+                let message = format!("it has the token {token}, but the model has a vocabulary of {vocabulary}");
+                return refused(message, "use the tokenizer that the model was trained with");
+            }
+        }
+        Ok(())
+    }
+
+    fn begin<'a>(&'a self, index: usize, prompt: &[u32], options: &'a Generate) -> Sequence<'a> {
+        let longest = self.longest.map_or(usize::MAX, |longest| longest + 1);
+        Sequence {
+            index,
+            tokens: prompt.to_vec(),
+            prompt: prompt.len(),
+            // The last token needs no position of its own.
+            end: prompt.len().saturating_add(options.max_new_tokens).min(longest),
+            cache: Cache::default(),
+            writer: Writer::new(self.tokenizer.as_ref(), &options.stop, prompt),
+            random: Stream::new(options.seed, "generate", 0),
+            finish: None,
+        }
+    }
+
+    /// Runs the model on the next tokens of one sequence, or on one token of each of several. Returns their logits.
+    fn run(&self, tokens: &[u32], caches: &mut [&mut Cache]) -> Result<Vec<f32>, Error> {
+        let tokens = Tensor::from_slice(tokens, (caches.len(), tokens.len() / caches.len()), &Device::Cpu)?;
+        let logits = self.model.next_logits(&tokens, caches)?;
+        Ok(logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+    }
+
+    /// Chooses the next token of a sequence.
+    fn take(
+        &self,
+        sequence: &mut Sequence,
+        mut logits: Vec<f32>,
+        options: &Generate,
+        on_text: &mut impl FnMut(usize, &str),
+    ) -> Result<(), Error> {
+        // A model's vocabulary may be larger than the tokenizer's, for example to be a round number.
+        let known = self.tokenizer.as_ref().map_or(usize::MAX, Tokenizer::vocabulary);
+        let known = logits.len().min(known);
+        let draws = sequence.tokens.len() - sequence.prompt;
+        let uniform = sequence.random.f32_at(draws as u64);
+        let token = options.sampling.next(&mut logits[..known], &sequence.tokens, uniform);
+        sequence.tokens.push(token);
+        let is_end = !options.ignore_eos && self.eos.contains(&token);
+        let stops = is_end || sequence.writer.push(token)?;
+        if stops {
+            sequence.finish = Some(Finish::Stop);
+        } else if sequence.tokens.len() >= sequence.end {
+            sequence.finish = Some(Finish::Length);
+        }
+        let news = sequence.writer.news(sequence.finish.is_some())?;
+        if !news.is_empty() {
+            on_text(sequence.index, news);
+        }
+        Ok(())
+    }
+}
+
+/// A text that is being generated.
+struct Sequence<'a> {
+    /// The prompt's index.
+    index: usize,
+    /// The prompt and all tokens after it.
+    tokens: Vec<u32>,
+    /// Number of tokens of the prompt.
+    prompt: usize,
+    /// Maximum number of all tokens.
+    end: usize,
+    cache: Cache,
+    writer: Writer<'a>,
+    random: Stream,
+    finish: Option<Finish>,
+}
+
+#[cfg(test)]
+mod tests;

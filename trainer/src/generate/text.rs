@@ -1,0 +1,133 @@
+//! The text of tokens as they are generated: whole characters only, and nothing of a stop string.
+
+use zero_engine::DataError;
+
+use crate::data::Tokenizer;
+
+/// Tokens before the new ones that are decoded with them, since some decoders drop the space before a first word.
+const CONTEXT: usize = 5;
+
+/// Decodes a growing list of tokens.
+pub(super) struct Writer<'a> {
+    tokenizer: Option<&'a Tokenizer>,
+    stop: &'a [String],
+    tokens: Vec<u32>,
+    /// The tokens from `start` on are decoded; the text of those before `end` is known.
+    start: usize,
+    end: usize,
+    /// The whole text so far.
+    text: String,
+    /// How much of it was returned.
+    shown: usize,
+}
+
+impl<'a> Writer<'a> {
+    /// Creates a writer for the tokens that follow `prompt`. Without a tokenizer there is no text.
+    pub(super) fn new(tokenizer: Option<&'a Tokenizer>, stop: &'a [String], prompt: &[u32]) -> Self {
+        let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+        let end = tokens.len();
+        Self { tokenizer, stop, tokens, start: 0, end, text: String::new(), shown: 0 }
+    }
+
+    /// Adds a token. Returns whether the text now contains a stop string, which cuts it.
+    pub(super) fn push(&mut self, token: u32) -> Result<bool, DataError> {
+        self.tokens.push(token);
+        self.decode(false)?;
+        Ok(self.cut())
+    }
+
+    /// Returns the part of the text that is new since the last call and cannot become a stop string. At the end, returns
+    /// all of the rest.
+    pub(super) fn news(&mut self, is_end: bool) -> Result<&str, DataError> {
+        if is_end {
+            self.decode(true)?;
+            self.cut();
+        }
+        let held = if is_end { 0 } else { self.begun() };
+        let start = std::mem::replace(&mut self.shown, self.text.len() - held);
+        Ok(self.text.get(start..self.shown).unwrap_or_default())
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text
+    }
+
+    /// Decodes the tokens whose text is not known. Keeps an incomplete character for later, unless it is the end.
+    fn decode(&mut self, is_end: bool) -> Result<(), DataError> {
+        let Some(tokenizer) = self.tokenizer else { return Ok(()) };
+        let known = tokenizer.decode(&self.tokens[self.start..self.end])?;
+        let all = tokenizer.decode(&self.tokens[self.start..])?;
+        let Some(new) = all.get(known.len()..) else { return Ok(()) };
+        if is_end || !new.is_empty() && !all.ends_with('\u{fffd}') {
+            self.text += new;
+            (self.start, self.end) = (self.end, self.tokens.len());
+        }
+        Ok(())
+    }
+
+    /// Cuts the text before the first stop string. Returns whether it has one.
+    fn cut(&mut self) -> bool {
+        // A stop string may begin in text that was held back, but not before it.
+        let rest = &self.text[self.shown..];
+        let first = self.stop.iter().filter_map(|stop| rest.find(stop.as_str())).min();
+        if let Some(at) = first {
+            self.text.truncate(self.shown + at);
+        }
+        first.is_some()
+    }
+
+    /// Returns the length of the longest end of the text with which a stop string begins.
+    fn begun(&self) -> usize {
+        let rest = &self.text[self.shown.min(self.text.len())..];
+        let of = |stop: &String| {
+            let lengths = stop.char_indices().map(|(at, _)| at).filter(|&at| at > 0);
+            lengths.filter(|&at| rest.ends_with(&stop[..at])).max().unwrap_or(0)
+        };
+        self.stop.iter().map(of).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds bytes, and returns each part of the text.
+    fn parts(bytes: &[u8], stop: &[&str]) -> (Vec<String>, String, bool) {
+        let stop: Vec<String> = stop.iter().map(ToString::to_string).collect();
+        let tokenizer = Tokenizer::Byte;
+        let mut writer = Writer::new(Some(&tokenizer), &stop, &[104, 105]);
+        let (mut parts, mut is_stopped) = (vec![], false);
+        for &byte in bytes {
+            is_stopped = writer.push(byte.into()).unwrap();
+            parts.push(writer.news(is_stopped).unwrap().to_string());
+            if is_stopped {
+                break;
+            }
+        }
+        parts.push(writer.news(true).unwrap().to_string());
+        (parts, writer.into_text(), is_stopped)
+    }
+
+    #[test]
+    fn characters_are_whole() {
+        let (shown, text, _) = parts("a€é".as_bytes(), &[]);
+        assert_eq!(shown, ["a", "", "", "€", "", "é", ""]);
+        assert_eq!(text, "a€é");
+        // An incomplete character at the end, and a byte that begins none.
+        let (shown, text, _) = parts(&[97, 0xe2, 0x82], &[]);
+        assert_eq!(shown.concat(), text);
+        assert!(text.starts_with('a') && text.contains('\u{fffd}'), "{text:?}");
+    }
+
+    #[test]
+    fn stop_strings_never_show() {
+        let (shown, text, is_stopped) = parts(b"one\n\ntwo", &["\n\n"]);
+        assert_eq!((shown.concat().as_str(), text.as_str(), is_stopped), ("one", "one", true));
+        // The beginning of a stop string is held back, and shown if it does not go on.
+        let (shown, text, is_stopped) = parts(b"a STAND STOP", &["STOP", "zzz"]);
+        assert_eq!(text, "a STAND ");
+        assert!(is_stopped && shown[2..5] == ["", "", "STA"], "{shown:?}");
+        let (_, text, is_stopped) = parts(b"a ST", &["STOP"]);
+        assert_eq!((text.as_str(), is_stopped), ("a ST", false));
+    }
+}
