@@ -41,7 +41,7 @@ pub use chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEo
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
-pub use model::{Activation, Gpt2, Llama, Mlp, Model};
+pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;

@@ -80,6 +80,16 @@ impl<'c> Reader<'c> {
         (name, self.value(name, default))
     }
 
+    /// Returns a list as long as the model has layers.
+    fn per_layer(&mut self, name: &'static str, layers: usize) -> Option<&'c Vec<Json>> {
+        let value = self.get(name)?;
+        let list = value.as_array().filter(|list| list.len() == layers);
+        if list.is_none() {
+            self.refuse(name, format!("`{name}` should be a list with an entry for each of {layers} layers"), None);
+        }
+        list
+    }
+
     fn whole(&mut self, name: &'static str, default: usize) -> usize {
         self.get(name).and_then(Json::as_u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(default)
     }
@@ -171,6 +181,9 @@ impl<'c> Reader<'c> {
 
     fn reject_unsupported(&mut self) {
         for (name, off) in OFF {
+            if self.read.contains(name) {
+                continue;
+            }
             let Some(value) = self.get(name) else { continue };
             let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
             if !is_empty && !off.contains(&value.to_string().as_str()) {

@@ -181,6 +181,9 @@ fn same(a: &Value, b: &Value) -> bool {
             // A scaling of type `default` changes nothing.
             entries.iter().all(|entry| entry.key == last(ROPE_TYPE) && entry.value.value.says("default"))
         }
+        (Value::List(a), Value::List(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(&a.value, &b.value))
+        }
         (a, b) => a == b,
     }
 }

@@ -55,6 +55,9 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             rope_theta: m.rope_theta,
             rope_scaling: m.rope_scaling.map(rope_scaling),
             sliding_window: m.sliding_window,
+            layer_types: m.layer_types.iter().map(|kind| layer_type(kind)).collect(),
+            rotates: m.no_rope_layers.iter().map(|rotates| *rotates == 1).collect(),
+            qk_norm: m.qk_norm,
             attention_dropout: m.attention_dropout as f32,
             rms_norm_eps: m.rms_norm_eps as f32,
             tie_word_embeddings: m.tie_word_embeddings,
@@ -71,6 +74,14 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             num_labels: m.output_size,
             hidden_act: activation(m.activation),
         })),
+    }
+}
+
+/// The schema has checked the names.
+fn layer_type(name: &str) -> zoo::LayerType {
+    match name {
+        config::SLIDING_ATTENTION => zoo::LayerType::SlidingAttention,
+        _ => zoo::LayerType::FullAttention,
     }
 }
 

@@ -88,6 +88,12 @@ section! {
         pub rope_scaling: Option<RopeScaling> = section(&rope::Written::SECTION, "How the rotary embedding's frequencies are scaled for sequences longer than those of an earlier training; null: they are not");
         /// Number of positions that a position attends to, including itself; `None` attends to all earlier positions.
         pub sliding_window: Option<usize> = key(POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it");
+        /// The kind of each layer, `full_attention` or `sliding_attention`; if empty, all use `sliding_window`.
+        pub layer_types: Vec<String> = key(Kind::Texts, "[]", "`full_attention` or `sliding_attention` for each layer, where only some of them have `sliding_window`; []: all layers have it");
+        /// 1 for each layer with rotary embedding and 0 for one without; if empty, all have it.
+        pub no_rope_layers: Vec<usize> = key(Kind::Ints { min: 0, max: 1 }, "[]", "1 for each layer that turns queries and keys by their position, and 0 for one that does not, as SmolLM3; []: all do");
+        /// RMS norms of each head's queries and keys.
+        pub qk_norm: bool = key(Kind::Bool, "false", "RMS norms of each head's queries and keys before they are turned, as Qwen3");
         /// Dropout probability of attention probabilities.
         pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; of a pretrained model: its own");
         /// Added to the mean square in RMS normalisation.
@@ -241,6 +247,7 @@ impl Llama {
         if resolver.has_section(Self::rope_scaling) {
             RopeScaling::check(self.rope_scaling, resolver);
         }
+        self.check_layers(resolver);
         if self.qkv_bias && self.attention_bias {
             let message = "`attention_bias` has the biases of `qkv_bias` among its own".to_string();
             let help = Some("keep one of the two: Llama's is attention_bias, Qwen2's is qkv_bias".to_string());
@@ -253,6 +260,36 @@ impl Llama {
         }
     }
 }
+
+impl Llama {
+    /// Checks the lists with an entry for each layer.
+    fn check_layers(&self, resolver: &mut Resolver<'_>) {
+        for (path, count) in
+            [(Self::layer_types, self.layer_types.len()), (Self::no_rope_layers, self.no_rope_layers.len())]
+        {
+            if count > 0 && count != self.num_hidden_layers {
+                let message = format!("{} has {count} entries for {} layers", last(path), self.num_hidden_layers);
+                resolver.contradiction(&[path, Self::num_hidden_layers], message, None);
+            }
+        }
+        if let Some(other) =
+            self.layer_types.iter().find(|kind| ![FULL_ATTENTION, SLIDING_ATTENTION].contains(&kind.as_str()))
+        {
+            let message =
+                format!("a layer is `{FULL_ATTENTION}` or `{SLIDING_ATTENTION}`, not `{}`", other.escape_debug());
+            resolver.contradiction(&[Self::layer_types], message, None);
+        } else if self.sliding_window.is_none() && self.layer_types.iter().any(|kind| kind == SLIDING_ATTENTION) {
+            let message = format!("layers of `{SLIDING_ATTENTION}` need `{}`", last(Self::sliding_window));
+            let help = Some("write how many positions they attend to".to_string());
+            resolver.contradiction(&[Self::layer_types, Self::sliding_window], message, help);
+        }
+    }
+}
+
+/// A layer that attends to all earlier positions, in [`Llama::layer_types`].
+pub const FULL_ATTENTION: &str = "full_attention";
+/// A layer that attends to [`Llama::sliding_window`] positions, in [`Llama::layer_types`].
+pub const SLIDING_ATTENTION: &str = "sliding_attention";
 
 type Size = (&'static str, usize);
 
@@ -271,4 +308,4 @@ pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 /// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical with tiles of a multiple of this many rows.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
 const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
-const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral or Qwen2, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";
+const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM3, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";

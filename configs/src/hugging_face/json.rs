@@ -36,6 +36,11 @@ pub(super) fn map(entries: Vec<(&str, Value)>) -> Value {
     Value::Map(entries.into_iter().map(entry).collect())
 }
 
+/// Returns a list of values, all of it located in `config.json`.
+pub(super) fn list(values: Vec<Value>) -> Value {
+    Value::List(values.into_iter().map(|value| Node { value, at: At::Pretrained }).collect())
+}
+
 /// Formats a value for a message.
 pub(super) fn short(value: &Json) -> String {
     let text = match value {

@@ -2,15 +2,17 @@
 //! effect.
 
 /// Supported `model_type`s, each with the class of its language model.
-pub(super) const TYPES: [(&str, &str); 4] = [
+pub(super) const TYPES: [(&str, &str); 6] = [
     ("gpt2", "GPT2LMHeadModel"),
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+    ("smollm3", "SmolLM3ForCausalLM"),
 ];
 
-/// Keys that change how the model computes with its weights. They are rejected unless they are null, empty, or have one
-/// of these values.
+/// Keys that change how the model computes with its weights. Unless the translation of the type reads them, they are
+/// rejected if they are not null, empty, or one of these values.
 pub(super) const OFF: &[(&str, &[&str])] = &[
     ("quantization_config", &[]),
     ("auto_map", &[]),
@@ -21,6 +23,9 @@ pub(super) const OFF: &[(&str, &[&str])] = &[
     ("scale_attn_by_inverse_layer_idx", &["false"]),
     ("reorder_and_upcast_attn", &["false"]),
     ("partial_rotary_factor", &["1", "1.0"]),
+    ("resid_pdrop", &["0", "0.0"]),
+    ("embd_pdrop", &["0", "0.0"]),
+    ("attn_pdrop", &["0", "0.0"]),
     ("rope_interleaved", &["false"]),
     ("no_rope_layers", &[]),
     ("no_rope_layer_interval", &[]),

@@ -1,10 +1,10 @@
-//! Translates Llama, Mistral and Qwen2: one architecture with different defaults, biases and windows.
+//! Translates Llama and its relatives: one architecture with different defaults, biases, norms and windows.
 
 use serde_json::{Map, Value as Json};
 
-use super::json::{Otherwise, map, node, short};
+use super::json::{Otherwise, list, map, node, short};
 use super::{Keys, Reader};
-use crate::config::{Llama, ROPE_PARAMETERS, ROPE_TYPE as ROPE_TYPE_PATH};
+use crate::config::{FULL_ATTENTION, Llama, ROPE_PARAMETERS, ROPE_TYPE as ROPE_TYPE_PATH, SLIDING_ATTENTION};
 use crate::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
@@ -12,44 +12,94 @@ use crate::table::last;
 const THETA: &str = last(Llama::rope_theta);
 const SCALING: &str = last(Llama::rope_scaling);
 const WINDOW: &str = last(Llama::sliding_window);
+const LAYER_TYPES: &str = last(Llama::layer_types);
 const ROPE_TYPE: &str = last(ROPE_TYPE_PATH);
 /// `factor`, `low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`.
 const ROPE: [&str; 4] =
     [last(ROPE_PARAMETERS[0]), last(ROPE_PARAMETERS[1]), last(ROPE_PARAMETERS[2]), last(ROPE_PARAMETERS[3])];
 
+/// transformers' defaults of a type.
+struct Defaults {
+    vocabulary: usize,
+    width: usize,
+    inner: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: Option<usize>,
+    /// Width ÷ heads if `None`.
+    head_dim: Option<usize>,
+    positions: usize,
+    theta: f64,
+    tied: bool,
+}
+
+impl Defaults {
+    fn of(kind: &str) -> Self {
+        let llama = Self {
+            vocabulary: 32_000,
+            width: 4096,
+            inner: 11_008,
+            layers: 32,
+            heads: 32,
+            kv_heads: None,
+            head_dim: None,
+            positions: 2048,
+            theta: 10_000.0,
+            tied: false,
+        };
+        let qwen2 = Self { vocabulary: 151_936, inner: 22_016, kv_heads: Some(32), positions: 32_768, ..llama };
+        match kind {
+            "mistral" => Self { inner: 14_336, kv_heads: Some(8), positions: 131_072, ..llama },
+            "qwen2" => qwen2,
+            "qwen3" => Self { head_dim: Some(128), ..qwen2 },
+            "smollm3" => Self {
+                vocabulary: 128_256,
+                width: 2048,
+                layers: 36,
+                heads: 16,
+                kv_heads: Some(4),
+                positions: 32_768,
+                theta: 2e6,
+                tied: true,
+                ..llama
+            },
+            _ => llama,
+        }
+    }
+}
+
 impl Reader<'_> {
     pub(super) fn llama(&mut self, kind: &'static str) -> Keys {
-        struct Defaults {
-            vocabulary: usize,
-            inner: usize,
-            kv_heads: Option<usize>,
-            positions: usize,
-        }
-        let defaults = match kind {
-            "mistral" => Defaults { vocabulary: 32_000, inner: 14_336, kv_heads: Some(8), positions: 131_072 },
-            "qwen2" => Defaults { vocabulary: 151_936, inner: 22_016, kv_heads: Some(32), positions: 32_768 },
-            _ => Defaults { vocabulary: 32_000, inner: 11_008, kv_heads: None, positions: 2048 },
-        };
-        let (width, heads) =
-            (self.whole(last(Llama::hidden_size), 4096), self.whole(last(Llama::num_attention_heads), 32));
+        let defaults = Defaults::of(kind);
+        let (width, heads) = (
+            self.whole(last(Llama::hidden_size), defaults.width),
+            self.whole(last(Llama::num_attention_heads), defaults.heads),
+        );
+        let layers = self.whole(last(Llama::num_hidden_layers), defaults.layers);
         // Null means as many key-value heads as query heads. transformers' default applies only to a missing key.
         let is_there = self.config.contains_key(last(Llama::num_key_value_heads));
         let kv_heads = defaults.kv_heads.filter(|_| !is_there).unwrap_or(heads);
-        let (rope_theta, rope_scaling) = self.rope(self.config.get(last(Llama::max_position_embeddings)).cloned());
+        let (rope_theta, rope_scaling) =
+            self.rope(self.config.get(last(Llama::max_position_embeddings)).cloned(), defaults.theta);
+        let no_rope_layers = if kind == "smollm3" { self.no_rope_layers(layers) } else { vec![] };
+        let (window, layer_types) = self.window(kind, layers, &no_rope_layers);
         let mut keys = vec![
             (TYPE, Value::Text("llama".into())),
             self.same(Llama::vocab_size, defaults.vocabulary),
-            self.same(Llama::hidden_size, 4096),
+            self.same(Llama::hidden_size, defaults.width),
             self.same(Llama::intermediate_size, defaults.inner),
-            self.same(Llama::num_hidden_layers, 32),
-            self.same(Llama::num_attention_heads, 32),
+            self.same(Llama::num_hidden_layers, defaults.layers),
+            self.same(Llama::num_attention_heads, defaults.heads),
             self.same(Llama::num_key_value_heads, kv_heads),
             self.same(Llama::max_position_embeddings, defaults.positions),
             (THETA, rope_theta),
             (SCALING, rope_scaling),
-            (WINDOW, self.window(kind)),
+            (WINDOW, window),
+            (last(Llama::layer_types), layer_types),
+            (last(Llama::no_rope_layers), list(no_rope_layers)),
+            (last(Llama::qk_norm), Value::Bool(kind == "qwen3")),
             self.same(Llama::rms_norm_eps, 1e-6),
-            self.same(Llama::tie_word_embeddings, false),
+            self.same(Llama::tie_word_embeddings, defaults.tied),
             self.same(Llama::initializer_range, 0.02),
             (last(Llama::qkv_bias), Value::Bool(kind == "qwen2")),
             self.activation(Llama::hidden_act, "silu", &["silu", "swish"]),
@@ -57,12 +107,18 @@ impl Reader<'_> {
         // If the width is not a multiple of the heads, leave the key out. The schema's default and its check of the
         // two sizes then apply.
         let size = if heads > 0 && width.is_multiple_of(heads) { Some(width / heads) } else { None };
+        let size = defaults.head_dim.or(size);
         if let Some(size) = self.get(last(Llama::head_dim)).map(node).or(size.map(|size| Otherwise::from(size).0)) {
             keys.push((last(Llama::head_dim), size));
         }
         for name in [Llama::attention_bias, Llama::mlp_bias].map(last) {
             let bias = self.value(name, false);
-            if kind != "llama" && bias != Value::Bool(false) {
+            let has = match kind {
+                "llama" | "smollm3" => true,
+                "qwen3" => name == last(Llama::attention_bias),
+                _ => false,
+            };
+            if !has && bias != Value::Bool(false) {
                 self.refuse(
                     name,
                     format!("`{name}` is none of {kind}'s"),
@@ -75,56 +131,70 @@ impl Reader<'_> {
         keys
     }
 
-    /// Returns the sliding window; null is full attention.
-    fn window(&mut self, kind: &str) -> Value {
+    /// Returns the sliding window, null for full attention, and the kind of each layer if they differ.
+    fn window(&mut self, kind: &str, layers: usize, no_rope_layers: &[Value]) -> (Value, Value) {
         let window = match self.config.get(WINDOW) {
-            None if kind != "llama" => Some(4096.into()),
+            None if !["llama", "smollm3"].contains(&kind) => Some(4096.into()),
             written => written.cloned(),
         };
         self.read.push(WINDOW);
         let window = window.filter(|window| !window.is_null());
-        let layers = self.whole(last(Llama::num_hidden_layers), 32);
         let first = self.whole("max_window_layers", 28);
         let is_used = match kind {
-            "qwen2" => self.bool("use_sliding_window", false),
+            "qwen2" | "qwen3" | "smollm3" => self.bool("use_sliding_window", false),
             "llama" => self.bool("use_sliding_window", window.is_some()),
             _ => self.bool("use_sliding_window", true),
         };
         let window = window.filter(|_| is_used);
-        // Number of layers with the window: all for Mistral, those after the first `max_window_layers` for Qwen2,
-        // unless `layer_types` lists them.
-        let windowed = match self.get("layer_types").and_then(Json::as_array) {
-            Some(types) if kind != "mistral" => {
-                if let Some(other) = types.iter().find(|t| *t != "full_attention" && *t != "sliding_attention") {
-                    self.not_implemented("layer_types", other, None);
-                }
-                types.iter().filter(|t| *t == "sliding_attention").count()
-            }
-            _ if kind == "qwen2" => layers.saturating_sub(first),
-            _ => layers,
+        // Whether each layer has the window: the classes of llama and mistral do not read `layer_types`.
+        let listed = match kind {
+            "llama" | "mistral" => None,
+            _ => self.per_layer(LAYER_TYPES, layers),
         };
+        let slides: Vec<bool> = match listed {
+            Some(types) => {
+                if let Some(other) = types.iter().find(|t| *t != FULL_ATTENTION && *t != SLIDING_ATTENTION) {
+                    self.not_implemented(LAYER_TYPES, other, None);
+                }
+                types.iter().map(|t| t == SLIDING_ATTENTION).collect()
+            }
+            None => (0..layers)
+                .map(|layer| match kind {
+                    "qwen2" | "qwen3" => layer >= first,
+                    "smollm3" => no_rope_layers.get(layer) == Some(&Value::Int(0)),
+                    _ => true,
+                })
+                .collect(),
+        };
+        let (all, none) = (Value::List(vec![]), (Value::Null, Value::List(vec![])));
         match window {
-            None => Value::Null,
-            Some(_) if windowed == 0 => Value::Null,
+            None => none,
             Some(window) if kind == "llama" => {
                 self.not_implemented(WINDOW, &window, Some("the class of llama has none; of mistral it has"));
-                Value::Null
+                none
             }
-            Some(window) if windowed >= layers => node(&window),
+            Some(_) if !slides.contains(&true) => none,
+            Some(window) if !slides.contains(&false) => (node(&window), all),
             Some(window) => {
-                let message = format!(
-                    "`sliding_window: {}` in {windowed} of {layers} layers is not implemented yet",
-                    short(&window)
-                );
-                self.refuse(WINDOW, message, Some("implemented is a window in all layers, or in none"));
-                Value::Null
+                let name = |slides: &bool| if *slides { SLIDING_ATTENTION } else { FULL_ATTENTION };
+                (node(&window), list(slides.iter().map(|slides| Value::Text(name(slides).into())).collect()))
             }
         }
     }
 
+    /// Returns 0 for each layer of SmolLM3 that does not rotate, and 1 for the others; nothing if all rotate.
+    fn no_rope_layers(&mut self, layers: usize) -> Vec<Value> {
+        let interval = self.whole("no_rope_layer_interval", 4);
+        let rotates: Vec<Value> = match self.per_layer(last(Llama::no_rope_layers), layers) {
+            Some(written) => written.iter().map(node).collect(),
+            None => (1..=layers).map(|layer| Value::Int(i128::from(interval == 0 || layer % interval != 0))).collect(),
+        };
+        if rotates.iter().all(|rotates| *rotates == Value::Int(1)) { vec![] } else { rotates }
+    }
+
     /// Returns base and scaling of the rotary embedding: `rope_parameters` since transformers 5, `rope_theta` and
     /// `rope_scaling` before.
-    fn rope(&mut self, positions: Option<Json>) -> (Value, Value) {
+    fn rope(&mut self, positions: Option<Json>, default: f64) -> (Value, Value) {
         let (before, theta) = (self.get(ROPE[3]), self.get(THETA));
         let scaling = self.get(SCALING).or(self.get("rope_parameters"));
         let empty = Map::new();
@@ -132,10 +202,10 @@ impl Reader<'_> {
             self.refuse(SCALING, "it should be a section of keys".into(), None);
             return (Value::Null, Value::Null);
         };
-        let theta = parameters.get(THETA).or(theta).map_or(Value::Float(10_000.0), node);
+        let theta = parameters.get(THETA).or(theta).map_or(Value::Float(default), node);
         let kind = parameters.get(ROPE_TYPE).or(parameters.get(TYPE)).and_then(Json::as_str).unwrap_or("default");
         let used: &[&str] = match kind {
-            "default" => return (theta, Value::Null),
+            "default" => &[],
             "linear" => &ROPE[..1],
             "llama3" => &ROPE,
             _ => {
@@ -162,6 +232,6 @@ impl Reader<'_> {
                 self.refuse(SCALING, message, None);
             }
         }
-        (theta, map(entries))
+        (theta, if kind == "default" { Value::Null } else { map(entries) })
     }
 }

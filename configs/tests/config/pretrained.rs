@@ -89,6 +89,11 @@ fn missing_keys_have_the_defaults_of_transformers() {
     assert_eq!(sizes(&qwen2), (Some(151_936), 22_016, 32, 32_768));
     assert_eq!([&llama, &mistral, &qwen2].map(|m| m.sliding_window), [None, Some(4096), None]);
     assert_eq!([&llama, &mistral, &qwen2].map(|m| m.qkv_bias), [false, false, true]);
+    let (qwen3, smollm3) = (of("qwen3"), of("smollm3"));
+    assert_eq!((sizes(&qwen3), qwen3.head_dim, qwen3.qk_norm), ((Some(151_936), 22_016, 32, 32_768), 128, true));
+    assert_eq!((sizes(&smollm3), smollm3.head_dim, smollm3.rope_theta), ((Some(128_256), 11_008, 4, 32_768), 128, 2e6));
+    assert_eq!((&smollm3.no_rope_layers[..5], smollm3.no_rope_layers.len()), (&[1, 1, 1, 0, 1][..], 36));
+    assert!(smollm3.tie_word_embeddings && smollm3.layer_types.is_empty() && !smollm3.qk_norm);
     for model in [llama, mistral, qwen2] {
         assert_eq!((model.hidden_size, model.head_dim, model.rope_theta, model.rms_norm_eps), (4096, 128, 1e4, 1e-6));
         assert!(!model.tie_word_embeddings && !model.attention_bias && !model.mlp_bias && model.rope_scaling.is_none());
@@ -171,7 +176,7 @@ fn rotary_scaling_is_read_in_both_of_its_forms() {
 }
 
 #[test]
-fn a_window_is_in_all_layers_or_in_none() {
+fn a_window_is_in_all_layers_in_some_or_in_none() {
     let window = |more: Value| {
         let mut config = json!({"num_hidden_layers": 2, "sliding_window": 7});
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -190,9 +195,16 @@ fn a_window_is_in_all_layers_or_in_none() {
     };
     assert_eq!((of(listed(["full", "full"])), of(listed(["sliding", "sliding"]))), (None, Some(7)));
     for mixed in [qwen2(1), listed(["full", "sliding"])] {
-        let said = refused(&window(mixed));
-        assert!(said.contains("`sliding_window: 7` in 1 of 2 layers is not implemented yet"), "{said}");
+        let model = llama(&window(mixed));
+        assert_eq!(
+            (model.sliding_window, model.layer_types),
+            (Some(7), ["full", "sliding"].map(|kind| format!("{kind}_attention")).to_vec())
+        );
     }
+    let mut short = window(listed(["full", "full"]));
+    short["num_hidden_layers"] = json!(3);
+    let said = refused(&short);
+    assert!(said.contains("`layer_types` should be a list with an entry for each of 3 layers"), "{said}");
     let said = refused(&window(json!({"model_type": "llama"})));
     assert!(said.contains("`sliding_window: 7` is not implemented yet"), "{said}");
     let said = refused(&window(listed(["full", "chunked"])));
@@ -239,6 +251,15 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
         ("llama", "rope_scaling", json!("linear"), "it should be a section of keys"),
         ("mistral", "attention_bias", json!(true), "`attention_bias` is none of mistral's"),
         ("qwen2", "mlp_bias", json!(true), "`mlp_bias` is none of qwen2's"),
+        ("qwen3", "mlp_bias", json!(true), "`mlp_bias` is none of qwen3's"),
+        ("smollm3", "no_rope_layers", json!([1, 0]), "should be a list with an entry for each of 36 layers"),
+        ("llama", "resid_pdrop", json!(0.1), "`resid_pdrop: 0.1` is not implemented yet"),
+        (
+            "llama",
+            "rope_parameters",
+            json!({"rope_type": "default", "partial_rotary_factor": 0.5}),
+            "`partial_rotary_factor: 0.5` of the rotary embedding is not implemented yet",
+        ),
         // The schema's message, located in `config.json`.
         ("llama", "hidden_size", json!("wide"), "`model.hidden_size`: expected a whole number"),
         ("llama", "head_dim", json!(7), "rotary embedding turns pairs, so it must be even"),
@@ -258,7 +279,10 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
         (json!({}), "`model_type` is missing"),
     ] {
         let errors = refused(&config);
-        assert!(errors.contains(said) && errors.contains("implemented are gpt2, llama, mistral, qwen2"), "{errors}");
+        assert!(
+            errors.contains(said) && errors.contains("implemented are gpt2, llama, mistral, qwen2, qwen3, smollm3"),
+            "{errors}"
+        );
     }
     // All unsupported keys are reported together.
     let two = json!({"model_type": "gpt2", "quantization_config": {"bits": 4}, "activation_function": "relu"});

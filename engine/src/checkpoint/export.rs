@@ -57,8 +57,7 @@ pub(crate) fn recorded(config: &Config) -> Value {
 
 /// Exports a checkpoint folder (`…/step-00000100`) to `out` in Hugging Face's format. If adapters were trained, writes
 /// them alone, in PEFT's format, with `adapter_config.json`. Otherwise writes all weights, `config.json` for a
-/// configured GPT-2 or Llama (a Mistral with a sliding window, a Qwen2 with `qkv_bias`), and copies the tokenizer's
-/// files. Returns the written files, and for each omitted file a line with the reason.
+/// configured GPT-2 or Llama (of the class that has its features), and copies the tokenizer's files. Returns the written files, and for each omitted file a line with the reason.
 ///
 /// # Errors
 /// Fails if `out` exists and is not empty, the checkpoint is damaged, or a file cannot be read or written.
@@ -264,30 +263,68 @@ fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
     if let Some(scaling) = model.rope_scaling {
         fields["rope_scaling"] = json!(scaling);
     }
-    let has_other_biases = model.attention_bias || model.mlp_bias;
-    let class = match (model.sliding_window, model.qkv_bias, has_other_biases) {
-        (None, false, _) => {
-            fields["attention_bias"] = json!(model.attention_bias);
-            fields["mlp_bias"] = json!(model.mlp_bias);
-            "Llama"
+    let class = class(model)?;
+    let windowed = model.sliding_window.is_some();
+    // These layers use the sliding window, from `max_window_layers` on if they are not listed.
+    let first = if windowed { 0 } else { model.num_hidden_layers };
+    let mut add = |name: &str, value: Value| fields[name] = value;
+    match class {
+        "Mistral" => add("sliding_window", json!(model.sliding_window)),
+        "Llama" => {
+            add("attention_bias", json!(model.attention_bias));
+            add("mlp_bias", json!(model.mlp_bias));
         }
-        (Some(window), false, false) => {
-            fields["sliding_window"] = json!(window);
-            "Mistral"
+        _ => {
+            add("use_sliding_window", json!(windowed));
+            add("sliding_window", json!(model.sliding_window));
+            match model.layer_types.is_empty() {
+                true => add("max_window_layers", json!(first)),
+                false => add("layer_types", json!(model.layer_types)),
+            }
         }
-        (window, true, false) => {
-            // These layers, from `max_window_layers` on, use the sliding window.
-            fields["use_sliding_window"] = json!(window.is_some());
-            fields["sliding_window"] = json!(window);
-            fields["max_window_layers"] = json!(if window.is_some() { 0 } else { model.num_hidden_layers });
-            "Qwen2"
+    }
+    match class {
+        "Qwen3" => add("attention_bias", json!(model.attention_bias)),
+        "SmolLM3" => {
+            add("attention_bias", json!(model.attention_bias));
+            add("mlp_bias", json!(model.mlp_bias));
+            let rotates = if model.no_rope_layers.is_empty() {
+                vec![1; model.num_hidden_layers]
+            } else {
+                model.no_rope_layers.clone()
+            };
+            add("no_rope_layers", json!(rotates));
+            let kind = if windowed { zero_config::SLIDING_ATTENTION } else { zero_config::FULL_ATTENTION };
+            if model.layer_types.is_empty() {
+                add("layer_types", json!(vec![kind; model.num_hidden_layers]));
+            }
         }
-        (Some(_), false, true) => return Err("no Hugging Face class has these biases and a sliding window".into()),
-        (_, true, true) => return Err("no Hugging Face class has these biases".into()),
-    };
+        _ => {}
+    }
     fields["architectures"] = json!([format!("{class}ForCausalLM")]);
     fields["model_type"] = json!(class.to_lowercase());
     Ok(fields)
+}
+
+/// Selects the Hugging Face class with this Llama's features, without `ForCausalLM`.
+fn class(model: &Llama) -> Result<&'static str, String> {
+    let some_slide = !model.layer_types.is_empty();
+    let some_rotate = !model.no_rope_layers.is_empty();
+    let no_class = |of: &str| Err(format!("no Hugging Face class has {of}"));
+    match (model.qk_norm, model.qkv_bias) {
+        (true, true) => no_class("`qkv_bias` and `qk_norm`"),
+        (true, false) if model.mlp_bias => no_class("`mlp_bias` and `qk_norm`"),
+        (_, true) if model.mlp_bias || model.attention_bias => no_class("these biases"),
+        (true, _) | (_, true) if some_rotate => no_class("`no_rope_layers` and `qk_norm` or `qkv_bias`"),
+        (true, false) => Ok("Qwen3"),
+        (false, true) => Ok("Qwen2"),
+        (false, false) if some_rotate || some_slide => Ok("SmolLM3"),
+        (false, false) => match (model.sliding_window, model.attention_bias || model.mlp_bias) {
+            (None, _) => Ok("Llama"),
+            (Some(_), false) => Ok("Mistral"),
+            (Some(_), true) => Ok("SmolLM3"),
+        },
+    }
 }
 
 /// Reads the tokenizer's files, or returns why there are none.

@@ -13,6 +13,7 @@ mod checkpoint;
 mod docs;
 mod dropout;
 mod export;
+mod families;
 mod frozen;
 mod gradients;
 mod ignored_targets;

@@ -6,11 +6,13 @@
 mod gpt2;
 mod language_head;
 mod llama;
+mod llama_config;
 mod mlp;
 
 pub use gpt2::{Gpt2Config, gpt2};
 pub use language_head::LanguageHead;
-pub use llama::{LlamaConfig, llama};
+pub use llama::llama;
+pub use llama_config::{LayerType, LlamaConfig};
 pub use mlp::{MlpConfig, mlp};
 pub use zero_ops::{Activation, UnknownActivation};
 

@@ -1,0 +1,146 @@
+//! The configuration of a Llama and of the families that differ from it in details.
+
+use super::check_sizes;
+use candle_core::{Result, bail};
+use zero_ops::RopeScaling;
+
+/// The positions that a layer attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerType {
+    /// All preceding positions.
+    FullAttention,
+    /// Those within [`LlamaConfig::sliding_window`].
+    SlidingAttention,
+}
+
+/// Configuration of a Llama: the fields of Hugging Face's `LlamaConfig` that have an effect here, under the same names,
+/// and those that describe other families. The defaults describe a Llama.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP's inner layer.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Number of query heads.
+    pub num_attention_heads: usize,
+    /// Number of key and value heads. Must divide the number of query heads.
+    pub num_key_value_heads: usize,
+    /// Size of a head, which must be even; `hidden_size` / `num_attention_heads` if `None`.
+    pub head_dim: Option<usize>,
+    /// Maximum sequence length.
+    pub max_position_embeddings: usize,
+    /// Base of the rotary angles.
+    pub rope_theta: f64,
+    /// Scaling of the rotary angles for longer sequences; unscaled if `None`.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Number of positions that a position attends to, itself and the ones just before it, as in `MistralConfig`. All
+    /// preceding positions if `None`.
+    pub sliding_window: Option<usize>,
+    /// The kind of each layer. If empty, all layers use `sliding_window`.
+    pub layer_types: Vec<LayerType>,
+    /// Whether each layer rotates queries and keys by their positions, as in SmolLM3. If empty, all do.
+    pub rotates: Vec<bool>,
+    /// Whether each head's queries and keys pass an RMS norm before the rotation, as in Qwen3.
+    pub qk_norm: bool,
+    /// Dropout probability of attention probabilities. Must be 0 on a GPU.
+    pub attention_dropout: f32,
+    /// ε of the norms.
+    pub rms_norm_eps: f32,
+    /// Standard deviation of the initial weights.
+    pub initializer_range: f64,
+    /// Whether the head shares the weight of the token embedding.
+    pub tie_word_embeddings: bool,
+    /// Whether the projections of queries, keys and values have biases, as in Qwen2.
+    pub qkv_bias: bool,
+    /// Whether all four projections of the attention have biases.
+    pub attention_bias: bool,
+    /// Whether the three projections of the MLP have biases.
+    pub mlp_bias: bool,
+    /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`] saves no inner rows
+    /// for the backward. If `None`, the MLP computes all rows at once and saves them.
+    pub tiled_mlp_rows: Option<usize>,
+    /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`] beside its tokens.
+    pub packed: bool,
+}
+
+impl Default for LlamaConfig {
+    /// Returns Hugging Face's defaults: the 7B Llama.
+    fn default() -> Self {
+        Self {
+            vocab_size: 32_000,
+            hidden_size: 4096,
+            intermediate_size: 11_008,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: 32,
+            head_dim: None,
+            max_position_embeddings: 2048,
+            rope_theta: 10_000.0,
+            rope_scaling: None,
+            sliding_window: None,
+            layer_types: vec![],
+            rotates: vec![],
+            qk_norm: false,
+            attention_dropout: 0.0,
+            rms_norm_eps: 1e-6,
+            initializer_range: 0.02,
+            tie_word_embeddings: false,
+            qkv_bias: false,
+            attention_bias: false,
+            mlp_bias: false,
+            tiled_mlp_rows: None,
+            packed: false,
+        }
+    }
+}
+
+impl LlamaConfig {
+    pub(super) fn check(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim.unwrap_or(1)),
+            ("max_position_embeddings", self.max_position_embeddings),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
+        ];
+        check_sizes("llama", &sizes)?;
+        let (width, heads, kv_heads) = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads);
+        if self.head_dim.is_none() && width % heads != 0 {
+            bail!("llama: hidden_size = {width} is not a multiple of num_attention_heads = {heads}");
+        }
+        if heads % kv_heads != 0 {
+            bail!("llama: num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}");
+        }
+        let lists = [("layer_types", self.layer_types.len()), ("rotates", self.rotates.len())];
+        if let Some((name, count)) = lists.into_iter().find(|(_, count)| ![0, self.num_hidden_layers].contains(count)) {
+            bail!("llama: {name} has {count} entries for {} layers", self.num_hidden_layers);
+        }
+        if self.layer_types.contains(&LayerType::SlidingAttention) && self.sliding_window.is_none() {
+            bail!("llama: a layer of sliding attention needs sliding_window");
+        }
+        if !self.head_size().is_multiple_of(2) {
+            bail!("llama: rotary positions need an even head size, got {}", self.head_size());
+        }
+        Ok(())
+    }
+
+    pub(super) fn head_size(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
+    }
+
+    /// Returns whether a layer attends within the window.
+    pub(super) fn slides(&self, layer: usize) -> bool {
+        match self.layer_types.get(layer) {
+            Some(kind) => *kind == LayerType::SlidingAttention,
+            None => self.sliding_window.is_some(),
+        }
+    }
+}
