@@ -54,6 +54,8 @@ unsafe impl Sync for Out<'_> {}
 pub(super) const DEPTH: usize = 512;
 /// Columns of such a block, which takes 1.5 MiB.
 const WIDTH: usize = 768;
+/// Words of the inner dimension in a block that is multiplied with the rows of one tile: 24 KiB.
+const FEW_DEPTH: usize = 128;
 /// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
 pub(super) const HEIGHT: usize = 256;
 
@@ -109,7 +111,12 @@ enum Order {
 }
 
 impl Sizes {
-    fn new<T: Terms>(isa: Isa, words: usize, to: To) -> Self {
+    fn new<T: Terms>(isa: Isa, words: usize, to: To, rows: usize) -> Self {
+        if let (To::F32(_), true) = (to, rows <= T::rows(isa)) {
+            // The packed block is read once, so it stays in the first-level cache.
+            let depth = even(words, FEW_DEPTH);
+            return Self { depth, width: COLUMNS, height: HEIGHT, order: Order::RowsFirst };
+        }
         let (depth, height, order) = match T::tile_columns(isa) {
             COLUMNS => (DEPTH, HEIGHT, Order::RowsFirst),
             columns => {
@@ -148,7 +155,8 @@ pub(super) unsafe fn block<T: Terms>(
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
-    let work = Block { isa, out, left, right, rows, sizes: Sizes::new::<T>(isa, T::words(left.columns), out.to) };
+    let sizes = Sizes::new::<T>(isa, T::words(left.columns), out.to, rows.len());
+    let work = Block { isa, out, left, right, rows, sizes };
     T::running(|| {
         PACKED.with_borrow_mut(|room| {
             for columns in pieces(columns, work.sizes.width) {

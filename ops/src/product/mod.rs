@@ -17,6 +17,7 @@
 mod amx;
 mod blocks;
 mod caches;
+mod few;
 mod pack;
 mod pairs;
 mod panels;
@@ -286,6 +287,12 @@ unsafe fn block_on(
     rows: Range<usize>,
     columns: Range<usize>,
 ) {
+    let isa = Isa::current();
+    if let (To::F32(to), Some((from, weights))) = (out.to, few::operands(isa, &left, &right, rows.len())) {
+        let operands = ((from, left.row_stride), (weights, right.row_stride));
+        // SAFETY: guaranteed by the caller.
+        return unsafe { few::product(isa, (out, to), operands.0, operands.1, left.columns, (rows, columns)) };
+    }
     // SAFETY: guaranteed by the caller.
     unsafe {
         match units {
