@@ -51,10 +51,11 @@ pub(super) unsafe fn product(
         }
         std::slice::from_raw_parts_mut(start, columns.len())
     };
-    if let Start::Row(start) = out.start {
-        rows.clone().for_each(|row| row_of(row).copy_from_slice(&start[columns.clone()]));
-    } else {
-        rows.clone().for_each(|row| drop(row_of(row)));
+    for row in rows.clone() {
+        let sums = row_of(row);
+        if let Start::Row(start) = out.start {
+            sums.copy_from_slice(&start[columns.clone()]);
+        }
     }
     for first in (0..depth).step_by(DEPTH) {
         let terms = first..depth.min(first + DEPTH);

@@ -83,9 +83,9 @@ fn prompts_come_from_standard_input_and_files() {
 #[test]
 fn conversations_and_adapters_are_continued() {
     let case = Case::new();
-    let data = case.conversations(24, "");
+    let data = case.conversations(40, "");
     let model = "model={type: llama, vocab_size: 64, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, \
-                 num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 32}";
+                 num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 48}";
     fs::copy(case.path("template.jinja"), case.path("chat_template.jinja")).unwrap();
     case.train(&["--quiet", "-n", "1", "--max-steps", "4", "--out", "base", "--set", &data, "--set", model]);
     let chat = ["--chat", "-p", "w2 w3", "-n", "5", "--quiet"];
