@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use zero_engine::counted;
 use zero_train::data::{At, PlacedRecord, Tokenizer, read_records};
-use zero_train::{Error, Finish, Generate, Generated, Generator, Sampling, process};
+use zero_train::generate::{Finish, Generate, Generated, Generator, Sampling};
+use zero_train::{Error, process};
 
 use crate::arguments::{GenerateArgs, refuse};
 use crate::input::is_standard_input;

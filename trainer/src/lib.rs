@@ -37,7 +37,7 @@
 //! | give it data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
 //! | configure the run | [`Config`], [`configured_layers`] |
 //! | write the training loop | [`Engine`], [`Step`], [`process::set_up`] |
-//! | generate text | [`Generator`], [`Generate`], [`Sampling`], [`Generated`], [`Finish`] |
+//! | generate text | [`generate`] |
 //! | export and import weights | [`checkpoint`] |
 //! | run ranks as threads | [`ranks`] |
 //! | handle errors | [`Error`] |
@@ -49,17 +49,19 @@
 
 mod append;
 pub mod data;
-mod generate;
+pub mod generate;
 pub mod metrics;
 mod monitor;
 pub mod process;
+#[cfg(test)]
+#[path = "../../engine/tests/python/mod.rs"]
+mod python;
 mod report_page;
 pub mod train;
 mod trainer;
 
 #[doc(inline)]
 pub use data::Dataset;
-pub use generate::{Finish, Generate, Generated, Generator, Sampling};
 #[doc(inline)]
 pub use train::{Output, Resume};
 pub use trainer::Trainer;

@@ -20,7 +20,7 @@ use text::Writer;
 /// A model that generates text on the CPU, in f32, with a key-value cache.
 ///
 /// ```no_run
-/// use zero_train::{Generate, Generator, Sampling};
+/// use zero_train::generate::{Generate, Generator, Sampling};
 ///
 /// let generator = Generator::open("out", None)?; // a run, a checkpoint, an export or a Hugging Face folder
 /// let options = Generate { sampling: Sampling { temperature: 0.8, ..Sampling::default() }, ..Generate::default() };

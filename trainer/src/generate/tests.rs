@@ -6,9 +6,6 @@ use zero_model::zoo::{LlamaConfig, llama};
 
 use super::*;
 
-#[path = "../../../engine/tests/python/mod.rs"]
-mod python;
-
 /// A random Llama over bytes.
 fn generator() -> Generator {
     let config = LlamaConfig {
@@ -52,7 +49,7 @@ fn a_text_depends_on_its_prompt_and_the_seed_alone() {
         ["one", "a longer prompt", "x", "yy", "one"].iter().map(|text| generator.encode(text).unwrap()).collect();
     let alone: Vec<Generated> = prompts
         .iter()
-        .map(|prompt| generator.generate(&[prompt.clone()], &sampled(5), |_, _| {}).unwrap().remove(0))
+        .map(|prompt| generator.generate(std::slice::from_ref(prompt), &sampled(5), |_, _| {}).unwrap().remove(0))
         .collect();
     for batch in [1, 2, 3, 8] {
         let mut shown = vec![String::new(); prompts.len()];
@@ -72,7 +69,7 @@ fn texts_end_at_tokens_strings_and_the_last_position() {
     let mut generator = generator();
     let prompt = generator.encode("abc").unwrap();
     let run = |generator: &Generator, options: &Generate| {
-        generator.generate(&[prompt.clone()], options, |_, _| {}).unwrap().remove(0)
+        generator.generate(std::slice::from_ref(&prompt), options, |_, _| {}).unwrap().remove(0)
     };
     let free = run(&generator, &Generate { max_new_tokens: 30, ..sampled(1) });
     assert_eq!((free.tokens.len(), free.finish, free.prompt_tokens), (30, Finish::Length, 3));
@@ -103,7 +100,7 @@ fn a_repetition_penalty_changes_the_text() {
     let run = |repetition_penalty| {
         let sampling = Sampling { repetition_penalty, ..Sampling::default() };
         let options = Generate { max_new_tokens: 40, sampling, ..Generate::default() };
-        generator.generate(&[prompt.clone()], &options, |_, _| {}).unwrap().remove(0).tokens
+        generator.generate(std::slice::from_ref(&prompt), &options, |_, _| {}).unwrap().remove(0).tokens
     };
     let distinct = |mut tokens: Vec<u32>| {
         tokens.sort_unstable();
@@ -172,16 +169,18 @@ for index, model in enumerate(models):
     print(json.dumps([model.config.model_type, prompts, out]))
 "#;
 
+/// Tokens, and the least distance between the two largest logits.
+type Expected = (Vec<u32>, f64);
+
 #[test]
 fn greedy_tokens_are_those_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("FOLDER = {:?}\n{MODELS}", folder.path().display().to_string());
-    let Some(out) = python::python(&["torch", "transformers"], &script) else { return };
+    let Some(out) = crate::python::python(&["torch", "transformers"], &script) else { return };
     let lines: Vec<&str> = out.lines().filter(|line| line.starts_with('[')).collect();
     assert_eq!(lines.len(), 4, "{out}");
     for (index, line) in lines.into_iter().enumerate() {
-        let (kind, prompts, expected): (String, Vec<Vec<u32>>, Vec<(Vec<u32>, f64)>) =
-            serde_json::from_str(line).unwrap();
+        let (kind, prompts, expected): (String, Vec<Vec<u32>>, Vec<Expected>) = serde_json::from_str(line).unwrap();
         let generator = Generator::open(folder.path().join(index.to_string()), None).unwrap();
         let options = Generate { max_new_tokens: 200, ..Generate::default() };
         let got = generator.generate(&prompts, &options, |_, _| {}).unwrap();
@@ -220,7 +219,7 @@ print(json.dumps([prompt, plain, generate(model)]))
 fn greedy_tokens_with_an_adapter_are_those_of_peft() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("FOLDER = {:?}\n{ADAPTER}", folder.path().display().to_string());
-    let Some(out) = python::python(&["torch", "transformers", "peft"], &script) else { return };
+    let Some(out) = crate::python::python(&["torch", "transformers", "peft"], &script) else { return };
     let line = out.lines().find(|line| line.starts_with('[')).unwrap();
     let [prompt, plain, adapted]: [Vec<u32>; 3] = serde_json::from_str(line).unwrap();
     assert_ne!(plain, adapted);
@@ -228,7 +227,7 @@ fn greedy_tokens_with_an_adapter_are_those_of_peft() {
     let options = Generate { max_new_tokens: 60, ..Generate::default() };
     let run = |adapter: Option<&Path>| {
         let generator = Generator::open(&base, adapter).unwrap();
-        generator.generate(&[prompt.clone()], &options, |_, _| {}).unwrap().remove(0).tokens
+        generator.generate(std::slice::from_ref(&prompt), &options, |_, _| {}).unwrap().remove(0).tokens
     };
     assert_eq!(run(None), plain);
     assert_eq!(run(Some(&adapter)), adapted);
@@ -281,7 +280,7 @@ fn probabilities_are_those_of_transformers() {
                "repetition_penalty": s.repetition_penalty})
     };
     let text = Value::Array(cases.iter().map(case).collect()).to_string();
-    let Some(out) = python::python(&["torch", "transformers"], &format!("CASES = {text}\n{PROCESSORS}")) else {
+    let Some(out) = crate::python::python(&["torch", "transformers"], &format!("CASES = {text}\n{PROCESSORS}")) else {
         return;
     };
     let lines: Vec<&str> = out.lines().filter(|line| line.starts_with('[')).collect();

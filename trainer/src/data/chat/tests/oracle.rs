@@ -11,8 +11,7 @@ use super::tokenizer::Folder;
 use super::{messages, said};
 use zero_model::ops::IGNORE_INDEX;
 
-#[path = "../../../../../engine/tests/python/mod.rs"]
-mod python;
+use crate::python;
 
 /// Prints a list per folder with one `[tokens, mask]` per record.
 const SCRIPT: &str = r#"
