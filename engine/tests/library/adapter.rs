@@ -2,6 +2,9 @@
 
 use crate::world;
 
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor, safetensors};
 use tempfile::TempDir;
 use world::{BF16, Trajectory, assert_same, config, gpt2_config, llama_config, run_of, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
@@ -152,6 +155,17 @@ fn names_and_keys_without_effect_are_errors() {
     assert!(unknown.contains("q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"), "{unknown}");
     assert!(error("adapter: {modules_to_save: [score]}").contains("adapter.modules_to_save"));
     assert!(error("adapter: {}\ntraining: {frozen: ['*']}").contains("training.frozen"));
+    // The adapter of a model with other sizes.
+    let folder = TempDir::new().unwrap();
+    let settings = serde_json::json!({"peft_type": "LORA", "r": 8, "lora_alpha": 8});
+    std::fs::write(folder.path().join("adapter_config.json"), settings.to_string()).unwrap();
+    let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+    let tensor = Tensor::zeros((8, 3), DType::F32, &Device::Cpu).unwrap();
+    let file = folder.path().join("adapter_model.safetensors");
+    safetensors::save(&HashMap::from([(name, tensor)]), file).unwrap();
+    let other = error(&format!("adapter: {{pretrained: {:?}}}", folder.path()));
+    assert!(other.contains("q_proj.lora_A.weight` has shape [8, 3] in the file and [8, 32]"), "{other}");
+    assert!(other.contains("use the base model that the adapter was trained for"), "{other}");
     let missing = error("adapter: {pretrained: nowhere}");
     assert!(missing.contains("adapter.pretrained") && missing.contains("nowhere"), "{missing}");
 }

@@ -5,9 +5,10 @@ use std::path::Path;
 use crate::python;
 use crate::world;
 
+use candle_core::{DType, Device, Tensor};
 use python::python;
 use world::{batch, world};
-use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export, merge};
+use zero_engine::{Batch, Config, Engine, ExportDtype, Weights, configured_layers, export, merge};
 
 const STEPS: u64 = 100;
 
@@ -21,7 +22,7 @@ struct Case {
     trains: &'static str,
 }
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 9] = [
     Case {
         class: "GPT2LMHeadModel",
         keys: "adapter: {r: 4, lora_alpha: 16, target_modules: [c_attn, mlp.c_proj], modules_to_save: [ln_f], \
@@ -67,7 +68,22 @@ const CASES: [Case; 7] = [
         lora: "",
         trains: "'embed_tokens' not in name",
     },
+    Case { class: "LlamaForCausalLM", keys: MASKED, lora: "", trains: "True" },
+    Case { class: "GPT2LMHeadModel", keys: MASKED, lora: "", trains: "True" },
 ];
+
+/// All parameters are trained, on batches of which targets are ignored.
+const MASKED: &str = "gradient_accumulation_steps: 1";
+
+/// Ignores every second target of the first two samples of [`batch`], and every third one of the others.
+fn masked(batch: Batch) -> Batch {
+    let targets = batch.targets.as_ref().unwrap().to_dtype(DType::I64).unwrap();
+    let shape = targets.shape().clone();
+    let targets = targets.flatten_all().unwrap().to_vec1::<i64>().unwrap();
+    let targets = targets.iter().enumerate().map(|(i, &target)| if i % (2 + i / 32) == 0 { -100 } else { target });
+    let targets = Tensor::from_vec(targets.collect::<Vec<_>>(), shape, &Device::Cpu).unwrap();
+    Batch::new(batch.inputs, targets)
+}
 
 /// The model, its adapter and the batches of `world::batch`, in Python.
 const PREAMBLE: &str = "
@@ -90,7 +106,10 @@ def tokens(step, samples):
     token = lambda i: (i * 7 + step * 13 + i * i % 11) % 61
     ids = torch.tensor([token(i) for i in range(samples * 16 + 1)])
     return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
-def train(model, steps, lr_ratio):
+def masked(targets):
+    kept = torch.tensor([i % (2 + i // 32) != 0 for i in range(targets.numel())]).view(targets.shape)
+    return targets.where(kept, -100)
+def train(model, steps, lr_ratio=None, masks=False):
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [dict(params=[p for p in trained if p.dim() > 1], weight_decay=0.1),
               dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0)]
@@ -100,6 +119,7 @@ def train(model, steps, lr_ratio):
     model.train()
     for step in range(steps):
         inputs, targets = tokens(step % 2, 4)
+        if masks: targets = masked(targets)
         loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 0.5)
@@ -124,7 +144,8 @@ fn ours(case: &Case, folder: &Path) -> (Vec<f32>, Vec<f32>, std::path::PathBuf) 
         let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
         let layers = configured_layers(&config, None).unwrap();
         let mut engine = Engine::with_communicator(config, layers, comm).unwrap_or_else(|e| panic!("{text}\n{e}"));
-        let losses = (0..STEPS).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect();
+        let batch_of = |step: u64| if case.keys == MASKED { masked(batch(step % 2, 4)) } else { batch(step % 2, 4) };
+        let losses = (0..STEPS).map(|step| engine.train_batch(&batch_of(step)).unwrap().loss).collect();
         let saved = engine.save_checkpoint(folder.join("run")).unwrap();
         let logits = engine.forward(batch(999, 1).inputs).unwrap().tensors()[0].flatten_all().unwrap();
         (losses, logits.to_vec1::<f32>().unwrap(), saved)
@@ -158,8 +179,12 @@ fn one_hundred_steps_agree_with_peft_and_pytorch() {
                 folder.join("initial")
             ),
         };
-        let lr_ratio = if case.keys.contains("loraplus_lr_ratio: 8") { "8" } else { "None" };
-        script += &format!("show([train(model, {STEPS}, {lr_ratio}), logits(model)])\n");
+        let way = match case.keys {
+            MASKED => ", masks=True",
+            keys if keys.contains("loraplus_lr_ratio: 8") => ", lr_ratio=8",
+            _ => "",
+        };
+        script += &format!("show([train(model, {STEPS}{way}), logits(model)])\n");
     }
     let Some(theirs) = python(&["torch", "transformers", "peft"], &script) else { return };
     let mut script = String::from(PREAMBLE);
