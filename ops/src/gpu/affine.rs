@@ -176,7 +176,7 @@ pub(crate) fn backward(
 }
 
 /// Computes [`bias_gradient`](crate::linear::affine::bias_gradient) with bit-identical results.
-fn bias_gradient(op: &'static str, gpu: &Gpu, bias: &Tensor, dy: &Operand) -> Result<Option<Tensor>> {
+pub(crate) fn bias_gradient(op: &'static str, gpu: &Gpu, bias: &Tensor, dy: &Operand) -> Result<Option<Tensor>> {
     let outputs = bias.elem_count();
     let rows = [count32(op, dy.count / outputs)?, count32(op, outputs)?];
     deliver(op, gpu, bias, |to, onto| {

@@ -11,6 +11,10 @@ use std::sync::OnceLock;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
 
+#[cfg(feature = "cuda")]
+use crate::device::{Gpu, Operand};
+#[cfg(feature = "cuda")]
+use crate::gpu;
 use crate::graph::gradient::{Tile, deliver_tile};
 use crate::graph::operand::{View, f32s_of, rows};
 use crate::graph::output::{Reader, build_as, tensor};
@@ -181,11 +185,12 @@ impl Magnified {
     fn backward(&self, p: &Tensor, m: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 2]> {
         let norms = self.norms()?;
         let (count, outputs) = rows(OP, p.shape())?;
-        if dy.device().is_cuda() {
-            let (p, m, dy) = (p.detach(), m.detach(), dy.detach());
-            let dp = dy.broadcast_mul(&m.div(norms)?)?;
-            let dm = (dy * p)?.reshape((count, outputs))?.sum(0)?.div(norms)?;
-            return Ok([Some(dp), Some(dm)]);
+        #[cfg(feature = "cuda")]
+        if gpu::holds(p) {
+            let (values, dy) = (p.detach(), dy.detach());
+            let dp = dy.broadcast_mul(&m.detach().div(norms)?)?;
+            let dm = summed_on_gpu(m, &dy.mul(&values)?.broadcast_div(norms)?)?;
+            return Ok([Some(dp), dm]);
         }
         let held =
             (p.storage_and_layout(), m.storage_and_layout(), norms.storage_and_layout(), dy.storage_and_layout());
@@ -216,6 +221,12 @@ impl Magnified {
         })?;
         Ok([Some(tensor(dp, p.shape())), dm])
     }
+}
+
+/// Sums rows into the gradient of a vector.
+#[cfg(feature = "cuda")]
+fn summed_on_gpu(parameter: &Tensor, rows: &Tensor) -> Result<Option<Tensor>> {
+    gpu::affine::bias_gradient(OP, &Gpu::of(OP, rows)?, parameter, &Operand::of(OP, rows)?)
 }
 
 impl Footprint for Magnified {
@@ -295,10 +306,9 @@ impl CustomOp3 for Magnified {
         dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let [dp, dm] = self.backward(p, m, dy)?;
-        if dy.device().is_cuda() {
-            let (count, outputs) = rows(OP, p.shape())?;
-            let db = bias.track_op().then(|| dy.detach().reshape((count, outputs))?.sum(0)).transpose()?;
-            return Ok((dp, dm, db));
+        #[cfg(feature = "cuda")]
+        if gpu::holds(p) {
+            return Ok((dp, dm, summed_on_gpu(bias, dy)?));
         }
         let held = dy.storage_and_layout();
         Ok((dp, dm, bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
