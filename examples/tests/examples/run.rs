@@ -46,6 +46,16 @@ fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more
     String::from_utf8_lossy(&outputs[0].stdout).into_owned()
 }
 
+/// `trainer/src/generate/tests.rs` tests texts. The program reports a folder without a model.
+#[test]
+fn generate() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let arguments = [folder.path().as_os_str(), "Once".as_ref()];
+    let output = Command::new(env!("CARGO_BIN_EXE_generate")).args(arguments).output().expect("the example starts");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains(&folder.path().display().to_string()), "{error}");
+}
+
 #[test]
 fn gpt() {
     let alone = run(env!("CARGO_BIN_EXE_gpt"), 1);
