@@ -148,6 +148,10 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5))) {
             Err(error) => last = error,
+            // While nothing listens, a port of the ephemeral range can connect to itself.
+            Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                last = io::ErrorKind::ConnectionRefused.into();
+            }
             Ok(mut stream) => {
                 stream.set_nodelay(true)?;
                 return greet(&mut stream, key).map(|protocol| (stream, protocol));
