@@ -286,9 +286,9 @@ impl Llama {
     }
 }
 
-/// A layer that attends to all earlier positions, in [`Llama::layer_types`].
+/// A layer that attends to all earlier positions, in `layer_types`.
 pub const FULL_ATTENTION: &str = "full_attention";
-/// A layer that attends to [`Llama::sliding_window`] positions, in [`Llama::layer_types`].
+/// A layer that attends to `sliding_window` positions, in `layer_types`.
 pub const SLIDING_ATTENTION: &str = "sliding_attention";
 
 type Size = (&'static str, usize);
