@@ -4,7 +4,6 @@
 //! size of a tensor. The files depend only on the values, not on the layout of the checkpoint.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,11 +11,12 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use serde_json::json;
+use zero_model::ops::MAGNITUDES;
 
 use crate::error::CheckpointError;
+use crate::load::Source;
 use crate::manifest::{Manifest, ParameterEntry, tensor_name};
-use crate::merge::{MAGNITUDES, Merge, Product, is_of_adapter, matrices, peft_name};
-use crate::tensors::TensorFile;
+use crate::merge::{Merge, Product, is_of_adapter, matrices, peft_name};
 use crate::writer::TensorWriter;
 
 /// Floating-point type of the exported tensors.
@@ -160,7 +160,7 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
         1 => "model.safetensors".to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", part + 1),
     };
-    let mut source = Source { folder, manifest, open: HashMap::new() };
+    let mut source = Source::new(folder, manifest);
     let (mut files, mut weight_map) = (vec![], serde_json::Map::new());
     for (index, part) in parts.iter().enumerate() {
         let file = file_name(index);
@@ -217,13 +217,6 @@ fn distribute<'a>(
         }
     }
     parts
-}
-
-/// The checkpoint being exported.
-struct Source<'a> {
-    folder: &'a Path,
-    manifest: &'a Manifest,
-    open: HashMap<usize, TensorFile>,
 }
 
 impl Source<'_> {
@@ -308,10 +301,7 @@ impl Source<'_> {
     ) -> Result<(), CheckpointError> {
         for piece in &entry.pieces {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
-            let file = match self.open.entry(piece.shard) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(TensorFile::open_own(&shard)?),
-            };
+            let file = self.shard(piece.shard)?;
             let (tensor, elements) = (tensor_name(name, piece.start, None), piece.end - piece.start);
             let info = file.floats(&tensor, elements)?;
             let crc32 = file.portions(info, |bytes| take(&shard, bytes))?;

@@ -1,6 +1,7 @@
 //! Loads a checkpoint into any layout.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::path::Path;
 
@@ -43,7 +44,7 @@ fn verify(folder: &Path, zero: &ShardedState, comm: &dyn Communicator) -> Result
 }
 
 fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(), CheckpointError> {
-    let mut source = Source { folder, manifest, open: HashMap::new() };
+    let mut source = Source::new(folder, manifest);
     for kind in zero.kinds() {
         let is_saved = !has_parameters_alone(manifest) || kind == Kind::Parameter;
         for range in zero.held_ranges(kind).into_iter().flat_map(zero_partition::Range::portions) {
@@ -147,10 +148,24 @@ pub(crate) struct Source<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) manifest: &'a Manifest,
     /// Open shards by index.
-    pub(crate) open: HashMap<usize, TensorFile>,
+    open: HashMap<usize, TensorFile>,
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    pub(crate) fn new(folder: &'a Path, manifest: &'a Manifest) -> Self {
+        Self { folder, manifest, open: HashMap::new() }
+    }
+
+    /// Returns a shard's file, which is opened once.
+    pub(crate) fn shard(&mut self, index: usize) -> Result<&mut TensorFile, CheckpointError> {
+        match self.open.entry(index) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                Ok(entry.insert(TensorFile::open_own(&self.folder.join(&self.manifest.shards[index].file))?))
+            }
+        }
+    }
+
     /// Reads one range of a parameter, or of an optimizer state of it, from the pieces that it overlaps.
     pub(crate) fn assemble(
         &mut self,
@@ -165,12 +180,7 @@ impl Source<'_> {
             if start >= end {
                 continue;
             }
-            let shard = match self.open.entry(piece.shard) {
-                std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::hash_map::Entry::Vacant(entry) => {
-                    entry.insert(TensorFile::open_own(&self.folder.join(&self.manifest.shards[piece.shard].file))?)
-                }
-            };
+            let shard = self.shard(piece.shard)?;
             let (tensor, length) = (tensor_name(name, piece.start, state), piece.end - piece.start);
             shard.floats(&tensor, length)?;
             let target = &mut values[start - elements.start..end - elements.start];

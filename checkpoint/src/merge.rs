@@ -1,12 +1,12 @@
 //! Folds LoRA adapters into the weights of their linear maps: W + s·B·A.
 
+use zero_model::ops::MAGNITUDES;
+
 use crate::manifest::Manifest;
 
 /// The names that PEFT gives the matrices of an adapter.
 const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
-/// The name of DoRA's vector, in PEFT's files too.
-pub(crate) const MAGNITUDES: &str = zero_model::ops::MAGNITUDES;
 /// The prefix of PEFT's names of tensors.
 const PEFT_PREFIX: &str = "base_model.model.";
 /// The part of PEFT's names that stands for a linear map without its adapter.

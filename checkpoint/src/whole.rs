@@ -1,6 +1,5 @@
 //! Fills the parameters of a model whole, in one process and without optimizer state, to run it.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use zero_model::{Model, Parameter};
@@ -36,7 +35,7 @@ fn fill_some(folder: &Path, model: &Model, is_stored: fn(&Parameter) -> bool) ->
     for shard in 0..manifest.shards.len() {
         intact(folder, &manifest, shard)?;
     }
-    let mut source = Source { folder, manifest: &manifest, open: HashMap::new() };
+    let mut source = Source::new(folder, &manifest);
     for parameter in model.parameters().iter().filter(|parameter| is_stored(parameter)) {
         fill(parameter, source.assemble(parameter.name(), None, 0..parameter.elements())?)?;
     }

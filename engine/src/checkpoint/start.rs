@@ -71,9 +71,7 @@ fn initial_magnitudes(adapter: &Adapter, zero: &mut ShardedState) -> Result<(), 
         let mut full = |id| zero.full(Kind::Parameter, id);
         let (weight, a, b) = (full(weight)?, full(a)?, full(b)?);
         let norms = weight_norms(&weight, [&a, &b], adapter.r, adapter.scale() as f32, map.inputs_first);
-        for range in zero.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == magnitudes) {
-            zero.write(Kind::Parameter, &range, &norms[range.elements.clone()])?;
-        }
+        zero.write_parameter(magnitudes, &norms)?;
     }
     Ok(())
 }

@@ -54,10 +54,7 @@ impl Engine {
                 values.len()
             )));
         }
-        for range in self.zero.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == id) {
-            self.zero.write(Kind::Parameter, &range, &values[range.elements.clone()])?;
-        }
-        Ok(())
+        Ok(self.zero.write_parameter(id, values)?)
     }
 
     fn parameter(&self, name: &str) -> Result<usize, Error> {

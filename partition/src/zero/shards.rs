@@ -187,6 +187,20 @@ impl ShardedState {
         Ok(values)
     }
 
+    /// Overwrites what this rank holds of a parameter, given all of its values.
+    ///
+    /// # Errors
+    /// The same as those of [`ShardedState::write`].
+    ///
+    /// # Panics
+    /// Panics if `values` has fewer elements than the parameter.
+    pub fn write_parameter(&mut self, parameter: ParameterId, values: &[f32]) -> Result<(), ZeroError> {
+        for range in self.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == parameter) {
+            self.write(Kind::Parameter, &range, &values[range.elements.clone()])?;
+        }
+        Ok(())
+    }
+
     /// Overwrites a range that this rank holds. A parameter's working copy is updated together with its master.
     ///
     /// # Errors
