@@ -49,7 +49,7 @@ pub use optimizer::{Adagrad, Adam, Lion, Optimizer, Sgd};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use rope::RopeScaling;
-pub(crate) use rope::{PARAMETERS as ROPE_PARAMETERS, TYPE as ROPE_TYPE};
+pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
 pub use scheduler::{Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};

@@ -6,6 +6,7 @@
 mod json;
 mod keys;
 mod llama;
+mod rope;
 
 use serde_json::{Map, Value as Json};
 
@@ -14,7 +15,7 @@ use crate::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
 use json::{Otherwise, node, short};
-use keys::{HARMLESS, OFF, TYPES};
+use keys::{GEMMA3, HARMLESS, OFF, TYPES};
 
 /// A translated `config.json`.
 #[derive(Debug, PartialEq)]
@@ -117,7 +118,13 @@ impl<'c> Reader<'c> {
             return None;
         };
         let Some((kind, class)) = TYPES.into_iter().find(|(kind, _)| value == kind) else {
-            self.not_implemented("model_type", value, Some(&format!("implemented are {implemented}")));
+            let help = match value.as_str() {
+                Some("gemma3") => format!(
+                    "this model also reads images; of Gemma 3 `{GEMMA3}` is implemented, as in google/gemma-3-1b-it"
+                ),
+                _ => format!("implemented are {implemented}"),
+            };
+            self.not_implemented("model_type", value, Some(&help));
             return None;
         };
         // The class without the head has the same weights as the class with a tied head.
@@ -156,7 +163,10 @@ impl<'c> Reader<'c> {
             self.same(Gpt2::n_layer, 12),
             self.same(Gpt2::n_head, 12),
             self.same(Gpt2::n_inner, width.saturating_mul(4)),
-            self.activation(Gpt2::activation_function, "gelu_new", &["gelu_new", "gelu_pytorch_tanh"]),
+            (
+                last(Gpt2::activation_function),
+                self.activation(last(Gpt2::activation_function), "gelu_new", &["gelu_new", "gelu_pytorch_tanh"]),
+            ),
             self.same(Gpt2::layer_norm_epsilon, 1e-5),
             self.same(Gpt2::initializer_range, 0.02),
             self.same(Gpt2::tie_word_embeddings, true),
@@ -166,17 +176,15 @@ impl<'c> Reader<'c> {
         ]
     }
 
-    fn activation(&mut self, path: &'static str, default: &str, implemented: &[&str]) -> (&'static str, Value) {
-        let name = last(path);
-        let value = match self.get(name) {
+    fn activation(&mut self, name: &'static str, default: &str, implemented: &[&str]) -> Value {
+        match self.get(name) {
             None => Value::Text(default.into()),
             Some(value) if implemented.iter().any(|known| value == known) => node(value),
             Some(value) => {
                 self.not_implemented(name, value, Some(&format!("implemented is {}", implemented.join(" or "))));
                 Value::Null
             }
-        };
-        (name, value)
+        }
     }
 
     fn reject_unsupported(&mut self) {

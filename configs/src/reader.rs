@@ -86,6 +86,7 @@ read_as! {
     Vec<String>: Leaf::Texts(values) => values, else Self::new();
     Vec<usize>: Leaf::Ints(values) => values.into_iter().map(|value| value.try_into().unwrap_or(usize::MAX)).collect(),
         else Self::new();
+    Vec<f64>: Leaf::Floats(values) => values, else Self::new();
     Vec<Dimension>: Leaf::Space(dimensions) => dimensions.into_iter().map(|(dimension, _)| dimension).collect(),
         else Self::new();
     // The schema's check has already reported invalid patterns.

@@ -102,6 +102,8 @@ pub(crate) enum Kind {
         min: u64,
         max: u64,
     },
+    /// A list of numbers.
+    Floats(Range),
     /// A search space: keys of the whole file, each with the values to try. `continuous` also permits a range
     /// between two numbers.
     Space {

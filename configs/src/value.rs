@@ -22,6 +22,7 @@ pub(crate) enum Leaf {
     Text(String),
     Texts(Vec<String>),
     Ints(Vec<u64>),
+    Floats(Vec<f64>),
     /// The dimensions, each with the location of its values.
     Space(Vec<(Dimension, At)>),
 }
@@ -62,6 +63,9 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
         (Kind::Ints { min, max }, Value::List(items)) => {
             items.iter().map(|item| whole(&item.value, *min, *max)).collect::<Option<_>>().map(Leaf::Ints)
         }
+        (Kind::Floats(range), Value::List(items)) => {
+            items.iter().map(|item| number(&item.value, *range)).collect::<Option<_>>().map(Leaf::Floats)
+        }
         // Spaces with dimensions are checked elsewhere, because they depend on the rest of the file.
         (Kind::Space { .. }, Value::Map(entries)) if entries.is_empty() => Some(Leaf::Space(Vec::new())),
         _ => None,
@@ -93,6 +97,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Names => "a name, or a list of names".to_string(),
         Kind::Patterns => format!("a list of 1 to {MAX_PATTERNS} regular expressions"),
         Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),
+        Kind::Floats(range) => format!("a list of numbers, each {}", range.describe("")),
         Kind::Space { .. } => "keys with the values to try".to_string(),
         Kind::Section(_) | Kind::Variants(_) => "a section of keys".to_string(),
         Kind::Any => "nothing".to_string(),

@@ -37,12 +37,16 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             resid_pdrop: m.resid_pdrop as f32,
             attn_pdrop: m.attn_pdrop as f32,
         })),
-        // The schema accepts only silu, but a program can set another activation.
-        Some(config::Model::Llama(m)) if m.hidden_act != config::Activation::Silu => Err(Error::setting(
-            "model.hidden_act",
-            "Llama supports only `hidden_act: silu` so far",
-            "leave the key out",
-        )),
+        // A program can set another activation than those of the schema.
+        Some(config::Model::Llama(m))
+            if !matches!(m.hidden_act, config::Activation::Silu | config::Activation::GeluNew) =>
+        {
+            Err(Error::setting(
+                "model.hidden_act",
+                "Llama supports only the gates `silu` and `gelu_pytorch_tanh` so far",
+                "leave the key out",
+            ))
+        }
         Some(config::Model::Llama(m)) => Ok(zoo::llama(&zoo::LlamaConfig {
             vocab_size: vocab_size(m.vocab_size, vocabulary, m.pretrained.as_deref())?,
             hidden_size: m.hidden_size,
@@ -53,11 +57,19 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             head_dim: Some(m.head_dim),
             max_position_embeddings: m.max_position_embeddings,
             rope_theta: m.rope_theta,
-            rope_scaling: m.rope_scaling.map(rope_scaling),
+            rope_scaling: m.rope_scaling.as_ref().map(|scaling| rope_scaling(scaling, m.max_position_embeddings)),
             sliding_window: m.sliding_window,
             layer_types: m.layer_types.iter().map(|kind| layer_type(kind)).collect(),
             rotates: m.no_rope_layers.iter().map(|rotates| *rotates == 1).collect(),
             qk_norm: m.qk_norm,
+            query_pre_attn_scalar: m.query_pre_attn_scalar,
+            rope_local_base_freq: m.rope_local_base_freq,
+            partial_rotary_factor: m.partial_rotary_factor,
+            hidden_act: activation(m.hidden_act),
+            norm_unit_offset: m.norm_unit_offset,
+            post_norms: m.post_norms,
+            scale_embeddings: m.scale_embeddings,
+            fused_projections: m.fused_projections,
             attention_dropout: m.attention_dropout as f32,
             rms_norm_eps: m.rms_norm_eps as f32,
             tie_word_embeddings: m.tie_word_embeddings,
@@ -85,11 +97,27 @@ fn layer_type(name: &str) -> zoo::LayerType {
     }
 }
 
-fn rope_scaling(scaling: config::RopeScaling) -> RopeScaling {
-    match scaling {
+fn rope_scaling(scaling: &config::RopeScaling, positions: usize) -> RopeScaling {
+    match scaling.clone() {
         config::RopeScaling::Linear { factor } => RopeScaling::Linear { factor },
         config::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }
+        }
+        config::RopeScaling::LongRope {
+            short_factor,
+            long_factor,
+            factor,
+            attention_factor,
+            original_max_position_embeddings: original,
+        } => {
+            let factor = factor.unwrap_or(positions as f64 / original as f64);
+            let recommended = if factor > 1.0 { (1.0 + factor.ln() / (original as f64).ln()).sqrt() } else { 1.0 };
+            RopeScaling::LongRope {
+                short_factor,
+                long_factor,
+                attention_factor: attention_factor.unwrap_or(recommended),
+                original_max_position_embeddings: original,
+            }
         }
     }
 }

@@ -65,6 +65,10 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let message = "dropout of attention probabilities is supported on the CPU only";
         return not_there(key, message, &format!("set `{key}: 0.0`, or train on the CPU"));
     }
+    if let Some(key) = config.model.as_ref().and_then(Model::only_on_the_cpu) {
+        let message = "the GPU has no kernel for this value";
+        return not_there(key, message, "train this model on the CPU: `training: {device: cpu}`");
+    }
     if config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time {
         let message = "layers are timed on the CPU only";
         return not_there("pipeline.partition_method", message, "write `parameters` or `uniform`");

@@ -1,4 +1,4 @@
-//! Elementwise activations.
+//! Elementwise activations, and those of gated MLPs.
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -37,6 +37,18 @@ impl Activation {
             Self::Gelu => gelu_erf(x),
             Self::Silu => silu(x),
             Self::Relu => relu(x),
+        }
+    }
+
+    /// Computes activation(gate)·up in one operation.
+    ///
+    /// # Errors
+    /// Fails if the shapes differ, or for an activation other than SiLU and the tanh form of GELU.
+    pub fn gate(self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Silu => swiglu(gate, up),
+            Self::GeluNew => geglu(gate, up),
+            Self::Gelu | Self::Relu => bail!("{self:?} is no gate; choose SiLU or the tanh form of GELU"),
         }
     }
 }
@@ -105,7 +117,16 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 
 /// Computes gate·σ(gate)·up, the gated activation of Llama's MLP. Both tensors have the same shape.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    apply2(gate, up, SwiGlu)
+    apply2(gate, up, Gated { name: SWIGLU, forward: kernel::swiglu, backward: kernel::swiglu_backward })
+}
+
+/// Computes gelu(gate)·up with the tanh form of [`gelu`], the gated activation of Gemma's MLP. Both tensors have the same
+/// shape.
+///
+/// # Errors
+/// Fails if the shapes differ, and on a GPU.
+pub fn geglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    apply2(gate, up, Gated { name: "geglu", forward: kernel::geglu, backward: kernel::geglu_backward })
 }
 
 struct Elementwise {
@@ -161,18 +182,24 @@ impl CustomOp1 for Elementwise {
     }
 }
 
-struct SwiGlu;
+/// activation(gate)·up.
+struct Gated {
+    name: &'static str,
+    forward: fn(Isa, gate: &[f32], up: &[f32], y: &mut [f32]),
+    #[expect(clippy::type_complexity, reason = "the signature of a kernel")]
+    backward: fn(Isa, gate: &[f32], up: &[f32], dy: &[f32], d_gate: &mut [f32], d_up: &mut [f32]),
+}
 
 const SWIGLU: &str = "swiglu";
 
-fn same_shape(gate: &Layout, up: &Layout) -> Result<()> {
+fn same_shape(op: &str, gate: &Layout, up: &Layout) -> Result<()> {
     match gate.shape() == up.shape() {
         true => Ok(()),
-        false => bail!("{SWIGLU}: gate {:?} and up {:?} must have the same shape", gate.shape(), up.shape()),
+        false => bail!("{op}: gate {:?} and up {:?} must have the same shape", gate.shape(), up.shape()),
     }
 }
 
-impl Footprint for SwiGlu {
+impl Footprint for Gated {
     const READS: Reads = Reads::inputs([true, true, false]);
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
@@ -183,39 +210,43 @@ impl Footprint for SwiGlu {
     }
 }
 
-impl CustomOp2 for SwiGlu {
+impl CustomOp2 for Gated {
     fn name(&self) -> &'static str {
-        SWIGLU
+        self.name
     }
 
     fn cpu_fwd(&self, gs: &CpuStorage, gl: &Layout, us: &CpuStorage, ul: &Layout) -> Result<(CpuStorage, Shape)> {
-        let _timed = measure::forward(SWIGLU);
-        same_shape(gl, ul)?;
-        let (gate, up) = (View::new(SWIGLU, gs, gl)?, View::new(SWIGLU, us, ul)?);
+        let _timed = measure::forward(self.name);
+        same_shape(self.name, gl, ul)?;
+        let (gate, up) = (View::new(self.name, gs, gl)?, View::new(self.name, us, ul)?);
         let (gate, up) = (gate.elements(), up.elements());
-        let y = build_as(SWIGLU, gs.dtype(), gate.len(), 1, [gate, up], |_, [gate, up], y| {
-            kernel::swiglu(Isa::current(), gate, up, y);
+        let y = build_as(self.name, gs.dtype(), gate.len(), 1, [gate, up], |_, [gate, up], y| {
+            (self.forward)(Isa::current(), gate, up, y);
         })?;
         Ok((y, gl.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, gs: &CudaStorage, gl: &Layout, us: &CudaStorage, ul: &Layout) -> Result<(CudaStorage, Shape)> {
-        same_shape(gl, ul)?;
-        Ok((gpu::activation::swiglu(SWIGLU, (gs, gl), (us, ul))?, gl.shape().clone()))
+        same_shape(self.name, gl, ul)?;
+        if self.name != SWIGLU {
+            bail!("{}: unsupported on a GPU", self.name);
+        }
+        Ok((gpu::activation::swiglu(self.name, (gs, gl), (us, ul))?, gl.shape().clone()))
     }
 
     fn bwd(&self, gate: &Tensor, up: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if gpu::holds(gate) {
-            let [d_gate, d_up] = gpu::activation::backward_of_swiglu(SWIGLU, gate, up, dy)?;
+            let [d_gate, d_up] = gpu::activation::backward_of_swiglu(self.name, gate, up, dy)?;
             return Ok((gate.track_op().then_some(d_gate), up.track_op().then_some(d_up)));
         }
-        let _timed = measure::backward(SWIGLU);
+        let _timed = measure::backward(self.name);
         let held = (gate.storage_and_layout(), up.storage_and_layout(), dy.storage_and_layout());
-        let (gs, us, dy) = (View::of(SWIGLU, &held.0)?, View::of(SWIGLU, &held.1)?, View::of(SWIGLU, &held.2)?);
+        let (gs, us, dy) =
+            (View::of(self.name, &held.0)?, View::of(self.name, &held.1)?, View::of(self.name, &held.2)?);
         let (gs, us, dy) = (gs.elements(), us.elements(), dy.elements());
-        let fresh = |of: &Tensor| Fresh::new(SWIGLU, of.dtype(), of.elem_count());
+        let fresh = |of: &Tensor| Fresh::new(self.name, of.dtype(), of.elem_count());
         let (mut d_gate, mut d_up) = (fresh(gate)?, fresh(up)?);
         let (to_gate, to_up) = (d_gate.shared(), d_up.shared());
         split::<f32, 0>(gs.len(), 1, [], |range, []| {
@@ -229,7 +260,7 @@ impl CustomOp2 for SwiGlu {
                 unsafe {
                     to_gate.write(isa, start, len, &mut room_of_gate, |d_gate| {
                         to_up.write(isa, start, len, &mut room_of_up, |d_up| {
-                            kernel::swiglu_backward(isa, gate, up, dy, d_gate, d_up);
+                            (self.backward)(isa, gate, up, dy, d_gate, d_up);
                         });
                     });
                 }

@@ -13,6 +13,7 @@ use crate::meta;
 use crate::meta::footprint::{Costs, DeferredCosts, Footprint, Reads, bytes, floats, indices_room, rooms};
 use crate::parallel::{Output, parts, split};
 use crate::product::Elements;
+use crate::scaled::scaled;
 use crate::sink::{self, Slot};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -24,19 +25,26 @@ use candle_nn::{Init, Module, VarBuilder};
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Tensor,
+    factor: f64,
 }
 
 impl Embedding {
     /// Creates the embedding from a tensor of `[entries, size]`.
     pub fn from_tensor(weight: Tensor) -> Self {
-        Self { weight }
+        Self { weight, factor: 1.0 }
     }
 
     /// Creates a table named `weight`, drawn from a normal distribution with standard deviation `std`.
     pub fn new(entries: usize, size: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let normal = Init::Randn { mean: 0.0, stdev: std };
         let weight = forward_only(|| vb.get_with_hints((entries, size), "weight", normal))?;
-        Ok(Self { weight })
+        Ok(Self::from_tensor(weight))
+    }
+
+    /// Multiplies rows by a factor, as Gemma by the square root of their size. The factor is rounded to the table's dtype.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        Self { factor, ..self }
     }
 
     /// Returns the table.
@@ -49,7 +57,12 @@ impl Module for Embedding {
     /// Maps indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index out of range is an error; on a GPU its row
     /// is NaN, and `gpu::check` reports the error later.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        fused_block(&self.weight, |weight| apply2(weight, ids, Gather))
+        let factor = match self.weight.dtype() {
+            DType::BF16 => half::bf16::from_f64(self.factor).to_f32(),
+            DType::F16 => half::f16::from_f64(self.factor).to_f32(),
+            _ => self.factor as f32,
+        };
+        fused_block(&self.weight, |weight| scaled(&apply2(weight, ids, Gather)?, factor))
     }
 }
 

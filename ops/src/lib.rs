@@ -30,6 +30,7 @@
 
 mod activation;
 mod attention;
+mod columns;
 mod cross_entropy;
 mod decode;
 #[cfg(feature = "cuda")]
@@ -53,15 +54,17 @@ mod product;
 pub mod random;
 mod residual;
 mod rotary;
+mod scaled;
 pub mod sink;
 mod tiled_mlp;
 
-pub use activation::{Activation, UnknownActivation, gelu, gelu_erf, relu, silu, swiglu};
+pub use activation::{Activation, UnknownActivation, geglu, gelu, gelu_erf, relu, silu, swiglu};
 pub use attention::span::AttentionSpan;
 pub use attention::{
     causal_attention, causal_attention_packed, causal_attention_packed_with_dropout, causal_attention_packed_within,
     causal_attention_with_dropout, causal_attention_within,
 };
+pub use columns::columns;
 pub use cross_entropy::{IGNORE_INDEX, count_targets, cross_entropy};
 pub use decode::{Cache, decode, positions};
 pub use dropout::{Dropout, dropout};
@@ -77,6 +80,7 @@ pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::{convert, in_parallel, set_threads, threads};
 pub use pass::Pass;
 pub use rotary::{RopeScaling, Rotary};
+pub use scaled::scaled;
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 
 /// Returns the size in bytes of the buffers that each multiplying thread keeps from its first product on: the calling

@@ -9,7 +9,7 @@
 //! The results are bit-identical to those of the operations over all rows: a row's results depend on that row alone,
 //! and the gradient of a weight continues from tile to tile (`sink/tiles.rs`).
 
-use crate::activation::{Activation, swiglu};
+use crate::activation::Activation;
 use crate::graph::apply::{apply2, counted2, in_graph};
 use crate::graph::fused_block::{run_backward, unrecorded};
 use crate::graph::many_inputs::{Carried, carry};
@@ -68,8 +68,8 @@ pub struct TiledMlp {
 enum Hidden {
     /// A projection followed by an activation.
     Activated(Projection, Activation),
-    /// SwiGLU of the projections gate and up.
-    Gated([Projection; 2]),
+    /// A gated activation of the projections gate and up.
+    Gated([Projection; 2], Activation),
 }
 
 const OP: &str = "tiled-mlp";
@@ -90,11 +90,12 @@ impl TiledMlp {
         Ok(Self { hidden: Hidden::Activated(up, activation), down, tile_rows })
     }
 
-    /// Creates down([`swiglu`](crate::swiglu)(gate(x), up(x))), the network of Llama.
+    /// Creates down([`activation.gate`](Activation::gate)(gate(x), up(x))), the network of Llama and Gemma.
     ///
     /// # Errors
     /// As for [`TiledMlp::new`].
     pub fn gated(
+        activation: Activation,
         gate: impl Into<Projection>,
         up: impl Into<Projection>,
         down: impl Into<Projection>,
@@ -102,13 +103,13 @@ impl TiledMlp {
     ) -> Result<Self> {
         let (gate, up, down) = (gate.into(), up.into(), down.into());
         check(&[&gate, &up], &down, tile_rows)?;
-        Ok(Self { hidden: Hidden::Gated([gate, up]), down, tile_rows })
+        Ok(Self { hidden: Hidden::Gated([gate, up], activation), down, tile_rows })
     }
 
     fn hidden(&self, x: &Tensor) -> Result<Tensor> {
         match &self.hidden {
             Hidden::Activated(up, activation) => up.forward_activated(x, *activation),
-            Hidden::Gated([gate, up]) => swiglu(&gate.forward(x)?, &up.forward(x)?),
+            Hidden::Gated([gate, up], activation) => activation.gate(&gate.forward(x)?, &up.forward(x)?),
         }
     }
 
@@ -116,7 +117,7 @@ impl TiledMlp {
     fn parameters(&self) -> Vec<&Tensor> {
         let hidden = match &self.hidden {
             Hidden::Activated(up, _) => std::slice::from_ref(up),
-            Hidden::Gated(both) => both,
+            Hidden::Gated(both, _) => both,
         };
         std::iter::once(&self.down).chain(hidden.iter().rev()).flat_map(Projection::parameters).collect()
     }

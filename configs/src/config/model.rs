@@ -12,6 +12,7 @@ use crate::table::{last, path, section};
 /// A model that the engine builds itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "a configuration has one")]
 pub enum Model {
     /// GPT-2 (Radford et al. 2019).
     Gpt2(Gpt2),
@@ -94,6 +95,20 @@ section! {
         pub no_rope_layers: Vec<usize> = key(Kind::Ints { min: 0, max: 1 }, "[]", "1 for each layer that turns queries and keys by their position, and 0 for one that does not, as SmolLM3; []: all do");
         /// RMS norms of each head's queries and keys.
         pub qk_norm: bool = key(Kind::Bool, "false", "RMS norms of each head's queries and keys before they are turned, as Qwen3");
+        /// Scores are divided by its square root; by that of `head_dim` if `None`.
+        pub query_pre_attn_scalar: Option<f64> = key(POSITIVE, "null", "Scores of the attention are divided by its square root, as Gemma 3; null: by that of head_dim");
+        /// Base of the frequencies in layers of sliding attention, which are then not scaled; `rope_theta` if `None`.
+        pub rope_local_base_freq: Option<f64> = key(POSITIVE, "null", "Base of the frequencies in layers of `sliding_attention`, without rope_scaling, as Gemma 3; null: they have those of the other layers");
+        /// The part of each head that has rotary embedding.
+        pub partial_rotary_factor: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false }), "1.0", "The part of each head that is turned by its position, as Phi-4-mini; on the CPU only if less than 1");
+        /// Norms multiply by 1 + weight.
+        pub norm_unit_offset: bool = key(Kind::Bool, "false", "Norms multiply by 1 + weight, as Gemma; on the CPU only");
+        /// Norms also follow the attention and the feed-forward part.
+        pub post_norms: bool = key(Kind::Bool, "false", "Norms also follow the attention and the feed-forward part of each block, as Gemma 3");
+        /// Token embeddings are multiplied by √`hidden_size`.
+        pub scale_embeddings: bool = key(Kind::Bool, "false", "Embeddings are multiplied by the square root of hidden_size, as Gemma");
+        /// One linear map for queries, keys and values, and one for the gate and its factor.
+        pub fused_projections: bool = key(Kind::Bool, "false", "One linear map `qkv_proj` and one `gate_up_proj`, as Phi-3; on the CPU only");
         /// Dropout probability of attention probabilities.
         pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; of a pretrained model: its own");
         /// Added to the mean square in RMS normalisation.
@@ -111,7 +126,7 @@ section! {
         /// Biases in the three feed-forward projections.
         pub mlp_bias: bool = key(Kind::Bool, "false", "Biases in the three projections of the feed-forward part");
         /// Non-linearity of the gate.
-        pub hidden_act: Activation = key(Kind::Choice { names: &["silu", "swish"], later: &["gelu", "gelu_new", "relu"] }, "silu", "Non-linearity of the gate");
+        pub hidden_act: Activation = key(Kind::Choice { names: &["silu", "swish", "gelu_pytorch_tanh", "gelu_new"], later: &["gelu", "relu"] }, "silu", "Non-linearity of the gate; GELU on the CPU only");
     }
 }
 
@@ -172,6 +187,14 @@ impl Model {
             Self::Gpt2(model) => model.tiled_mlp_rows,
             Self::Llama(model) => model.tiled_mlp_rows,
             Self::Mlp(_) => None,
+        }
+    }
+
+    /// Returns the path of the first key whose value is supported on the CPU only.
+    pub fn only_on_the_cpu(&self) -> Option<&'static str> {
+        match self {
+            Self::Llama(model) => model.only_on_the_cpu(),
+            Self::Gpt2(_) | Self::Mlp(_) => None,
         }
     }
 
@@ -245,7 +268,7 @@ impl Llama {
             divides(resolver, heads, (Self::hidden_size, self.hidden_size));
         }
         if resolver.has_section(Self::rope_scaling) {
-            RopeScaling::check(self.rope_scaling, resolver);
+            RopeScaling::check(self.rope_scaling.as_ref(), self.rotated() / 2, resolver);
         }
         self.check_layers(resolver);
         if self.qkv_bias && self.attention_bias {
@@ -253,15 +276,41 @@ impl Llama {
             let help = Some("keep one of the two: Llama's is attention_bias, Qwen2's is qkv_bias".to_string());
             resolver.contradiction(&[Self::qkv_bias, Self::attention_bias], message, help);
         }
-        if !self.head_dim.is_multiple_of(2) {
+        if !self.rotated().is_multiple_of(2) || self.rotated() == 0 {
             let message =
-                format!("the width of a head is {}; rotary embedding turns pairs, so it must be even", self.head_dim);
-            resolver.contradiction(&[Self::head_dim, Self::hidden_size, Self::num_attention_heads], message, None);
+                format!("the width of a head is {}; rotary embedding turns pairs, so it must be even", self.rotated());
+            let paths = [Self::head_dim, Self::hidden_size, Self::num_attention_heads, Self::partial_rotary_factor];
+            resolver.contradiction(&paths[..if self.partial_rotary_factor < 1.0 { 4 } else { 3 }], message, None);
+        }
+        if self.fused_projections && self.tiled_mlp_rows.is_some() {
+            let message = "tiles of a fused projection are not implemented".to_string();
+            let help = Some("leave tiled_mlp_rows out".to_string());
+            resolver.contradiction(&[Self::fused_projections, Self::tiled_mlp_rows], message, help);
+        }
+        if self.rope_local_base_freq.is_some() && self.sliding_window.is_none() {
+            let message = "layers of `sliding_attention` need `sliding_window`".to_string();
+            resolver.contradiction(&[Self::rope_local_base_freq, Self::sliding_window], message, None);
         }
     }
 }
 
 impl Llama {
+    /// Returns how many elements of a head have rotary embedding.
+    fn rotated(&self) -> usize {
+        (self.head_dim as f64 * self.partial_rotary_factor) as usize
+    }
+
+    /// Returns the path of the first key whose value is supported on the CPU only.
+    pub(super) fn only_on_the_cpu(&self) -> Option<&'static str> {
+        let keys = [
+            (Self::partial_rotary_factor, self.partial_rotary_factor < 1.0),
+            (Self::norm_unit_offset, self.norm_unit_offset),
+            (Self::hidden_act, self.hidden_act != Activation::Silu),
+            (Self::fused_projections, self.fused_projections),
+        ];
+        keys.into_iter().find(|(_, is_used)| *is_used).map(|(path, _)| path)
+    }
+
     /// Checks the lists with an entry for each layer.
     fn check_layers(&self, resolver: &mut Resolver<'_>) {
         for (path, count) in
@@ -308,4 +357,4 @@ pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 /// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical with tiles of a multiple of this many rows.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
 const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
-const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral, Qwen2, Qwen3 or SmolLM3, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";
+const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text), Phi-3, Phi-4 or SmolLM3, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";

@@ -10,7 +10,7 @@ use crate::schema::*;
 use crate::table::{last, section};
 
 /// How rotary frequencies are scaled.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "rope_type", rename_all = "snake_case")]
 pub enum RopeScaling {
     /// Divides every frequency by `factor`.
@@ -29,31 +29,61 @@ pub enum RopeScaling {
         /// Maximum sequence length of the original training.
         original_max_position_embeddings: usize,
     },
+    /// LongRoPE, as in Phi-3: divides each frequency by a factor of its own, which is another one for rows longer than
+    /// those of the original training.
+    #[serde(rename = "longrope")]
+    LongRope {
+        /// Divisors for rows of at most `original_max_position_embeddings` tokens.
+        short_factor: Vec<f64>,
+        /// Divisors for longer rows.
+        long_factor: Vec<f64>,
+        /// How much longer sequences are than those of the original training; `None`: as the two maximum lengths say.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        factor: Option<f64>,
+        /// Factor of cosines and sines; `None`: √(1 + ln factor/ln original length), at least 1.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        attention_factor: Option<f64>,
+        /// Maximum sequence length of the original training.
+        original_max_position_embeddings: usize,
+    },
 }
 
 section! {
     /// The section as written.
     pub(super) struct Written(keys) in Llama::rope_scaling {
-        pub rope_type: String = key(Kind::Choice { names: &["default", "linear", "llama3"], later: &["dynamic", "yarn", "longrope"] }, REQUIRED, "default: none; linear: every frequency divided by factor; llama3: the low ones, as Llama 3.1");
-        pub factor: Option<f64> = key(POSITIVE, "null", "What frequencies are divided by; with linear and llama3");
+        pub rope_type: String = key(Kind::Choice { names: &["default", "linear", "llama3", "longrope"], later: &["dynamic", "yarn"] }, REQUIRED, "default: none; linear: every frequency divided by factor; llama3: the low ones, as Llama 3.1; longrope: each by a number of its own, as Phi-3");
+        pub factor: Option<f64> = key(POSITIVE, "null", "What frequencies are divided by, with linear and llama3; longrope: how much longer sequences are than those of the earlier training, by default max_position_embeddings / original_max_position_embeddings");
         pub low_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: a pair that turns less often than this over the original positions is divided");
         pub high_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: a pair that turns more often than this is kept; larger than low_freq_factor");
-        pub original_max_position_embeddings: Option<usize> = key(POSITIONS, "null", "llama3: longest sequence of the earlier training");
+        pub original_max_position_embeddings: Option<usize> = key(POSITIONS, "null", "llama3, longrope: longest sequence of the earlier training");
+        pub short_factor: Vec<f64> = key(FACTORS, "[]", "longrope: what each frequency is divided by in rows of at most original_max_position_embeddings tokens");
+        pub long_factor: Vec<f64> = key(FACTORS, "[]", "longrope: what each frequency is divided by in longer rows");
+        pub attention_factor: Option<f64> = key(POSITIVE, "null", "longrope: what cosines and sines are multiplied by; null: √(1 + ln factor / ln original_max_position_embeddings), at least 1");
     }
 }
+
+const FACTORS: Kind = Kind::Floats(Range { min: 0.0, max: f64::MAX, above: true, below: false });
 
 /// [`check`](RopeScaling::check) reports missing keys.
 impl Find for RopeScaling {
     fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
         let written = Written::find(keys, name)?;
         let factor = written.factor.unwrap_or(1.0);
+        let original_max_position_embeddings = written.original_max_position_embeddings.unwrap_or(1);
         match written.rope_type.as_str() {
             "linear" => Some(Self::Linear { factor }),
             "llama3" => Some(Self::Llama3 {
                 factor,
                 low_freq_factor: written.low_freq_factor.unwrap_or(1.0),
                 high_freq_factor: written.high_freq_factor.unwrap_or(2.0),
-                original_max_position_embeddings: written.original_max_position_embeddings.unwrap_or(1),
+                original_max_position_embeddings,
+            }),
+            "longrope" => Some(Self::LongRope {
+                short_factor: written.short_factor,
+                long_factor: written.long_factor,
+                factor: written.factor,
+                attention_factor: written.attention_factor,
+                original_max_position_embeddings,
             }),
             _ => None,
         }
@@ -62,29 +92,53 @@ impl Find for RopeScaling {
 
 pub(crate) const TYPE: &str = Written::rope_type;
 
+pub(crate) const ORIGINAL: &str = Written::original_max_position_embeddings;
+
 /// Keys that a type may need.
-pub(crate) const PARAMETERS: [&str; 4] =
-    [Written::factor, Written::low_freq_factor, Written::high_freq_factor, Written::original_max_position_embeddings];
+const PARAMETERS: [&str; 7] = [
+    Written::factor,
+    Written::low_freq_factor,
+    Written::high_freq_factor,
+    Written::original_max_position_embeddings,
+    Written::short_factor,
+    Written::long_factor,
+    Written::attention_factor,
+];
+
+/// Returns the keys that a type requires, and those that it may have.
+pub(crate) fn keys_of(kind: &str) -> (&'static [&'static str], &'static [&'static str]) {
+    const LONG: [&str; 3] = [Written::original_max_position_embeddings, Written::short_factor, Written::long_factor];
+    match kind {
+        "linear" => (&[Written::factor], &[]),
+        "llama3" => (PARAMETERS.split_at(4).0, &[]),
+        "longrope" => (&LONG, &[Written::factor, Written::attention_factor]),
+        _ => (&[], &[]),
+    }
+}
 
 impl RopeScaling {
-    /// Reports keys that the type requires and that are missing, keys that it does not use, and a low factor above
-    /// the high one.
-    pub(crate) fn check(scaling: Option<Self>, resolver: &mut Resolver<'_>) {
-        let (kind, needed) = match scaling {
-            None => ("default", 0),
-            Some(Self::Linear { .. }) => ("linear", 1),
-            Some(Self::Llama3 { .. }) => ("llama3", PARAMETERS.len()),
+    /// Reports keys that the type requires and that are missing, keys that it does not use, a low factor above the high
+    /// one, and lists without a number for each of `pairs`.
+    pub(crate) fn check(scaling: Option<&Self>, pairs: usize, resolver: &mut Resolver<'_>) {
+        let kind = match scaling {
+            None => "default",
+            Some(Self::Linear { .. }) => "linear",
+            Some(Self::Llama3 { .. }) => "llama3",
+            Some(Self::LongRope { .. }) => "longrope",
         };
-        for (index, path) in PARAMETERS.into_iter().enumerate() {
+        let (required, optional) = keys_of(kind);
+        for path in PARAMETERS {
             let is_written = resolver.at(path) != At::Default;
-            if is_written != (index < needed) {
-                let name = last(path);
-                let (message, help) = match is_written {
-                    true => (format!("`rope_type: {kind}` has no use for `{name}`"), "leave it out"),
-                    false => (format!("`rope_type: {kind}` needs `{name}`"), "write it beside `rope_type`"),
-                };
-                resolver.contradiction(&[Written::rope_type, path], message, Some(help.to_string()));
-            }
+            let (message, help) = match (is_written, required.contains(&path), optional.contains(&path)) {
+                (true, false, false) => {
+                    (format!("`rope_type: {kind}` has no use for `{}`", last(path)), "leave it out")
+                }
+                (false, true, _) => {
+                    (format!("`rope_type: {kind}` needs `{}`", last(path)), "write it beside `rope_type`")
+                }
+                _ => continue,
+            };
+            resolver.contradiction(&[Written::rope_type, path], message, Some(help.to_string()));
         }
         let ends = [Written::high_freq_factor, Written::low_freq_factor];
         if let Some(Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. }) = scaling
@@ -93,6 +147,14 @@ impl RopeScaling {
         {
             let message = format!("high_freq_factor {high} is not larger than low_freq_factor {low}");
             resolver.contradiction(&ends, message, None);
+        }
+        if let Some(Self::LongRope { short_factor, long_factor, .. }) = scaling {
+            for (path, factors) in [(Written::short_factor, short_factor), (Written::long_factor, long_factor)] {
+                if resolver.at(path) != At::Default && factors.len() != pairs {
+                    let message = format!("{} has {} numbers for {pairs} pairs of a head", last(path), factors.len());
+                    resolver.contradiction(&[path], message, None);
+                }
+            }
         }
     }
 }

@@ -2,14 +2,21 @@
 //! effect.
 
 /// Supported `model_type`s, each with the class of its language model.
-pub(super) const TYPES: [(&str, &str); 6] = [
+pub(super) const TYPES: [(&str, &str); 8] = [
     ("gpt2", "GPT2LMHeadModel"),
     ("llama", "LlamaForCausalLM"),
     ("mistral", "MistralForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
     ("smollm3", "SmolLM3ForCausalLM"),
+    (GEMMA3, "Gemma3ForCausalLM"),
+    (PHI3, "Phi3ForCausalLM"),
 ];
+
+/// Gemma 3 without images.
+pub(super) const GEMMA3: &str = "gemma3_text";
+/// Phi-3 and Phi-4.
+pub(super) const PHI3: &str = "phi3";
 
 /// Keys that change how the model computes with its weights. Unless the translation of the type reads them, they are
 /// rejected if they are not null, empty, or one of these values.
@@ -48,6 +55,10 @@ pub(super) const OFF: &[(&str, &[&str])] = &[
     ("num_experts_per_tok", &["0"]),
     ("moe_intermediate_size", &[]),
     ("kv_lora_rank", &[]),
+    ("use_bidirectional_attention", &["false"]),
+    ("lm_head_bias", &["false"]),
+    ("full_attn_mod", &["1"]),
+    ("interpolate_factor", &["1"]),
 ];
 
 /// Keys without effect on a model that is trained on whole sequences of tokens.
@@ -55,11 +66,13 @@ pub(super) const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_name_or_path",
+    "_sliding_window_pattern",
     "architectures",
     "attn_implementation",
     "bad_words_ids",
     "begin_suppress_tokens",
     "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "cls_token_id",
     "cross_attention_hidden_size",

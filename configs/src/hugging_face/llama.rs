@@ -1,22 +1,18 @@
 //! Translates Llama and its relatives: one architecture with different defaults, biases, norms and windows.
 
-use serde_json::{Map, Value as Json};
-
-use super::json::{Otherwise, list, map, node, short};
+use super::json::{Otherwise, list, node};
+use super::keys::{GEMMA3, PHI3};
+use super::rope::Rope;
 use super::{Keys, Reader};
-use crate::config::{FULL_ATTENTION, Llama, ROPE_PARAMETERS, ROPE_TYPE as ROPE_TYPE_PATH, SLIDING_ATTENTION};
+use crate::config::{FULL_ATTENTION, Llama, SLIDING_ATTENTION};
 use crate::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
 
-const THETA: &str = last(Llama::rope_theta);
-const SCALING: &str = last(Llama::rope_scaling);
 const WINDOW: &str = last(Llama::sliding_window);
 const LAYER_TYPES: &str = last(Llama::layer_types);
-const ROPE_TYPE: &str = last(ROPE_TYPE_PATH);
-/// `factor`, `low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings`.
-const ROPE: [&str; 4] =
-    [last(ROPE_PARAMETERS[0]), last(ROPE_PARAMETERS[1]), last(ROPE_PARAMETERS[2]), last(ROPE_PARAMETERS[3])];
+/// The gates that are implemented.
+const GATES: &[&str] = &["silu", "swish", "gelu_pytorch_tanh", "gelu_new"];
 
 /// transformers' defaults of a type.
 struct Defaults {
@@ -30,6 +26,7 @@ struct Defaults {
     head_dim: Option<usize>,
     positions: usize,
     theta: f64,
+    eps: f64,
     tied: bool,
 }
 
@@ -45,6 +42,7 @@ impl Defaults {
             head_dim: None,
             positions: 2048,
             theta: 10_000.0,
+            eps: 1e-6,
             tied: false,
         };
         let qwen2 = Self { vocabulary: 151_936, inner: 22_016, kv_heads: Some(32), positions: 32_768, ..llama };
@@ -63,6 +61,20 @@ impl Defaults {
                 tied: true,
                 ..llama
             },
+            GEMMA3 => Self {
+                vocabulary: 262_208,
+                width: 2304,
+                inner: 9216,
+                layers: 26,
+                heads: 8,
+                kv_heads: Some(4),
+                head_dim: Some(256),
+                positions: 131_072,
+                theta: 1e6,
+                tied: true,
+                ..llama
+            },
+            PHI3 => Self { vocabulary: 32_064, width: 3072, inner: 8192, positions: 4096, eps: 1e-5, ..llama },
             _ => llama,
         }
     }
@@ -76,11 +88,14 @@ impl Reader<'_> {
             self.whole(last(Llama::num_attention_heads), defaults.heads),
         );
         let layers = self.whole(last(Llama::num_hidden_layers), defaults.layers);
+        if kind == PHI3 {
+            // It names code that transformers' own class has replaced.
+            self.read.push("auto_map");
+        }
         // Null means as many key-value heads as query heads. transformers' default applies only to a missing key.
         let is_there = self.config.contains_key(last(Llama::num_key_value_heads));
         let kv_heads = defaults.kv_heads.filter(|_| !is_there).unwrap_or(heads);
-        let (rope_theta, rope_scaling) =
-            self.rope(self.config.get(last(Llama::max_position_embeddings)).cloned(), defaults.theta);
+        let Rope { theta, scaling, partial, local_theta } = self.rope(kind, defaults.positions, defaults.theta);
         let no_rope_layers = if kind == "smollm3" { self.no_rope_layers(layers) } else { vec![] };
         let (window, layer_types) = self.window(kind, layers, &no_rope_layers);
         let mut keys = vec![
@@ -92,18 +107,36 @@ impl Reader<'_> {
             self.same(Llama::num_attention_heads, defaults.heads),
             self.same(Llama::num_key_value_heads, kv_heads),
             self.same(Llama::max_position_embeddings, defaults.positions),
-            (THETA, rope_theta),
-            (SCALING, rope_scaling),
+            (last(Llama::rope_theta), theta),
+            (last(Llama::rope_scaling), scaling),
+            (last(Llama::partial_rotary_factor), partial),
+            // No layer uses it if none has a window.
+            (last(Llama::rope_local_base_freq), if window == Value::Null { Value::Null } else { local_theta }),
             (WINDOW, window),
             (last(Llama::layer_types), layer_types),
             (last(Llama::no_rope_layers), list(no_rope_layers)),
-            (last(Llama::qk_norm), Value::Bool(kind == "qwen3")),
-            self.same(Llama::rms_norm_eps, 1e-6),
+            (last(Llama::qk_norm), Value::Bool(kind == "qwen3" || kind == GEMMA3)),
+            self.same(Llama::rms_norm_eps, defaults.eps),
             self.same(Llama::tie_word_embeddings, defaults.tied),
             self.same(Llama::initializer_range, 0.02),
             (last(Llama::qkv_bias), Value::Bool(kind == "qwen2")),
-            self.activation(Llama::hidden_act, "silu", &["silu", "swish"]),
+            (last(Llama::fused_projections), Value::Bool(kind == PHI3)),
         ];
+        keys.extend([Llama::norm_unit_offset, Llama::post_norms, Llama::scale_embeddings].map(|path| {
+            let is_used = Value::Bool(kind == GEMMA3);
+            (last(path), is_used)
+        }));
+        let hidden_act = last(Llama::hidden_act);
+        match kind {
+            GEMMA3 => {
+                keys.push((hidden_act, self.activation("hidden_activation", "gelu_pytorch_tanh", GATES)));
+                keys.push(self.same(Llama::query_pre_attn_scalar, 256));
+            }
+            _ => {
+                keys.push((hidden_act, self.activation(hidden_act, "silu", GATES)));
+                keys.push((last(Llama::query_pre_attn_scalar), Value::Null));
+            }
+        }
         // If the width is not a multiple of the heads, leave the key out. The schema's default and its check of the
         // two sizes then apply.
         let size = if heads > 0 && width.is_multiple_of(heads) { Some(width / heads) } else { None };
@@ -115,7 +148,7 @@ impl Reader<'_> {
             let bias = self.value(name, false);
             let has = match kind {
                 "llama" | "smollm3" => true,
-                "qwen3" => name == last(Llama::attention_bias),
+                "qwen3" | GEMMA3 => name == last(Llama::attention_bias),
                 _ => false,
             };
             if !has && bias != Value::Bool(false) {
@@ -134,21 +167,26 @@ impl Reader<'_> {
     /// Returns the sliding window, null for full attention, and the kind of each layer if they differ.
     fn window(&mut self, kind: &str, layers: usize, no_rope_layers: &[Value]) -> (Value, Value) {
         let window = match self.config.get(WINDOW) {
-            None if !["llama", "smollm3"].contains(&kind) => Some(4096.into()),
+            None if !["llama", "smollm3", PHI3].contains(&kind) => Some(4096.into()),
             written => written.cloned(),
         };
         self.read.push(WINDOW);
         let window = window.filter(|window| !window.is_null());
         let first = self.whole("max_window_layers", 28);
+        let pattern = if kind == GEMMA3 { self.whole("sliding_window_pattern", 6) } else { 1 };
+        if pattern == 0 {
+            self.refuse("sliding_window_pattern", "`sliding_window_pattern` should be at least 1".into(), None);
+        }
         let is_used = match kind {
             "qwen2" | "qwen3" | "smollm3" => self.bool("use_sliding_window", false),
             "llama" => self.bool("use_sliding_window", window.is_some()),
+            GEMMA3 | PHI3 => true,
             _ => self.bool("use_sliding_window", true),
         };
         let window = window.filter(|_| is_used);
-        // Whether each layer has the window: the classes of llama and mistral do not read `layer_types`.
+        // Whether each layer has the window: the classes of llama, mistral and phi3 do not read `layer_types`.
         let listed = match kind {
-            "llama" | "mistral" => None,
+            "llama" | "mistral" | PHI3 => None,
             _ => self.per_layer(LAYER_TYPES, layers),
         };
         let slides: Vec<bool> = match listed {
@@ -162,12 +200,18 @@ impl Reader<'_> {
                 .map(|layer| match kind {
                     "qwen2" | "qwen3" => layer >= first,
                     "smollm3" => no_rope_layers.get(layer) == Some(&Value::Int(0)),
+                    // Every `pattern`th layer attends to all positions.
+                    GEMMA3 => (layer + 1) % pattern.max(1) != 0,
                     _ => true,
                 })
                 .collect(),
         };
         let (all, none) = (Value::List(vec![]), (Value::Null, Value::List(vec![])));
         match window {
+            None if kind == GEMMA3 && slides.contains(&true) => {
+                self.refuse(WINDOW, format!("layers of `{SLIDING_ATTENTION}` need `{WINDOW}`"), None);
+                none
+            }
             None => none,
             Some(window) if kind == "llama" => {
                 self.not_implemented(WINDOW, &window, Some("the class of llama has none; of mistral it has"));
@@ -190,48 +234,5 @@ impl Reader<'_> {
             None => (1..=layers).map(|layer| Value::Int(i128::from(interval == 0 || layer % interval != 0))).collect(),
         };
         if rotates.iter().all(|rotates| *rotates == Value::Int(1)) { vec![] } else { rotates }
-    }
-
-    /// Returns base and scaling of the rotary embedding: `rope_parameters` since transformers 5, `rope_theta` and
-    /// `rope_scaling` before.
-    fn rope(&mut self, positions: Option<Json>, default: f64) -> (Value, Value) {
-        let (before, theta) = (self.get(ROPE[3]), self.get(THETA));
-        let scaling = self.get(SCALING).or(self.get("rope_parameters"));
-        let empty = Map::new();
-        let Some(parameters) = scaling.map_or(Some(&empty), Json::as_object) else {
-            self.refuse(SCALING, "it should be a section of keys".into(), None);
-            return (Value::Null, Value::Null);
-        };
-        let theta = parameters.get(THETA).or(theta).map_or(Value::Float(default), node);
-        let kind = parameters.get(ROPE_TYPE).or(parameters.get(TYPE)).and_then(Json::as_str).unwrap_or("default");
-        let used: &[&str] = match kind {
-            "default" => &[],
-            "linear" => &ROPE[..1],
-            "llama3" => &ROPE,
-            _ => {
-                let message = format!("`rope_type: {}` is not implemented yet", short(&kind.into()));
-                self.refuse(SCALING, message, Some("implemented are default, linear and llama3"));
-                return (theta, Value::Null);
-            }
-        };
-        let mut entries = vec![(ROPE_TYPE, Value::Text(kind.into()))];
-        for name in used {
-            let value = match (*name, before) {
-                (name, Some(before)) if name == ROPE[3] => Some(before),
-                (name, None) if name == ROPE[3] => parameters.get(name).or(positions.as_ref()),
-                (name, _) => parameters.get(name),
-            };
-            entries.extend(value.map(|value| (*name, node(value))));
-        }
-        let beside = [ROPE_TYPE, TYPE, THETA, "partial_rotary_factor"];
-        for (name, value) in parameters {
-            let is_one = name == "partial_rotary_factor" && value.as_f64() == Some(1.0);
-            let is_known = used.contains(&name.as_str()) || beside.contains(&name.as_str()) && name != beside[3];
-            if !value.is_null() && !is_known && !is_one {
-                let message = format!("`{name}: {}` of the rotary embedding is not implemented yet", short(value));
-                self.refuse(SCALING, message, None);
-            }
-        }
-        (theta, if kind == "default" { Value::Null } else { map(entries) })
     }
 }

@@ -65,6 +65,7 @@ fn one_of_each() -> Vec<Config> {
         "{type: gpt2}",
         "{type: llama, rope_scaling: {rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 64}}",
         "{type: mlp, input_size: 1, output_size: 1}",
+        "{type: llama, head_dim: 2, rope_scaling: {rope_type: longrope, short_factor: [1], long_factor: [2], original_max_position_embeddings: 64, attention_factor: 1}}",
     ];
     (0..5)
         .map(|index| {
@@ -74,8 +75,8 @@ fn one_of_each() -> Vec<Config> {
                  activation_checkpointing: {{}}\nautotuning: {{sweep: {{space: {{optimizer.type: [SGD]}}}}}}\n",
                 optimizers[index],
                 schedulers[index % 4],
-                models[index % 3],
-                if index % 3 == 2 { "" } else { ", sample: {prompt: a}" },
+                models[index % 4],
+                if index == 2 { "" } else { ", sample: {prompt: a}" },
             );
             Config::parse("each", text).unwrap_or_else(|errors| panic!("{errors}"))
         })

@@ -175,6 +175,98 @@ fn rotary_scaling_is_read_in_both_of_its_forms() {
     assert_eq!(of(json!({"rope_scaling": {"type": "linear", "factor": 2.5}})), (1e4, linear));
 }
 
+/// The `config.json` of google/gemma-3-1b-it, and the form in which transformers 5 writes one.
+#[test]
+fn gemma_3_is_read_in_both_of_its_forms() {
+    let published = json!({
+        "architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
+        "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+        "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+        "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": true, "vocab_size": 262144,
+    });
+    let config = resolved(&published);
+    assert_eq!(config.warnings, []);
+    let Some(Model::Llama(model)) = config.model else { panic!() };
+    assert_eq!((model.hidden_act, model.query_pre_attn_scalar), (zero_config::Activation::GeluNew, Some(256.0)));
+    assert_eq!((model.rope_theta, model.rope_local_base_freq, model.head_dim), (1e6, Some(1e4), 256));
+    assert_eq!((model.sliding_window, model.num_key_value_heads), (Some(512), 1));
+    let full: Vec<usize> = (0..26).filter(|&layer| model.layer_types[layer] == "full_attention").collect();
+    assert_eq!(full, [5, 11, 17, 23]);
+    assert!(model.qk_norm && model.norm_unit_offset && model.post_norms && model.scale_embeddings);
+    assert!(model.tie_word_embeddings && !model.fused_projections && model.rope_scaling.is_none());
+
+    let nested = llama(&json!({
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 7.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5.0},
+        },
+    }));
+    assert_eq!((nested.rope_theta, nested.rope_local_base_freq), (7.0, Some(5.0)));
+    assert_eq!(nested.rope_scaling, Some(RopeScaling::Linear { factor: 8.0 }));
+    // No layer has a window, so none has other angles.
+    let full = llama(&json!({"model_type": "gemma3_text", "num_hidden_layers": 1, "layer_types": ["full_attention"]}));
+    assert_eq!((full.sliding_window, full.rope_local_base_freq, full.rope_theta), (None, None, 1e6));
+}
+
+/// The keys of microsoft/Phi-4-mini-instruct and of other Phi models that differ from Llama's.
+#[test]
+fn phi_3_is_read_with_its_scaling() {
+    let factors = |first: f64| (0..48).map(|pair| first + f64::from(pair)).collect::<Vec<f64>>();
+    let published = json!({
+        "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+        "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1, "hidden_act": "silu",
+        "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192, "interpolate_factor": 1,
+        "lm_head_bias": false, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "phi3",
+        "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"long_factor": factors(2.0), "short_factor": factors(1.0), "type": "longrope"},
+        "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "transformers_version": "4.45.0", "use_cache": true, "vocab_size": 200064,
+    });
+    let config = resolved(&published);
+    assert_eq!(config.warnings, []);
+    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).unwrap().model, config.model);
+    let Some(Model::Llama(model)) = config.model else { panic!() };
+    let scaling = |original_max_position_embeddings| {
+        Some(RopeScaling::LongRope {
+            short_factor: factors(1.0),
+            long_factor: factors(2.0),
+            factor: None,
+            attention_factor: None,
+            original_max_position_embeddings,
+        })
+    };
+    assert_eq!((&model.rope_scaling, model.partial_rotary_factor), (&scaling(4096), 0.75));
+    assert_eq!((model.head_dim, model.sliding_window, model.fused_projections), (128, Some(262_144), true));
+    assert_eq!((model.hidden_act, model.rms_norm_eps), (zero_config::Activation::Silu, 1e-5));
+    let of = |more: Value| {
+        let mut config = json!({"model_type": "phi3", "num_attention_heads": 32});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        llama(&config)
+    };
+    // Earlier names of the type, and transformers' default of the original length.
+    for name in ["su", "yarn", "longrope"] {
+        let keys = json!({"rope_scaling": {"type": name, "short_factor": factors(1.0), "long_factor": factors(2.0)}});
+        assert_eq!(of(keys).rope_scaling, scaling(4096));
+    }
+    let inside = json!({
+        "rope_type": "longrope", "short_factor": factors(1.0), "long_factor": factors(2.0), "rope_theta": 9.0,
+        "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096,
+    });
+    let model = of(json!({"rope_parameters": inside, "original_max_position_embeddings": 64}));
+    assert_eq!((model.rope_scaling, model.rope_theta, model.partial_rotary_factor), (scaling(64), 9.0, 1.0));
+    let model = of(json!({}));
+    assert_eq!((model.sliding_window, model.rope_scaling, model.num_key_value_heads), (None, None, 32));
+    assert_eq!((model.vocab_size, model.max_position_embeddings, model.hidden_size), (Some(32_064), 4096, 3072));
+}
+
 #[test]
 fn a_window_is_in_all_layers_in_some_or_in_none() {
     let window = |more: Value| {
@@ -240,7 +332,30 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             json!({"rope_type": "yarn", "factor": 2}),
             "`rope_type: yarn` is not implemented yet",
         ),
-        ("llama", "rope_parameters", json!({"rope_type": "longrope"}), "`rope_type: longrope` is not implemented yet"),
+        ("llama", "rope_parameters", json!({"rope_type": "longrope"}), "`rope_type: longrope` needs `short_factor`"),
+        ("phi3", "rope_scaling", json!({"type": "linear", "factor": 2}), "implemented of phi3 are default, longrope"),
+        ("phi3", "resid_pdrop", json!(0.1), "`resid_pdrop: 0.1` is not implemented yet"),
+        ("phi3", "mlp_bias", json!(true), "`mlp_bias` is none of phi3's"),
+        ("phi3", "lm_head_bias", json!(true), "`lm_head_bias: true` is not implemented yet"),
+        ("phi3", "rope_scaling", json!({"type": "longrope", "short_factor": [1], "long_factor": [1]}), "for 48 pairs"),
+        ("gemma3_text", "hidden_activation", json!("gelu"), "`hidden_activation: gelu` is not implemented yet"),
+        ("gemma3_text", "use_bidirectional_attention", json!(true), "`use_bidirectional_attention: true` is not"),
+        ("gemma3_text", "attn_logit_softcapping", json!(50.0), "`attn_logit_softcapping: 50.0` is not implemented"),
+        ("gemma3_text", "final_logit_softcapping", json!(30.0), "`final_logit_softcapping: 30.0` is not implemented"),
+        ("gemma3_text", "sliding_window", json!(null), "layers of `sliding_attention` need `sliding_window`"),
+        ("gemma3_text", "sliding_window_pattern", json!(0), "`sliding_window_pattern` should be at least 1"),
+        (
+            "gemma3_text",
+            "rope_parameters",
+            json!({"rope_type": "default"}),
+            "`rope_parameters.rope_type: default` is not",
+        ),
+        (
+            "gemma3_text",
+            "rope_parameters",
+            json!({"sliding_attention": {"rope_type": "linear", "factor": 2}}),
+            "scaled frequencies of `sliding_attention` are not implemented yet",
+        ),
         (
             "llama",
             "rope_scaling",
@@ -284,6 +399,8 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             "{errors}"
         );
     }
+    let images = refused(&json!({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}));
+    assert!(images.contains("this model also reads images; of Gemma 3 `gemma3_text` is implemented"), "{images}");
     // All unsupported keys are reported together.
     let two = json!({"model_type": "gpt2", "quantization_config": {"bits": 4}, "activation_function": "relu"});
     assert_eq!(with(&folder(&two), "", "").unwrap_err().matches("error:").count(), 2);

@@ -6,8 +6,9 @@ use std::path::Path;
 use candle_core::DType;
 use serde_json::{Value, json};
 use zero_checkpoint::{Contents, Export, ExportDtype, Exported, Manifest, Merge, is_of_adapter};
-use zero_config::{Activation, Adapter, Config, Gpt2, Llama, Model, Tokenizer};
+use zero_config::{Activation, Adapter, Config, Gpt2, Model, Tokenizer};
 
+use super::llama::llama;
 use crate::configured_model;
 use crate::error::Error;
 
@@ -213,7 +214,7 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
     Ok(fields)
 }
 
-fn activation(activation: Activation) -> &'static str {
+pub(super) fn activation(activation: Activation) -> &'static str {
     match activation {
         Activation::Relu => "relu",
         Activation::Gelu => "gelu",
@@ -240,91 +241,6 @@ fn gpt2(model: &Gpt2, vocabulary: usize) -> Value {
         "resid_pdrop": model.resid_pdrop,
         "attn_pdrop": model.attn_pdrop,
     })
-}
-
-/// Selects the Hugging Face class that supports this Llama's features, and returns its `config.json`.
-fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
-    let mut fields = json!({
-        "vocab_size": vocabulary,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "head_dim": model.head_dim,
-        "max_position_embeddings": model.max_position_embeddings,
-        "rope_theta": model.rope_theta,
-        "rms_norm_eps": model.rms_norm_eps,
-        "tie_word_embeddings": model.tie_word_embeddings,
-        "initializer_range": model.initializer_range,
-        "hidden_act": activation(model.hidden_act),
-        "attention_dropout": model.attention_dropout,
-    });
-    if let Some(scaling) = model.rope_scaling {
-        fields["rope_scaling"] = json!(scaling);
-    }
-    let class = class(model)?;
-    let windowed = model.sliding_window.is_some();
-    // These layers use the sliding window, from `max_window_layers` on if they are not listed.
-    let first = if windowed { 0 } else { model.num_hidden_layers };
-    let mut add = |name: &str, value: Value| fields[name] = value;
-    match class {
-        "Mistral" => add("sliding_window", json!(model.sliding_window)),
-        "Llama" => {
-            add("attention_bias", json!(model.attention_bias));
-            add("mlp_bias", json!(model.mlp_bias));
-        }
-        _ => {
-            add("use_sliding_window", json!(windowed));
-            add("sliding_window", json!(model.sliding_window));
-            match model.layer_types.is_empty() {
-                true => add("max_window_layers", json!(first)),
-                false => add("layer_types", json!(model.layer_types)),
-            }
-        }
-    }
-    match class {
-        "Qwen3" => add("attention_bias", json!(model.attention_bias)),
-        "SmolLM3" => {
-            add("attention_bias", json!(model.attention_bias));
-            add("mlp_bias", json!(model.mlp_bias));
-            let rotates = if model.no_rope_layers.is_empty() {
-                vec![1; model.num_hidden_layers]
-            } else {
-                model.no_rope_layers.clone()
-            };
-            add("no_rope_layers", json!(rotates));
-            let kind = if windowed { zero_config::SLIDING_ATTENTION } else { zero_config::FULL_ATTENTION };
-            if model.layer_types.is_empty() {
-                add("layer_types", json!(vec![kind; model.num_hidden_layers]));
-            }
-        }
-        _ => {}
-    }
-    fields["architectures"] = json!([format!("{class}ForCausalLM")]);
-    fields["model_type"] = json!(class.to_lowercase());
-    Ok(fields)
-}
-
-/// Selects the Hugging Face class with this Llama's features, without `ForCausalLM`.
-fn class(model: &Llama) -> Result<&'static str, String> {
-    let some_slide = !model.layer_types.is_empty();
-    let some_rotate = !model.no_rope_layers.is_empty();
-    let no_class = |of: &str| Err(format!("no Hugging Face class has {of}"));
-    match (model.qk_norm, model.qkv_bias) {
-        (true, true) => no_class("`qkv_bias` and `qk_norm`"),
-        (true, false) if model.mlp_bias => no_class("`mlp_bias` and `qk_norm`"),
-        (_, true) if model.mlp_bias || model.attention_bias => no_class("these biases"),
-        (true, _) | (_, true) if some_rotate => no_class("`no_rope_layers` and `qk_norm` or `qkv_bias`"),
-        (true, false) => Ok("Qwen3"),
-        (false, true) => Ok("Qwen2"),
-        (false, false) if some_rotate || some_slide => Ok("SmolLM3"),
-        (false, false) => match (model.sliding_window, model.attention_bias || model.mlp_bias) {
-            (None, _) => Ok("Llama"),
-            (Some(_), false) => Ok("Mistral"),
-            (Some(_), true) => Ok("SmolLM3"),
-        },
-    }
 }
 
 /// Reads the tokenizer's files, or returns why there are none.

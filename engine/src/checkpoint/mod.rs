@@ -2,6 +2,7 @@
 
 pub(crate) mod export;
 pub(crate) mod import;
+mod llama;
 pub(crate) mod saving;
 pub mod start;
 pub(crate) mod stored;

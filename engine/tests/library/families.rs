@@ -13,7 +13,7 @@ const STEPS: u64 = 20;
 
 /// Class without `ForCausalLM`, and arguments of its configuration beside the sizes of [`PREAMBLE`]. A row has 16 tokens,
 /// more than a window.
-const CASES: [(&str, &str); 8] = [
+const CASES: [(&str, &str); 14] = [
     ("Qwen3", "head_dim=12, tie_word_embeddings=True"),
     ("Qwen3", "attention_bias=True, use_sliding_window=True, sliding_window=5, max_window_layers=2"),
     ("SmolLM3", "no_rope_layers=[1, 0, 1, 0]"),
@@ -26,6 +26,25 @@ const CASES: [(&str, &str); 8] = [
     ),
     ("Mistral", "sliding_window=None, head_dim=12"),
     ("Mistral", "sliding_window=5, rope_scaling=dict(type='linear', factor=2.0), rope_theta=100.0"),
+    ("Gemma3", "head_dim=12, sliding_window=5, query_pre_attn_scalar=10"),
+    (
+        "Gemma3",
+        "head_dim=8, sliding_window=5, query_pre_attn_scalar=8, attention_bias=True, sliding_window_pattern=2, \
+         tie_word_embeddings=False, rope_theta=500.0, rope_local_base_freq=50.0, \
+         rope_scaling=dict(rope_type='linear', factor=8.0)",
+    ),
+    ("Gemma3", "head_dim=8, query_pre_attn_scalar=8, layer_types=['full_attention'] * 4"),
+    ("Phi3", "rope_theta=250.0"),
+    (
+        "Phi3",
+        "sliding_window=5, tie_word_embeddings=True, partial_rotary_factor=0.75, original_max_position_embeddings=16, \
+         rope_scaling=dict(type='longrope', short_factor=[1.0, 1.5, 2.5], long_factor=[3.0, 4.5, 6.5])",
+    ),
+    (
+        "Phi3",
+        "original_max_position_embeddings=8, rope_scaling=dict(type='longrope', short_factor=[1.0, 1.5, 2.5, 3.5], \
+         long_factor=[2.0, 2.5, 4.5, 5.5], attention_factor=1.3)",
+    ),
 ];
 
 const PREAMBLE: &str = "
@@ -46,7 +65,8 @@ def load(folder):
 def case(name, folder, **more):
     sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
                  num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.1, pad_token_id=None)
-    config = getattr(transformers, name + 'Config')(**(sizes | more))
+    text = 'Text' if name == 'Gemma3' else ''
+    config = getattr(transformers, name + text + 'Config')(**(sizes | more))
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         if parameter.dim() == 1: parameter.data += 0.1 * torch.randn_like(parameter)

@@ -4,7 +4,9 @@
 //! `LlamaForCausalLM`. A Llama with a sliding window is a Mistral (Jiang et al., "Mistral 7B", 2023). With biases of
 //! queries, keys and values it is a Qwen2 (Yang et al., "Qwen2 technical report", 2024). With norms of queries and keys it
 //! is a Qwen3 (Yang et al., "Qwen3 technical report", 2025). Without rotation in some layers it is a SmolLM3 (Bakouch et
-//! al., 2025).
+//! al., 2025). With offsets in its norms, norms behind attention and MLP, scaled embeddings, a GELU gate and another base
+//! of the local layers' angles it is a Gemma 3 (Kamath et al., "Gemma 3 technical report", 2025). With fused projections
+//! it is a Phi-3 or Phi-4 (Abdin et al., "Phi-3 technical report", 2024).
 
 use super::{Alone, LanguageHead, LlamaConfig, POSITION_IDS, with_positions, within_documents};
 use crate::layers::{Activations, Layer, Layers};
@@ -15,7 +17,8 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::{reshape, sum};
 use zero_ops::{
-    AttentionSpan, Dropout, Embedding, Linear, RmsNorm, Rotary, TiledMlp, causal_attention_with_dropout, swiglu,
+    Activation, AttentionSpan, Dropout, Embedding, Linear, RmsNorm, Rotary, TiledMlp, causal_attention_with_dropout,
+    columns, scaled,
 };
 
 /// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -25,24 +28,27 @@ use zero_ops::{
 /// normal distribution with standard deviation `initializer_range`, norms start at 1, biases at 0.
 pub fn llama(config: &LlamaConfig) -> Layers {
     let (embed, block, head) = (config.clone(), config.clone(), config.clone());
-    let (width, eps) = (config.hidden_size, config.rms_norm_eps);
+    let (width, norm) = (config.hidden_size, config.clone());
     let shared = Arc::new(Shared::new(config));
     let layers = Layers::new()
         .layer("model.embed_tokens", move |vb| {
             embed.check()?;
-            Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)
+            let table = Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)?;
+            Ok(if embed.scale_embeddings { table.times((embed.hidden_size as f64).sqrt()) } else { table })
         })
         .layers("model.layers", config.num_hidden_layers, move |layer, vb| Block::new(&block, layer, &shared, vb))
         .with(config.packed.then_some(POSITION_IDS))
-        .layer("model.norm", move |vb| RmsNorm::new(width, eps, vb).map(Alone))
+        .layer("model.norm", move |vb| norm.norm(width, vb).map(Alone))
         .head("lm_head", move |vb| LanguageHead::new(head.hidden_size, head.vocab_size, head.initializer_range, vb));
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }
 
-/// What blocks share: a rotary table, which the first block builds, and the spans of attention, which are uploaded to a
+/// What blocks share: rotary tables, which the first block builds, and the spans of attention, which are uploaded to a
 /// GPU only once.
 struct Shared {
     rotary: OnceLock<Rotary>,
+    /// The table of layers of sliding attention, if they have another base.
+    local: OnceLock<Rotary>,
     full: AttentionSpan,
     window: AttentionSpan,
 }
@@ -51,20 +57,24 @@ impl Shared {
     fn new(config: &LlamaConfig) -> Self {
         let full = AttentionSpan::default();
         let window = config.sliding_window.map_or_else(AttentionSpan::default, |window| full.clone().window(window));
-        Self { rotary: OnceLock::new(), full, window }
+        Self { rotary: OnceLock::new(), local: OnceLock::new(), full, window }
     }
 
-    /// Returns the rotary table.
-    fn rotary(&self, config: &LlamaConfig) -> Result<Rotary> {
-        if let Some(rotary) = self.rotary.get() {
+    /// Returns the rotary table of a layer.
+    fn rotary(&self, config: &LlamaConfig, layer: usize) -> Result<Rotary> {
+        let local = config.rope_local_base_freq.filter(|_| config.slides(layer));
+        let place = if local.is_some() { &self.local } else { &self.rotary };
+        if let Some(rotary) = place.get() {
             return Ok(rotary.clone());
         }
-        let (size, positions, theta) = (config.head_size(), config.max_position_embeddings, config.rope_theta);
-        let table = match config.rope_scaling {
-            None => Rotary::new(size, positions, theta)?,
-            Some(scaling) => Rotary::scaled(size, positions, theta, scaling)?,
+        let (size, positions) = (config.rotated(), config.max_position_embeddings);
+        let table = match (local, &config.rope_scaling) {
+            (Some(theta), _) => Rotary::new(size, positions, theta)?,
+            (None, None) => Rotary::new(size, positions, config.rope_theta)?,
+            (None, Some(scaling)) => Rotary::scaled(size, positions, config.rope_theta, scaling)?,
         };
-        Ok(self.rotary.get_or_init(|| table).clone())
+        let table = table.of_heads(config.head_size())?;
+        Ok(place.get_or_init(|| table).clone())
     }
 }
 
@@ -73,37 +83,84 @@ fn linear(inputs: usize, outputs: usize, bias: bool, std: f64, vb: VarBuilder) -
 }
 
 enum Mlp {
-    Whole { gate: Linear, up: Linear, down: Linear },
+    Whole { inner: Inner, activation: Activation, down: Linear },
     Tiled(TiledMlp),
+}
+
+/// The projections to the gate and its factor.
+enum Inner {
+    Separate { gate: Linear, up: Linear },
+    Fused { gate_up: Linear, size: usize },
 }
 
 impl Mlp {
     fn new(config: &LlamaConfig, vb: &VarBuilder) -> Result<Self> {
-        let (width, inner, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
-        let gate = linear(width, inner, config.mlp_bias, std, vb.pp("gate_proj"))?;
-        let up = linear(width, inner, config.mlp_bias, std, vb.pp("up_proj"))?;
-        let down = linear(inner, width, config.mlp_bias, std, vb.pp("down_proj"))?;
-        Ok(match config.tiled_mlp_rows {
-            None => Self::Whole { gate, up, down },
-            Some(rows) => Self::Tiled(TiledMlp::gated(gate, up, down, rows)?),
+        let (width, size, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
+        let project = |outputs, name| linear(width, outputs, config.mlp_bias, std, vb.pp(name));
+        let activation = config.hidden_act;
+        let inner = match config.fused_projections {
+            true => Inner::Fused { gate_up: project(2 * size, "gate_up_proj")?, size },
+            false => Inner::Separate { gate: project(size, "gate_proj")?, up: project(size, "up_proj")? },
+        };
+        let down = linear(size, width, config.mlp_bias, std, vb.pp("down_proj"))?;
+        Ok(match (inner, config.tiled_mlp_rows) {
+            (Inner::Separate { gate, up }, Some(rows)) => {
+                Self::Tiled(TiledMlp::gated(activation, gate, up, down, rows)?)
+            }
+            (inner, _) => Self::Whole { inner, activation, down },
         })
     }
 }
 
 impl Module for Mlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Whole { gate, up, down } => down.forward(&swiglu(&gate.forward(x)?, &up.forward(x)?)?),
-            Self::Tiled(mlp) => mlp.forward(x),
-        }
+        let (inner, activation, down) = match self {
+            Self::Whole { inner, activation, down } => (inner, activation, down),
+            Self::Tiled(mlp) => return mlp.forward(x),
+        };
+        let (gate, up) = match inner {
+            Inner::Separate { gate, up } => (gate.forward(x)?, up.forward(x)?),
+            Inner::Fused { gate_up, size } => {
+                let both = gate_up.forward(x)?;
+                (columns(&both, 0..*size)?, columns(&both, *size..2 * size)?)
+            }
+        };
+        down.forward(&activation.gate(&gate, &up)?)
+    }
+}
+
+/// The projections to queries, keys and values.
+enum Qkv {
+    Separate([Linear; 3]),
+    /// Their outputs behind each other.
+    Fused(Linear, [usize; 3]),
+}
+
+impl Qkv {
+    fn new(config: &LlamaConfig, sizes: [usize; 3], vb: &VarBuilder) -> Result<Self> {
+        let bias = config.attention_bias || config.qkv_bias;
+        let project = |outputs, name| linear(config.hidden_size, outputs, bias, config.initializer_range, vb.pp(name));
+        let [q, k, v] = sizes;
+        Ok(match config.fused_projections {
+            true => Self::Fused(project(q + k + v, "qkv_proj")?, sizes),
+            false => Self::Separate([project(q, "q_proj")?, project(k, "k_proj")?, project(v, "v_proj")?]),
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<[Tensor; 3]> {
+        Ok(match self {
+            Self::Separate([q, k, v]) => [q.forward(x)?, k.forward(x)?, v.forward(x)?],
+            Self::Fused(qkv, [q, k, v]) => {
+                let all = qkv.forward(x)?;
+                [columns(&all, 0..*q)?, columns(&all, *q..q + k)?, columns(&all, q + k..q + k + v)?]
+            }
+        })
     }
 }
 
 struct Block {
     input_layernorm: RmsNorm,
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv: Qkv,
     o_proj: Linear,
     /// The norms of queries and of keys.
     qk_norm: Option<[RmsNorm; 2]>,
@@ -113,9 +170,15 @@ struct Block {
     /// `None` if the layer does not rotate.
     rotary: Option<Rotary>,
     span: AttentionSpan,
+    /// Factor of the queries, beside the attention's own 1/√`head_size`.
+    query_scale: f32,
     dropout: Dropout,
-    post_attention_layernorm: RmsNorm,
+    /// Norm of the attention's output, before it is added.
+    after_attention: Option<RmsNorm>,
+    before_mlp: RmsNorm,
     mlp: Mlp,
+    /// Norm of the MLP's output, before it is added.
+    after_mlp: Option<RmsNorm>,
 }
 
 impl Block {
@@ -124,25 +187,26 @@ impl Block {
         let (width, std) = (config.hidden_size, config.initializer_range);
         let (heads, kv_heads, head_size) = (config.num_attention_heads, config.num_key_value_heads, config.head_size());
         let attn = vb.pp("self_attn");
-        let (out_bias, qkv_bias) = (config.attention_bias, config.attention_bias || config.qkv_bias);
-        let norm = |name| RmsNorm::new(width, config.rms_norm_eps, vb.pp(name));
-        let of_heads = |name| RmsNorm::new(head_size, config.rms_norm_eps, attn.pp(name));
+        let norm = |name| config.norm(width, vb.pp(name));
+        let post_norm = |name| config.post_norms.then(|| norm(name)).transpose();
+        let of_heads = |name| config.norm(head_size, attn.pp(name));
         let rotates = config.rotates.get(layer).copied().unwrap_or(true);
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
-            q_proj: linear(width, heads * head_size, qkv_bias, std, attn.pp("q_proj"))?,
-            k_proj: linear(width, kv_heads * head_size, qkv_bias, std, attn.pp("k_proj"))?,
-            v_proj: linear(width, kv_heads * head_size, qkv_bias, std, attn.pp("v_proj"))?,
-            o_proj: linear(heads * head_size, width, out_bias, std, attn.pp("o_proj"))?,
+            qkv: Qkv::new(config, [heads, kv_heads, kv_heads].map(|heads| heads * head_size), &attn)?,
+            o_proj: linear(heads * head_size, width, config.attention_bias, std, attn.pp("o_proj"))?,
             qk_norm: if config.qk_norm { Some([of_heads("q_norm")?, of_heads("k_norm")?]) } else { None },
             heads,
             kv_heads,
             head_size,
-            rotary: rotates.then(|| shared.rotary(config)).transpose()?,
+            rotary: rotates.then(|| shared.rotary(config, layer)).transpose()?,
             span: if config.slides(layer) { shared.window.clone() } else { shared.full.clone() },
+            query_scale: config.query_pre_attn_scalar.map_or(1.0, |scalar| (head_size as f64 / scalar).sqrt()) as f32,
             dropout: Dropout { probability: config.attention_dropout, name: "probabilities" },
-            post_attention_layernorm: norm("post_attention_layernorm")?,
+            after_attention: post_norm("post_attention_layernorm")?,
+            before_mlp: norm(if config.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" })?,
             mlp: Mlp::new(config, &vb.pp("mlp"))?,
+            after_mlp: post_norm("post_feedforward_layernorm")?,
         })
     }
 
@@ -155,9 +219,10 @@ impl Block {
             (Some(rotary), Some(position_ids)) => rotary.apply_at(&x, position_ids),
             (Some(rotary), None) => rotary.apply(&x),
         };
-        let q = rotate(norm(split(self.q_proj.forward(x)?, self.heads)?, 0)?)?;
-        let k = rotate(norm(split(self.k_proj.forward(x)?, self.kv_heads)?, 1)?)?;
-        let v = split(self.v_proj.forward(x)?, self.kv_heads)?;
+        let [q, k, v] = self.qkv.forward(x)?;
+        let q = scaled(&rotate(norm(split(q, self.heads)?, 0)?)?, self.query_scale)?;
+        let k = rotate(norm(split(k, self.kv_heads)?, 1)?)?;
+        let v = split(v, self.kv_heads)?;
         let span = within_documents(&self.span, position_ids);
         let attended = causal_attention_with_dropout(&q, &k, &v, &span, (&self.dropout, pass))?;
         self.o_proj.forward(&reshape(&attended, (batch, time, self.heads * self.head_size))?)
@@ -168,9 +233,11 @@ impl Layer for Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let (x, position_ids) = with_positions(x)?;
         let y = fused_block(x, |x| {
+            let after =
+                |norm: &Option<RmsNorm>, y: Tensor| norm.as_ref().map_or(Ok(y.clone()), |norm| norm.forward(&y));
             let attended = self.attend(&self.input_layernorm.forward(x)?, position_ids, pass)?;
-            let (x, normal) = self.post_attention_layernorm.forward_residual(x, &attended)?;
-            sum(&x, &self.mlp.forward(&normal)?)
+            let (x, normal) = self.before_mlp.forward_residual(x, &after(&self.after_attention, attended)?)?;
+            sum(&x, &after(&self.after_mlp, self.mlp.forward(&normal)?)?)
         })?;
         Ok(y.into())
     }

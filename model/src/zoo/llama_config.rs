@@ -2,7 +2,8 @@
 
 use super::check_sizes;
 use candle_core::{Result, bail};
-use zero_ops::RopeScaling;
+use candle_nn::VarBuilder;
+use zero_ops::{Activation, RmsNorm, RopeScaling};
 
 /// The positions that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,24 @@ pub struct LlamaConfig {
     pub rotates: Vec<bool>,
     /// Whether each head's queries and keys pass an RMS norm before the rotation, as in Qwen3.
     pub qk_norm: bool,
+    /// Scores are divided by the square root of this number; by that of the head's size if `None`.
+    pub query_pre_attn_scalar: Option<f64>,
+    /// Base of the rotary angles in layers of sliding attention, which are then not scaled, as in Gemma 3. `rope_theta` if
+    /// `None`.
+    pub rope_local_base_freq: Option<f64>,
+    /// The part of each head that is rotated, as in Phi-4-mini: more than 0, and at most 1.
+    pub partial_rotary_factor: f64,
+    /// Non-linearity of the gate: SiLU or the tanh form of GELU.
+    pub hidden_act: Activation,
+    /// Whether the norms multiply by 1 + weight, as in Gemma. Their weights then start at 0. Unsupported on a GPU.
+    pub norm_unit_offset: bool,
+    /// Whether norms also follow the attention and the MLP of each block, as in Gemma 3.
+    pub post_norms: bool,
+    /// Whether token embeddings are multiplied by √`hidden_size`, as in Gemma.
+    pub scale_embeddings: bool,
+    /// Whether one linear map computes queries, keys and values, and one the gate and its factor, as in Phi-3.
+    /// Unsupported on a GPU and with `tiled_mlp_rows`.
+    pub fused_projections: bool,
     /// Dropout probability of attention probabilities. Must be 0 on a GPU.
     pub attention_dropout: f32,
     /// ε of the norms.
@@ -85,6 +104,14 @@ impl Default for LlamaConfig {
             layer_types: vec![],
             rotates: vec![],
             qk_norm: false,
+            query_pre_attn_scalar: None,
+            rope_local_base_freq: None,
+            partial_rotary_factor: 1.0,
+            hidden_act: Activation::Silu,
+            norm_unit_offset: false,
+            post_norms: false,
+            scale_embeddings: false,
+            fused_projections: false,
             attention_dropout: 0.0,
             rms_norm_eps: 1e-6,
             initializer_range: 0.02,
@@ -126,14 +153,31 @@ impl LlamaConfig {
         if self.layer_types.contains(&LayerType::SlidingAttention) && self.sliding_window.is_none() {
             bail!("llama: a layer of sliding attention needs sliding_window");
         }
-        if !self.head_size().is_multiple_of(2) {
-            bail!("llama: rotary positions need an even head size, got {}", self.head_size());
+        if self.rotated() == 0 || !self.rotated().is_multiple_of(2) || self.rotated() > self.head_size() {
+            let (rotated, size) = (self.rotated(), self.head_size());
+            bail!("llama: rotary positions need an even head size, got {rotated} of {size}");
+        }
+        if self.fused_projections && self.tiled_mlp_rows.is_some() {
+            bail!("llama: tiles of a fused projection are not implemented");
         }
         Ok(())
     }
 
     pub(super) fn head_size(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
+    }
+
+    /// Returns how many elements of a head are rotated.
+    pub(super) fn rotated(&self) -> usize {
+        (self.head_size() as f64 * self.partial_rotary_factor) as usize
+    }
+
+    /// Returns a norm of `size` elements.
+    pub(super) fn norm(&self, size: usize, vb: VarBuilder) -> Result<RmsNorm> {
+        match self.norm_unit_offset {
+            true => RmsNorm::with_unit_offset(size, self.rms_norm_eps, vb),
+            false => RmsNorm::new(size, self.rms_norm_eps, vb),
+        }
     }
 
     /// Returns whether a layer attends within the window.

@@ -1,4 +1,4 @@
-//! GELU in both forms, SiLU, ReLU and SwiGLU, forward and backward.
+//! GELU in both forms, SiLU, ReLU, SwiGLU and GeGLU, forward and backward.
 //!
 //! The tanh form of GELU needs no tanh: ½(1 + tanh u) = σ(2u), which also keeps the left tail's relative accuracy.
 
@@ -13,6 +13,18 @@ const CUBIC: f32 = 0.044_715;
 #[inline(always)]
 fn twice_u(x: f32, cubic: f32) -> f32 {
     2.0 * SQRT_2_OVER_PI * cubic.mul_add(x, x)
+}
+
+/// σ(2u) and gelu′(x) = s + x·s·(1 − s)·2u′ with s = σ(2u), given e^−|2u|
+#[inline(always)]
+fn gelu_tanh_slope(x: f32, e: f32) -> (f32, f32) {
+    // 2u has the sign of x.
+    let (s, rest) = sigmoid_from(x, e);
+    let square = x * x;
+    let twice_slope = 2.0 * SQRT_2_OVER_PI * (3.0 * CUBIC).mul_add(square, 1.0);
+    // The clamp avoids ∞·0 in the far tails, where s·(1 − s) is already 0.
+    let lever = if square < 1e4 { x * twice_slope } else { 0.0 };
+    (s, (s * rest).mul_add(lever, s))
 }
 
 vectorised! {
@@ -36,13 +48,7 @@ vectorised! {
         for ((x, dy), dx) in x.chunks(BATCH).zip(dy.chunks(BATCH)).zip(dx.chunks_mut(BATCH)) {
             let e = exps.of(x.iter().map(|&x| -twice_u(x, CUBIC * (x * x)).abs()));
             for (((dx, &x), &dy), &e) in dx.iter_mut().zip(x).zip(dy).zip(e) {
-                // 2u has the sign of x.
-                let (s, rest) = sigmoid_from(x, e);
-                let square = x * x;
-                let twice_slope = 2.0 * SQRT_2_OVER_PI * (3.0 * CUBIC).mul_add(square, 1.0);
-                // The clamp avoids ∞·0 in the far tails, where s·(1 − s) is already 0.
-                let lever = if square < 1e4 { x * twice_slope } else { 0.0 };
-                *dx = dy * (s * rest).mul_add(lever, s);
+                *dx = dy * gelu_tanh_slope(x, e).1;
             }
         }
     }
@@ -143,6 +149,36 @@ vectorised! {
             for ((d_gate, d_up), (((&gate, &up), &dy), &e)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
                 let (s, rest) = sigmoid_from(gate, e);
                 *d_gate = dy * up * (s * rest).mul_add(gate, s);
+                *d_up = dy * gate * s;
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// y = gelu(gate)·up, tanh form
+    fn geglu(gate: &[f32], up: &[f32], y: &mut [f32]) {
+        let mut exps = Exps::new();
+        for ((gate, up), y) in gate.chunks(BATCH).zip(up.chunks(BATCH)).zip(y.chunks_mut(BATCH)) {
+            let e = exps.of(gate.iter().map(|&gate| at_most_88(-twice_u(gate, CUBIC * gate * gate))));
+            for (((y, &gate), &up), &e) in y.iter_mut().zip(gate).zip(up).zip(e) {
+                *y = gate / (1.0 + e) * up;
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// d_gate = dy·up·gelu′(gate), d_up = dy·gelu(gate), tanh form
+    fn geglu_backward(gate: &[f32], up: &[f32], dy: &[f32], d_gate: &mut [f32], d_up: &mut [f32]) {
+        let mut exps = Exps::new();
+        let inputs = gate.chunks(BATCH).zip(up.chunks(BATCH)).zip(dy.chunks(BATCH));
+        for ((((gate, up), dy), d_gate), d_up) in inputs.zip(d_gate.chunks_mut(BATCH)).zip(d_up.chunks_mut(BATCH)) {
+            let e = exps.of(gate.iter().map(|&gate| -twice_u(gate, CUBIC * (gate * gate)).abs()));
+            let inputs = gate.iter().zip(up).zip(dy).zip(e);
+            for ((d_gate, d_up), (((&gate, &up), &dy), &e)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
+                let (s, slope) = gelu_tanh_slope(gate, e);
+                *d_gate = dy * up * slope;
                 *d_up = dy * gate * s;
             }
         }

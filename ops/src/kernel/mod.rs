@@ -68,6 +68,11 @@ mod tests {
                 let [d_gate, d_up] = out else { panic!("two outputs") };
                 activation::swiglu_backward(isa, &x, &dy, &x, d_gate, d_up);
             });
+            same("geglu", &[3 * n], |isa, out| activation::geglu(isa, &x, &dy, &mut out[0]));
+            same("geglu backward", &[3 * n, 3 * n], |isa, out| {
+                let [d_gate, d_up] = out else { panic!("two outputs") };
+                activation::geglu_backward(isa, &x, &dy, &x, d_gate, d_up);
+            });
             same("layer norm", &[3 * n], |isa, out| norm::layer_norm(isa, &x, &w, &b, 1e-5, &mut out[0]));
             same("layer norm backward", &[3 * n, n, n], |isa, out| {
                 let [dx, dw, db] = out else { panic!("three outputs") };
@@ -108,8 +113,8 @@ mod tests {
                 decode::scores(isa, &x[..n], &keys, &mut out[0]);
             });
             same("weighted sum", &[n], |isa, out| decode::weighted_sum(isa, &b[..3.min(n)], &x, &mut out[0]));
-            same("rotary", &[2 * n], |isa, out| rotary::rotate(isa, &x[..2 * n], &w, &b, &mut out[0]));
-            same("rotary back", &[2 * n], |isa, out| rotary::rotate_back(isa, &x[..2 * n], &w, &b, &mut out[0]));
+            same("rotary", &[2 * n], |isa, out| rotary::rotate(isa, 2 * n, &x[..2 * n], &w, &b, &mut out[0]));
+            same("rotary back", &[2 * n], |isa, out| rotary::rotate_back(isa, 2 * n, &x[..2 * n], &w, &b, &mut out[0]));
         }
     }
 }

@@ -8,10 +8,19 @@ use super::vectorised;
 /// Processes sixteen pairs at a time: heads are short, and a loop over a whole half would spend most of its time on
 /// its ends.
 #[inline(always)]
-fn turn(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32], pair: impl Fn([f32; 2], f32, f32) -> [f32; 2]) {
+fn turn(
+    size: usize,
+    x: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    y: &mut [f32],
+    pair: impl Fn([f32; 2], f32, f32) -> [f32; 2],
+) {
     let half = cos.len();
     let ((cos, cos_rest), (sin, sin_rest)) = (cos.as_chunks::<LANES>(), sin[..half].as_chunks::<LANES>());
-    for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {
+    for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)) {
+        let ((x, x_rest), (y, y_rest)) = (x.split_at(2 * half), y.split_at_mut(2 * half));
+        y_rest.copy_from_slice(x_rest);
         let ((x1, x2), (y1, y2)) = (x.split_at(half), y.split_at_mut(half));
         let ((x1, x1_rest), (x2, x2_rest)) = (x1.as_chunks::<LANES>(), x2.as_chunks::<LANES>());
         let ((y1, y1_rest), (y2, y2_rest)) = (y1.as_chunks_mut::<LANES>(), y2.as_chunks_mut::<LANES>());
@@ -29,15 +38,16 @@ fn turn(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32], pair: impl Fn([f32; 
 }
 
 vectorised! {
-    /// Rotates each row of `x` (two halves, each as long as `cos`) by the angles whose cosine and sine are given.
-    fn rotate(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
-        turn(x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, -(x2 * sin)), x2.mul_add(cos, x1 * sin)]);
+    /// Rotates the first elements of each row of `size` elements of `x` (two halves, each as long as `cos`) by the angles
+    /// whose cosine and sine are given, and copies the others.
+    fn rotate(size: usize, x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
+        turn(size, x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, -(x2 * sin)), x2.mul_add(cos, x1 * sin)]);
     }
 }
 
 vectorised! {
     /// Rotates by the negative angles: the backward of [`rotate`].
-    fn rotate_back(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
-        turn(x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, x2 * sin), x2.mul_add(cos, -(x1 * sin))]);
+    fn rotate_back(size: usize, x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
+        turn(size, x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, x2 * sin), x2.mul_add(cos, -(x1 * sin))]);
     }
 }

@@ -6,19 +6,16 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
 use crate::dropout::dropout;
-use crate::graph::apply::{apply1, apply2, apply3, sum};
-use crate::graph::operand::View;
-use crate::graph::output::{build_as, tensor};
+use crate::graph::apply::{apply2, apply3, sum};
 use crate::linear::affine::Affine;
 use crate::linear::dora::Magnified;
 use crate::linear::{LinearOp, Projection};
-use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use crate::pass::Pass;
+use crate::scaled::scaled as times;
 
 /// The initial values of the two matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +171,7 @@ impl Lora {
             (None, None) => apply2(&scaled, magnitudes, magnified),
             // What dropout removes from the input keeps the factor 1.
             (Some(dropped), _) => {
-                let removed = sum(x, &apply1(dropped, Scaled(-1.0))?)?;
+                let removed = sum(x, &times(dropped, -1.0)?)?;
                 sum(&map.apply(&removed, None)?, &apply2(&scaled, magnitudes, magnified)?)
             }
         }
@@ -193,7 +190,7 @@ impl Lora {
     /// Returns y + s·(x·Aᵀ)·Bᵀ.
     fn add_to(&self, y: &Tensor, x: &Tensor) -> Result<Tensor> {
         let inner = product(x, &self.a, Affine::OutputsInputs)?;
-        let inner = if self.scale == 1.0 { inner } else { apply1(&inner, Scaled(self.scale))? };
+        let inner = times(&inner, self.scale)?;
         sum(y, &product(&inner, &self.b, Affine::OutputsInputs)?)
     }
 }
@@ -207,51 +204,3 @@ fn product(x: &Tensor, weight: &Tensor, affine: Affine) -> Result<Tensor> {
 pub const MAGNITUDES: &str = "lora_magnitude_vector";
 
 const OP: &str = "lora";
-
-/// x·s.
-#[derive(Clone, Copy, Debug)]
-struct Scaled(f32);
-
-impl Scaled {
-    fn apply(self, x: View<'_>, storage: &CpuStorage) -> Result<CpuStorage> {
-        let elements = x.elements();
-        build_as(OP, storage.dtype(), elements.len(), 1, [elements], |_, [x], y| {
-            for (y, &x) in y.iter_mut().zip(x) {
-                *y = self.0 * x;
-            }
-        })
-    }
-}
-
-impl Footprint for Scaled {
-    const READS: Reads = Reads::NOTHING;
-
-    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
-        let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
-        let rooms = element_rooms(dtype, shape.elem_count(), 1);
-        Ok(Costs { forward: rooms, backward: rooms, ..Costs::new(shape, dtype) })
-    }
-}
-
-impl CustomOp1 for Scaled {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
-        Ok((self.apply(View::new(OP, xs, xl)?, xs)?, xl.shape().clone()))
-    }
-
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
-        Ok((xs.affine(xl, f64::from(self.0), 0.0)?, xl.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        if dy.device().is_cuda() {
-            return Ok(Some(dy.detach().affine(f64::from(self.0), 0.0)?));
-        }
-        let held = dy.storage_and_layout();
-        let candle_core::Storage::Cpu(storage) = &*held.0 else { bail!("{OP}: the gradient is not on the CPU") };
-        Ok(Some(tensor(self.apply(View::of(OP, &held)?, storage)?, x.shape())))
-    }
-}

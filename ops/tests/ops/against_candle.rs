@@ -243,7 +243,7 @@ fn rotary() {
     let plain = |pair: usize| theta.powf(-(pair as f64) / 3.0);
     check_rotary(&ops::Rotary::new(size, 12, theta).unwrap(), size, plain);
     let linear = ops::RopeScaling::Linear { factor: 4.0 };
-    check_rotary(&ops::Rotary::scaled(size, 12, theta, linear).unwrap(), size, |pair| plain(pair) / 4.0);
+    check_rotary(&ops::Rotary::scaled(size, 12, theta, &linear).unwrap(), size, |pair| plain(pair) / 4.0);
 }
 
 /// Compares with the steps of Hugging Face's `_compute_llama3_parameters`.
@@ -274,7 +274,7 @@ fn rotary_with_llama3_scaling() {
         });
     }
     assert!(ranges.iter().all(|&pairs| pairs > 0), "{ranges:?} pairs of high, medium and low frequency");
-    check_rotary(&ops::Rotary::scaled(size, 12, theta, scaling).unwrap(), size, |pair| scaled[pair]);
+    check_rotary(&ops::Rotary::scaled(size, 12, theta, &scaling).unwrap(), size, |pair| scaled[pair]);
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn errors_name_the_cause() {
         high_freq_factor,
         original_max_position_embeddings: 8,
     };
-    assert!(ops::Rotary::scaled(4, 3, 1e4, llama3(8.0, 1.0, 4.0)).is_ok());
+    assert!(ops::Rotary::scaled(4, 3, 1e4, &llama3(8.0, 1.0, 4.0)).is_ok());
     for scaling in [
         ops::RopeScaling::Linear { factor: 0.0 },
         ops::RopeScaling::Linear { factor: f64::NAN },
@@ -68,7 +68,7 @@ fn errors_name_the_cause() {
         llama3(8.0, 4.0, 4.0),
         llama3(8.0, 1.0, f64::INFINITY),
     ] {
-        assert!(ops::Rotary::scaled(4, 3, 1e4, scaling).is_err(), "{scaling:?}");
+        assert!(ops::Rotary::scaled(4, 3, 1e4, &scaling).is_err(), "{scaling:?}");
     }
     let pass = Pass { training: true, seed: 1, step: 1, sample: 0, layer: 0 };
     refuses(ops::dropout(&n(&[2]), 1.0, "d", &pass), "probability");

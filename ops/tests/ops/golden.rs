@@ -136,7 +136,7 @@ fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
         original_max_position_embeddings: 40,
     };
     for (name, rotary) in
-        [("rotary", ops::Rotary::new(10, 70, 1e4)), ("scaled rotary", ops::Rotary::scaled(10, 70, 5e5, scaling))]
+        [("rotary", ops::Rotary::new(10, 70, 1e4)), ("scaled rotary", ops::Rotary::scaled(10, 70, 5e5, &scaling))]
     {
         let rotary = rotary.unwrap();
         add(name, vec![n("x", &[2, 70, 3, 10])], Box::new(move |t| rotary.apply(&t[0])));

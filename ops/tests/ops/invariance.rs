@@ -47,6 +47,8 @@ fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
         ("relu", vec![n("x", &[batch, 37])], 1, Box::new(|t| ops::relu(&t[0]))),
         ("silu", vec![n("x", &[batch, 37])], 1, Box::new(|t| ops::silu(&t[0]))),
         ("swiglu", vec![n("x", &[batch, 37]), n("y", &[batch, 37])], 2, Box::new(|t| ops::swiglu(&t[0], &t[1]))),
+        ("geglu", vec![n("x", &[batch, 37]), n("y", &[batch, 37])], 2, Box::new(|t| ops::geglu(&t[0], &t[1]))),
+        ("columns", vec![n("x", &[batch, 37])], 1, Box::new(|t| ops::columns(&t[0], 5..20))),
         (
             "attention",
             vec![n("q", &[batch, 70, 4, 6]), n("k", &[batch, 70, 2, 6]), n("v", &[batch, 70, 2, 6])],

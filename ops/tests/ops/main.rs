@@ -5,6 +5,7 @@ mod attention_dropout;
 mod check;
 mod device;
 mod edges;
+mod family_operations;
 mod golden;
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -65,7 +65,9 @@ impl Kind {
             }
             (Self::Conv(act), Some(rows)) => TiledMlp::new(conv(1), act, conv(3), rows)?.forward(&t[0]),
             (Self::Linear(act), Some(rows)) => TiledMlp::new(linear(1), act, linear(3), rows)?.forward(&t[0]),
-            (Self::Gated, Some(rows)) => TiledMlp::gated(alone(1), alone(2), alone(3), rows)?.forward(&t[0]),
+            (Self::Gated, Some(rows)) => {
+                TiledMlp::gated(Activation::Silu, alone(1), alone(2), alone(3), rows)?.forward(&t[0])
+            }
         }
     }
 }
@@ -257,8 +259,11 @@ fn invalid_arguments_are_errors() -> Result<()> {
         ),
         "{error}"
     );
-    assert!(message(TiledMlp::gated(linear(8, 4), linear(8, 5), linear(4, 8), 64)).contains("5 to 8 does not match"));
-    let mlp = TiledMlp::gated(linear(8, 4), linear(8, 4), linear(4, 8), 64)?;
+    assert!(
+        message(TiledMlp::gated(Activation::Silu, linear(8, 4), linear(8, 5), linear(4, 8), 64))
+            .contains("5 to 8 does not match")
+    );
+    let mlp = TiledMlp::gated(Activation::Silu, linear(8, 4), linear(8, 4), linear(4, 8), 64)?;
     for wrong in [&[200, 5][..], &[]] {
         assert!(mlp.forward(&Tensor::ones(wrong, DType::F32, &Device::Cpu)?).is_err());
     }

@@ -1,10 +1,14 @@
 //! Layer norm and RMS norm over the last dimension.
 
+mod rms;
+
+pub use rms::RmsNorm;
+
 #[cfg(feature = "cuda")]
 use crate::gpu;
 #[cfg(feature = "cuda")]
 use crate::graph::addend;
-use crate::graph::apply::{applied2, applied3, apply2, apply3};
+use crate::graph::apply::{applied3, apply3};
 use crate::graph::gradient::deliver;
 use crate::graph::operand::{View, f32s, f32s_of, rows};
 use crate::graph::output::{Fresh, Reader, at_once, build_as, tensor};
@@ -20,7 +24,7 @@ use crate::residual::residual_norm_on_gpu;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
 /// Layer norm over the last dimension: y = (x − mean)/√(variance + ε)·weight + bias.
@@ -85,67 +89,12 @@ impl Module for LayerNorm {
     }
 }
 
-/// RMS norm over the last dimension: y = x/√(mean(x²) + ε)·weight.
-#[derive(Clone, Debug)]
-pub struct RmsNorm {
-    weight: Tensor,
-    eps: f32,
-}
-
-impl RmsNorm {
-    /// Creates the norm from a tensor of `[size]`.
-    pub fn from_tensor(weight: Tensor, eps: f32) -> Self {
-        Self { weight, eps }
-    }
-
-    /// Creates the norm with a weight of ones, named `weight`.
-    pub fn new(size: usize, eps: f32, vb: VarBuilder) -> Result<Self> {
-        Ok(Self { weight: vb.get_with_hints(size, "weight", Init::Const(1.0))?, eps })
-    }
-
-    /// Computes (x + branch, norm(x + branch)), as [`LayerNorm::forward_residual`] does.
-    ///
-    /// # Errors
-    /// Fails if shapes or dtypes do not match.
-    pub fn forward_residual(&self, x: &Tensor, branch: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (_, size) = rows(RMS_NORM, x.shape())?;
-        fits(RMS_NORM, "weight", self.weight.layout(), size)?;
-        let op = RmsNormOp { eps: self.eps };
-        let record = |total: &Tensor, values| applied2([total, &self.weight], op, (values, total.shape().clone()));
-        #[cfg(feature = "cuda")]
-        if gpu::holds(x) {
-            let made = || gpu::norm::forward_residual(RMS_NORM, self.eps, [x, branch], &self.weight, None);
-            return residual_norm_on_gpu(RMS_NORM, [x, branch], made, |total| self.forward(total), record);
-        }
-        let held = self.weight.storage_and_layout();
-        let w = match meta::tracing() {
-            true => Default::default(),
-            false => f32s_of(RMS_NORM, &held)?,
-        };
-        residual_norm(
-            RMS_NORM,
-            x,
-            branch,
-            |sums, normals| kernel::rms_norm(Isa::current(), sums, &w, self.eps, normals),
-            |total| self.forward(total),
-            record,
-        )
-    }
-}
-
 /// # Errors
 /// Fails if a parameter's size differs from the row length.
 fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()> {
     match layout.dims() == [size] {
         true => Ok(()),
         false => bail!("{op}: the {name} {:?} does not match rows of {size}", layout.shape()),
-    }
-}
-
-impl Module for RmsNorm {
-    /// Normalizes `[.., size]`; the result has the same shape.
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        apply2(x, &self.weight, RmsNormOp { eps: self.eps })
     }
 }
 
@@ -302,69 +251,6 @@ impl CustomOp3 for LayerNormOp {
             x.track_op().then(|| tensor(dx, x.shape())),
             deliver(LAYER_NORM, weight, |out| out.copy_from_slice(&sums[..size]))?,
             deliver(LAYER_NORM, bias, |out| out.copy_from_slice(&sums[size..]))?,
-        ))
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct RmsNormOp {
-    eps: f32,
-}
-
-const RMS_NORM: &str = "rms-norm";
-
-impl Footprint for RmsNormOp {
-    const READS: Reads = Reads::inputs([true, true, false]);
-
-    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
-        footprint(RMS_NORM, inputs[0], 1, 0)
-    }
-}
-
-impl CustomOp2 for RmsNormOp {
-    fn name(&self) -> &'static str {
-        RMS_NORM
-    }
-
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let _timed = measure::forward(RMS_NORM);
-        let (count, size) = rows(RMS_NORM, xl.shape())?;
-        fits(RMS_NORM, "weight", wl, size)?;
-        let (x, w) = (View::new(RMS_NORM, xs, xl)?, f32s(RMS_NORM, ws, wl)?);
-        let x = x.elements();
-        let y = build_as(RMS_NORM, xs.dtype(), count, size, [x], |_, [x], y| {
-            kernel::rms_norm(Isa::current(), x, &w, self.eps, y);
-        })?;
-        Ok((y, xl.shape().clone()))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
-        let (_, size) = rows(RMS_NORM, xl.shape())?;
-        fits(RMS_NORM, "weight", wl, size)?;
-        Ok((gpu::norm::forward(RMS_NORM, self.eps, (xs, xl), (ws, wl), None)?, xl.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        #[cfg(feature = "cuda")]
-        if gpu::holds(x) {
-            let [dx, d_weight, _] = gpu::norm::backward(RMS_NORM, self.eps, [x, dy], weight, None, addend::take(x))?;
-            return Ok((dx, d_weight));
-        }
-        let _timed = measure::backward(RMS_NORM);
-        let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
-        let (xs, w, dy) = (View::of(RMS_NORM, &held.0)?, f32s_of(RMS_NORM, &held.1)?, View::of(RMS_NORM, &held.2)?);
-        let (isa, size) = (Isa::current(), w.len());
-        let (dx, partials) =
-            backward(RMS_NORM, [xs.elements(), dy.elements()], size, size, x.dtype(), |x, dy, dx, d_weight| {
-                kernel::rms_norm_backward(isa, x, &w, self.eps, dy, dx, d_weight);
-            })?;
-        Ok((
-            x.track_op().then(|| tensor(dx, x.shape())),
-            deliver(RMS_NORM, weight, |out| {
-                out.fill(0.0);
-                kernel::add_rows(isa, &partials, out);
-            })?,
         ))
     }
 }

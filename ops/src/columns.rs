@@ -1,0 +1,85 @@
+//! Columns of a matrix, to use a part of a product.
+
+use crate::graph::apply::apply1;
+use crate::graph::operand::{View, rows};
+use crate::graph::output::{build_as, tensor};
+use crate::kernel::Isa;
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use std::ops::Range;
+
+/// Copies the elements `range` of the last dimension.
+///
+/// # Errors
+/// Fails if the dimension is shorter, and on a GPU.
+pub fn columns(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
+    apply1(x, Columns { start: range.start, count: range.len() })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    start: usize,
+    count: usize,
+}
+
+const OP: &str = "columns";
+
+impl Columns {
+    /// Returns the number of rows, their width, and the shape of the result.
+    fn fits(self, shape: &Shape) -> Result<(usize, usize, Shape)> {
+        let (count, width) = rows(OP, shape)?;
+        if self.count == 0 || self.start + self.count > width {
+            bail!("{OP}: there are no columns {}..{} among {width}", self.start, self.start + self.count);
+        }
+        let mut dims = shape.dims().to_vec();
+        dims[shape.rank() - 1] = self.count;
+        Ok((count, width, dims.into()))
+    }
+}
+
+impl Footprint for Columns {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (count, width, shape) = self.fits(inputs[0].shape())?;
+        let dtype = inputs[0].dtype();
+        let [forward, backward] = [self.count, width].map(|width| rooms(dtype, count, width, 0));
+        Ok(Costs { forward, backward, ..Costs::new(shape, dtype) })
+    }
+}
+
+impl CustomOp1 for Columns {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let (count, width, shape) = self.fits(xl.shape())?;
+        let x = View::new(OP, xs, xl)?;
+        let x = x.elements();
+        let y = build_as(OP, xs.dtype(), count, self.count, [], |range, [], y| {
+            for (row, y) in range.zip(y.chunks_exact_mut(self.count)) {
+                x.read(Isa::current(), row * width + self.start, y);
+            }
+        })?;
+        Ok((y, shape))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let _timed = measure::backward(OP);
+        let (count, width, _) = self.fits(x.shape())?;
+        let held = dy.storage_and_layout();
+        let dy = View::of(OP, &held)?;
+        let dy = dy.elements();
+        let dx = build_as(OP, x.dtype(), count, width, [], |range, [], dx| {
+            for (row, dx) in range.zip(dx.chunks_exact_mut(width)) {
+                dx.fill(0.0);
+                dy.read(Isa::current(), row * self.count, &mut dx[self.start..self.start + self.count]);
+            }
+        })?;
+        Ok(Some(tensor(dx, x.shape())))
+    }
+}

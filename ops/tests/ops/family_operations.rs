@@ -1,0 +1,140 @@
+//! Operations that only some families of language models use: those of Gemma and Phi.
+
+use crate::check::{bits, check, normal};
+use candle_core::{DType, Result, Tensor};
+use candle_nn::Module;
+use zero_ops as ops;
+
+#[test]
+fn norms_with_offsets() {
+    for (rows, size) in [(3, 7), (1, 5), (130, 33), (67, 16)] {
+        check(
+            &[&[rows, size], &[size]],
+            |t| ops::RmsNorm::from_tensor(t[1].clone(), 1e-6).of_offsets().forward(&t[0]),
+            |t| candle_nn::ops::rms_norm_slow(&t[0], &(&t[1] + 1.0)?, 1e-6),
+        );
+        check(
+            &[&[rows, size], &[rows, size], &[size]],
+            |t| {
+                let norm = ops::RmsNorm::from_tensor(t[2].clone(), 1e-6).of_offsets();
+                let (sum, normal) = norm.forward_residual(&t[0], &t[1])?;
+                sum + normal
+            },
+            |t| {
+                let sum = (&t[0] + &t[1])?;
+                &sum + candle_nn::ops::rms_norm_slow(&sum, &(&t[2] + 1.0)?, 1e-6)?
+            },
+        );
+    }
+}
+
+/// 1 + weight is not rounded to 16 bits: a weight of 2⁻⁹ changes the result.
+#[test]
+fn the_offset_is_added_in_f32() {
+    let x = normal("x", &[4, 64]).to_dtype(DType::BF16).unwrap();
+    let of = |weight: f32| {
+        let weight = Tensor::full(weight, 64, x.device()).unwrap().to_dtype(DType::BF16).unwrap();
+        ops::RmsNorm::from_tensor(weight, 1e-6).of_offsets().forward(&x).unwrap()
+    };
+    assert_ne!(bits(&of(0.0)), bits(&of(2.0f32.powi(-9))));
+}
+
+#[test]
+fn gates() {
+    let gelu = |x: &Tensor| -> Result<Tensor> {
+        let u = ((x + ((x * x)? * x)?.affine(0.044715, 0.0)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
+        (x * 0.5)? * (u.tanh()? + 1.0)?
+    };
+    for shape in [&[5, 7][..], &[1], &[3, 2, 33]] {
+        check(&[shape, shape], |t| ops::geglu(&t[0], &t[1]), |t| gelu(&t[0])? * &t[1]);
+    }
+    let x = normal("x", &[3]);
+    assert_eq!(bits(&ops::Activation::Silu.gate(&x, &x).unwrap()), bits(&ops::swiglu(&x, &x).unwrap()));
+    assert_eq!(bits(&ops::Activation::GeluNew.gate(&x, &x).unwrap()), bits(&ops::geglu(&x, &x).unwrap()));
+    assert!(ops::Activation::Relu.gate(&x, &x).is_err());
+    assert!(ops::geglu(&x, &normal("y", &[2])).is_err());
+}
+
+#[test]
+fn multiples_and_columns() {
+    check(&[&[3, 7]], |t| ops::scaled(&t[0], 2.5), |t| &t[0] * 2.5);
+    for range in [0..3, 3..7, 2..5, 0..7] {
+        check(
+            &[&[2, 5, 7]],
+            |t| ops::columns(&t[0], range.clone()),
+            |t| t[0].narrow(2, range.start, range.len())?.contiguous(),
+        );
+    }
+    let x = normal("x", &[2, 7]);
+    for range in [5..8, 3..3] {
+        assert!(ops::columns(&x, range).is_err());
+    }
+}
+
+#[test]
+fn a_part_of_a_head_is_rotated() {
+    let (size, time, theta) = (10, 9, 100.0f64);
+    let part = ops::Rotary::new(6, 12, theta).unwrap();
+    let whole = part.clone().of_heads(size).unwrap();
+    check(
+        &[&[2, time, 3, size]],
+        |t| whole.apply(&t[0]),
+        |t| {
+            let table = |f: fn(f64) -> f64| {
+                let angle = |at: usize| (at / 3) as f64 * theta.powf(-((at % 3) as f64) / 3.0);
+                Tensor::from_vec(
+                    (0..time * 3).map(|at| f(angle(at))).collect::<Vec<f64>>(),
+                    (1, time, 1, 3),
+                    t[0].device(),
+                )
+            };
+            let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
+            let (a, b, rest) = (t[0].narrow(3, 0, 3)?, t[0].narrow(3, 3, 3)?, t[0].narrow(3, 6, 4)?);
+            let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+            let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+            Tensor::cat(&[left, right, rest], 3)
+        },
+    );
+    assert!(ops::Rotary::new(6, 12, theta).unwrap().of_heads(4).is_err());
+}
+
+/// The steps of transformers' `_compute_longrope_parameters`: the row's length selects the factors.
+#[test]
+fn rotary_of_long_rows() {
+    let (size, theta, attention_factor) = (4, 100.0f64, 1.25);
+    let (short_factor, long_factor) = (vec![1.0, 2.0], vec![3.0, 5.0]);
+    let scaling = |short_factor: &[f64]| ops::RopeScaling::LongRope {
+        short_factor: short_factor.to_vec(),
+        long_factor: long_factor.clone(),
+        attention_factor,
+        original_max_position_embeddings: 6,
+    };
+    let rotary = ops::Rotary::scaled(size, 12, theta, &scaling(&short_factor)).unwrap();
+    for (time, factors) in [(6, &short_factor), (7, &long_factor)] {
+        check(
+            &[&[2, time, 3, size]],
+            |t| rotary.apply(&t[0]),
+            |t| {
+                let table = |f: fn(f64) -> f64| {
+                    let angle = |at: usize| (at / 2) as f64 / (factors[at % 2] * theta.powf((at % 2) as f64 / 2.0));
+                    let values: Vec<f64> = (0..time * 2).map(|at| attention_factor * f(angle(at))).collect();
+                    Tensor::from_vec(values, (1, time, 1, 2), t[0].device())
+                };
+                let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
+                let (a, b) = (t[0].narrow(3, 0, 2)?, t[0].narrow(3, 2, 2)?);
+                let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+                let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+                Tensor::cat(&[left, right], 3)
+            },
+        );
+    }
+    // Positions inside of a row do not select them.
+    let x = normal("x", &[1, 7, 3, size]);
+    let positions = Tensor::new(&[[0u32, 1, 2, 0, 1, 2, 3]], x.device()).unwrap();
+    let (packed, first) = (rotary.apply_at(&x, &positions).unwrap(), rotary.apply(&x).unwrap());
+    let part = |x: &Tensor| bits(&x.narrow(1, 0, 3).unwrap());
+    assert_eq!(part(&packed), part(&first));
+    for wrong in [&[1.0][..], &[1.0, 0.0], &[1.0, f64::NAN]] {
+        assert!(ops::Rotary::scaled(size, 12, theta, &scaling(wrong)).is_err());
+    }
+}
