@@ -151,6 +151,9 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     }
     if let Some(data) = &config.data {
         data.check(resolver.facts.longest, resolver);
+        if let Some(Model::Llama(model)) = &config.model {
+            model.check_rows(data, resolver);
+        }
     }
     config.zero.check(resolver);
     config.pipeline.check(resolver);

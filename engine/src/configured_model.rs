@@ -252,6 +252,21 @@ fn of_adapter(error: BuildError) -> Error {
     }
 }
 
+/// Returns the number of tokens beyond which the model rotates all positions of a sequence by other angles, as LongRoPE
+/// does; `None` if it has none.
+#[must_use]
+pub fn tokens_before_other_angles(model: &config::Model) -> Option<usize> {
+    match model {
+        config::Model::Llama(m) => match &m.rope_scaling {
+            Some(config::RopeScaling::LongRope { original_max_position_embeddings, .. }) => {
+                Some(*original_max_position_embeddings)
+            }
+            _ => None,
+        },
+        config::Model::Gpt2(_) | config::Model::Mlp(_) => None,
+    }
+}
+
 /// Returns the maximum sequence length of the model; `None` if its inputs are not sequences.
 #[must_use]
 pub fn longest_sequence(model: &config::Model) -> Option<usize> {

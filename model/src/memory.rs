@@ -22,7 +22,7 @@
 //! see [`LossMemory`]. In addition, every thread that computes matrix products keeps a buffer of [`room_of_a_thread`]
 //! bytes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use zero_ops::Pass;
 pub use zero_ops::room_of_a_thread;
 
@@ -104,6 +104,9 @@ pub struct EvaluationMemory {
     pub outputs: Vec<Form>,
     /// Peak, relative to the bytes before. Includes the outputs.
     pub peak: u64,
+    /// Bytes that the layer's modules compute at their first use and keep, such as the angles of rotary positions. Layers
+    /// that share them have the same key. They are not part of any other figure.
+    pub kept_once: BTreeMap<usize, u64>,
 }
 
 /// Calls `run` with figures for layers on a GPU: those of the CPU, plus cuBLASLt's workspace for each product that
@@ -130,7 +133,7 @@ impl Model {
 
     fn step(&self, layer: usize, built: &BuiltLayer, inputs: &[Form], defers: bool) -> Result<LayerMemory> {
         if layer < self.first_trained() {
-            let EvaluationMemory { outputs, peak } = self.forward_memory(layer, inputs, true)?;
+            let EvaluationMemory { outputs, peak, .. } = self.forward_memory(layer, inputs, true)?;
             return Ok(LayerMemory { outputs, forward_peak: peak, ..LayerMemory::default() });
         }
         meta::trace(self.written_before(layer), || {
@@ -198,7 +201,7 @@ impl Model {
             let (inputs, _) = leaves(0, inputs)?;
             let outputs = built.run_forward_only(&Activations::new(inputs), &pass(layer, training))?;
             let outputs = outputs.tensors().iter().map(Form::of).collect();
-            Ok(EvaluationMemory { outputs, peak: meta::peak() + BOOKKEEPING })
+            Ok(EvaluationMemory { outputs, peak: meta::peak() + BOOKKEEPING, kept_once: meta::kept_once() })
         })
     }
 

@@ -9,13 +9,13 @@ use crate::graph::output::{build_as, tensor};
 use crate::kernel::{Isa, rotary as kernel};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
-use crate::meta::tracing;
+use crate::meta::{self, tracing};
 use crate::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, Storage};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 #[cfg(feature = "cuda")]
 use zero_kernels::rotary::Turn;
 
@@ -99,164 +99,221 @@ impl RopeScaling {
     }
 }
 
-/// The angles of all positions. Clones share them.
+/// Rotates by angles that it computes for as many positions as the longest row so far has had. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Rotary {
-    /// The cosines, `[positions, half]`, followed by the sines in the same shape.
-    table: Arc<[f32]>,
+    angles: Arc<Angles>,
+    /// Rows with more tokens than this number use other angles.
+    longer: Option<(usize, Arc<Angles>)>,
+    /// Number of positions of the model.
     positions: usize,
-    half: usize,
-    /// Size of a head, of which the first 2·half elements are rotated.
+    /// Size of a head, of which the first elements are rotated: two for each frequency.
     size: usize,
-    /// Rows with more tokens use another table.
-    longer: Option<(usize, Arc<Self>)>,
-    #[cfg(feature = "cuda")]
-    on_gpu: Arc<gpu::rotary::Table>,
 }
 
 impl Rotary {
-    /// Creates the table that rotates the pair (`x[i], x[i + size/2]`) of a head at position p by p·theta^(−2i/size).
+    /// Creates the rotation of the pair (`x[i], x[i + size/2]`) of a head at position p by p·theta^(−2i/size).
     ///
     /// The angles are computed in f64 and rounded once.
     ///
     /// # Errors
     /// Fails if `size` is odd.
     pub fn new(size: usize, positions: usize, theta: f64) -> Result<Self> {
-        Self::of(size, positions, theta, |frequency, _| frequency, 1.0)
+        let angles = Angles::new(size, theta, |frequency, _| frequency, 1.0)?;
+        Ok(Self { angles, longer: None, positions, size })
     }
 
-    /// Creates the table with scaled frequencies; otherwise as [`new`](Self::new).
+    /// Creates the rotation with scaled frequencies; otherwise as [`new`](Self::new).
     ///
     /// # Errors
     /// Fails if `size` is odd, factors are not positive or cross each other, or there is not one for each pair.
     pub fn scaled(size: usize, positions: usize, theta: f64, scaling: &RopeScaling) -> Result<Self> {
         scaling.check(size / 2)?;
         let of = |is_long, factor| {
-            Self::of(size, positions, theta, |frequency, pair| scaling.apply(frequency, pair, is_long), factor)
+            Angles::new(size, theta, |frequency, pair| scaling.apply(frequency, pair, is_long), factor)
         };
-        let RopeScaling::LongRope { attention_factor, original_max_position_embeddings: original, .. } = *scaling
-        else {
-            return of(false, 1.0);
+        let (factor, longer) = match *scaling {
+            RopeScaling::LongRope { attention_factor, original_max_position_embeddings, .. } => {
+                (attention_factor, Some((original_max_position_embeddings, of(true, attention_factor)?)))
+            }
+            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => (1.0, None),
         };
-        let short = of(false, attention_factor)?;
-        let longer = match positions > original {
-            true => Some((original, Arc::new(of(true, attention_factor)?))),
-            false => None,
-        };
-        Ok(Self { longer, ..short })
+        Ok(Self { angles: of(false, factor)?, longer, positions, size })
     }
 
-    /// Rotates the first elements of heads of `size`, as many as this table is for, and passes on the others.
+    /// Rotates the first elements of heads of `size`, as many as it rotated before, and passes on the others.
     ///
     /// # Errors
-    /// Fails if heads are smaller than the table.
+    /// Fails if heads are smaller than that.
     pub fn of_heads(self, size: usize) -> Result<Self> {
         if size < self.size {
             bail!("{OP}: heads of size {size} have no {} elements to rotate", self.size);
         }
-        let longer =
-            self.longer.as_ref().map(|(tokens, longer)| (*tokens, Arc::new(Self { size, ..(**longer).clone() })));
-        Ok(Self { size, longer, ..self })
-    }
-
-    fn of(size: usize, positions: usize, theta: f64, scale: impl Fn(f64, usize) -> f64, factor: f64) -> Result<Self> {
-        if size == 0 || !size.is_multiple_of(2) {
-            bail!("{OP}: the head size must be even, got {size}");
-        }
-        let half = size / 2;
-        let frequency = |pair: usize| scale(libm::pow(theta, -2.0 * pair as f64 / size as f64), pair);
-        let frequencies: Vec<f64> = (0..half).map(frequency).collect();
-        let angle = |at: usize| (at / half) as f64 * frequencies[at % half];
-        let cos = (0..positions * half).map(|at| (factor * libm::cos(angle(at))) as f32);
-        let sin = (0..positions * half).map(|at| (factor * libm::sin(angle(at))) as f32);
-        Ok(Self {
-            table: cos.chain(sin).collect(),
-            positions,
-            half,
-            size,
-            longer: None,
-            #[cfg(feature = "cuda")]
-            on_gpu: Arc::default(),
-        })
-    }
-
-    /// Returns the table for rows of `time` tokens.
-    fn for_rows(&self, time: usize) -> Self {
-        match &self.longer {
-            Some((tokens, longer)) if time > *tokens => (**longer).clone(),
-            _ => self.clone(),
-        }
+        Ok(Self { size, ..self })
     }
 
     /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0, and inside
     /// [`decode`](crate::decode()) the first one that is not in the cache.
     ///
     /// # Errors
-    /// Fails if there are more positions than the table has.
+    /// Fails if a position is not one of the model's.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, time, ..) = x.dims4()?;
         if let Some(positions) = cached_positions(OP, batch, time)? {
             if let Some(last) = positions.iter().find(|&&position| position as usize >= self.positions) {
                 bail!("{OP}: position {last} of a sequence is beyond the {} positions of the model", self.positions);
             }
-            let longest = positions.iter().max().map_or(0, |&position| position as usize + 1);
-            return apply1(x, Rotation { rotary: self.for_rows(longest), positions: Some(positions.into()) });
+            return self.rotate_cached(x, time, &positions);
         }
-        apply1(x, Rotation { rotary: self.for_rows(time), positions: None })
+        if time > self.positions {
+            let positions = self.positions;
+            bail!("{OP}: a sequence of {time} tokens is longer than the {positions} positions of the model");
+        }
+        self.rotate(x, time, None)
     }
 
     /// Rotates `[batch, time, heads, size]` by the angles of `position_ids`, `[batch, time]` of u32, i64 or u8.
     ///
     /// # Errors
-    /// Fails if the shapes do not match, or if the table does not have a position.
+    /// Fails if the shapes do not match, if a position is not one of the model's, or if the angles depend on the length of
+    /// a row and `time` exceeds the one from which they do: the documents in a row may be shorter.
     pub fn apply_at(&self, x: &Tensor, position_ids: &Tensor) -> Result<Tensor> {
         let (batch, time, ..) = x.dims4()?;
         if position_ids.dims() != [batch, time] {
             bail!("{OP}: position_ids of shape {:?} do not match {batch} rows of {time} tokens", position_ids.shape());
         }
-        let positions = match tracing() {
+        if let Some((tokens, _)) = self.longer.as_ref().filter(|(tokens, _)| time > *tokens) {
+            bail!(
+                "{OP}: packed rows of {time} tokens are longer than {tokens}, from which angles of LongRoPE depend on \
+                   the length of a document"
+            );
+        }
+        let positions: Vec<u32> = match tracing() {
             true => vec![0; batch * time],
             false => indices_of(OP, position_ids, self.positions)?.into_iter().map(|at| at as u32).collect(),
         };
-        apply1(x, Rotation { rotary: self.for_rows(time), positions: Some(positions.into()) })
+        // As long as the row, since the longest document differs between rows.
+        let longest = positions.iter().max().map_or(0, |&position| position as usize + 1).max(time.min(self.positions));
+        self.rotate(x, longest, Some(positions.into()))
+    }
+
+    /// Rotates rows that continue those of a cache.
+    fn rotate_cached(&self, x: &Tensor, time: usize, positions: &[u32]) -> Result<Tensor> {
+        let end = |row: &[u32]| row.last().map_or(0, |&last| last as usize + 1);
+        let rows = || positions.chunks(time.max(1));
+        let longest = rows().map(end).max().unwrap_or(0);
+        let Some((tokens, _)) = self.longer.as_ref().filter(|(tokens, _)| longest > *tokens) else {
+            return self.rotate(x, longest, Some(positions.into()));
+        };
+        let is_stale = |row: &[u32]| (1..=*tokens).contains(&(row[0] as usize)) && end(row) > *tokens;
+        if rows().any(is_stale) {
+            bail!("{OP}: beyond {tokens} tokens LongRoPE has other angles than those of the keys in the cache");
+        }
+        // The length of each row selects its angles, so that a row does not depend on the others.
+        let rotated = rows().enumerate().map(|(at, row)| self.rotate(&x.narrow(0, at, 1)?, end(row), Some(row.into())));
+        Tensor::cat(&rotated.collect::<Result<Vec<_>>>()?, 0)
+    }
+
+    /// Rotates by the angles of rows of `longest` tokens.
+    fn rotate(&self, x: &Tensor, longest: usize, positions: Option<Arc<[u32]>>) -> Result<Tensor> {
+        if x.dim(3)? != self.size {
+            bail!("{OP}: expected heads of size {}, got {:?}", self.size, x.shape());
+        }
+        let angles = match &self.longer {
+            Some((tokens, longer)) if longest > *tokens => longer,
+            _ => &self.angles,
+        };
+        let table = match tracing() {
+            true => {
+                meta::keep_once(Arc::as_ptr(angles).addr(), angles.bytes(longest));
+                Arc::default()
+            }
+            false => angles.of_positions(longest, self.positions),
+        };
+        apply1(x, Rotation { table, positions })
+    }
+}
+
+/// The angles of rows up to some length.
+#[derive(Debug)]
+struct Angles {
+    /// Radians per position of each pair.
+    frequencies: Vec<f64>,
+    /// Factor of cosines and sines.
+    factor: f64,
+    /// Those of the positions that were needed so far.
+    table: Mutex<Arc<Table>>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// The cosines, `[positions, half]`, followed by the sines in the same shape.
+    values: Vec<f32>,
+    half: usize,
+    #[cfg(feature = "cuda")]
+    on_gpu: gpu::rotary::Table,
+}
+
+impl Angles {
+    fn new(size: usize, theta: f64, scale: impl Fn(f64, usize) -> f64, factor: f64) -> Result<Arc<Self>> {
+        if size == 0 || !size.is_multiple_of(2) {
+            bail!("{OP}: the head size must be even, got {size}");
+        }
+        let frequency = |pair: usize| scale(libm::pow(theta, -2.0 * pair as f64 / size as f64), pair);
+        Ok(Arc::new(Self { frequencies: (0..size / 2).map(frequency).collect(), factor, table: Mutex::default() }))
+    }
+
+    /// Returns the bytes of a table of these positions.
+    fn bytes(&self, positions: usize) -> u64 {
+        (2 * positions * self.frequencies.len() * size_of::<f32>()) as u64
+    }
+
+    /// Returns a table of at least `positions`, at most `limit`, positions. A table that grows doubles, since generated
+    /// text grows by a token at a time.
+    fn of_positions(&self, positions: usize, limit: usize) -> Arc<Table> {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let half = self.frequencies.len();
+        let before = table.values.len() / (2 * half);
+        if before < positions {
+            let positions = positions.max((2 * before).min(limit));
+            let angle = |at: usize| (at / half) as f64 * self.frequencies[at % half];
+            let cos = (0..positions * half).map(|at| (self.factor * libm::cos(angle(at))) as f32);
+            let sin = (0..positions * half).map(|at| (self.factor * libm::sin(angle(at))) as f32);
+            let mut values = Vec::with_capacity(2 * positions * half);
+            values.extend(cos.chain(sin));
+            *table = Arc::new(Table {
+                values,
+                half,
+                #[cfg(feature = "cuda")]
+                on_gpu: gpu::rotary::Table::default(),
+            });
+        }
+        table.clone()
     }
 }
 
 /// The rotation of one tensor.
 #[derive(Clone, Debug)]
 struct Rotation {
-    rotary: Rotary,
+    /// Has all positions of the tensor.
+    table: Arc<Table>,
     /// The position of each token; if `None`, the first token of each row is position 0.
     positions: Option<Arc<[u32]>>,
 }
 
 impl Rotation {
-    /// Returns the positions, heads and their size, after checking that the table has enough positions.
-    fn fits(&self, shape: &Shape) -> Result<(usize, usize, usize)> {
-        let (_, time, heads, size) = shape.dims4()?;
-        let Rotary { positions, size: expected, .. } = self.rotary;
-        if size != expected {
-            bail!("{OP}: expected heads of size {expected}, got {shape:?}");
-        }
-        if self.positions.is_none() && time > positions {
-            bail!("{OP}: a sequence of {time} tokens is longer than the {positions} positions of the model");
-        }
-        Ok((time, heads, size))
-    }
-
     #[cfg(feature = "cuda")]
     fn run_on_gpu(&self, x: (&CudaStorage, &Layout), turn: Turn) -> Result<CudaStorage> {
-        self.fits(x.1.shape())?;
-        if self.rotary.size != 2 * self.rotary.half {
+        if x.1.shape().dim(3)? != 2 * self.table.half {
             bail!("{OP}: the rotation of a part of a head is unsupported on a GPU");
         }
-        gpu::rotary::run(OP, (&self.rotary.on_gpu, &self.rotary.table), self.positions.as_deref(), x, turn)
+        gpu::rotary::run(OP, (&self.table.on_gpu, &self.table.values), self.positions.as_deref(), x, turn)
     }
 
     fn run(&self, x: Elements<'_>, shape: &Shape, dtype: DType, rotate: Rotate) -> Result<CpuStorage> {
-        let (time, heads, size) = self.fits(shape)?;
-        let (half, positions) = (self.rotary.half, self.positions.as_deref());
-        let (cos, sin) = self.rotary.table.split_at(self.rotary.positions * half);
+        let (_, time, heads, size) = shape.dims4()?;
+        let (half, positions) = (self.table.half, self.positions.as_deref());
+        let (cos, sin) = self.table.values.split_at(self.table.values.len() / 2);
         let row = heads * size;
         build_as(OP, dtype, x.len() / row.max(1), row, [x], |range, [x], y| {
             let isa = Isa::current();

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::choice;
-use crate::config::{Config, RopeScaling, rope};
+use crate::config::{Config, Data, RopeScaling, rope};
 use crate::node::At;
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
@@ -309,6 +309,25 @@ impl Llama {
             (Self::fused_projections, self.fused_projections),
         ];
         keys.into_iter().find(|(_, is_used)| *is_used).map(|(path, _)| path)
+    }
+
+    /// Checks that angles which depend on a sequence's length are not needed for several sequences in one sample.
+    pub(crate) fn check_rows(&self, data: &Data, resolver: &mut Resolver<'_>) {
+        let Some(RopeScaling::LongRope { original_max_position_embeddings: original, .. }) = &self.rope_scaling else {
+            return;
+        };
+        let length = data.sequence_length.unwrap_or(self.max_position_embeddings);
+        if data.sample_packing && length > *original {
+            let message = format!(
+                "samples of {length} tokens are longer than {original}, from which the angles of `rope_type: longrope` depend on the length of each conversation"
+            );
+            let help = format!(
+                "write `{}: {original}` or less, or leave `{}` out",
+                Data::sequence_length,
+                Data::sample_packing
+            );
+            resolver.contradiction(&[Data::sample_packing, Self::rope_scaling], message, Some(help));
+        }
     }
 
     /// Checks the lists with an entry for each layer.

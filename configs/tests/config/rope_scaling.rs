@@ -47,9 +47,35 @@ fn invalid_combinations_are_reported() {
             "rope_scaling: {rope_type: llama3, factor: 2, low_freq_factor: 4, high_freq_factor: 4, original_max_position_embeddings: 9}",
             "high_freq_factor 4 is not larger than low_freq_factor 4",
         ),
+        (
+            "head_dim: 2, rope_scaling: {rope_type: longrope, short_factor: [1, 2], long_factor: [1], original_max_position_embeddings: 9}",
+            "short_factor has 2 numbers for 1 pairs of a head",
+        ),
+        ("fused_projections: true, tiled_mlp_rows: 64", "tiles of a fused projection are not implemented"),
+        ("rope_local_base_freq: 2.0", "layers of `sliding_attention` need `sliding_window`"),
+        ("partial_rotary_factor: 0", "`model.partial_rotary_factor`: expected"),
+        ("head_dim: 4, partial_rotary_factor: 0.3", "rotary embedding turns pairs, so it must be even"),
         ("qkv_bias: true, attention_bias: true", "`attention_bias` has the biases of `qkv_bias` among its own"),
     ] {
         let errors = parse(keys).expect_err(keys);
         assert!(errors.contains(said) && errors.matches("error:").count() == 1, "{keys}\n{errors}");
     }
+}
+
+/// The angles of a packed conversation would depend on the length of its sample.
+#[test]
+fn packed_samples_are_not_longer_than_the_original_length() {
+    let of = |length: usize| {
+        let text = format!(
+            "train_batch_size: 1\nmodel: {{type: llama, head_dim: 2, rope_scaling: {{rope_type: longrope, short_factor: [1], \
+             long_factor: [2], original_max_position_embeddings: 64}}}}\n\
+             data: {{train: a, format: chat, tokenizer: t, sample_packing: true, sequence_length: {length}}}"
+        );
+        Config::parse("ds.yaml", text).map_err(|errors| errors.to_string())
+    };
+    assert!(of(64).is_ok());
+    let errors = of(65).unwrap_err();
+    assert!(
+        errors.contains("samples of 65 tokens are longer than 64") && errors.contains("`data.sequence_length: 64`")
+    );
 }

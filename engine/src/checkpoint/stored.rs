@@ -21,6 +21,8 @@ pub struct StoredModel {
     pub vocabulary: usize,
     /// Maximum sequence length.
     pub longest: usize,
+    /// Number of tokens beyond which all positions of a sequence have other rotary angles.
+    pub before_other_angles: Option<usize>,
     /// The tokenizer that the folder has or names.
     pub tokenizer: Option<StoredTokenizer>,
     /// Folders that may have a chat template, `generation_config.json` and `tokenizer_config.json`; the first one that
@@ -128,7 +130,8 @@ impl StoredModel {
         let model = configured_model::build(config, layers, DType::F32)?;
         let vocabulary = model.parameters().first().and_then(|p| p.shape().dims().first().copied()).unwrap_or(0);
         let warnings = config.warnings.clone();
-        Ok(Self { model, vocabulary, longest, tokenizer: None, folders: vec![], warnings })
+        let before_other_angles = section.and_then(configured_model::tokens_before_other_angles);
+        Ok(Self { model, vocabulary, longest, before_other_angles, tokenizer: None, folders: vec![], warnings })
     }
 
     fn with_adapter(mut self, adapter: Option<(&Path, Value)>) -> Result<Self, Error> {

@@ -14,6 +14,7 @@ mod docs;
 mod dropout;
 mod export;
 mod families;
+mod family_layouts;
 mod frozen;
 mod gradients;
 mod ignored_targets;

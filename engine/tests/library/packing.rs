@@ -1,5 +1,6 @@
 //! Several documents in one sample: each gives the loss that it gives alone, and every layout is bit-identical.
 
+use crate::family_layouts;
 use crate::world;
 
 use candle_core::{Device, Tensor};
@@ -13,6 +14,14 @@ fn gpt2(packed: bool) -> Layers {
 
 fn llama(packed: bool) -> Layers {
     zoo::llama(&zoo::LlamaConfig { packed, sliding_window: Some(5), tie_word_embeddings: true, ..llama_config() })
+}
+
+fn gemma3(packed: bool) -> Layers {
+    zoo::llama(&zoo::LlamaConfig { packed, ..family_layouts::gemma3() })
+}
+
+fn phi3(packed: bool) -> Layers {
+    zoo::llama(&zoo::LlamaConfig { packed, ..family_layouts::phi3() })
 }
 
 /// Tokens per sample.
@@ -54,7 +63,7 @@ fn batch(step: usize, samples: &[&[usize]], packed: bool) -> Batch {
 fn packed_equals_unpacked() {
     let alone: Vec<[usize; 1]> = DOCUMENTS.concat().into_iter().map(|length| [length]).collect();
     let alone: Vec<&[usize]> = alone.iter().map(<[usize; 1]>::as_slice).collect();
-    for layers in [gpt2, llama] {
+    for layers in [gpt2, llama, gemma3, phi3] {
         let run = |samples: &[&[usize]], packed: bool| {
             let text = format!("train_batch_size: {}", samples.len());
             let mut all = world(1, |comm| {

@@ -22,7 +22,7 @@ struct Case {
     trains: &'static str,
 }
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 12] = [
     Case {
         class: "GPT2LMHeadModel",
         keys: "adapter: {r: 4, lora_alpha: 16, target_modules: [c_attn, mlp.c_proj], modules_to_save: [ln_f], \
@@ -70,6 +70,24 @@ const CASES: [Case; 9] = [
     },
     Case { class: "LlamaForCausalLM", keys: MASKED, lora: "", trains: "True" },
     Case { class: "GPT2LMHeadModel", keys: MASKED, lora: "", trains: "True" },
+    Case {
+        class: "Phi3ForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 8, target_modules: [qkv_proj, gate_up_proj], pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=8, target_modules=['qkv_proj', 'gate_up_proj']",
+        trains: "",
+    },
+    Case {
+        class: "Phi3ForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 8, use_dora: true, pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=8, use_dora=True, target_modules='all-linear'",
+        trains: "",
+    },
+    Case {
+        class: "Gemma3ForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 4, modules_to_save: [q_norm], pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=4, target_modules='all-linear', modules_to_save=['q_norm']",
+        trains: "",
+    },
 ];
 
 /// All parameters are trained, on batches of which targets are ignored.
@@ -95,10 +113,14 @@ gpt2 = dict(vocab_size=61, n_positions=16, n_embd=32, n_layer=2, n_head=2, initi
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 llama = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=16, initializer_range=0.1)
+configs = dict(
+    GPT2LMHeadModel=lambda: transformers.GPT2Config(**gpt2),
+    LlamaForCausalLM=lambda: transformers.LlamaConfig(**llama),
+    Phi3ForCausalLM=lambda: transformers.Phi3Config(**llama, pad_token_id=None, partial_rotary_factor=0.75),
+    Gemma3ForCausalLM=lambda: transformers.Gemma3TextConfig(**llama, pad_token_id=None, head_dim=8, sliding_window=5,
+                                                            sliding_window_pattern=2, query_pre_attn_scalar=8))
 def base(name, folder):
-    config, head = (transformers.GPT2Config(**gpt2), transformers.GPT2LMHeadModel) if 'GPT2' in name else \\
-        (transformers.LlamaConfig(**llama), transformers.LlamaForCausalLM)
-    head(config).save_pretrained(folder)
+    getattr(transformers, name)(configs[name]()).save_pretrained(folder)
     return load(folder)
 def load(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder).float()

@@ -43,7 +43,7 @@ pub fn llama(config: &LlamaConfig) -> Layers {
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }
 
-/// What blocks share: rotary tables, which the first block builds, and the spans of attention, which are uploaded to a
+/// What blocks share: rotary tables, which grow with the longest row, and the spans of attention, which are uploaded to a
 /// GPU only once.
 struct Shared {
     rotary: OnceLock<Rotary>,

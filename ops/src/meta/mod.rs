@@ -19,7 +19,7 @@ use candle_core::{
 };
 use half::{bf16, f16};
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The simulated allocator of a trace.
@@ -34,6 +34,8 @@ pub(crate) struct Heap {
     of: HashMap<TensorId, u64>,
     /// Parameters whose gradient already has a contribution, so that the next one is added to it.
     written: HashSet<TensorId>,
+    /// Bytes that modules compute once and keep, by the module's address.
+    kept_once: BTreeMap<usize, u64>,
     /// While the gradients of parameters are deferred: the inputs that their computation keeps alive.
     deferred: Option<Vec<(Option<Tensor>, Held)>>,
 }
@@ -95,6 +97,19 @@ pub fn reset_peak() {
 /// Counts a temporary allocation of `bytes`, which only affects the peak.
 pub(crate) fn passing(bytes: u64) {
     with(|heap| heap.peak = heap.peak.max(heap.now.saturating_add(bytes)));
+}
+
+/// Counts bytes that the module at `address` computes at its first use and then keeps. They are not part of [`now`].
+pub(crate) fn keep_once(address: usize, bytes: u64) {
+    with(|heap| {
+        let kept = heap.kept_once.entry(address).or_default();
+        *kept = bytes.max(*kept);
+    });
+}
+
+/// Returns the bytes that modules have computed and keep, by a number that is the same in all layers that share them.
+pub fn kept_once() -> BTreeMap<usize, u64> {
+    with(|heap| heap.kept_once.clone())
 }
 
 /// Returns whether a contribution to this parameter's gradient will be added to an existing one.

@@ -128,13 +128,26 @@ fn rotary_of_long_rows() {
             },
         );
     }
-    // Positions inside of a row do not select them.
+    // Documents in a longer row may be shorter than it.
     let x = normal("x", &[1, 7, 3, size]);
     let positions = Tensor::new(&[[0u32, 1, 2, 0, 1, 2, 3]], x.device()).unwrap();
-    let (packed, first) = (rotary.apply_at(&x, &positions).unwrap(), rotary.apply(&x).unwrap());
-    let part = |x: &Tensor| bits(&x.narrow(1, 0, 3).unwrap());
-    assert_eq!(part(&packed), part(&first));
+    let error = rotary.apply_at(&x, &positions).unwrap_err().to_string();
+    assert!(error.contains("packed rows of 7 tokens are longer than 6"), "{error}");
+    let (short, positions) = (x.narrow(1, 0, 3).unwrap(), positions.narrow(1, 0, 3).unwrap());
+    assert_eq!(bits(&rotary.apply_at(&short, &positions).unwrap()), bits(&rotary.apply(&short).unwrap()));
     for wrong in [&[1.0][..], &[1.0, 0.0], &[1.0, f64::NAN]] {
         assert!(ops::Rotary::scaled(size, 12, theta, &scaling(wrong)).is_err());
+    }
+}
+
+/// Angles are computed for the positions that are used, and more of them do not change those before.
+#[test]
+fn a_rotary_table_grows_with_the_rows() {
+    // A table of all positions would take 16 TiB.
+    let rotary = ops::Rotary::new(4, 1 << 40, 1e4).unwrap();
+    for time in [3, 8, 5, 9, 17] {
+        let x = normal("x", &[2, time, 1, 4]);
+        let whole = ops::Rotary::new(4, time, 1e4).unwrap();
+        assert_eq!(bits(&rotary.apply(&x).unwrap()), bits(&whole.apply(&x).unwrap()));
     }
 }

@@ -11,6 +11,8 @@ mod meter;
 mod needs;
 mod walk;
 
+use std::collections::BTreeMap;
+
 pub use limit::Limit;
 
 pub(crate) use arrivals::{Arrivals, arrivals};
@@ -54,9 +56,10 @@ pub(crate) fn peaks(
     let transport = transport(config, mesh);
     let lists = lists(config, step.program, evaluation.program);
     let copy = copy(&work, config);
-    peaks.total += OWN + transport + lists + copy;
+    let kept = kept_once(&work);
+    peaks.total += OWN + transport + lists + copy + kept;
     peaks.by_category[Category::Staging as usize] += copy;
-    peaks.by_category[Category::Activations as usize] += lists;
+    peaks.by_category[Category::Activations as usize] += lists + kept;
     peaks.by_category[Category::Communication as usize] += transport;
     peaks
 }
@@ -69,6 +72,14 @@ fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
     let on_gpu = config.training.device == Compute::Cuda;
     let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len(), on_gpu) } else { 0 };
     (instructions * size_of::<Instruction>()) as u64 + timeline + monitors
+}
+
+/// Returns the bytes that the modules of a rank's layers compute once and keep.
+fn kept_once(work: &WalkInputs<'_>) -> u64 {
+    let layers = work.table.map_or(&[][..], |table| &table.evaluation).iter().enumerate();
+    let mine = layers.filter(|(layer, _)| work.stages.stage_of(*layer) == work.at.stage);
+    let kept: BTreeMap<usize, u64> = mine.flat_map(|(_, memory)| memory.kept_once.clone()).collect();
+    kept.values().sum()
 }
 
 /// Returns the peak memory of the monitors on rank 0: each keeps the waiting steps, and as much again while it writes

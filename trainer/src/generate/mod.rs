@@ -33,6 +33,8 @@ pub struct Generator {
     model: Model,
     vocabulary: Option<usize>,
     longest: Option<usize>,
+    /// Number of tokens beyond which keys in the cache have the wrong angles.
+    before_other_angles: Option<usize>,
     tokenizer: Option<Tokenizer>,
     eos: Vec<u32>,
     chat: ChatOptions,
@@ -104,11 +106,12 @@ impl Generator {
             Some(StoredTokenizer::File(path)) => Some(Tokenizer::from_file(path)?),
         };
         let eos = stored.eos_tokens()?;
-        let StoredModel { model, vocabulary, longest, folders, warnings, .. } = stored;
+        let StoredModel { model, vocabulary, longest, before_other_angles, folders, warnings, .. } = stored;
         let generator = Self {
             model,
             vocabulary: Some(vocabulary),
             longest: Some(longest),
+            before_other_angles,
             tokenizer: None,
             eos,
             chat: ChatOptions::default(),
@@ -132,6 +135,7 @@ impl Generator {
             model: zero_engine::fill_layers(layers, checkpoint.as_ref())?,
             vocabulary: None,
             longest,
+            before_other_angles: None,
             tokenizer: None,
             eos: vec![],
             chat: ChatOptions::default(),
@@ -241,11 +245,23 @@ impl Generator {
             if running.is_empty() {
                 continue;
             }
-            let last: Vec<u32> = running.iter().filter_map(|sequence| sequence.tokens.last().copied()).collect();
-            let mut caches: Vec<&mut Cache> = running.iter_mut().map(|sequence| &mut sequence.cache).collect();
+            let is_stale = |sequence: &Sequence| Some(sequence.cache.tokens()) == self.before_other_angles;
+            let (stale, mut next): (Vec<&mut Sequence>, Vec<_>) =
+                running.iter_mut().partition(|sequence| is_stale(sequence));
+            for sequence in stale {
+                sequence.cache = Cache::default();
+                let tokens = sequence.tokens.clone();
+                let logits = self.run(&tokens, &mut [&mut sequence.cache])?;
+                self.take(sequence, logits, options, &mut on_text)?;
+            }
+            if next.is_empty() {
+                continue;
+            }
+            let last: Vec<u32> = next.iter().filter_map(|sequence| sequence.tokens.last().copied()).collect();
+            let mut caches: Vec<&mut Cache> = next.iter_mut().map(|sequence| &mut sequence.cache).collect();
             let logits = self.run(&last, &mut caches)?;
-            let width = logits.len() / running.len();
-            for (sequence, logits) in running.iter_mut().zip(logits.chunks_exact(width)) {
+            let width = logits.len() / next.len();
+            for (sequence, logits) in next.into_iter().zip(logits.chunks_exact(width)) {
                 self.take(sequence, logits.to_vec(), options, &mut on_text)?;
             }
         }

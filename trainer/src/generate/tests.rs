@@ -29,6 +29,7 @@ fn generator() -> Generator {
         model,
         vocabulary: Some(256),
         longest: Some(64),
+        before_other_angles: None,
         tokenizer: Some(Tokenizer::Byte),
         eos: vec![],
         chat: ChatOptions::default(),
@@ -138,7 +139,8 @@ fn prompts_that_do_not_fit_are_errors() {
 const MODELS: &str = r#"
 import json, torch
 from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM)
+                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+                          Gemma3TextConfig, Gemma3ForCausalLM, Phi3Config, Phi3ForCausalLM)
 torch.manual_seed(1)
 sizes = dict(vocab_size=211, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
              num_key_value_heads=2, max_position_embeddings=300, initializer_range=0.25, bos_token_id=None,
@@ -150,6 +152,13 @@ models = [
         low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64))),
     MistralForCausalLM(MistralConfig(**sizes, sliding_window=37)),
     Qwen2ForCausalLM(Qwen2Config(**sizes)),
+    Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=12)),
+    Gemma3ForCausalLM(Gemma3TextConfig(**sizes, head_dim=12, sliding_window=37, sliding_window_pattern=3,
+                                       query_pre_attn_scalar=10)),
+    Phi3ForCausalLM(Phi3Config(**sizes, sliding_window=120, partial_rotary_factor=0.75)),
+    # All texts end beyond the original length, where transformers computes the cache again.
+    Phi3ForCausalLM(Phi3Config(**sizes, original_max_position_embeddings=60, rope_scaling=dict(type='longrope',
+        short_factor=[1.0, 1.5, 2.5, 3.5], long_factor=[2.0, 2.5, 4.5, 5.5]))),
 ]
 prompts = [[3], [5, 17, 100, 8, 44], [(7 * i * i + 3) % 211 for i in range(60)]]
 for index, model in enumerate(models):
@@ -178,7 +187,7 @@ fn greedy_tokens_are_those_of_transformers() {
     let script = format!("FOLDER = {:?}\n{MODELS}", folder.path().display().to_string());
     let Some(out) = crate::python::python(&["torch", "transformers"], &script) else { return };
     let lines: Vec<&str> = out.lines().filter(|line| line.starts_with('[')).collect();
-    assert_eq!(lines.len(), 4, "{out}");
+    assert_eq!(lines.len(), 8, "{out}");
     for (index, line) in lines.into_iter().enumerate() {
         let (kind, prompts, expected): (String, Vec<Vec<u32>>, Vec<Expected>) = serde_json::from_str(line).unwrap();
         let generator = Generator::open(folder.path().join(index.to_string()), None).unwrap();

@@ -17,6 +17,16 @@ const WIDE: &str = "model={type: gpt2, vocab_size: 8000, n_positions: 128, n_emb
 const LLAMA: &str = "model={type: llama, vocab_size: 256, hidden_size: 192, intermediate_size: 512, num_hidden_layers: 4, \
                      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 128}";
 
+/// Angles of all positions would take 100 MB.
+const GEMMA: &str = "model={type: llama, vocab_size: 256, hidden_size: 192, intermediate_size: 512, num_hidden_layers: 4, \
+                     num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 131072, qk_norm: true, \
+                     sliding_window: 32, layer_types: [sliding_attention, full_attention, sliding_attention, full_attention], \
+                     query_pre_attn_scalar: 40.0, rope_local_base_freq: 100.0, norm_unit_offset: true, post_norms: true, \
+                     scale_embeddings: true, hidden_act: gelu_pytorch_tanh, tie_word_embeddings: true}";
+const PHI: &str = "model={type: llama, vocab_size: 256, hidden_size: 192, intermediate_size: 512, num_hidden_layers: 4, \
+                   num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 131072, \
+                   fused_projections: true, partial_rotary_factor: 0.75}";
+
 /// Keys of `zero_optimization` that offload the optimizer state or the parameters to a disk.
 const STATE: &str = "offload_optimizer: {device: nvme, nvme_path: .}";
 const PARAMETERS: &str = "offload_param: {device: nvme, nvme_path: .}";
@@ -112,6 +122,22 @@ fn models_and_dtypes() {
         holds(2, &format!("stage: {stage}"), &[&format!("fp16={{enabled: true, initial_scale_power: {power}}}")]);
     }
     holds(1, "stage: 2", &[LLAMA, "fp16.enabled=true"]);
+}
+
+#[test]
+fn families_with_long_sequences() {
+    for model in [GEMMA, PHI] {
+        let settings = [model, "data.sequence_length=128", "train_micro_batch_size_per_gpu=4"];
+        for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 3")] {
+            holds(ranks, zero, &settings);
+        }
+        let more = |more| [&settings[..], &[more]].concat();
+        holds(2, "stage: 2", &more("bf16.enabled=true"));
+        holds(2, "stage: 3", &more("adapter={r: 8}"));
+        holds(2, "stage: 1", &more("pipeline.stages=2"));
+        // The angles of 1,024 positions are 0.4 MB in the first model and 0.1 MB in the second.
+        holds(1, "stage: 0", &[model, "data.sequence_length=1024", "train_micro_batch_size_per_gpu=1"]);
+    }
 }
 
 #[test]
