@@ -90,6 +90,27 @@ fn third_step<T: Send>(
     }
 }
 
+/// Features without kernels are refused before a GPU is opened.
+#[test]
+fn models_without_kernels_are_refused_by_their_key() {
+    let model = "{type: llama, vocab_size: 61, hidden_size: 32, num_attention_heads: 4, intermediate_size: 48, num_hidden_layers: 1";
+    for (key, value) in [
+        ("partial_rotary_factor", "0.5"),
+        ("norm_unit_offset", "true"),
+        ("hidden_act", "gelu_pytorch_tanh"),
+        ("fused_projections", "true"),
+    ] {
+        let text = format!("train_batch_size: 1\ntraining: {{device: cuda}}\nmodel: {model}, {key}: {value}}}");
+        let error = world(1, |comm| {
+            let config = config(1, &text);
+            let layers = zero_engine::configured_layers(&config, None).expect("a model");
+            Engine::with_communicator(config, layers, comm).err().expect("it has no kernel").to_string()
+        })
+        .remove(0);
+        assert!(error.contains(&format!("in: model.{key}")) && error.contains("the GPU has no kernel"), "{error}");
+    }
+}
+
 /// Everything between load and loss is enqueued on the GPU's stream without a wait. The host reads results together
 /// with the loss.
 #[test]

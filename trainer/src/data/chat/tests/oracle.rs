@@ -6,7 +6,7 @@ use zero_config::TrainOnEos;
 use super::super::super::Dataset;
 use super::super::super::records::Samples;
 use super::super::options::ChatOptions;
-use super::templates::{CHATML, GEMMA, LLAMA, MISTRAL, PHI, without_marks};
+use super::templates::{CHATML, GEMMA, LLAMA, MISTRAL, PHI, PHI4, without_marks};
 use super::tokenizer::Folder;
 use super::{messages, said};
 use zero_model::ops::IGNORE_INDEX;
@@ -75,7 +75,7 @@ fn ours(folder: &Folder, records: &[Value]) -> Vec<(Vec<u32>, Vec<bool>)> {
     let sample = |index| {
         let mut samples = Samples::default();
         dataset.append(index, &mut samples).unwrap();
-        let length = samples.tokens.len() - dataset.padding(index) + 1;
+        let length = samples.tokens.len() - dataset.padding(index);
         let mask = samples.labels[..length - 1].iter().map(|&label| label != IGNORE_INDEX);
         (samples.tokens[..length].to_vec(), std::iter::once(false).chain(mask).collect())
     };
@@ -89,6 +89,7 @@ fn tokens_and_masks_are_those_of_transformers() {
         ("Llama 3", LLAMA, ["<|begin_of_text|>", "<|eot_id|>"], [true, true]),
         ("Gemma 3", GEMMA, ["<bos>", "<|endoftext|>"], [true, false]),
         ("Phi", PHI, ["<s>", "<|endoftext|>"], [true, false]),
+        ("Phi-4", PHI4, ["<s>", "<|endoftext|>"], [true, false]),
         ("Mistral", MISTRAL, ["<s>", "</s>"], [true, false]),
     ];
     let folders: Vec<_> = cases
@@ -115,13 +116,14 @@ fn tokens_and_masks_are_those_of_transformers() {
             // Without marks transformers knows no mask: that of the marks is the expectation.
             let marked = &theirs[i - usize::from(!is_marked)][j].1;
             let mut expected: Vec<bool> = marked.iter().map(|&trained| trained == 1).collect();
-            if *name == "Phi"
+            if name.starts_with("Phi")
                 && !is_marked
                 && records[j]["messages"].as_array().unwrap().last().unwrap()["role"] == "assistant"
             {
-                // The last turn is the rest of the text: the line break and the `eos_token` after `<|end|>`.
+                // The last turn is the rest of the text: Phi-3's line break and the `eos_token` after `<|end|>`.
+                let rest = if *name == "Phi" { 2 } else { 1 };
                 let length = expected.len();
-                expected[length - 2..].fill(true);
+                expected[length - rest..].fill(true);
             }
             assert_eq!(*mask, expected, "{name}, marked: {is_marked}: {}", records[j]);
         }

@@ -72,7 +72,17 @@ pub(super) const GEMMA: &str = r"{{ bos_token }}
     {%- if message.role == 'assistant' -%}
 {{ '<start_of_turn>model\n' }}{% generation %}{{ message.content | trim }}{{ '<end_of_turn>' }}{% endgeneration %}{{ '\n' }}
     {%- else -%}
-{{ '<start_of_turn>' + message.role + '\n' + (ns.first if loop.first else '') + message.content | trim + '<end_of_turn>\n' }}
+{{ '<start_of_turn>' + message.role + '\n' + (ns.first if loop.first else '') }}
+        {%- if message.content is string -%}
+{{ message.content | trim }}
+        {%- elif message.content is iterable -%}
+            {%- for part in message.content -%}
+{{ '<start_of_image>' if part.type == 'image' else part.text | trim }}
+            {%- endfor -%}
+        {%- else -%}
+            {{- raise_exception('no content') -}}
+        {%- endif -%}
+{{ '<end_of_turn>\n' }}
     {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
@@ -88,6 +98,18 @@ pub(super) const PHI: &str = r"{% for message in messages %}
 {%- endif %}
 {% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}";
+
+/// Phi-4-mini: an answer begins right behind its header, and every conversation ends with the `eos_token`.
+pub(super) const PHI4: &str = r"{% for message in messages %}
+{%- if message['role'] == 'system' and 'tools' in message and message['tools'] is not none -%}
+{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}
+{%- elif message['role'] == 'assistant' -%}
+{{ '<|assistant|>' }}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}
+{%- else -%}
+{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}";
 
 /// Mistral: no header before an answer, which ends with the `eos_token`.
 pub(super) const MISTRAL: &str = r"{{- bos_token }}
