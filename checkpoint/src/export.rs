@@ -154,6 +154,13 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
     // PEFT reads one file.
     let most = if contents == Contents::Adapter { u64::MAX } else { options.max_shard_bytes };
     let included = || manifest.parameters.iter().filter(|(name, entry)| contents.include(name, entry));
+    if let Some((name, _)) = included().find(|(_, entry)| entry.quantized.is_some()) {
+        let reason = format!(
+            "`{name}` is quantized, and an export has the weights of the base model only as they were before; export the \
+             adapter (`checkpoint export`) and fold it into the base model with PEFT's `merge_and_unload`"
+        );
+        return Err(CheckpointError::refused(folder, reason));
+    }
     let parts = distribute(included(), most, size);
     let file_name = |part: usize| match parts.len() {
         1 if contents == Contents::Adapter => "adapter_model.safetensors".to_string(),
@@ -303,7 +310,7 @@ impl Source<'_> {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
             let file = self.shard(piece.shard)?;
             let (tensor, elements) = (tensor_name(name, piece.start, None), piece.end - piece.start);
-            let info = file.floats(&tensor, elements)?;
+            let info = file.piece(&tensor, Dtype::F32, elements)?;
             let crc32 = file.portions(info, |bytes| take(&shard, bytes))?;
             if crc32.finalize() != piece.crc32[0] {
                 let reason = format!("the checksum of `{tensor}` does not match the manifest");

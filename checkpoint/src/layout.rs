@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops;
 
+use safetensors::tensor::Dtype;
 use zero_partition::{Kind, Range, ShardedState};
 use zero_pipeline::Coordinates;
 
-use crate::manifest::{ParameterEntry, PieceEntry, shard_file, tensor_name};
+use crate::error::CheckpointError;
+use crate::manifest::{ParameterEntry, PieceEntry, QuantizedEntry, shard_file, tensor_name};
 
 /// Returns the pieces of every parameter, with empty checksums.
 pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
@@ -15,7 +17,8 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
         .parameters()
         .iter()
         .map(|p| {
-            let entry = ParameterEntry { shape: p.shape().dims().to_vec(), frozen: !p.is_trainable(), pieces: vec![] };
+            let (shape, frozen) = (p.shape().dims().to_vec(), !p.is_trainable());
+            let entry = ParameterEntry { shape, frozen, quantized: QuantizedEntry::of(p), pieces: vec![] };
             (p.name().to_string(), entry)
         })
         .collect();
@@ -51,6 +54,29 @@ pub(crate) struct ShardTensor {
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) range: Range,
+    /// F32, or U8 for the bytes of a quantized parameter.
+    pub(crate) dtype: Dtype,
+}
+
+impl ShardTensor {
+    /// Returns the number of f32 that take as much memory.
+    pub(crate) fn words(&self) -> usize {
+        match self.dtype {
+            Dtype::U8 => self.range.elements.len().div_ceil(size_of::<f32>()),
+            _ => self.range.elements.len(),
+        }
+    }
+
+    /// Reads the values from a rank's state into memory of [`ShardTensor::words`], and returns their bytes.
+    pub(crate) fn read<'a>(&self, zero: &ShardedState, into: &'a mut [f32]) -> Result<&'a [u8], CheckpointError> {
+        if self.dtype == Dtype::U8 {
+            let bytes = &mut bytemuck::cast_slice_mut(into)[..self.range.elements.len()];
+            zero.read_bytes_into(&self.range, bytes)?;
+            return Ok(bytes);
+        }
+        zero.read_into(self.kind, &self.range, into)?;
+        Ok(bytemuck::cast_slice(into))
+    }
 }
 
 impl Shard {
@@ -70,6 +96,7 @@ impl Shard {
                 tensors.extend(kinds.iter().map(|&kind| ShardTensor {
                     name: tensor_name(name, piece.start, state(kind, states)),
                     kind,
+                    dtype: entry.dtype(),
                     range: Range { parameter: ids[name.as_str()], elements: piece.start..piece.end },
                 }));
             }
@@ -77,9 +104,9 @@ impl Shard {
         Self { file: shard_file(rank, ranks), tensors }
     }
 
-    /// Returns the number of elements of all tensors.
-    pub(crate) fn elements(&self) -> usize {
-        self.tensors.iter().map(|tensor| tensor.range.elements.len()).sum()
+    /// Returns the number of f32 that take as much memory as all tensors.
+    pub(crate) fn words(&self) -> usize {
+        self.tensors.iter().map(ShardTensor::words).sum()
     }
 }
 

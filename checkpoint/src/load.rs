@@ -5,12 +5,13 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::path::Path;
 
+use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
 use zero_model::{Model, Parameter};
 use zero_partition::{Kind, ShardedState};
 
 use crate::error::CheckpointError;
-use crate::manifest::{Manifest, tensor_name};
+use crate::manifest::{Manifest, QuantizedEntry, tensor_name};
 use crate::tensors::TensorFile;
 use crate::together::together;
 use crate::verify::intact;
@@ -53,6 +54,11 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
                 Kind::Parameter => None,
                 Kind::State(index) => zero.state_names().get(index).copied(),
             };
+            if zero.model().parameters()[range.parameter].quantization().is_some() {
+                let bytes = source.assemble_bytes(name, range.elements.clone())?;
+                zero.write_bytes(&range, &bytes)?;
+                continue;
+            }
             let values = match is_saved {
                 true => source.assemble(name, state, range.elements.clone())?,
                 false => vec![0.0; range.elements.len()],
@@ -106,6 +112,17 @@ pub(crate) fn parameters_fit(
             Some(entry) if entry.shape != shape => {
                 let reason =
                     format!("`{name}` has shape {:?} in the checkpoint and {shape:?} in the model", entry.shape);
+                return Err(CheckpointError::mismatch(&path, reason));
+            }
+            Some(entry) if entry.quantized != QuantizedEntry::of(parameter) => {
+                let format = |entry: Option<&QuantizedEntry>| match entry {
+                    Some(entry) => format!("stored as {}", entry.format),
+                    None => "not quantized".into(),
+                };
+                let (saved, here) = (format(entry.quantized.as_ref()), format(QuantizedEntry::of(parameter).as_ref()));
+                let reason = format!(
+                    "`{name}` is {saved} in the checkpoint and {here} in the model; `quantization_config` must be the same"
+                );
                 return Err(CheckpointError::mismatch(&path, reason));
             }
             Some(_) => {}
@@ -174,6 +191,32 @@ impl<'a> Source<'a> {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
         let mut values = vec![0.0f32; elements.len()];
+        self.overlaps(name, state, elements, |file, tensor, start, to| {
+            file.piece(tensor, Dtype::F32, to.1)?;
+            file.read(tensor, start, &mut values[to.0])
+        })?;
+        Ok(values)
+    }
+
+    /// Reads a range of the bytes of a quantized parameter.
+    pub(crate) fn assemble_bytes(&mut self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>, CheckpointError> {
+        let mut values = vec![0; bytes.len()];
+        self.overlaps(name, None, bytes, |file, tensor, start, to| {
+            let info = file.piece(tensor, Dtype::U8, to.1)?;
+            file.read_bytes(info, start, &mut values[to.0])
+        })?;
+        Ok(values)
+    }
+
+    /// Calls `read` for each piece that a range overlaps, with its tensor, the first element there, and the place in the
+    /// range with the number of elements of the piece.
+    fn overlaps(
+        &mut self,
+        name: &str,
+        state: Option<&str>,
+        elements: Range<usize>,
+        mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         for piece in &self.manifest.parameters[name].pieces {
             let start = piece.start.max(elements.start);
             let end = piece.end.min(elements.end);
@@ -181,11 +224,9 @@ impl<'a> Source<'a> {
                 continue;
             }
             let shard = self.shard(piece.shard)?;
-            let (tensor, length) = (tensor_name(name, piece.start, state), piece.end - piece.start);
-            shard.floats(&tensor, length)?;
-            let target = &mut values[start - elements.start..end - elements.start];
-            shard.read(&tensor, start - piece.start, target)?;
+            let to = (start - elements.start..end - elements.start, piece.end - piece.start);
+            read(shard, &tensor_name(name, piece.start, state), start - piece.start, to)?;
         }
-        Ok(values)
+        Ok(())
     }
 }

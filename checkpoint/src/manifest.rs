@@ -5,7 +5,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
+use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
+use zero_model::Parameter;
+use zero_model::ops::Quantization;
 
 use crate::error::CheckpointError;
 
@@ -89,16 +92,42 @@ pub struct ParameterEntry {
     /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
-    /// Consecutive ranges that cover the row-major elements without gaps. The tensors of a piece are named `name@start`
-    /// for the parameter and `name@start/state` for an optimizer state; all are F32.
+    /// How the parameter was stored if it was quantized. The key is left out if not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantized: Option<QuantizedEntry>,
+    /// Consecutive ranges that cover the row-major elements, or the bytes of a quantized parameter, without gaps. The tensors of a piece are named `name@start`
+    /// for the parameter and `name@start/state` for an optimizer state; all are F32, and the bytes of a quantized parameter U8.
     pub pieces: Vec<PieceEntry>,
 }
 
 impl ParameterEntry {
+    /// Returns the element type of the parameter's tensors.
+    pub(crate) fn dtype(&self) -> Dtype {
+        if self.quantized.is_some() { Dtype::U8 } else { Dtype::F32 }
+    }
+
     /// Returns the number of tensors of each piece: the parameter, and `states` optimizer states unless it is frozen.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
         1 + if self.frozen { 0 } else { states }
+    }
+}
+
+/// The format of a quantized parameter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuantizedEntry {
+    /// Name of the format: see [`QuantizedFormat::name`](zero_model::ops::QuantizedFormat::name).
+    pub format: String,
+    /// Number of bytes.
+    pub bytes: usize,
+}
+
+impl QuantizedEntry {
+    /// Describes a parameter; `None` if it is not quantized.
+    pub(crate) fn of(parameter: &Parameter) -> Option<Self> {
+        let entry = |of: Quantization| Self { format: of.format().name().to_string(), bytes: of.bytes() };
+        parameter.quantization().map(entry)
     }
 }
 
@@ -126,12 +155,13 @@ pub(crate) fn tensor_name(parameter: &str, start: usize, state: Option<&str>) ->
 }
 
 impl Manifest {
-    /// Returns name, element count and CRC-32 of each tensor of a shard, in file order.
-    pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, usize, u32)> {
-        let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, piece)));
-        pieces.filter(move |(_, piece)| piece.shard == shard).flat_map(|(name, piece)| {
+    /// Returns name, element type and count, and CRC-32 of each tensor of a shard, in file order.
+    pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, (Dtype, usize), u32)> {
+        let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, p, piece)));
+        pieces.filter(move |(.., piece)| piece.shard == shard).flat_map(|(name, parameter, piece)| {
             let states = std::iter::once(None).chain(self.states.iter().map(|state| Some(state.as_str())));
-            let tensor = |(state, &crc32)| (tensor_name(name, piece.start, state), piece.end - piece.start, crc32);
+            let held = (parameter.dtype(), piece.end - piece.start);
+            let tensor = move |(state, &crc32)| (tensor_name(name, piece.start, state), held, crc32);
             states.zip(&piece.crc32).map(tensor)
         })
     }
@@ -201,6 +231,10 @@ impl Manifest {
         }
         for (name, parameter) in &self.parameters {
             let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
+            if parameter.quantized.is_some() && !parameter.frozen {
+                return Err(format!("`{name}` is quantized and not frozen"));
+            }
+            let elements = parameter.quantized.as_ref().map_or(elements, |quantized| quantized.bytes);
             let mut next = 0;
             for piece in &parameter.pieces {
                 if piece.start != next || piece.end <= piece.start || piece.shard >= self.shards.len() {

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use safetensors::tensor::Dtype;
 use zero_partition::ShardedState;
 
 use crate::error::CheckpointError;
@@ -21,8 +20,8 @@ pub(crate) struct Written {
 
 /// A source of tensor values. Tensors are requested in file order.
 pub(crate) trait Values {
-    /// Returns the values of the next tensor.
-    fn next(&mut self, tensor: &ShardTensor) -> Result<&[f32], CheckpointError>;
+    /// Returns the bytes of the next tensor's values.
+    fn next(&mut self, tensor: &ShardTensor) -> Result<&[u8], CheckpointError>;
 }
 
 /// Reads values from a rank's state, one tensor at a time.
@@ -38,22 +37,21 @@ impl<'a> State<'a> {
 }
 
 impl Values for State<'_> {
-    fn next(&mut self, tensor: &ShardTensor) -> Result<&[f32], CheckpointError> {
-        self.tensor.resize(tensor.range.elements.len(), 0.0);
-        self.zero.read_into(tensor.kind, &tensor.range, &mut self.tensor)?;
-        Ok(&self.tensor)
+    fn next(&mut self, tensor: &ShardTensor) -> Result<&[u8], CheckpointError> {
+        self.tensor.resize(tensor.words(), 0.0);
+        tensor.read(self.zero, &mut self.tensor)
     }
 }
 
 /// Writes a shard into `folder` and syncs it. Reserves its space first, so that a full disk fails immediately.
 pub(crate) fn write(folder: &Path, shard: &Shard, values: &mut impl Values) -> Result<Written, CheckpointError> {
     let path = folder.join(&shard.file);
-    let tensors = shard.tensors.iter().map(|t| (t.name.clone(), Dtype::F32, vec![t.range.elements.len()]));
+    let tensors = shard.tensors.iter().map(|t| (t.name.clone(), t.dtype, vec![t.range.elements.len()]));
     let mut writer = TensorWriter::create(&path, tensors, None)?;
     failpoint::at("save::shard-begun", &path)?;
     let mut checksums = Vec::with_capacity(shard.tensors.len());
     for tensor in &shard.tensors {
-        checksums.push(writer.write(bytemuck::cast_slice(values.next(tensor)?))?);
+        checksums.push(writer.write(values.next(tensor)?)?);
     }
     failpoint::at("save::shard-written", &path)?;
     let (bytes, crc32) = writer.finish()?;

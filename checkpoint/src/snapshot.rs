@@ -7,14 +7,14 @@ use crate::layout::{Shard, ShardTensor};
 use crate::shard::Values;
 use crate::writer::BUFFER;
 
-/// A copy of a rank's shard: its parameters and optimizer state in f32. The memory is reused by later saves.
+/// A copy of a rank's shard: its parameters and optimizer state in f32, and quantized parameters. The memory is reused by later saves.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     values: Vec<f32>,
 }
 
 impl Snapshot {
-    /// Returns the number of elements that a rank saves, over all kinds.
+    /// Returns the number of f32 that take as much memory as what a rank saves, over all kinds.
     #[must_use]
     pub fn elements(zero: &ShardedState) -> usize {
         zero.layout().saved_elements(zero.stages(), zero.groups().at(), zero.kinds().len())
@@ -40,11 +40,11 @@ impl Snapshot {
 
     /// Copies the values of the rank's shard.
     pub(crate) fn take(&mut self, zero: &ShardedState, shard: &Shard) -> Result<(), CheckpointError> {
-        self.values.resize(shard.elements(), 0.0);
+        self.values.resize(shard.words(), 0.0);
         let mut rest = self.values.as_mut_slice();
         for tensor in &shard.tensors {
-            let (own, after) = rest.split_at_mut(tensor.range.elements.len());
-            zero.read_into(tensor.kind, &tensor.range, own)?;
+            let (own, after) = rest.split_at_mut(tensor.words());
+            tensor.read(zero, own)?;
             rest = after;
         }
         Ok(())
@@ -60,9 +60,10 @@ impl Snapshot {
 pub(crate) struct Copied<'a>(&'a [f32]);
 
 impl Values for Copied<'_> {
-    fn next(&mut self, tensor: &ShardTensor) -> Result<&[f32], CheckpointError> {
-        let (own, after) = self.0.split_at(tensor.range.elements.len());
+    fn next(&mut self, tensor: &ShardTensor) -> Result<&[u8], CheckpointError> {
+        let (own, after) = self.0.split_at(tensor.words());
         self.0 = after;
-        Ok(own)
+        let bytes = tensor.range.elements.len() * tensor.dtype.bitsize() / 8;
+        Ok(&bytemuck::cast_slice(own)[..bytes])
     }
 }

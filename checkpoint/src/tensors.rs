@@ -109,11 +109,11 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), metadata, header_crc32, file, data_start: 8 + length })
     }
 
-    /// Returns a tensor after checking that it is a one-dimensional F32 tensor of `elements` elements.
-    pub(crate) fn floats(&self, tensor: &str, elements: usize) -> Result<&TensorInfo, CheckpointError> {
+    /// Returns a tensor after checking that it is a one-dimensional tensor of `elements` elements of this type.
+    pub(crate) fn piece(&self, tensor: &str, dtype: Dtype, elements: usize) -> Result<&TensorInfo, CheckpointError> {
         let info = self.info(tensor)?;
-        if info.dtype != Dtype::F32 || info.shape != [elements] {
-            let reason = format!("`{tensor}` is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
+        if info.dtype != dtype || info.shape != [elements] {
+            let reason = format!("`{tensor}` is {:?} {:?}, not {dtype:?} [{elements}]", info.dtype, info.shape);
             return Err(CheckpointError::damaged(&self.path, reason));
         }
         Ok(info)
@@ -145,6 +145,12 @@ impl TensorFile {
     pub(crate) fn info(&self, tensor: &str) -> Result<&TensorInfo, CheckpointError> {
         let missing = || CheckpointError::damaged(&self.path, format!("`{tensor}` is missing"));
         self.metadata.info(tensor).ok_or_else(missing)
+    }
+
+    /// Reads `out.len()` bytes of a tensor that [`TensorFile::piece`] has checked, from byte `start` on.
+    pub(crate) fn read_bytes(&self, info: &TensorInfo, start: usize, out: &mut [u8]) -> Result<(), CheckpointError> {
+        let at = self.data_start + (info.data_offsets.0 + start) as u64;
+        self.file.read_exact_at(out, at).map_err(CheckpointError::io(&self.path))
     }
 
     /// Reads `out.len()` elements of a float tensor, starting at index `start`, and converts them to f32.

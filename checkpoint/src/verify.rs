@@ -85,8 +85,8 @@ fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
         }
     };
     let expected: Vec<_> = manifest.tensors(shard).collect();
-    let mut unread: HashMap<&str, (usize, u32)> =
-        expected.iter().map(|(name, elements, crc32)| (name.as_str(), (*elements, *crc32))).collect();
+    let mut unread: HashMap<&str, ((Dtype, usize), u32)> =
+        expected.iter().map(|(name, held, crc32)| (name.as_str(), (*held, *crc32))).collect();
     let mut whole = file.header_crc32.clone();
     let mut end = file.data_start;
     for tensor in file.metadata.offset_keys() {
@@ -95,8 +95,8 @@ fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
         let known = unread.remove(tensor.as_str());
         match known {
             None => found.push(damage(Some(&tensor), "the tensor is not in the manifest".into())),
-            Some((elements, _)) if info.dtype != Dtype::F32 || info.shape != [elements] => {
-                let reason = format!("the tensor is {:?} {:?}, not F32 [{elements}]", info.dtype, info.shape);
+            Some(((dtype, elements), _)) if info.dtype != dtype || info.shape != [elements] => {
+                let reason = format!("the tensor is {:?} {:?}, not {dtype:?} [{elements}]", info.dtype, info.shape);
                 found.push(damage(Some(&tensor), reason));
             }
             Some(_) => {}
@@ -143,7 +143,8 @@ mod tests {
     /// Writes a checkpoint of two parameters with one state over two shards, with one parameter split.
     fn written(folder: &Path) -> Manifest {
         let piece = |shard, start, end| PieceEntry { shard, start, end, crc32: vec![] };
-        let entry = |shape: &[usize], pieces| ParameterEntry { shape: shape.to_vec(), frozen: false, pieces };
+        let entry =
+            |shape: &[usize], pieces| ParameterEntry { shape: shape.to_vec(), frozen: false, quantized: None, pieces };
         let mut manifest = Manifest {
             format: FORMAT.into(),
             version: VERSION,
@@ -222,7 +223,7 @@ mod tests {
             let good = fs::read(folder.path().join(&shard.file)).unwrap();
             let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
             // The name of the tensor that holds each byte; tensors are stored in the manifest's order.
-            let held = manifest.tensors(index).flat_map(|(name, elements, _)| vec![name; 4 * elements]);
+            let held = manifest.tensors(index).flat_map(|(name, (_, elements), _)| vec![name; 4 * elements]);
             let held: Vec<String> = held.collect();
             assert_eq!(header + held.len(), good.len());
             for bit in 0..8 * good.len() {

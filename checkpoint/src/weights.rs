@@ -208,9 +208,19 @@ impl Weights {
     pub(crate) fn fill(&self, zero: &mut ShardedState) -> Result<(), CheckpointError> {
         let held =
             zero.held_ranges(Kind::Parameter).into_iter().filter(|range| self.tensors[range.parameter].is_some());
-        for range in held.flat_map(Range::portions) {
-            let values = self.read(&range)?;
-            zero.write(Kind::Parameter, &range, &values)?;
+        for range in held.collect::<Vec<_>>() {
+            let parameter = range.parameter;
+            let quantized = zero.quantize(parameter, |start, out| {
+                out.copy_from_slice(&self.read(&Range { parameter, elements: start..start + out.len() })?);
+                Ok::<_, CheckpointError>(())
+            })?;
+            if quantized {
+                continue;
+            }
+            for range in range.portions() {
+                let values = self.read(&range)?;
+                zero.write(Kind::Parameter, &range, &values)?;
+            }
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use zero_model::ops::quantized_storage;
 use zero_model::{Model, Parameter};
 use zero_partition::{Range, ZeroError};
 
@@ -37,7 +38,13 @@ fn fill_some(folder: &Path, model: &Model, is_stored: fn(&Parameter) -> bool) ->
     }
     let mut source = Source::new(folder, &manifest);
     for parameter in model.parameters().iter().filter(|parameter| is_stored(parameter)) {
-        fill(parameter, source.assemble(parameter.name(), None, 0..parameter.elements())?)?;
+        let stored = 0..parameter.stored_elements();
+        if parameter.quantization().is_some() {
+            let bytes = source.assemble_bytes(parameter.name(), stored)?;
+            parameter.fill(quantized_storage(bytes)).map_err(ZeroError::from)?;
+            continue;
+        }
+        fill(parameter, source.assemble(parameter.name(), None, stored)?)?;
     }
     for buffer in model.buffers() {
         buffer.set(&manifest.buffers[buffer.name()]).map_err(ZeroError::from)?;

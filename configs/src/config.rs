@@ -17,6 +17,7 @@ mod offload;
 mod optimizer;
 mod pipeline;
 mod precision;
+mod quantization;
 mod rope;
 mod scheduler;
 mod training;
@@ -48,6 +49,7 @@ pub(crate) use optimizer::ADAMW;
 pub use optimizer::{Adagrad, Adam, Lion, Optimizer, Sgd};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
+pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
 pub use rope::RopeScaling;
 pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
 pub use scheduler::{Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
@@ -122,6 +124,8 @@ section! {
         pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may bring its own instead");
         /// Adapters that are trained instead of the model; `None` trains the model.
         pub adapter: Option<Adapter> = section(&Adapter::SECTION, "Small matrices to train beside the linear maps of a model, which is frozen; without the section the model itself is trained");
+        /// How frozen weights are quantized; `None` quantizes none.
+        pub quantization_config: Option<Quantization> = section(&Quantization::SECTION, "Store frozen weights in 4 or 8 bits (QLoRA, with `adapter`)");
         /// The training data; `None` if the program provides its own batches.
         pub data: Option<Data> = section(&Data::SECTION, "What to train on; a program may feed its own batches instead");
         /// Duration of training, evaluation and checkpoints.

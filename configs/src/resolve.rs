@@ -155,6 +155,9 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
             model.check_rows(data, resolver);
         }
     }
+    if let Some(quantization) = &config.quantization_config {
+        quantization.check(config.working_dtype(), resolver);
+    }
     config.zero.check(resolver);
     config.pipeline.check(resolver);
     if let Some(activation_checkpointing) = &config.activation_checkpointing {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device};
 use zero_config::{self as config, Config};
 use zero_model::ops::RopeScaling;
-use zero_model::ops::{LoraInit, LoraOptions};
+use zero_model::ops::{FourBit, LoraInit, LoraOptions, QuantizationOptions, QuantizedFormat};
 use zero_model::{Adapter, BuildError, Layers, Model, Trainable, TrainedBias, zoo};
 
 use crate::error::Error;
@@ -167,12 +167,13 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
 /// # Errors
 /// The same as those of [`build`].
 pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
+    let layers = with_quantization(config, layers);
     let (trainable, frozen) = (&config.training.trainable, &config.training.frozen);
     if let Some(adapter) = &config.adapter {
         return with_adapter(config, adapter, layers)?.build_on(dtype, device).map_err(of_adapter);
     }
     if trainable.is_none() && frozen.is_empty() {
-        return Ok(layers.build_on(dtype, device)?);
+        return layers.build_on(dtype, device).map_err(of_quantization);
     }
     let of_key = |error: BuildError| {
         let key = match &error {
@@ -184,7 +185,7 @@ pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) 
             BuildError::UnmatchedPattern { .. } | BuildError::Pattern { .. } => "training.trainable",
             BuildError::NothingTrainable if trainable.is_none() => "training.frozen",
             BuildError::NothingTrainable => "training.trainable",
-            _ => return Error::from(error),
+            _ => return of_quantization(error),
         };
         match error {
             BuildError::UnmatchedPattern { pattern, names } => {
@@ -247,6 +248,43 @@ fn of_adapter(error: BuildError) -> Error {
         }
         BuildError::NoLinear => {
             Error::setting("adapter", error.to_string(), "build layers from `ops::Linear::new` or `ops::Conv1D::new`")
+        }
+        other => of_quantization(other),
+    }
+}
+
+/// Quantizes the weights of a model as configured.
+fn with_quantization(config: &Config, layers: Layers) -> Layers {
+    let Some(quantization) = config.quantization_config.as_ref().filter(|section| section.quantizes()) else {
+        return layers;
+    };
+    let code = match quantization.bnb_4bit_quant_type {
+        config::FourBitType::Nf4 => FourBit::Nf4,
+        config::FourBitType::Fp4 => FourBit::Fp4,
+    };
+    let format = match quantization.load_in_8bit {
+        true => QuantizedFormat::Int8,
+        false => QuantizedFormat::Four { code, double: quantization.bnb_4bit_use_double_quant },
+    };
+    layers.quantized(QuantizationOptions { format, skip: quantization.llm_int8_skip_modules.clone() })
+}
+
+/// Adds the key to an error of quantized weights.
+fn of_quantization(error: BuildError) -> Error {
+    const KEY: &str = "quantization_config";
+    const SKIP: &str = "quantization_config.llm_int8_skip_modules";
+    match error {
+        BuildError::TrainedQuantized(_) => {
+            let help = "write an `adapter` section, which is trained beside frozen weights, or list the module in \
+                        `quantization_config.llm_int8_skip_modules`";
+            Error::setting(KEY, error.to_string(), help)
+        }
+        BuildError::UnknownSkipped { name, modules } => {
+            let help = format!("its modules are {}", modules.join(", "));
+            Error::setting(SKIP, format!("the model has no module `{name}`"), help)
+        }
+        BuildError::NothingQuantized => {
+            Error::setting(KEY, error.to_string(), "build layers from `ops::Linear::new` or `ops::Conv1D::new`")
         }
         other => other.into(),
     }

@@ -38,6 +38,10 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     }
     let zero = &config.zero;
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
+    if config.quantization_config.as_ref().is_some_and(|section| section.quantizes()) {
+        let help = "leave the section out, or write `training.device: cpu`";
+        return not_there("quantization_config", "quantized weights are not implemented on GPUs", help);
+    }
     if zero.offload_optimizer.device == OffloadDevice::None && zero.offload_param.device != OffloadDevice::None {
         let message = "parameters on the host are updated there, but the optimizer state would be on the GPU";
         let help = "write `offload_optimizer: {device: cpu}` as well, or leave `offload_param` out";

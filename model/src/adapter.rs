@@ -69,12 +69,12 @@ impl Adapter {
 }
 
 /// Returns whether a module of this name contains a parameter, directly or in a module inside it.
-fn contains(module: &str, parameter: &str) -> bool {
+pub(crate) fn contains(module: &str, parameter: &str) -> bool {
     parameter.match_indices('.').any(|(at, _)| names(module, &parameter[..at]))
 }
 
 /// Returns the last parts of paths, each once, in order of appearance.
-fn ends(paths: &[String]) -> Vec<String> {
+pub(crate) fn ends(paths: &[String]) -> Vec<String> {
     let mut ends: Vec<String> = vec![];
     for path in paths {
         let end = path.rsplit('.').next().unwrap_or(path);

@@ -1,7 +1,7 @@
 //! A model as a list of named layers. A layer is the unit that is gathered, released and run backward on its own.
 
 use std::sync::Arc;
-use zero_ops::Pass;
+use zero_ops::{Pass, QuantizationOptions};
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -167,6 +167,7 @@ pub struct Layers {
     pub(crate) loss_names: Option<(Vec<String>, Vec<String>)>,
     pub(crate) trainable: Trainable,
     pub(crate) adapter: Option<Adapter>,
+    pub(crate) quantization: Option<QuantizationOptions>,
     /// Number of layers before those of the last call.
     before_last_call: usize,
     /// The first method that was called before there was a layer.
@@ -274,6 +275,13 @@ impl Layers {
     #[must_use]
     pub fn adapter(mut self, adapter: Adapter) -> Self {
         self.adapter = Some(adapter);
+        self
+    }
+
+    /// Stores the weights of linear maps that are built from a `VarBuilder` in fewer bits. They must be frozen.
+    #[must_use]
+    pub fn quantized(mut self, options: QuantizationOptions) -> Self {
+        self.quantization = Some(options);
         self
     }
 

@@ -13,6 +13,7 @@ pub mod memory;
 mod model;
 mod module_buffer;
 mod parameter;
+mod quantized;
 mod recorder;
 mod routes;
 mod trainable;

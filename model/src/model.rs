@@ -9,10 +9,11 @@ use candle_nn::VarBuilder;
 use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
+use crate::quantized::check_quantized;
 use crate::recorder::{Record, Recorder, Use};
 use crate::routes::{Route, Signature};
 use zero_ops::graph::untracked;
-use zero_ops::{LinearMap, with_lora};
+use zero_ops::{LinearMap, with_lora, with_quantization};
 
 /// An error of building a model.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +112,22 @@ pub enum BuildError {
     /// The model has no linear map for an adapter.
     #[error("the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so no adapter fits")]
     NoLinear,
+    /// A quantized weight would be trained.
+    #[error("`{0}` is trained, but quantized weights are frozen")]
+    TrainedQuantized(String),
+    /// A module that is to keep its weights does not exist.
+    #[error("the model has no module `{name}`\n  help: its modules are {}", quoted(modules))]
+    UnknownSkipped {
+        /// The name.
+        name: String,
+        /// The last parts of the paths of all modules with parameters.
+        modules: Vec<String>,
+    },
+    /// The model has no weight that could be quantized.
+    #[error(
+        "the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so nothing is quantized"
+    )]
+    NothingQuantized,
     /// Every parameter is frozen.
     #[error("no parameter is trainable")]
     NothingTrainable,
@@ -364,7 +381,7 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, loss_weight, trainable, adapter, .. } = self;
+        let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, .. } = self;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let build = || -> std::result::Result<Vec<(String, Built)>, BuildError> {
@@ -380,9 +397,13 @@ impl Layers {
             }
             Ok(modules)
         };
-        let (modules, maps) = match &adapter {
+        let build = || match &adapter {
             Some(adapter) => with_lora(adapter.lora.clone(), build),
             None => (build(), vec![]),
+        };
+        let (modules, maps) = match &quantization {
+            Some(options) => with_quantization(options.clone(), build),
+            None => build(),
         };
         let modules = modules?;
         let head = modules.last().and_then(|(_, (_, head))| head.clone());
@@ -404,6 +425,9 @@ impl Layers {
         match &adapter {
             Some(adapter) => adapter.check(&record.parameters, &maps)?,
             None => trainable.check(&record.parameters)?,
+        }
+        if let Some(options) = &quantization {
+            check_quantized(options, &record.parameters)?;
         }
         let is_trained = |uses: &Vec<Use>| uses.iter().any(|used| record.parameters[used.parameter].is_trainable());
         let first_trained = record.uses.iter().position(is_trained).unwrap_or(0);

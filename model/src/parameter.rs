@@ -1,15 +1,19 @@
-//! A parameter: a candle autograd leaf whose storage can be removed and restored.
+//! A parameter: a candle autograd leaf whose storage can be removed and restored. The storage of a quantized parameter is
+//! bytes, which only the linear map that requested it can read.
 //!
 //! A *released* leaf keeps its shape but holds an empty storage of a dummy dtype, which every candle operation rejects
 //! with an error. (`matmul` would read an empty `f32` vector out of bounds.) A *gathered* leaf holds the full values.
 //! The storage is swapped behind the leaf's `Arc`, so a module is built only once, and a graph that was saved before a
 //! release can run its backward after the next gather.
 
+use std::ops::Range;
+
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, op::BackpropOp};
 use candle_nn::Init;
 use half::{bf16, f16};
 use zero_ops::graph::storage::{nothing, swap, take};
+use zero_ops::{Quantization, quantized_bytes, quantized_storage};
 
 /// Index of a parameter in its model: the order of construction, which is the same on every rank.
 pub type ParameterId = usize;
@@ -24,6 +28,7 @@ pub struct Parameter {
     layer: usize,
     role: Role,
     lr_factor: f64,
+    quantization: Option<Quantization>,
     leaf: Tensor,
 }
 
@@ -53,7 +58,7 @@ impl Parameter {
         }
         let leaf =
             Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
-        let parameter = Self { name, shape, dtype, init, layer, role, lr_factor: 1.0, leaf };
+        let parameter = Self { name, shape, dtype, init, layer, role, quantization: None, lr_factor: 1.0, leaf };
         parameter.release()?;
         Ok(parameter)
     }
@@ -76,7 +81,32 @@ impl Parameter {
         self.shape.elem_count()
     }
 
-    /// Returns the working dtype: f32, bf16 or f16.
+    /// Returns how the values are stored if they are quantized.
+    #[must_use]
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.quantization
+    }
+
+    /// Returns the length of its storage: its elements, or the bytes of a quantized parameter.
+    #[must_use]
+    pub fn stored_elements(&self) -> usize {
+        self.quantization.map_or(self.elements(), |quantization| quantization.bytes())
+    }
+
+    /// Returns a range of the stored bytes of its initial values; `None` if it is not quantized. The range begins and
+    /// ends between records.
+    ///
+    /// # Errors
+    /// Fails if an initial value is not finite.
+    pub fn initial_bytes(&self, seed: u64, bytes: Range<usize>) -> Result<Option<Vec<u8>>> {
+        let read = |start: usize, out: &mut [f32]| -> Result<()> {
+            crate::init::fill(&self.init, &self.shape, &self.name, seed, start, out);
+            Ok(())
+        };
+        self.quantization.map(|quantization| quantization.quantize(bytes, read)).transpose()
+    }
+
+    /// Returns the working dtype: f32, bf16 or f16. That of a quantized parameter is the dtype of its map's inputs.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -111,6 +141,11 @@ impl Parameter {
         Self { lr_factor, ..self }
     }
 
+    /// Sets how the values are stored.
+    pub(crate) fn with_quantization(self, quantization: Option<Quantization>) -> Self {
+        Self { quantization, ..self }
+    }
+
     /// Returns the index of the layer that owns it.
     #[must_use]
     pub fn layer(&self) -> usize {
@@ -129,6 +164,12 @@ impl Parameter {
     /// # Errors
     /// Fails if the values have another dtype or length than the parameter, or GPU memory is exhausted.
     pub fn fill(&self, values: CpuStorage) -> Result<CpuStorage> {
+        if let Some(quantization) = self.quantization {
+            if quantized_bytes(&values).map(<[u8]>::len) != Some(quantization.bytes()) {
+                candle_core::bail!("parameter `{}` holds {} quantized bytes", self.name, quantization.bytes());
+            }
+            return on_host(swap(&self.leaf, Storage::Cpu(values))?);
+        }
         let (dtype, len) = match &values {
             CpuStorage::F32(v) => (DType::F32, v.len()),
             CpuStorage::BF16(v) => (DType::BF16, v.len()),
@@ -150,11 +191,21 @@ impl Parameter {
         on_host(swap(&self.leaf, Storage::Cpu(values))?)
     }
 
-    /// Fills the leaf with f32, rounded to the parameter's dtype.
+    /// Fills the leaf with f32, rounded to the parameter's dtype or quantized.
     ///
     /// # Errors
-    /// See [`Parameter::fill`].
+    /// See [`Parameter::fill`]. Fails if a value that is to be quantized is not finite.
     pub fn fill_from_floats(&self, values: Vec<f32>) -> Result<()> {
+        if let Some(quantization) = self.quantization {
+            if values.len() != self.elements() {
+                candle_core::bail!("parameter `{}` has {} values, not {}", self.name, self.elements(), values.len());
+            }
+            let bytes = quantization.quantize(0..quantization.bytes(), |start, out| {
+                out.copy_from_slice(&values[start..start + out.len()]);
+                Ok::<_, candle_core::Error>(())
+            })?;
+            return self.fill(quantized_storage(bytes)).map(drop);
+        }
         let values = match self.dtype {
             DType::BF16 => CpuStorage::BF16(values.into_iter().map(bf16::from_f32).collect()),
             DType::F16 => CpuStorage::F16(values.into_iter().map(f16::from_f32).collect()),

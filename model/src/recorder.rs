@@ -64,6 +64,9 @@ impl Record {
         let id = match self.by_name.get(owner.as_deref().unwrap_or(name)) {
             Some(&id) => {
                 let known = &self.parameters[id];
+                if known.quantization() != zero_ops::asks_quantized() {
+                    candle_core::bail!("`{name}` shares `{}`, and only one of them is to be quantized", known.name());
+                }
                 if *known.shape() != shape || known.dtype() != dtype {
                     candle_core::bail!(
                         "`{name}` is requested as {shape:?} {dtype:?}, but `{}` is {:?} {:?}",
@@ -77,11 +80,11 @@ impl Record {
             None => {
                 let id = self.parameters.len();
                 let layer = self.uses.len() - 1;
-                let role = self.role(name);
+                let (role, quantization) = (self.role(name), zero_ops::asks_quantized());
                 let lr_factor =
                     self.adapter.as_ref().map_or(1.0, |adapter| adapter.lr_factor(name, shape.dims().len()));
                 let parameter = Parameter::new(name.to_string(), shape, dtype, device, init, layer, role)?;
-                self.parameters.push(parameter.with_lr_factor(lr_factor));
+                self.parameters.push(parameter.with_lr_factor(lr_factor).with_quantization(quantization));
                 self.by_name.insert(name.to_string(), id);
                 id
             }

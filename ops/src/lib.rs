@@ -51,6 +51,7 @@ mod norm;
 mod parallel;
 mod pass;
 mod product;
+mod quantized;
 pub mod random;
 mod residual;
 mod rotary;
@@ -79,6 +80,10 @@ pub use linear::{Conv1D, Linear, Projection};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::{convert, in_parallel, set_threads, threads};
 pub use pass::Pass;
+pub use quantized::{
+    FourBit, Quantization, QuantizationOptions, QuantizedFormat, asks_quantized, quantized_bytes, quantized_storage,
+    with_quantization,
+};
 pub use rotary::{RopeScaling, Rotary};
 pub use scaled::scaled;
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};

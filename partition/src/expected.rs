@@ -37,6 +37,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: 
             (Tier::Memory, Placement::Sharded) => segment.shard(at.replica).len(),
         };
         let (placements, tiers) = (segment.placements, segment.tiers);
+        let width = segment.width(width);
         if stages.owner(id) != at.stage || !segment.is_trainable {
             bytes.parameters += (held(placements.parameters, tiers.parameters) * width) as u64;
             continue;
@@ -84,7 +85,8 @@ pub fn expected_payload(
     let shard = |id: SegmentId| layout.segments()[id].shard(rank).len();
     let elements = |id: SegmentId| layout.segments()[id].elements();
     // A shard goes to every other rank. In a reduce-scatter, every range but the rank's own goes to its owner.
-    let gathered = |id: SegmentId| shard(id) * others * width;
+    let width = |id: SegmentId| layout.segments()[id].width(width);
+    let gathered = |id: SegmentId| shard(id) * others * width(id);
     let scattered = |id: SegmentId| (elements(id) - shard(id)) * gradient_width;
     let reduced = |id: SegmentId| match layout.segments()[id].placements.optimizer {
         Placement::Sharded if options.reduce_scatter => scattered(id),
@@ -102,8 +104,8 @@ pub fn expected_payload(
                 content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
                 Content::TiedGradient { segment, .. } => elements(segment) * 4,
                 Content::TiedParameters { segment } => match layout.segments()[segment].placements.parameters {
-                    Placement::Replicated => elements(segment) * width,
-                    Placement::Sharded => shard(segment) * width,
+                    Placement::Replicated => elements(segment) * width(segment),
+                    Placement::Sharded => shard(segment) * width(segment),
                 },
             },
             _ => 0,

@@ -5,7 +5,7 @@
 //! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
 //! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
 //! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
-//! Trainable and frozen parameters never share a segment.
+//! Trainable and frozen parameters never share a segment, and a quantized parameter has one of its own.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
@@ -13,7 +13,8 @@
 
 use std::ops::Range;
 
-use zero_model::{Model, ParameterId};
+use zero_model::ops::Quantization;
+use zero_model::{Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
@@ -100,6 +101,9 @@ pub struct Segment {
     pub tiers: Tiers,
     /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
     pub is_trainable: bool,
+    /// How the values of its only parameter are stored, if they are quantized. All ranges of the segment are then in
+    /// bytes, and shards are cut between records.
+    pub quantization: Option<Quantization>,
 }
 
 impl Segment {
@@ -113,7 +117,19 @@ impl Segment {
         }
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements of its parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.quantization.map_or(self.elements(), |quantization| quantization.elements())
+    }
+
+    /// Returns the bytes of each stored element. `working` is the width of the working dtype.
+    #[must_use]
+    pub fn width(&self, working: usize) -> usize {
+        if self.quantization.is_some() { 1 } else { working }
+    }
+
+    /// Returns the number of stored elements: bytes, if the segment is quantized.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.pieces.last().map_or(0, |piece| piece.range.end)
@@ -181,7 +197,8 @@ impl Layout {
             let owned = || layer.uses().iter().copied().filter(|&p| model.parameters()[p].layer() == index);
             let is_tied = |p: ParameterId| model.layers().iter().filter(|l| l.uses().contains(&p)).count() > 1;
             let is_large = |p: ParameterId| model.parameters()[p].elements() >= LARGE;
-            let is_alone = |p: ParameterId| is_tied(p) || (is_large(p) && !persistent[p]);
+            let is_quantized = |p: ParameterId| model.parameters()[p].quantization().is_some();
+            let is_alone = |p: ParameterId| is_tied(p) || is_quantized(p) || (is_large(p) && !persistent[p]);
             let mut groups: Vec<(String, Vec<ParameterId>)> = vec![];
             for (is_trainable, frozen) in [(true, ""), (false, " (frozen)")] {
                 let owned = || owned().filter(|&p| model.parameters()[p].is_trainable() == is_trainable);
@@ -276,10 +293,10 @@ impl Layout {
         self.ranks
     }
 
-    /// Returns the number of elements of all segments: Ψ in the ZeRO paper.
+    /// Returns the number of elements of all parameters: Ψ in the ZeRO paper.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.segments.iter().map(Segment::elements).sum()
+        self.segments.iter().map(Segment::parameters).sum()
     }
 
     /// Returns the number of trainable elements.
@@ -299,7 +316,8 @@ fn persistent(model: &Model, options: &LayoutOptions) -> Vec<bool> {
         kept += if keep { elements } else { 0 };
         keep
     };
-    model.parameters().iter().map(|parameter| mark(parameter.elements())).collect()
+    let mut is_kept = |parameter: &Parameter| parameter.quantization().is_none() && mark(parameter.elements());
+    model.parameters().iter().map(&mut is_kept).collect()
 }
 
 fn segment(
@@ -315,21 +333,23 @@ fn segment(
         .iter()
         .map(|&parameter| {
             let start = end;
-            end += model.parameters()[parameter].elements();
+            end += model.parameters()[parameter].stored_elements();
             Piece { parameter, range: start..end }
         })
         .collect();
-    let bounds = cut(&pieces, end, ranks);
+    let quantization = parameters.first().and_then(|&parameter| model.parameters()[parameter].quantization());
+    let unit = quantization.map_or(BLOCK, |quantization| quantization.record_bytes());
+    let bounds = cut(&pieces, end, ranks, unit);
     let is_trainable = parameters.iter().any(|&parameter| model.parameters()[parameter].is_trainable());
-    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default(), is_trainable }
+    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default(), is_trainable, quantization }
 }
 
-/// Returns the shard boundaries: the block boundaries nearest to equal shards.
-fn cut(pieces: &[Piece], elements: usize, ranks: usize) -> Vec<usize> {
+/// Returns the shard boundaries: the multiples of `unit` nearest to equal shards.
+fn cut(pieces: &[Piece], elements: usize, ranks: usize, unit: usize) -> Vec<usize> {
     let nearest = |target: usize| {
         let piece = pieces.iter().find(|p| p.range.end >= target).map_or(0..elements, |p| p.range.clone());
-        let below = piece.start + (target - piece.start) / BLOCK * BLOCK;
-        let above = (below + BLOCK).min(piece.end);
+        let below = piece.start + (target - piece.start) / unit * unit;
+        let above = (below + unit).min(piece.end);
         if target - below <= above - target { below } else { above }
     };
     (0..=ranks).map(|rank| if rank == ranks { elements } else { nearest(elements * rank / ranks) }).collect()

@@ -5,6 +5,7 @@
 use candle_core::{CpuStorage, DType, Storage};
 use half::{bf16, f16};
 use zero_comm::Buffer;
+use zero_model::ops::quantized_storage;
 use zero_model::sink::FlatBuffer;
 use zero_optim::HalfFloat;
 use zero_pipeline::SegmentId;
@@ -15,6 +16,7 @@ use crate::ledger::{Category, Ledger};
 use crate::pool::Pool;
 use crate::rank::Rank;
 use crate::rounding::working;
+use crate::storage::QUANTIZED;
 use crate::threads::{rounded, widen};
 
 /// Memory of one rank.
@@ -141,6 +143,7 @@ impl Memory {
         Ok(Storage::Cpu(match dtype {
             DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; len]),
             DType::F16 => CpuStorage::F16(vec![f16::ZERO; len]),
+            QUANTIZED => quantized_storage(vec![0; len]),
             _ => CpuStorage::F32(self.pool.take(len)),
         }))
     }

@@ -82,7 +82,7 @@ impl ParameterState {
         }
         let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).counts());
         let shard = self.shards[id].take().ok_or_else(gathered_twice)?;
-        memory.count(Category::Staging, elements, rank.width());
+        memory.count(Category::Staging, elements, rank.width(id));
         let on_gpu = rank.options.on_gpu;
         if on_gpu.parameters && counts.len() == 1 {
             // With one rank, `await_gather` makes the copy and no collective is needed.
@@ -98,7 +98,7 @@ impl ParameterState {
             shard => (outgoing(shard, own, on_gpu.gathers)?, None),
         };
         let by_gpu = sent.is_on_device();
-        let output = outgoing(memory.blank(rank.dtype, elements, by_gpu)?, elements, by_gpu)?;
+        let output = outgoing(memory.blank(rank.stored_as(id), elements, by_gpu)?, elements, by_gpu)?;
         self.gathering[id] = Some(Gathering { pending: rank.comm().all_gather(sent, output, &counts), kept });
         Ok(())
     }
@@ -124,7 +124,7 @@ impl ParameterState {
         let Gathered { shard, output } = pending.wait()?;
         match disk.has(id, Stored::Parameters) {
             // The shard on the disk is unchanged, so drop the copy in memory.
-            true => memory.uncount(Category::Staging, shard.len(), rank.width()),
+            true => memory.uncount(Category::Staging, shard.len(), rank.width(id)),
             false => self.shards[id] = Some(kept.map_or_else(|| incoming(shard), Ok)?),
         }
         if let Some(Storage::Cpu(CpuStorage::F32(full))) = fill(rank, memory, id, incoming(output)?)? {
@@ -163,7 +163,7 @@ impl ParameterState {
         for (&id, pending) in ids.iter().zip(started) {
             let Some(pending) = pending else { continue };
             let Gathered { shard, output } = pending.wait()?;
-            memory.uncount(Category::Staging, shard.len(), rank.width());
+            memory.uncount(Category::Staging, shard.len(), rank.width(id));
             if let Buffer::F32(shard) = shard {
                 memory.give(shard);
             }
@@ -183,7 +183,7 @@ impl ParameterState {
     ) -> Result<Buffer, ZeroError> {
         if disk.has(id, Stored::Parameters) {
             let values = buffer(disk.read_shard(id, rank.dtype)?)?;
-            memory.count(Category::Staging, values.len(), rank.width());
+            memory.count(Category::Staging, values.len(), rank.width(id));
             return Ok(values);
         }
         let own = match &self.shards[id] {
@@ -200,7 +200,7 @@ impl ParameterState {
                 }
             }
         }
-        memory.count(Category::Staging, own, rank.width());
+        memory.count(Category::Staging, own, rank.width(id));
         outgoing(values, own, false)
     }
 
@@ -256,8 +256,8 @@ fn fill(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -> Res
         return Ok(None);
     }
     // While the leaves are filled, the gathered values are in memory twice. This records the peak.
-    memory.count(Category::Staging, segment.elements(), rank.width());
-    memory.uncount(Category::Staging, segment.elements(), rank.width());
+    memory.count(Category::Staging, segment.elements(), rank.width(id));
+    memory.uncount(Category::Staging, segment.elements(), rank.width(id));
     let on_gpu = matches!(output, Storage::Cuda(_));
     fill_pieces(rank, memory, id, &output, on_gpu)?;
     Ok(Some(output))
@@ -290,7 +290,7 @@ fn fill_pieces(
 /// Frees a segment's gathered parameters.
 pub(crate) fn release(rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
     let segment = rank.segment(id);
-    memory.uncount(Category::Staging, segment.elements(), rank.width());
+    memory.uncount(Category::Staging, segment.elements(), rank.width(id));
     // Do not pool memory allocated by the disk, which allocates new memory for each read.
     let is_kept = !(is_whole(rank, disk, id) && segment.only_parameter().is_some());
     for piece in &segment.pieces {
@@ -333,12 +333,12 @@ fn start_refresh(
             shard
         }
     };
-    memory.count(Category::Staging, elements, rank.width());
+    memory.count(Category::Staging, elements, rank.width(id));
     let output = match segment.only_parameter() {
         // Gather in place. The leaf's storage is taken out meanwhile, so a read of the leaf fails.
         Some(parameter) if by_gpu || !is_on_gpu => rank.model.parameters()[parameter].take()?,
         _ => {
-            memory.count(Category::Staging, segment.elements(), rank.width());
+            memory.count(Category::Staging, segment.elements(), rank.width(id));
             memory.blank(rank.dtype, segment.elements(), by_gpu)?
         }
     };
@@ -361,7 +361,7 @@ fn take_over(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -
             }
         }
     }
-    memory.uncount(Category::Staging, segment.elements(), rank.width());
+    memory.uncount(Category::Staging, segment.elements(), rank.width(id));
     if let Storage::Cpu(used) = output {
         memory.reuse(used);
     }
@@ -370,7 +370,7 @@ fn take_over(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -
 
 /// Recycles a buffer of parameters after it was sent or stored.
 pub(crate) fn give_tied_back(rank: &Rank, memory: &mut Memory, sent: Buffer) {
-    memory.uncount(Category::Staging, sent.len(), rank.width());
+    memory.uncount(Category::Staging, sent.len(), rank.dtype.size_in_bytes());
     if let Buffer::F32(values) = sent {
         memory.give(values);
     }
@@ -382,7 +382,7 @@ pub(crate) fn room_for_tied(rank: &Rank, memory: &mut Memory, id: SegmentId) -> 
         Placement::Replicated => rank.segment(id).elements(),
         Placement::Sharded => rank.shard(id).len(),
     };
-    memory.count(Category::Staging, elements, rank.width());
+    memory.count(Category::Staging, elements, rank.width(id));
     match rank.dtype {
         DType::BF16 => Buffer::zeros(Dtype::Bf16, elements),
         DType::F16 => Buffer::zeros(Dtype::F16, elements),

@@ -8,8 +8,10 @@ use zero_comm::Communicator;
 use zero_model::{Model, ParameterId, init};
 use zero_pipeline::{Placement, Placements, SegmentId, Stages};
 
+use crate::error::ZeroError;
 use crate::groups::Groups;
 use crate::layout::{Layout, Segment};
+use crate::storage::QUANTIZED;
 use crate::zero::ZeroOptions;
 
 /// The constants of one rank, which all components of its state read.
@@ -89,9 +91,19 @@ impl Rank {
         self.options.optimizer.states().len()
     }
 
-    /// Returns the width of the working dtype in bytes.
-    pub(crate) fn width(&self) -> usize {
-        self.dtype.size_in_bytes()
+    /// Returns the bytes of each stored element of a segment's working parameters.
+    pub(crate) fn width(&self, id: SegmentId) -> usize {
+        self.segment(id).width(self.dtype.size_in_bytes())
+    }
+
+    /// Returns the dtype of the storage of a segment's working parameters.
+    pub(crate) fn stored_as(&self, id: SegmentId) -> DType {
+        if self.is_quantized(id) { QUANTIZED } else { self.dtype }
+    }
+
+    /// Returns whether a segment is quantized: its storage is bytes.
+    pub(crate) fn is_quantized(&self, id: SegmentId) -> bool {
+        self.segment(id).quantization.is_some()
     }
 
     pub(crate) fn leaf(&self, parameter: ParameterId) -> TensorId {
@@ -124,7 +136,14 @@ impl Rank {
         self.is_on_gpu() && !self.is_resident(id) && is_there
     }
 
-    /// Returns the initial values of a range of a segment.
+    /// Returns a range of the stored bytes of a quantized segment, of its initial values.
+    pub(crate) fn initial_bytes(&self, id: SegmentId, range: Range<usize>, seed: u64) -> Result<Vec<u8>, ZeroError> {
+        let quantized = self.segment(id).only_parameter().map(|parameter| &self.model.parameters()[parameter]);
+        let bytes = quantized.map(|parameter| parameter.initial_bytes(seed, range)).transpose()?.flatten();
+        bytes.ok_or_else(|| ZeroError::internal("the segment is not quantized"))
+    }
+
+    /// Returns the initial values of a range of a segment that is not quantized.
     pub(crate) fn initial_values(&self, id: SegmentId, range: Range<usize>, seed: u64) -> Vec<f32> {
         let mut values = vec![0.0; range.len()];
         for (parameter, inside, at) in self.segment(id).overlaps(range) {

@@ -3,12 +3,16 @@
 use std::ops::Range;
 
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Storage, Tensor};
 use zero_comm::Buffer;
 use zero_model::Parameter;
+use zero_model::ops::quantized_storage;
 
 use crate::error::ZeroError;
 use crate::gpu;
+
+/// The dtype of the storage of quantized parameters, whose elements are bytes.
+pub(crate) const QUANTIZED: DType = DType::F6E2M3;
 
 /// Copies values from any device over a range of a parameter.
 pub(crate) fn overwrite(
@@ -46,6 +50,7 @@ pub(crate) fn copy_on_host(
         (CpuStorage::F32(from), CpuStorage::F32(to)) => to[target].copy_from_slice(&from[source]),
         (CpuStorage::BF16(from), CpuStorage::BF16(to)) => to[target].copy_from_slice(&from[source]),
         (CpuStorage::F16(from), CpuStorage::F16(to)) => to[target].copy_from_slice(&from[source]),
+        (CpuStorage::F6E2M3(from), CpuStorage::F6E2M3(to)) => to[target].copy_from_slice(&from[source]),
         _ => candle_core::bail!("cannot copy parameters: their dtypes differ, or one is released"),
     }
     Ok(())
@@ -90,6 +95,7 @@ pub(crate) fn buffer(storage: CpuStorage) -> Result<Buffer, ZeroError> {
         CpuStorage::F32(v) => Ok(Buffer::F32(v)),
         CpuStorage::BF16(v) => Ok(Buffer::Bf16(v)),
         CpuStorage::F16(v) => Ok(Buffer::F16(v)),
+        CpuStorage::F6E2M3(v) => Ok(Buffer::U8(v)),
         _ => Err(not_floats()),
     }
 }
@@ -99,6 +105,7 @@ pub(crate) fn storage(buffer: Buffer) -> Result<CpuStorage, ZeroError> {
         Buffer::F32(v) => Ok(CpuStorage::F32(v)),
         Buffer::Bf16(v) => Ok(CpuStorage::BF16(v)),
         Buffer::F16(v) => Ok(CpuStorage::F16(v)),
+        Buffer::U8(v) => Ok(quantized_storage(v)),
         _ => Err(not_floats()),
     }
 }

@@ -16,5 +16,6 @@ mod presets;
 mod pretrained;
 mod program;
 mod published;
+mod quantization;
 mod resolve;
 mod rope_scaling;

@@ -6,8 +6,14 @@ use std::path::{Path, PathBuf};
 
 use zero_config::{Config, Origin, Scheduler, Source, Tokenizer, WarmupDecayLr, load};
 
-const PRESETS: [&str; 5] =
-    ["quickstart.yaml", "gpt2-124m.yaml", "llama-tiny.yaml", "finetune-lora.yaml", "ds_config.json"];
+const PRESETS: [&str; 6] = [
+    "quickstart.yaml",
+    "gpt2-124m.yaml",
+    "llama-tiny.yaml",
+    "finetune-lora.yaml",
+    "finetune-qlora.yaml",
+    "ds_config.json",
+];
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

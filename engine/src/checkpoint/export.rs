@@ -49,6 +49,9 @@ pub(crate) fn recorded(config: &Config) -> Value {
         }
     };
     let mut recorded = json!({"model": model, "tokenizer": tokenizer});
+    if let Some(quantization) = &config.quantization_config {
+        recorded["quantization_config"] = json!(quantization);
+    }
     if let Some(adapter) = &config.adapter {
         recorded["adapter"] = json!(adapter);
         recorded["base_model"] = json!(config.model.as_ref().and_then(|model| model.pretrained()));

@@ -91,7 +91,11 @@ impl StoredModel {
             let help = "generate in the program, with `Generator::of_layers`";
             return Err(Error::setting(FOLDER, message, help));
         }
-        let mut sections = json!({"model": recorded["model"]});
+        let mut sections = json!({"model": recorded["model"], "quantization_config": recorded["quantization_config"]});
+        if let Some(quantization) = sections["quantization_config"].as_object_mut() {
+            // Here every model computes in f32.
+            quantization.remove("bnb_4bit_compute_dtype");
+        }
         match (&adapter, recorded["adapter"].is_null()) {
             (None, true) => {}
             (Some((_, section)), true) => sections["adapter"] = section.clone(),

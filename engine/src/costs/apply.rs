@@ -145,6 +145,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> S
     let of = &subject.layout.shape().segments[segment];
     let (layout, settings, stages) = (subject.layout, subject.settings, &subject.stage_plan.stages);
     let width = settings.dtype.size_in_bytes();
+    let stored = layout.segments()[segment].width(width);
     let accumulate = match of.placements.gradients {
         Placement::Sharded => 0.0,
         Placement::Replicated => table.accumulate.median * of.elements as f64,
@@ -161,11 +162,11 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> S
         _ => 0,
     };
     SegmentCosts {
-        parameters: (of.elements * width) as u64,
+        parameters: (of.elements * stored) as u64,
         gradients: (of.elements * settings.zero.communication.size_in_bytes()) as u64,
         accumulate,
         update: table.update.median * updated(subject, segment) as f64,
-        stored_parameters: shard * width as u64,
+        stored_parameters: shard * stored as u64,
         stored_gradients: shard * 4,
         tile_read: read,
         tile_written: read.saturating_sub(gradients),

@@ -5,6 +5,7 @@ use std::time::Instant;
 use candle_core::{CpuStorage, DType, Tensor, Var};
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Buffer, Communicator};
+use zero_model::ops::quantized_storage;
 use zero_model::sink::{DeferredGradients, Gradients, promise};
 use zero_model::{Activations, Model, Parameter, ParameterId, Pass, backward_from, init};
 use zero_partition::{Layout, working};
@@ -126,7 +127,8 @@ fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
             Placement::Replicated => elements as u64,
             Placement::Sharded => elements.div_ceil(layout.ranks()) as u64,
         };
-        let working = held(placements.parameters) * dtype.size_in_bytes() as u64;
+        let width = layout.segments()[segment].width(dtype.size_in_bytes());
+        let working = held(placements.parameters) * width as u64;
         if shape.first_user(segment) != Some(layer) || !is_trainable {
             return working;
         }
@@ -149,6 +151,9 @@ fn memory_of_a_rank(ranks: usize) -> Option<u64> {
 }
 
 fn initial(parameter: &Parameter, seed: u64) -> Result<CpuStorage, Error> {
+    if let Some(bytes) = parameter.initial_bytes(seed, 0..parameter.stored_elements())? {
+        return Ok(quantized_storage(bytes));
+    }
     let mut values = vec![0.0; parameter.elements()];
     init::fill(&parameter.init(), parameter.shape(), parameter.name(), seed, 0, &mut values);
     Ok(working(values, parameter.dtype()))

@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// Overwrites a parameter. Every rank calls it and passes all values.
+    /// Overwrites a parameter. Every rank calls it and passes all values, which are quantized if the parameter is.
     ///
     /// # Errors
     /// Fails if the model has no such parameter or the number of elements differs.

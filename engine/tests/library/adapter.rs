@@ -32,7 +32,7 @@ fn text(stage: u8, micro_batches: usize, more: &str, zero: &str) -> String {
     )
 }
 
-fn layouts_are_equal(layers: impl Fn() -> Layers + Sync + Copy, adapter: &str) {
+pub(crate) fn layouts_are_equal(layers: impl Fn() -> Layers + Sync + Copy, adapter: &str) {
     let folder = TempDir::new().unwrap();
     let nvme = format!(", offload_param: {{device: nvme, nvme_path: '{}'}}", folder.path().display());
     for dtype in ["", BF16] {

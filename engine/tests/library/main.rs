@@ -29,6 +29,7 @@ mod peft;
 mod pipeline;
 mod plain_candle;
 mod pretrained;
+mod quantized;
 mod recomputation;
 mod replicas;
 mod tiles;

@@ -11,7 +11,7 @@ use crate::device::{Gpu, Operand, address};
 use crate::linear::affine::{Affine, Sizes};
 use crate::linear::gelu::BeforeGelu;
 use candle_core::backend::BackendStorage;
-use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor, bail};
 use zero_cuda::product::Epilogue;
 use zero_kernels::Address;
 use zero_kernels::activation::{self, Function};
@@ -71,6 +71,9 @@ impl Map {
         bias: Option<(&CudaStorage, &Layout)>,
     ) -> Result<Self> {
         let sizes = affine.check(op, xl.shape(), wl.shape(), bias.map(|(_, layout)| layout.shape()))?;
+        if let Affine::Quantized(_) = affine {
+            bail!("{op}: quantized weights are not implemented on GPUs");
+        }
         let (gpu, dtype) = (Gpu::new(&xs.device)?, xs.dtype());
         let (x, weight) = (Operand::new(op, xs, xl)?, Operand::new(op, ws, wl)?);
         let bias = bias.map(|(storage, layout)| Operand::new(op, storage, layout)).transpose()?;
@@ -117,7 +120,8 @@ impl Map {
 /// Views the weight as a matrix of inputs × outputs.
 fn matrix(affine: Affine, weight: &Operand, inputs: usize, outputs: usize) -> Matrix {
     match affine {
-        Affine::OutputsInputs => Matrix::new(weight.address, weight.dtype, outputs, inputs).t(),
+        // `Map::new` rejects a quantized weight.
+        Affine::OutputsInputs | Affine::Quantized(_) => Matrix::new(weight.address, weight.dtype, outputs, inputs).t(),
         Affine::InputsOutputs => Matrix::new(weight.address, weight.dtype, inputs, outputs),
     }
 }
@@ -161,7 +165,7 @@ pub(crate) fn backward(
         let x = Operand::of(op, x)?;
         let x = Matrix::new(x.address, x.dtype, count, inputs);
         let (left, right) = match affine {
-            Affine::OutputsInputs => (d.t(), x),
+            Affine::OutputsInputs | Affine::Quantized(_) => (d.t(), x),
             Affine::InputsOutputs => (x.t(), d),
         };
         let to = To { address: to, dtype: zero_kernels::Dtype::F32, add: onto != Onto::Nothing };

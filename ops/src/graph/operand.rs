@@ -51,6 +51,7 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
         }
         // The storage of a released parameter.
         (CpuStorage::F4(_), _) => bail!("{op}: the operation reads a released parameter"),
+        (CpuStorage::F6E2M3(_), _) => bail!("{op}: the weight is quantized, and only a linear map reads such a weight"),
         (other, _) => bail!("{op}: expected f32, bf16 or f16, got {:?}", other.dtype()),
     }
 }
@@ -135,6 +136,11 @@ impl<'a> Elements<'a> {
             Self::F32(data) => CpuStorage::F32(data.to_vec()),
             Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
             Self::F16(data) => CpuStorage::F16(data.to_vec()),
+            Self::Quantized(weight) => {
+                let mut values = vec![0.0; weight.elements()];
+                weight.read(Isa::current(), 0, &mut values);
+                CpuStorage::F32(values)
+            }
         }
     }
 }

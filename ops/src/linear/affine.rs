@@ -9,10 +9,11 @@ use crate::meta;
 use crate::meta::footprint::{Costs, DeferredCosts, bytes, floats};
 use crate::parallel::{Output, parts, split};
 use crate::product::{Elements, Matrix, Start, add_product, new_product, new_product_rounded, product, unrounded};
+use crate::quantized::{Quantization, QuantizedWeight, quantized_bytes};
 use crate::sink;
 use crate::threads;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
 
 /// The order of a weight's two dimensions.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,8 @@ pub(crate) enum Affine {
     OutputsInputs,
     /// `[inputs, outputs]`, as GPT-2's `Conv1D`.
     InputsOutputs,
+    /// A quantized weight, which is stored as `[outputs, inputs]` whatever the order of its dimensions. It is frozen.
+    Quantized(Quantization),
 }
 
 /// Sizes of a linear map of rows.
@@ -48,9 +51,9 @@ impl Affine {
             self.check(op, xl.shape(), wl.shape(), bias.map(|(_, layout)| layout.shape()))?;
         let bias = bias.map(|(storage, layout)| f32s(op, storage, layout)).transpose()?;
         let start = bias.as_deref().map_or(Start::Zero, Start::Row);
-        let (x, w) = (View::new(op, xs, xl)?, View::new(op, ws, wl)?);
+        let x = View::new(op, xs, xl)?;
         let x = Matrix::new(x.elements(), count, inputs);
-        Ok((new_storage(xs.dtype(), start, x, self.matrix(w.elements(), inputs, outputs)), shape))
+        self.with_matrix(op, (ws, wl), [inputs, outputs], |w| Ok((new_storage(xs.dtype(), start, x, w), shape)))
     }
 
     /// Returns the sizes of a map of `[.., inputs]`.
@@ -85,13 +88,18 @@ impl Affine {
         let held = (x.storage_and_layout(), weight.storage_and_layout());
         let (count, _) = rows(op, x.shape())?;
         let dx = if x.track_op() {
-            let w = View::of(op, &held.1)?;
-            let turned = self.matrix(w.elements(), inputs, outputs).t();
-            Some(tensor(new_storage(x.dtype(), Start::Zero, Matrix::new(dy, count, outputs), turned), x.shape()))
+            let Storage::Cpu(w) = &*held.1.0 else { bail!("{op}: no backward exists for this device") };
+            let dy = Matrix::new(dy, count, outputs);
+            self.with_matrix(op, (w, held.1.1), [inputs, outputs], |w| {
+                Ok(Some(tensor(new_storage(x.dtype(), Start::Zero, dy, w.t()), x.shape())))
+            })?
         } else {
             None
         };
         let d_weight = if weight.track_op() {
+            if let Self::Quantized(_) = self {
+                bail!("{op}: a quantized weight has no gradient");
+            }
             if sink::defers(weight) {
                 let (x, dy) = (x.clone(), dy.to_storage());
                 sink::defer(weight, move |out| {
@@ -114,7 +122,7 @@ impl Affine {
 
     fn weight_gradient(self, out: &mut [f32], tile: Tile, x: Matrix<'_>, dy: Matrix<'_>) {
         let (left, right) = match self {
-            Self::OutputsInputs => (dy.t(), x),
+            Self::OutputsInputs | Self::Quantized(_) => (dy.t(), x),
             Self::InputsOutputs => (x.t(), dy),
         };
         match tile {
@@ -160,15 +168,36 @@ impl Affine {
         Ok(match self {
             Self::OutputsInputs => (second, first),
             Self::InputsOutputs => (first, second),
+            Self::Quantized(is) => is.sizes(),
         })
     }
 
-    /// Views the weight as a matrix of inputs × outputs.
-    fn matrix(self, weight: Elements<'_>, inputs: usize, outputs: usize) -> Matrix<'_> {
-        match self {
-            Self::OutputsInputs => Matrix::new(weight, outputs, inputs).t(),
-            Self::InputsOutputs => Matrix::new(weight, inputs, outputs),
-        }
+    /// Calls `with` on the weight as a matrix of inputs × outputs.
+    fn with_matrix<T>(
+        self,
+        op: &'static str,
+        weight: (&CpuStorage, &Layout),
+        [inputs, outputs]: [usize; 2],
+        with: impl FnOnce(Matrix<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.with_elements(op, weight, |weight| {
+            with(match self {
+                Self::InputsOutputs => Matrix::new(weight, inputs, outputs),
+                Self::OutputsInputs | Self::Quantized(_) => Matrix::new(weight, outputs, inputs).t(),
+            })
+        })
+    }
+
+    /// Calls `with` on the elements of the weight, in the order in which they are stored.
+    pub(crate) fn with_elements<T>(
+        self,
+        op: &'static str,
+        (storage, layout): (&CpuStorage, &Layout),
+        with: impl FnOnce(Elements<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let Self::Quantized(is) = self else { return with(View::new(op, storage, layout)?.elements()) };
+        let Some(bytes) = quantized_bytes(storage) else { bail!("{op}: the operation reads a released parameter") };
+        with(Elements::Quantized(QuantizedWeight::new(bytes, is)?))
     }
 }
 

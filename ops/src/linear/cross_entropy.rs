@@ -143,6 +143,7 @@ impl Head<'_> {
                 Elements::F32(_) => Matrix::new(&logits, len, self.classes),
                 Elements::Bf16(_) => rounded_rows::<bf16>(&logits, len, self.classes),
                 Elements::F16(_) => rounded_rows::<f16>(&logits, len, self.classes),
+                Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
             };
             match (&mut dx, rows) {
                 (None, _) => {}
@@ -198,6 +199,7 @@ impl Head<'_> {
                         Elements::F32(_) => {}
                         Elements::Bf16(_) => round_in_place::<bf16>(isa, row),
                         Elements::F16(_) => round_in_place::<f16>(isa, row),
+                        Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
                     }
                 }
             }
@@ -226,9 +228,13 @@ impl Copied {
             Elements::F32(x) => Elements::F32(copy(x, rows, width, &mut self.f32)),
             Elements::Bf16(x) => Elements::Bf16(copy(x, rows, width, &mut self.bf16)),
             Elements::F16(x) => Elements::F16(copy(x, rows, width, &mut self.f16)),
+            Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
         }
     }
 }
+
+/// Only weights of linear maps are quantized, and [`View`] makes no such elements.
+const NO_WEIGHT: &str = "the input of a loss is not quantized";
 
 /// Rounds a row to a 16-bit float and stores it in the first half of the row.
 fn round_in_place<H: HalfFloat>(isa: Isa, row: &mut [f32]) {

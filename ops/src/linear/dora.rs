@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
@@ -45,7 +45,7 @@ impl Direction<'_> {
     fn sizes(&self) -> (usize, usize, usize) {
         let (inputs, outputs) = (self.a.len() / self.rank, self.b.len() / self.rank);
         match self.affine {
-            Affine::OutputsInputs => (outputs, outputs, inputs),
+            Affine::OutputsInputs | Affine::Quantized(_) => (outputs, outputs, inputs),
             Affine::InputsOutputs => (outputs, inputs, outputs),
         }
     }
@@ -61,7 +61,7 @@ impl Direction<'_> {
             let block = first..count.min(first + ROWS);
             let delta = &mut delta[..block.len() * columns];
             match self.affine {
-                Affine::OutputsInputs => {
+                Affine::OutputsInputs | Affine::Quantized(_) => {
                     let b = Matrix::new(self.b.skip(first * self.rank), block.len(), self.rank);
                     product(delta, b, a, threads());
                 }
@@ -75,7 +75,7 @@ impl Direction<'_> {
                 let squares =
                     weight.iter().zip(delta).map(|(&w, &delta)| f64::from(delta.mul_add(self.scale, w)).powi(2));
                 match self.affine {
-                    Affine::OutputsInputs => sums[row] = squares.sum(),
+                    Affine::OutputsInputs | Affine::Quantized(_) => sums[row] = squares.sum(),
                     Affine::InputsOutputs => sums.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square),
                 }
             }
@@ -124,11 +124,13 @@ impl Magnified {
         let (count, outputs) = rows(OP, pl.shape())?;
         let norms = {
             let held = [&self.weight, &self.a, &self.b].map(Tensor::storage_and_layout);
-            let [weight, a, b] = held.each_ref().map(|held| View::of(OP, held));
-            let (weight, a, b) = (weight?, a?, b?);
-            let (weight, a, b) = (weight.elements(), a.elements(), b.elements());
-            let rank = self.a.dim(0)?;
-            Direction { affine: self.affine, weight, a, b, rank, scale: self.scale }.norms()
+            let [(weight, layout), a, b] = &held;
+            let Storage::Cpu(weight) = &**weight else { bail!("{OP}: the weight is not on the CPU") };
+            let (a, b) = (View::of(OP, a)?, View::of(OP, b)?);
+            let (a, b, rank) = (a.elements(), b.elements(), self.a.dim(0)?);
+            self.affine.with_elements(OP, (weight, layout), |weight| {
+                Ok(Direction { affine: self.affine, weight, a, b, rank, scale: self.scale }.norms())
+            })?
         };
         let factors: Vec<f32> = magnitudes.iter().zip(&norms).map(|(m, norm)| m / norm).collect();
         let _ = self.norms.set(Tensor::new(norms, &candle_core::Device::Cpu)?);
@@ -158,7 +160,7 @@ impl Magnified {
         let norms = self.norms_on_gpu()?;
         let shape = pl.shape().clone();
         let held = norms.storage_and_layout();
-        let candle_core::Storage::Cuda(of_norms) = &*held.0 else { bail!("{OP}: the weight is not on the GPU") };
+        let Storage::Cuda(of_norms) = &*held.0 else { bail!("{OP}: the weight is not on the GPU") };
         let factors = ms.binary_impl::<Div>(of_norms, ml, held.1)?;
         let wide = Layout::contiguous(ml.shape()).broadcast_as(&shape)?;
         let mut y = ps.binary_impl::<Mul>(&factors, pl, &wide)?;
@@ -174,7 +176,7 @@ impl Magnified {
         let (weight, a, b) = (self.weight.detach(), self.a.detach(), self.b.detach());
         let delta = b.matmul(&a)?;
         let (delta, of_row) = match self.affine {
-            Affine::OutputsInputs => (delta, 1),
+            Affine::OutputsInputs | Affine::Quantized(_) => (delta, 1),
             Affine::InputsOutputs => (delta.t()?.contiguous()?, 0),
         };
         let weight = (weight + delta.affine(f64::from(self.scale), 0.0)?)?.to_dtype(candle_core::DType::F32)?;
@@ -235,11 +237,18 @@ impl Footprint for Magnified {
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let (p, bias) = (inputs[0], inputs.get(2));
         let (count, outputs) = rows(OP, p.shape())?;
-        let (first, columns) = self.weight.dims2()?;
         let dtype = p.dtype();
         let of_dtype = |floats: u64| if dtype == candle_core::DType::F32 { 0 } else { floats };
+        // Rows and columns of the weight as it is stored, and the room for a row in f32.
+        let (first, columns, row) = match self.affine {
+            Affine::Quantized(is) => (is.sizes().1, is.sizes().0, floats(is.sizes().0)),
+            _ => {
+                let (first, columns) = self.weight.dims2()?;
+                (first, columns, of_dtype(floats(columns)))
+            }
+        };
         let rooms = rooms(dtype, count, outputs, 1);
-        let delta = floats(ROWS.min(first) * columns) + of_dtype(floats(columns)) + 2 * floats(outputs);
+        let delta = floats(ROWS.min(first) * columns) + row + 2 * floats(outputs);
         let copies = of_dtype(floats(outputs) * if bias.is_some() { 2 } else { 1 });
         let forward = copies + floats(outputs) + delta.max(rooms);
         let partials = floats(outputs) + of_dtype(2 * floats(outputs));

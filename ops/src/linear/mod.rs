@@ -17,9 +17,11 @@ use crate::linear::affine::{Affine, bias_gradient};
 use crate::linear::gelu::{BeforeGelu, linear_gelu, linear_gelu_for};
 use crate::linear::lora::Lora;
 use crate::meta::footprint::{Costs, Footprint, Reads};
+use crate::quantized::{Quantization, quantized_storage, weight};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 use std::sync::Arc;
 
@@ -41,6 +43,21 @@ impl Linear {
         Ok(Self(Projection { bias: Some(bias), ..alone }))
     }
 
+    /// Creates a layer without a bias from a quantized weight, the bytes that [`Quantization::quantize`] returns for all of
+    /// it. The weight is frozen.
+    ///
+    /// # Errors
+    /// Fails if the number of bytes is wrong.
+    pub fn from_quantized(bytes: Vec<u8>, quantization: Quantization) -> Result<Self> {
+        let (inputs, outputs) = quantization.sizes();
+        if bytes.len() != quantization.bytes() {
+            bail!("{OP}: a quantized weight of {} bytes, not {}", quantization.bytes(), bytes.len());
+        }
+        let storage = Storage::Cpu(quantized_storage(bytes));
+        let weight = Tensor::from_storage(storage, (outputs, inputs), BackpropOp::none(), false);
+        Ok(Self(Projection { weight, bias: None, affine: Affine::Quantized(quantization), lora: None }))
+    }
+
     /// Returns the weight.
     pub fn weight(&self) -> &Tensor {
         &self.0.weight
@@ -48,9 +65,9 @@ impl Linear {
 
     /// Creates a layer without a bias.
     pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
-        let weight = vb.get_with_hints((outputs, inputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
-        let Self(alone) = Self::from_tensors(weight, None);
-        Ok(Self(Projection { lora: Lora::of(alone.affine, inputs, outputs, &vb)?, ..alone }))
+        let declared = Affine::OutputsInputs;
+        let (weight, affine) = weight(declared, [inputs, outputs], std, &vb)?;
+        Ok(Self(Projection { weight, bias: None, affine, lora: Lora::of(declared, inputs, outputs, &vb)? }))
     }
 }
 
@@ -74,10 +91,10 @@ impl Conv1D {
     /// Creates a layer with a weight drawn from a normal distribution with standard deviation `std` and a bias of
     /// zeros, named `weight` and `bias`.
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
-        let weight = vb.get_with_hints((inputs, outputs), "weight", Init::Randn { mean: 0.0, stdev: std })?;
-        let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
-        let Self(alone) = Self::from_tensors(weight, bias);
-        Ok(Self(Projection { lora: Lora::of(alone.affine, inputs, outputs, &vb)?, ..alone }))
+        let declared = Affine::InputsOutputs;
+        let (weight, affine) = weight(declared, [inputs, outputs], std, &vb)?;
+        let bias = Some(vb.get_with_hints(outputs, "bias", Init::Const(0.0))?);
+        Ok(Self(Projection { weight, bias, affine, lora: Lora::of(declared, inputs, outputs, &vb)? }))
     }
 
     /// Applies [`gelu`](crate::gelu) to the output in one operation. On the CPU the result is bit-identical to the

@@ -31,6 +31,7 @@ use crate::measure;
 use crate::meta::footprint::floats;
 use crate::parallel::team;
 use crate::parallel::{Output, split};
+use crate::quantized::QuantizedWeight;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::squares_in_registers;
 use blocks::{LONGEST, Out, Rounded, To, block};
@@ -52,6 +53,8 @@ pub(crate) enum Elements<'a> {
     Bf16(&'a [bf16]),
     /// As for `Bf16`.
     F16(&'a [f16]),
+    /// Dequantized when packed.
+    Quantized(QuantizedWeight<'a>),
 }
 
 impl<'a> Elements<'a> {
@@ -60,6 +63,7 @@ impl<'a> Elements<'a> {
             Self::F32(data) => data.len(),
             Self::Bf16(data) => data.len(),
             Self::F16(data) => data.len(),
+            Self::Quantized(weight) => weight.elements(),
         }
     }
 
@@ -69,10 +73,11 @@ impl<'a> Elements<'a> {
             Self::F32(data) => Self::F32(&data[start..]),
             Self::Bf16(data) => Self::Bf16(&data[start..]),
             Self::F16(data) => Self::F16(&data[start..]),
+            Self::Quantized(weight) => Self::Quantized(weight.skip(start)),
         }
     }
 
-    /// Returns the elements of a range as f32. 16-bit elements are widened into `room`, whose memory is reused for
+    /// Returns the elements of a range as f32. Other elements are widened into `room`, whose memory is reused for
     /// the next range. Pass a few rows at a time, so that `room` stays in the first-level cache.
     pub(crate) fn floats<'r>(self, range: Range<usize>, room: &'r mut Vec<f32>) -> &'r [f32]
     where
@@ -80,7 +85,7 @@ impl<'a> Elements<'a> {
     {
         match self {
             Self::F32(data) => &data[range],
-            Self::Bf16(_) | Self::F16(_) => {
+            Self::Bf16(_) | Self::F16(_) | Self::Quantized(_) => {
                 room.resize(range.len(), 0.0);
                 self.read(Isa::current(), range.start, room);
                 room
@@ -94,6 +99,7 @@ impl<'a> Elements<'a> {
             Self::F32(data) => out.copy_from_slice(&data[start..start + out.len()]),
             Self::Bf16(data) => bf16::widen(isa, &data[start..start + out.len()], out),
             Self::F16(data) => f16::widen(isa, &data[start..start + out.len()], out),
+            Self::Quantized(weight) => weight.read(isa, start, out),
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn pay() -> bool {
 pub(super) fn elements(matrix: Matrix<'_>) -> &[bf16] {
     match matrix.data {
         Elements::Bf16(data) => data,
-        Elements::F32(_) | Elements::F16(_) => unreachable!("pairs are made of bf16 operands"),
+        Elements::F32(_) | Elements::F16(_) | Elements::Quantized(_) => unreachable!("pairs are made of bf16 operands"),
     }
 }
 

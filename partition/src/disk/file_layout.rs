@@ -84,7 +84,7 @@ pub fn disk_buffers(
     let Some(place) = place(layout, stages, at, width, states, segment, (0, 0)) else { return vec![] };
     let bytes = |elements: usize, width: usize| align((elements * width) as u64);
     let sizes: Vec<u64> = match item {
-        Item::Parameters { .. } => place.parts().map(|part| bytes(part.len(), width)).collect(),
+        Item::Parameters { .. } => place.parts().map(|part| bytes(part.len(), place.width)).collect(),
         Item::Gradients { .. } => vec![bytes(place.elements, 4)],
         Item::Tile { index, .. } => {
             let (tiers, elements) = (place.tiers, place.range(index).len());
@@ -142,11 +142,13 @@ fn place(
         // Another stage updates the segment, so only parameters are stored here.
         tiers = Tiers { parameters: tiers.parameters, ..Tiers::default() };
     }
+    let stored = segment.width(width);
     let mut place = FileLayout {
         tiers,
         elements,
-        tile: layout.tile(),
-        width,
+        // Tiles of whole pages, also of elements that are bytes.
+        tile: layout.tile() * if stored == 1 { 4 } else { 1 },
+        width: stored,
         kinds: states + usize::from(width < 4),
         parameters_at: next.1,
         state_at: next.0,
@@ -159,7 +161,8 @@ fn place(
     };
     place.gradients_at = place.state_at + state;
     let bytes = |tier, width: usize| if tier == Tier::Nvme { align((elements * width) as u64) } else { 0 };
-    place.ends = (place.gradients_at + bytes(tiers.gradients, 4), place.parameters_at + bytes(tiers.parameters, width));
+    place.ends =
+        (place.gradients_at + bytes(tiers.gradients, 4), place.parameters_at + bytes(tiers.parameters, stored));
     Some(place)
 }
 

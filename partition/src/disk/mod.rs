@@ -73,6 +73,7 @@ enum MovingShard {
     F32(PendingVec<f32>),
     Bf16(PendingVec<bf16>),
     F16(PendingVec<f16>),
+    Quantized(PendingVec<u8>),
 }
 
 /// One rank's swap files and the transfers in flight.
@@ -128,7 +129,7 @@ impl Disk {
         let options = &rank.options.disk;
         let uses_disk = rank.layout.uses_disk();
         let places = match uses_disk {
-            true => places(&rank.layout, &rank.stages, rank.groups.at(), rank.width(), rank.states()),
+            true => places(&rank.layout, &rank.stages, rank.groups.at(), rank.dtype.size_in_bytes(), rank.states()),
             false => vec![],
         };
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {

@@ -1,6 +1,7 @@
 //! Executes the instructions that transfer offloaded state.
 
 use candle_core::{CpuStorage, DType, Storage};
+use zero_model::ops::quantized_storage;
 use zero_pipeline::{Item, SegmentId, Tier};
 use zero_tier::{align, lies_on_pages};
 
@@ -12,6 +13,7 @@ use crate::optimizer::{OptimizerState, StepInputs};
 use crate::parameters::ParameterState;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
+use crate::storage::QUANTIZED;
 
 impl Disk {
     /// Starts reading an item. Activations are handled by the executor.
@@ -20,9 +22,10 @@ impl Disk {
             Item::Parameters { segment } => {
                 let place = self.place(segment)?;
                 let (file, at) = (self.parameters()?, place.parameters_at(0));
-                let shard = match rank.dtype {
+                let shard = match rank.stored_as(segment) {
                     DType::BF16 => MovingShard::Bf16(file.read_vec(at, place.elements)?),
                     DType::F16 => MovingShard::F16(file.read_vec(at, place.elements)?),
+                    QUANTIZED => MovingShard::Quantized(file.read_vec(at, place.elements)?),
                     _ => MovingShard::F32(file.read_vec(at, place.elements)?),
                 };
                 self.shards.insert(segment, shard);
@@ -91,6 +94,7 @@ impl Disk {
                     MovingShard::F32(pending) => CpuStorage::F32(pending.wait()?),
                     MovingShard::Bf16(pending) => CpuStorage::BF16(pending.wait()?),
                     MovingShard::F16(pending) => CpuStorage::F16(pending.wait()?),
+                    MovingShard::Quantized(pending) => quantized_storage(pending.wait()?),
                 };
                 parameters.set_shard(segment, Storage::Cpu(shard));
             }

@@ -84,6 +84,34 @@ impl Disk {
         Ok(())
     }
 
+    /// Reads a part of this rank's bytes of a quantized segment, from byte `start` on.
+    pub(crate) fn read_bytes(&self, id: SegmentId, start: usize, out: &mut [u8]) -> Result<(), ZeroError> {
+        let place = self.place(id)?;
+        let mut rest = out;
+        for (index, part) in parts(&place, start..start + rest.len()) {
+            let bytes = self.read_tile(&place, Stored::Parameters, index)?;
+            let (now, later) = rest.split_at_mut(part.len());
+            rest = later;
+            now.copy_from_slice(&bytes.as_bytes()[part]);
+        }
+        Ok(())
+    }
+
+    /// Overwrites a part of this rank's bytes of a quantized segment.
+    pub(crate) fn write_bytes(&self, id: SegmentId, start: usize, values: &[u8]) -> Result<(), ZeroError> {
+        let place = self.place(id)?;
+        let mut rest = values;
+        for (index, part) in parts(&place, start..start + values.len()) {
+            let (now, later) = rest.split_at(part.len());
+            rest = later;
+            let mut bytes = self.read_tile(&place, Stored::Parameters, index)?;
+            bytes.as_bytes_mut()[part].copy_from_slice(now);
+            let (at, len) = (offset(&place, Stored::Parameters, index), bytes.len());
+            self.file(Stored::Parameters)?.write(at, bytes, len).wait()?;
+        }
+        Ok(())
+    }
+
     /// Reads this rank's shard of the parameters.
     pub(crate) fn read_shard(&self, id: SegmentId, dtype: DType) -> Result<CpuStorage, ZeroError> {
         let mut values = vec![0.0; self.place(id)?.elements];
@@ -100,6 +128,9 @@ impl Disk {
             return Ok(());
         }
         let own = rank.own_range(id);
+        if rank.is_quantized(id) {
+            return self.write_bytes(id, 0, &rank.initial_bytes(id, own, seed)?);
+        }
         for index in 0..place.tiles() {
             let part = place.range(index);
             let values = rank.initial_values(id, own.start + part.start..own.start + part.end, seed);

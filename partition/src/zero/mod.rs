@@ -5,13 +5,15 @@
 //! [`Rank`], which does not change. The methods of [`ShardedState`] pass them to each other.
 
 mod instructions;
+mod quantized;
 mod replicas;
 mod shards;
 
 use std::sync::Arc;
 
-use candle_core::DType;
+use candle_core::{DType, Storage};
 use zero_model::Model;
+use zero_model::ops::quantized_storage;
 use zero_optim::Optimizer;
 use zero_pipeline::{Placement, SegmentId, Stages};
 
@@ -136,7 +138,13 @@ impl ShardedState {
             }
             Placement::Sharded => {
                 let held = rank.own_range(id);
-                memory.count(Category::Parameters, held.len(), rank.width());
+                memory.count(Category::Parameters, held.len(), rank.width(id));
+                if rank.is_quantized(id) {
+                    let bytes = rank.initial_bytes(id, held, seed)?;
+                    self.parameters.push(Some(Storage::Cpu(quantized_storage(bytes))));
+                    self.optimizer.push(SegmentState::default());
+                    return Ok(());
+                }
                 let values = rank.initial_values(id, held, seed);
                 if has_master && !master.is_empty() {
                     master.copy_from_slice(&values);
@@ -144,8 +152,13 @@ impl ShardedState {
                 Some(memory.shard_of(rank, values)?)
             }
             Placement::Replicated => {
-                memory.count(Category::Parameters, rank.segment(id).elements(), rank.width());
+                memory.count(Category::Parameters, rank.segment(id).elements(), rank.width(id));
                 for piece in &rank.segment(id).pieces {
+                    if rank.is_quantized(id) {
+                        let bytes = rank.initial_bytes(id, piece.range.clone(), seed)?;
+                        rank.model.parameters()[piece.parameter].fill(quantized_storage(bytes))?;
+                        continue;
+                    }
                     let full = rank.initial_values(id, piece.range.clone(), seed);
                     let (start, end) = (own.start.max(piece.range.start), own.end.min(piece.range.end));
                     if has_master && start < end {

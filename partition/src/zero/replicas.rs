@@ -66,12 +66,13 @@ fn checksum_of(values: &FlatBuffer) -> Result<u32, ZeroError> {
 }
 
 fn checksum(values: &candle_core::CpuStorage) -> u32 {
-    use candle_core::CpuStorage::{BF16, F16, F32};
+    use candle_core::CpuStorage::{BF16, F6E2M3, F16, F32};
     let mut hasher = Hasher::new();
     match values {
         F32(values) => hasher.update(bytemuck::cast_slice(values)),
         BF16(values) => hasher.update(bytemuck::cast_slice(values)),
         F16(values) => hasher.update(bytemuck::cast_slice(values)),
+        F6E2M3(bytes) => hasher.update(bytes),
         // Parameters have one of the dtypes above.
         _ => {}
     }

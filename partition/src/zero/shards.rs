@@ -26,7 +26,7 @@ pub enum Kind {
     State(usize),
 }
 
-/// A range of elements of one parameter, in row-major order.
+/// A range of elements of one parameter, in row-major order; of a quantized parameter, a range of its stored bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
     /// The parameter.
@@ -53,7 +53,7 @@ fn copy(from: &[f32], to: &mut [f32]) {
     zero_comm::copy::copy(cast_slice(from), cast_slice_mut(to), size_of_val(from));
 }
 
-fn missing() -> ZeroError {
+pub(super) fn missing() -> ZeroError {
     ZeroError::internal("this rank does not hold the requested range")
 }
 
@@ -84,14 +84,30 @@ fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32
 }
 
 impl Layout {
-    /// Returns the number of elements that a rank writes into a checkpoint: `kinds` values of each trainable element,
-    /// and one of each frozen element.
+    /// Returns the number of f32 that a rank's part of a checkpoint takes: `kinds` values of each trainable element, one of
+    /// each frozen element, and the bytes of quantized parameters.
     #[must_use]
     pub fn saved_elements(&self, stages: &Stages, at: Coordinates, kinds: usize) -> usize {
         let owned = self.segments().iter().enumerate().filter(|&(id, _)| stages.owner(id) == at.stage);
         let saved =
             |segment: &Segment| segment.overlaps(segment.shard(at.replica)).map(|(_, e, _)| e.len()).sum::<usize>();
-        owned.map(|(_, segment)| saved(segment) * if segment.is_trainable { kinds } else { 1 }).sum()
+        owned
+            .map(|(_, segment)| match (segment.quantization, segment.is_trainable) {
+                (Some(_), _) => saved(segment).div_ceil(size_of::<f32>()),
+                (None, true) => saved(segment) * kinds,
+                (None, false) => saved(segment),
+            })
+            .sum()
+    }
+
+    /// Returns the bytes of the values in a checkpoint with `kinds` values of each trainable element.
+    #[must_use]
+    pub fn checkpoint_bytes(&self, kinds: usize) -> u64 {
+        let bytes = |segment: &Segment| {
+            let kinds = if segment.is_trainable { kinds } else { 1 };
+            segment.elements() * segment.width(size_of::<f32>()) * kinds
+        };
+        self.segments().iter().map(|segment| bytes(segment) as u64).sum()
     }
 }
 
@@ -187,14 +203,21 @@ impl ShardedState {
         Ok(values)
     }
 
-    /// Overwrites what this rank holds of a parameter, given all of its values.
+    /// Overwrites what this rank holds of a parameter, given all of its values, which are quantized if the parameter is.
     ///
     /// # Errors
-    /// The same as those of [`ShardedState::write`].
+    /// The same as those of [`ShardedState::write`] and [`ShardedState::quantize`].
     ///
     /// # Panics
     /// Panics if `values` has fewer elements than the parameter.
     pub fn write_parameter(&mut self, parameter: ParameterId, values: &[f32]) -> Result<(), ZeroError> {
+        let quantized = self.quantize(parameter, |start, out| {
+            out.copy_from_slice(&values[start..start + out.len()]);
+            Ok::<_, ZeroError>(())
+        })?;
+        if quantized {
+            return Ok(());
+        }
         for range in self.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == parameter) {
             self.write(Kind::Parameter, &range, &values[range.elements.clone()])?;
         }
@@ -264,8 +287,13 @@ impl ShardedState {
     /// Returns the error of the collective.
     pub fn full(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
         let elements = self.rank.model.parameters()[parameter].elements();
-        let (id, at) = self.locate(&Range { parameter, elements: 0..elements })?;
-        let values = if self.owns(id) { self.full_of_owned(kind, parameter, id, at)? } else { vec![0.0; elements] };
+        let stored = self.rank.model.parameters()[parameter].stored_elements();
+        let (id, at) = self.locate(&Range { parameter, elements: 0..stored })?;
+        let values = match self.owns(id) {
+            false => vec![0.0; elements],
+            true if self.rank.is_quantized(id) => self.full_of_quantized(parameter, id)?,
+            true => self.full_of_owned(kind, parameter, id, at)?,
+        };
         let mesh = self.rank.groups.mesh();
         if mesh.pipe() == 1 {
             return Ok(values);
@@ -302,7 +330,7 @@ impl ShardedState {
     }
 
     /// Returns the segment of a range, and the range within it.
-    fn locate(&self, range: &Range) -> Result<(usize, std::ops::Range<usize>), ZeroError> {
+    pub(super) fn locate(&self, range: &Range) -> Result<(usize, std::ops::Range<usize>), ZeroError> {
         let segments = self.rank.layout.segments().iter().enumerate();
         for (id, segment) in segments {
             if let Some(piece) = segment.pieces.iter().find(|piece| piece.parameter == range.parameter)

@@ -274,7 +274,7 @@ impl Plan {
     fn share(&self, stage: StageId) -> Share {
         let (stages, shape) = (&self.memory_plan.stage_plan.stages, self.memory_plan.layout.shape());
         let held = || (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
-        let elements = |segment: usize| shape.segments[segment].elements;
+        let elements = |segment: usize| self.memory_plan.layout.segments()[segment].parameters();
         let at = Coordinates { stage, replica: 0 };
         let (width, states) =
             (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.optimizer.states().len());

@@ -87,9 +87,8 @@ impl Saves {
     /// Describes the cost of stopping by a signal: the bytes of a checkpoint, and the time to write it. The estimate
     /// comes from the rate at which this rank writes a small amount now.
     pub(super) fn foretell(&self, engine: &Engine) -> String {
-        let (layout, states) = (engine.zero().layout(), engine.zero().kinds().len() - 1);
-        let elements = layout.elements() + layout.trainable() * states;
-        let total = (elements * size_of::<f32>()) as u64;
+        let (layout, kinds) = (engine.zero().layout(), engine.zero().kinds().len());
+        let total = layout.checkpoint_bytes(kinds);
         match zero_checkpoint::write_rate(&self.root, total) {
             Ok(rate) => format!(
                 "checkpoint: {}; SIGTERM or Ctrl-C saves one after the current step, in about {}, and stops",

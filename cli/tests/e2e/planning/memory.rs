@@ -172,6 +172,25 @@ fn adapters() {
 }
 
 #[test]
+fn quantized_weights() {
+    let four = "quantization_config={load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true}";
+    let eight = "quantization_config={load_in_8bit: true}";
+    let adapter = "adapter={r: 8}";
+    for model in [GPT2, LLAMA] {
+        for (quantization, ranks, zero) in [(four, 1, "stage: 0"), (four, 2, "stage: 3"), (eight, 2, "stage: 3")] {
+            holds(ranks, zero, &[model, quantization, adapter, "train_micro_batch_size_per_gpu=4"]);
+        }
+        holds(2, "stage: 3", &[model, four, adapter, "bf16.enabled=true", "activation_checkpointing={}"]);
+        for ranks in [1, 2] {
+            let blocks = "aio={block_size: 16384}";
+            holds(ranks, &format!("stage: 3, {PARAMETERS}"), &[model, eight, adapter, blocks]);
+        }
+    }
+    let training = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
+    holds(2, "stage: 3", &[LLAMA, four, adapter, training]);
+}
+
+#[test]
 fn packed_conversations() {
     let case = Case::new();
     let data = case.conversations(128, "sample_packing: true");

@@ -1,6 +1,8 @@
 //! Packs blocks of the operands as the innermost loop reads them: in order, as f32, whatever their stored dtype.
+//! A quantized operand is dequantized a few lines at a time, into a buffer that stays in the first-level cache.
 
 use super::super::kernel::{HalfFloat, Isa, vectorised};
+use super::super::quantized::QuantizedWeight;
 use super::tile::{self, COLUMNS};
 use super::{Elements, Matrix};
 use half::{bf16, f16};
@@ -41,6 +43,11 @@ pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
             Elements::F32(data) => spread_columns(isa, data, lines, packed),
             Elements::Bf16(data) => spread_columns_bf16(isa, data, lines, packed),
             Elements::F16(data) => spread_columns_f16(isa, data, lines, packed),
+            Elements::Quantized(weight) => {
+                decoded_lines(isa, weight, lines, COLUMNS, packed, |data, lines, packed| {
+                    spread_columns(isa, data, lines, packed)
+                });
+            }
         }
         return;
     }
@@ -55,6 +62,7 @@ pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
                 Elements::F32(data) => turn(isa, data, strip, out),
                 Elements::Bf16(data) => turn_bf16(isa, data, strip, out),
                 Elements::F16(data) => turn_f16(isa, data, strip, out),
+                Elements::Quantized(weight) => turn_quantized(isa, weight, strip, out),
             }
         }
     }
@@ -68,6 +76,51 @@ pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
         Elements::F32(data) => spread_rows(isa, data, tile::rows(isa), lines, packed),
         Elements::Bf16(data) => spread_rows_bf16(isa, data, tile::rows(isa), lines, packed),
         Elements::F16(data) => spread_rows_f16(isa, data, tile::rows(isa), lines, packed),
+        Elements::Quantized(weight) => {
+            let rows = tile::rows(isa);
+            decoded_lines(isa, weight, lines, rows, packed, |data, lines, packed| {
+                spread_rows(isa, data, rows, lines, packed)
+            });
+        }
+    }
+}
+
+/// Elements of a quantized operand that are dequantized at a time, on the stack.
+const DECODED: usize = 4096;
+
+/// Transposes a strip of a quantized operand, a part of its depth at a time.
+fn turn_quantized(isa: Isa, weight: QuantizedWeight<'_>, strip: Strip, out: &mut [f32]) {
+    const DEPTH: usize = DECODED / LANES;
+    let mut decoded = [0.0; DECODED];
+    for start in strip.depth.clone().step_by(DEPTH) {
+        let depth = DEPTH.min(strip.depth.end - start);
+        for (column, decoded) in decoded.chunks_exact_mut(depth).take(strip.columns).enumerate() {
+            weight.read(isa, strip.first + column * strip.stride + start, decoded);
+        }
+        let part = Strip { columns: strip.columns, depth: 0..depth, first: 0, stride: depth };
+        turn(isa, &decoded[..strip.columns * depth], part, &mut out[(start - strip.depth.start) * COLUMNS..]);
+    }
+}
+
+/// Calls `spread` with parts of single lines of a quantized operand, and the place of each in the panels, whose lines
+/// have `wide` elements.
+fn decoded_lines(
+    isa: Isa,
+    weight: QuantizedWeight<'_>,
+    lines: Lines,
+    wide: usize,
+    packed: &mut [f32],
+    spread: impl Fn(&[f32], Lines, &mut [f32]),
+) {
+    let mut decoded = [0.0; DECODED];
+    let most = DECODED / wide * wide;
+    for (to, number) in lines.numbers.enumerate() {
+        for (index, start) in lines.part.clone().step_by(most).enumerate() {
+            let decoded = &mut decoded[..most.min(lines.part.end - start)];
+            weight.read(isa, number * lines.stride + start, decoded);
+            let line = Lines { numbers: 0..1, stride: decoded.len(), part: 0..decoded.len(), panel: lines.panel };
+            spread(decoded, line, &mut packed[index * most / wide * lines.panel + to * wide..]);
+        }
     }
 }
 

@@ -220,13 +220,17 @@ impl Walk<'_> {
         if self.is_whole(id) {
             return;
         }
-        self.add_gathered(self.elements(id));
+        match self.segment(id).quantization {
+            // Bytes are not kept for reuse.
+            Some(_) => self.meter.add(Category::Staging, self.elements(id)),
+            None => self.add_gathered(self.elements(id)),
+        }
     }
 
     pub(super) fn await_gather(&mut self, id: SegmentId) {
         let (segment, is_whole) = (self.segment(id), self.is_whole(id));
         if segment.tiers.parameters == Tier::Nvme && !is_whole {
-            self.meter.free(Category::Staging, self.shard(id) * self.work.width);
+            self.meter.free(Category::Staging, self.shard(id) * self.width_of(id));
         }
         if segment.only_parameter().is_some() {
             return;
@@ -249,7 +253,10 @@ impl Walk<'_> {
 
     pub(super) fn release(&mut self, id: SegmentId) {
         if self.is_whole(id) && self.segment(id).only_parameter().is_some() {
-            return self.meter.free(Category::Staging, self.elements(id) * self.work.width);
+            return self.meter.free(Category::Staging, self.elements(id) * self.width_of(id));
+        }
+        if self.segment(id).quantization.is_some() {
+            return self.meter.free(Category::Staging, self.elements(id));
         }
         let pieces: Vec<u64> = self.segment(id).pieces.iter().map(|piece| piece.range.len() as u64).collect();
         pieces.into_iter().for_each(|elements| self.free_gathered(elements));

@@ -59,7 +59,7 @@ impl Walk<'_> {
         let sizes = disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
         let classes = match item {
             Item::Parameters { segment } => {
-                let bytes = self.shard(segment) * self.work.width;
+                let bytes = self.shard(segment) * self.width_of(segment);
                 if is_lent(bytes) {
                     self.meter.add(Category::Staging, bytes);
                     self.page(bytes)
@@ -82,7 +82,7 @@ impl Walk<'_> {
         let moved = self.moving.remove(&item).unwrap_or_default();
         match item {
             Item::Parameters { segment } => {
-                let bytes = self.shard(segment) * self.work.width;
+                let bytes = self.shard(segment) * self.width_of(segment);
                 self.meter.add(Category::Staging, if is_lent(bytes) { 0 } else { bytes });
                 moved.into_iter().for_each(|bytes| self.meter.free(Category::Staging, bytes));
             }

@@ -142,6 +142,11 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Bytes of each stored element of a segment's working parameters.
+    fn width_of(&self, id: SegmentId) -> u64 {
+        self.segment(id).width(self.work.width as usize) as u64
+    }
+
     fn is_half(&self) -> bool {
         self.work.width < 4
     }
@@ -163,7 +168,7 @@ impl<'a> Walk<'a> {
                 Placement::Sharded => on_gpu.parameters,
             };
             if tiers.parameters == Tier::Memory {
-                let bytes = self.part(id, placements.parameters) * self.work.width;
+                let bytes = self.part(id, placements.parameters) * self.width_of(id);
                 self.meter.add_at(Category::Parameters, bytes, is_on_gpu);
             }
             let is_updated = self.work.stages.owner(id) == self.work.at.stage && self.segment(id).is_trainable;

@@ -1,0 +1,103 @@
+//! `quantization_config`: frozen weights in 4 or 8 bits.
+
+use serde::Serialize;
+
+use crate::choice::{Choice as _, choice};
+use crate::config::{Bf16, Config, Dtype};
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::section;
+
+section! {
+    /// `quantization_config`, with the names of transformers' `BitsAndBytesConfig`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Quantization(keys) in Config::quantization_config {
+        /// The library whose formats these are.
+        pub quant_method: QuantizationMethod = key(QuantizationMethod::KIND, "bitsandbytes", "Library whose formats these are");
+        /// Store weights with 4 bits per element.
+        pub load_in_4bit: bool = key(Kind::Bool, "false", "Store the weights of linear maps in 4 bits");
+        /// Store weights with 8 bits per element.
+        pub load_in_8bit: bool = key(Kind::Bool, "false", "Store the weights of linear maps in 8 bits");
+        /// The values of the 4-bit codes.
+        pub bnb_4bit_quant_type: FourBitType = key(FourBitType::KIND, "fp4", "The values of 4-bit codes: fp4, or nf4, which is closer to weights that are normally distributed");
+        /// Also quantize the scales of 4-bit blocks.
+        pub bnb_4bit_use_double_quant: bool = key(Kind::Bool, "false", "Store the scales of 4-bit blocks in 8 bits: 4.13 instead of 4.5 bits per element");
+        /// Data type of products with quantized weights; `None` stands for the working data type.
+        pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized maps; null: that of `bf16` and `fp16`, which is the only one supported");
+        /// Modules that keep their weights.
+        pub llm_int8_skip_modules: Vec<String> = key(Kind::Texts, "[]", "Modules whose linear maps are not quantized: paths, or the ends of paths. Embeddings and the head of a language model never are");
+        /// Data type that holds 4-bit codes.
+        pub bnb_4bit_quant_storage: QuantStorage = key(QuantStorage::KIND, "uint8", "Data type that holds 4-bit codes");
+        = later_unless("llm_int8_threshold", &["0", "0.0"], "Inputs above which int8 products are computed apart").instead("inputs are not quantized, so that none needs to be computed apart; write 0");
+        = later("llm_int8_has_fp16_weight", "false", "Train int8 weights").instead("`adapter` trains beside quantized weights");
+        = later("llm_int8_enable_fp32_cpu_offload", "false", "Keep modules in f32 on the host").instead("`llm_int8_skip_modules` names modules that are not quantized");
+    }
+}
+
+choice! {
+    /// A library that quantizes weights.
+    pub enum QuantizationMethod {
+        /// bitsandbytes.
+        BitsAndBytes = "bitsandbytes",
+    }
+}
+
+choice! {
+    /// A data type that holds 4-bit codes.
+    pub enum QuantStorage {
+        /// Bytes, each of which holds two codes.
+        Bytes = "uint8",
+    }
+}
+
+choice! {
+    /// The values of 4-bit codes.
+    pub enum FourBitType {
+        /// Floats with two bits of exponent.
+        Fp4 = "fp4",
+        /// Quantiles of a normal distribution.
+        Nf4 = "nf4",
+    }
+}
+
+impl Quantization {
+    /// Returns whether anything is quantized.
+    #[must_use]
+    pub fn quantizes(&self) -> bool {
+        self.load_in_4bit || self.load_in_8bit
+    }
+
+    /// Checks the keys against each other and against the working data type.
+    pub(crate) fn check(&self, working: Dtype, resolver: &mut Resolver<'_>) {
+        if self.load_in_4bit && self.load_in_8bit {
+            let help = "write one of `load_in_4bit: true` and `load_in_8bit: true`".to_string();
+            let message = "weights are stored either in 4 or in 8 bits".to_string();
+            resolver.contradiction(&[Self::load_in_4bit, Self::load_in_8bit], message, Some(help));
+        }
+        for (key, needs, is_set, without) in [
+            (Self::bnb_4bit_use_double_quant, Self::load_in_4bit, self.bnb_4bit_use_double_quant, !self.load_in_4bit),
+            (
+                Self::bnb_4bit_quant_type,
+                Self::load_in_4bit,
+                self.bnb_4bit_quant_type == FourBitType::Nf4,
+                !self.load_in_4bit,
+            ),
+            (
+                Self::llm_int8_skip_modules,
+                Self::load_in_4bit,
+                !self.llm_int8_skip_modules.is_empty(),
+                !self.quantizes(),
+            ),
+        ] {
+            if is_set && without {
+                let message = format!("`{key}` has no effect, because `{needs}` is false");
+                resolver.contradiction(&[key, needs], message, Some("leave it out".to_string()));
+            }
+        }
+        if self.bnb_4bit_compute_dtype.is_some_and(|dtype| dtype != working) {
+            let message = "quantized maps compute in the data type of all others".to_string();
+            let help = "leave it out, or set `bf16.enabled` or `fp16.enabled` to match it".to_string();
+            resolver.contradiction(&[Self::bnb_4bit_compute_dtype, Bf16::enabled], message, Some(help));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Linear maps that are built with quantized weights.
+
+use super::{Quantization, QuantizedFormat};
+use crate::linear::affine::Affine;
+use crate::linear::lora::names;
+use candle_core::{Result, Tensor};
+use candle_nn::{Init, VarBuilder};
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+/// Settings of the quantized weights of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantizationOptions {
+    /// The format of all of them.
+    pub format: QuantizedFormat,
+    /// Modules whose linear maps keep their weights: a path such as `model.layers.0.mlp`, or its end after a dot.
+    pub skip: Vec<String>,
+}
+
+impl QuantizationOptions {
+    /// Returns whether the linear map at `path` keeps its weight: it or a module around it is named.
+    #[must_use]
+    pub fn skips(&self, path: &str) -> bool {
+        let around = path.match_indices('.').map(|(at, _)| &path[..at]).chain([path]);
+        around.into_iter().any(|module| self.skip.iter().any(|name| names(name, module)))
+    }
+}
+
+thread_local! {
+    static BUILDING: RefCell<Option<Arc<QuantizationOptions>>> = const { RefCell::new(None) };
+    static ASKING: Cell<Option<Quantization>> = const { Cell::new(None) };
+}
+
+/// Builds layers whose linear maps, [`Linear`](crate::Linear) and [`Conv1D`](crate::Conv1D), have quantized weights.
+pub fn with_quantization<T>(options: QuantizationOptions, build: impl FnOnce() -> T) -> T {
+    struct Reset(Option<Arc<QuantizationOptions>>);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            drop(BUILDING.replace(self.0.take()));
+        }
+    }
+    let _reset = Reset(BUILDING.replace(Some(Arc::new(options))));
+    build()
+}
+
+/// Returns the form in which the parameter that is requested from a `VarBuilder` is stored, if it is to be quantized.
+#[must_use]
+pub fn asks_quantized() -> Option<Quantization> {
+    ASKING.get()
+}
+
+/// Requests the weight of a linear map, with the dimensions in the order of `affine`. Returns how it is stored.
+pub(crate) fn weight(
+    affine: Affine,
+    [inputs, outputs]: [usize; 2],
+    std: f64,
+    vb: &VarBuilder,
+) -> Result<(Tensor, Affine)> {
+    struct Reset;
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            ASKING.set(None);
+        }
+    }
+    let is_transposed = matches!(affine, Affine::InputsOutputs);
+    let building = BUILDING.with_borrow(Clone::clone).filter(|options| !options.skips(&vb.prefix()));
+    let quantization = building.map(|options| Quantization::new(options.format, inputs, outputs, is_transposed));
+    ASKING.set(quantization);
+    let _reset = Reset;
+    let dims = if is_transposed { (inputs, outputs) } else { (outputs, inputs) };
+    let weight = vb.get_with_hints(dims, "weight", Init::Randn { mean: 0.0, stdev: std })?;
+    Ok((weight, quantization.map_or(affine, Affine::Quantized)))
+}
