@@ -15,7 +15,7 @@ use check::ids;
 use half::bf16;
 use record::Record;
 use zero_model::sink::{Gradients, promise};
-use zero_model::zoo::{Gpt2Config, LlamaConfig, gpt2, llama};
+use zero_model::zoo::{Gpt2Config, LayerType, LlamaConfig, gpt2, llama};
 use zero_model::{Activations, Layers, Pass, init, ops};
 
 const AMX: &str = "products of two bf16 operands go through AMX here";
@@ -66,8 +66,26 @@ fn models() {
         max_position_embeddings: 40,
         ..LlamaConfig::default()
     };
+    let gemma3_config = LlamaConfig {
+        hidden_act: ops::Activation::GeluNew,
+        qk_norm: true,
+        query_pre_attn_scalar: Some(10.0),
+        sliding_window: Some(9),
+        layer_types: vec![LayerType::SlidingAttention, LayerType::FullAttention],
+        rope_local_base_freq: Some(100.0),
+        norm_unit_offset: true,
+        post_norms: true,
+        scale_embeddings: true,
+        ..llama_config.clone()
+    };
+    let phi3_config = LlamaConfig { fused_projections: true, partial_rotary_factor: 0.7, ..llama_config.clone() };
     for dtype in [DType::F32, DType::BF16] {
-        for (name, layers) in [("gpt2", gpt2(&gpt2_config)), ("llama", llama(&llama_config))] {
+        for (name, layers) in [
+            ("gpt2", gpt2(&gpt2_config)),
+            ("llama", llama(&llama_config)),
+            ("gemma 3", llama(&gemma3_config)),
+            ("phi 3", llama(&phi3_config)),
+        ] {
             let name = format!("{name}, {}", dtype.as_str());
             if dtype == DType::BF16 && ops::Isa::current().has_amx() {
                 record.skip(name, AMX);

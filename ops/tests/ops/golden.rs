@@ -100,14 +100,25 @@ fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
         let branch = n("branch", &[7, size]);
         let layer = |t: &[Tensor], w: usize| ops::LayerNorm::from_tensors(t[w].clone(), t[w + 1].clone(), 1e-5);
         let rms = |t: &[Tensor], w: usize| ops::RmsNorm::from_tensor(t[w].clone(), 1e-5);
+        let offsets = move |t: &[Tensor], w: usize| rms(t, w).of_offsets();
         let both = |(total, norm): (Tensor, Tensor)| total + norm;
         let [layer_inputs, rms_inputs] = [vec![x.clone(), w.clone(), b.clone()], vec![x.clone(), w.clone()]];
         add(&format!("layer norm {size}"), layer_inputs, Box::new(move |t| layer(t, 1).forward(&t[0])));
+        add(
+            &format!("rms norm of offsets {size}"),
+            rms_inputs.clone(),
+            Box::new(move |t| offsets(t, 1).forward(&t[0])),
+        );
         add(&format!("rms norm {size}"), rms_inputs, Box::new(move |t| rms(t, 1).forward(&t[0])));
         add(
             &format!("residual and layer norm {size}"),
             vec![x.clone(), branch.clone(), w.clone(), b],
             Box::new(move |t| both(layer(t, 2).forward_residual(&t[0], &t[1])?)),
+        );
+        add(
+            &format!("residual and rms norm of offsets {size}"),
+            vec![x.clone(), branch.clone(), w.clone()],
+            Box::new(move |t| both(offsets(t, 2).forward_residual(&t[0], &t[1])?)),
         );
         add(
             &format!("residual and rms norm {size}"),
@@ -121,6 +132,9 @@ fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
     add("relu", x(), Box::new(|t| ops::relu(&t[0])));
     add("silu", x(), Box::new(|t| ops::silu(&t[0])));
     add("swiglu", vec![wide("x", &[3, 337]), n("up", &[3, 337])], Box::new(|t| ops::swiglu(&t[0], &t[1])));
+    add("geglu", vec![wide("x", &[3, 337]), n("up", &[3, 337])], Box::new(|t| ops::geglu(&t[0], &t[1])));
+    add("scaled", x(), Box::new(|t| ops::scaled(&t[0], 0.7)));
+    add("columns", x(), Box::new(|t| ops::columns(&t[0], 30..201)));
     let pass = Pass { training: true, seed: 5, step: 1, sample: 3, layer: 2 };
     add("dropout", vec![n("x", &[3, 337])], Box::new(move |t| ops::dropout(&t[0], 0.3, "d", &pass)));
     let rows = ids("rows", &[90], 9);
@@ -129,15 +143,29 @@ fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
         vec![n("table", &[9, 37])],
         Box::new(move |t| ops::Embedding::from_tensor(t[0].clone()).forward(&rows)),
     );
+    let rows = ids("rows", &[90], 9);
+    add(
+        "scaled embedding",
+        vec![n("table", &[9, 37])],
+        Box::new(move |t| ops::Embedding::from_tensor(t[0].clone()).times(37f64.sqrt()).forward(&rows)),
+    );
     let scaling = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_position_embeddings: 40,
     };
-    for (name, rotary) in
-        [("rotary", ops::Rotary::new(10, 70, 1e4)), ("scaled rotary", ops::Rotary::scaled(10, 70, 5e5, &scaling))]
-    {
+    let long = RopeScaling::LongRope {
+        short_factor: vec![1.0, 1.5, 2.5],
+        long_factor: vec![3.0, 4.5, 6.5],
+        attention_factor: 1.25,
+        original_max_position_embeddings: 40,
+    };
+    for (name, rotary) in [
+        ("rotary", ops::Rotary::new(10, 70, 1e4)),
+        ("scaled rotary", ops::Rotary::scaled(10, 70, 5e5, &scaling)),
+        ("long rotary of a part", ops::Rotary::scaled(6, 70, 5e5, &long).and_then(|rotary| rotary.of_heads(10))),
+    ] {
         let rotary = rotary.unwrap();
         add(name, vec![n("x", &[2, 70, 3, 10])], Box::new(move |t| rotary.apply(&t[0])));
     }
