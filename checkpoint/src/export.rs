@@ -156,8 +156,8 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
     let included = || manifest.parameters.iter().filter(|(name, entry)| contents.include(name, entry));
     if let Some((name, _)) = included().find(|(_, entry)| entry.quantized.is_some()) {
         let reason = format!(
-            "`{name}` is quantized, and an export has the weights of the base model only as they were before; export the \
-             adapter (`checkpoint export`) and fold it into the base model with PEFT's `merge_and_unload`"
+            "`{name}` is quantized, so the checkpoint does not have its original values\n  help: export an adapter \
+             (`checkpoint export`) and fold it into the original model with PEFT's `merge_and_unload`"
         );
         return Err(CheckpointError::refused(folder, reason));
     }

@@ -41,6 +41,19 @@ fn elements(parameter: &ParameterEntry) -> usize {
     parameter.shape.iter().product()
 }
 
+/// Returns the format of a quantized parameter, or the dtype of any other.
+fn dtype(parameter: &ParameterEntry) -> &str {
+    parameter.quantized.as_ref().map_or("F32", |quantized| &quantized.format)
+}
+
+/// Returns the bytes of a parameter with its optimizer states.
+fn stored_bytes(parameter: &ParameterEntry, states: usize) -> usize {
+    match &parameter.quantized {
+        Some(quantized) => quantized.bytes,
+        None => 4 * elements(parameter) * parameter.tensors_per_piece(states),
+    }
+}
+
 /// Returns the indices of the shards that contain a piece of the parameter.
 fn shards(parameter: &ParameterEntry) -> BTreeSet<usize> {
     parameter.pieces.iter().map(|piece| piece.shard).collect()
@@ -51,13 +64,17 @@ fn summary(folder: &Path, manifest: &Manifest) -> String {
     let total: usize = parameters.values().map(elements).sum();
     let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
     let with = if states.is_empty() { String::new() } else { format!(" with optimizer states {}", states.join(", ")) };
+    let dtypes: BTreeSet<&str> = parameters.values().map(dtype).collect();
+    let dtypes: Vec<&str> = dtypes.into_iter().collect();
     let mut text = format!(
         "{}\nstep {step}, {}, saved by {} at ZeRO stage {zero_stage}\n\
-         {total} elements in {}{with}, all F32: {}\n",
+         {total} elements in {}{with}, {}{}: {}\n",
         folder.display(),
         counted(*updates as usize, "update", "updates"),
         counted(*world_size, "rank", "ranks"),
         counted(parameters.len(), "parameter", "parameters"),
+        if dtypes.len() == 1 { "all " } else { "" },
+        dtypes.join(" and "),
         bytes(size),
     );
     let mut rows = vec![["shard", "bytes", "parameters", "crc32"].map(String::from)];
@@ -68,7 +85,7 @@ fn summary(folder: &Path, manifest: &Manifest) -> String {
     text += &table(&rows);
     let mut rows = vec![["parameter", "shape", "bytes", "shards"].map(String::from)];
     for (name, parameter) in parameters {
-        let size = bytes(4 * elements(parameter) as u64 * parameter.tensors_per_piece(states.len()) as u64);
+        let size = bytes(stored_bytes(parameter, states.len()) as u64);
         rows.push([name.clone(), format!("{:?}", parameter.shape), size, ranges(&shards(parameter))]);
     }
     text + &table(&rows)
@@ -101,8 +118,8 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
 fn value(folder: &Path, manifest: &Manifest) -> Value {
     let parameters = manifest.parameters.iter().map(|(name, parameter)| {
         json!({
-            "name": name, "shape": parameter.shape, "dtype": "F32", "frozen": parameter.frozen, "elements": elements(parameter),
-            "bytes": 4 * elements(parameter) * parameter.tensors_per_piece(manifest.states.len()), "shards": shards(parameter),
+            "name": name, "shape": parameter.shape, "dtype": dtype(parameter), "frozen": parameter.frozen, "elements": elements(parameter),
+            "bytes": stored_bytes(parameter, manifest.states.len()), "shards": shards(parameter),
         })
     });
     json!({

@@ -195,7 +195,11 @@ impl<'c> Reader<'c> {
             let Some(value) = self.get(name) else { continue };
             let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
             if !is_empty && !off.contains(&value.to_string().as_str()) {
-                self.not_implemented(name, value, None);
+                let help = (*name == "quantization_config").then_some(
+                    "name the folder of the original weights: the section `quantization_config` of your configuration \
+                     quantizes them while they are read",
+                );
+                self.not_implemented(name, value, help);
             }
         }
     }

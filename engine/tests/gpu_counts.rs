@@ -111,6 +111,19 @@ fn models_without_kernels_are_refused_by_their_key() {
     }
 }
 
+#[test]
+fn quantized_weights_are_refused_by_their_key() {
+    let text =
+        "train_batch_size: 1\ntraining: {device: cuda}\nadapter: {r: 4}\nquantization_config: {load_in_4bit: true}";
+    let error = world(1, |comm| {
+        let layers = zoo::gpt2(&gpt2_config());
+        Engine::with_communicator(config(1, text), layers, comm).err().expect("it has no kernel").to_string()
+    })
+    .remove(0);
+    assert!(error.contains("quantized weights are not implemented on GPUs"), "{error}");
+    assert!(error.contains("in: quantization_config") && error.contains("training.device: cpu"), "{error}");
+}
+
 /// Everything between load and loss is enqueued on the GPU's stream without a wait. The host reads results together
 /// with the loss.
 #[test]

@@ -139,3 +139,27 @@ fn packed_conversations_are_trained() {
     let said = refused(&["data.sample_packing=true"]);
     assert!(said.contains("`data.sample_packing` has no effect on `data.format: auto`"), "{said}");
 }
+
+/// The codes stay in the checkpoint, and what would need the original weights is one clear error.
+#[test]
+fn a_run_with_quantized_weights_is_inspected_exported_and_generates() {
+    let case = Case::new();
+    case.train(&["--quiet", "-n", "1", "--max-steps", "1", "--out", "base"]);
+    checkpoint(&case, &["export", "base", "--out", "hf"]);
+    configure(&case, "hf", &format!("{LORA}\nquantization_config: {{load_in_4bit: true, bnb_4bit_quant_type: nf4}}"));
+    case.train(&["--quiet", "-n", "2", "--max-steps", "2", "--out", "qlora"]);
+    let said = checkpoint(&case, &["inspect", "qlora"]);
+    assert!(said.contains("F32 and nf4: "), "{said}");
+    let row = said.lines().find(|line| line.starts_with("transformer.h.0.attn.c_attn.weight ")).unwrap();
+    // 12 blocks of 64 elements, each with a scale in f32.
+    assert!(row.contains("[16, 48]") && row.contains("432 B"), "{row}");
+    assert!(checkpoint(&case, &["verify", "qlora"]).contains("intact"));
+    let said = checkpoint(&case, &["export", "qlora", "--out", "adapter"]);
+    assert!(said.contains("8 tensors, "), "{said}");
+    let output = case.command(&["generate", "qlora", "-p", "line", "-n", "4"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = case.command(&["checkpoint", "merge", "qlora", "--out", "merged"]).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.matches("error:").count() == 1, "{said}");
+    assert!(said.contains("is quantized") && said.contains("help: export an adapter"), "{said}");
+}
