@@ -203,3 +203,85 @@ fn class(model: &Llama) -> Result<Class, String> {
 fn query_scalar(model: &Llama) -> f64 {
     model.query_pre_attn_scalar.unwrap_or(model.head_dim as f64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zero_config::{Config, Model};
+
+    const GEMMA3: &str = "norm_unit_offset: true, post_norms: true, scale_embeddings: true, qk_norm: true";
+    const LONG: &str = "rope_scaling: {rope_type: longrope, short_factor: [1, 2], long_factor: [3, 4], \
+                        original_max_position_embeddings: 64}";
+
+    fn model(keys: &str) -> Llama {
+        let text = format!(
+            "train_batch_size: 1\nmodel: {{type: llama, vocab_size: 61, hidden_size: 16, num_attention_heads: 4, \
+             num_hidden_layers: 2, {keys}}}"
+        );
+        match Config::parse("test.yaml", text).unwrap_or_else(|errors| panic!("{errors}")).model {
+            Some(Model::Llama(model)) => model,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_exported_config_json_is_read_as_the_same_model() {
+        for (keys, class) in [
+            (String::new(), "Llama"),
+            ("sliding_window: 5".into(), "Mistral"),
+            (GEMMA3.into(), "Gemma3"),
+            (format!("{GEMMA3}, sliding_window: 5, rope_local_base_freq: 7, query_pre_attn_scalar: 3"), "Gemma3"),
+            (
+                format!(
+                    "{GEMMA3}, sliding_window: 5, rope_local_base_freq: 7, layer_types: [sliding_attention, full_attention], \
+                     rope_scaling: {{rope_type: linear, factor: 8}}, attention_bias: true, hidden_act: gelu_pytorch_tanh"
+                ),
+                "Gemma3",
+            ),
+            ("fused_projections: true".into(), "Phi3"),
+            (format!("fused_projections: true, sliding_window: 5, {LONG}"), "Phi3"),
+            ("fused_projections: true, partial_rotary_factor: 0.5, hidden_act: gelu_new".into(), "Phi3"),
+            (LONG.into(), "Llama"),
+        ] {
+            let before = model(&keys);
+            let fields = llama(&before, 61).unwrap();
+            assert_eq!(fields["architectures"], json!([format!("{class}ForCausalLM")]), "{keys}");
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("config.json"), fields.to_string()).unwrap();
+            let text = format!("train_batch_size: 1\nmodel: {{pretrained: {:?}}}", folder.path());
+            let config = Config::parse("again.yaml", text).unwrap_or_else(|errors| panic!("{keys}\n{errors}"));
+            assert_eq!(config.warnings, [], "{keys}");
+            let Some(Model::Llama(mut after)) = config.model else { panic!("{keys}") };
+            after.pretrained = None;
+            if class == "Gemma3" {
+                // The class writes what the key's default means.
+                after.query_pre_attn_scalar = before.query_pre_attn_scalar;
+            }
+            assert_eq!(after, before, "{keys}");
+        }
+    }
+
+    #[test]
+    fn features_of_no_class_are_named() {
+        for (keys, said) in [
+            ("norm_unit_offset: true", "`norm_unit_offset` without all of `norm_unit_offset`, `post_norms`"),
+            ("query_pre_attn_scalar: 4", "`query_pre_attn_scalar` without all of"),
+            (&format!("{GEMMA3}, mlp_bias: true"), "`norm_unit_offset` and `mlp_bias`"),
+            (&format!("{GEMMA3}, query_pre_attn_scalar: 4.5"), "that is not a whole number"),
+            (
+                &format!("{GEMMA3}, sliding_window: 5, rope_scaling: {{rope_type: linear, factor: 8}}"),
+                "`rope_scaling` in layers of `sliding_attention` of a Gemma 3",
+            ),
+            ("partial_rotary_factor: 0.5", "`partial_rotary_factor` without `fused_projections`"),
+            ("fused_projections: true, qk_norm: true", "`qk_norm` and `fused_projections`"),
+            ("fused_projections: true, mlp_bias: true", "`mlp_bias` and `fused_projections`"),
+            (
+                "fused_projections: true, rope_scaling: {rope_type: linear, factor: 8}",
+                "`fused_projections` and this `rope_scaling`",
+            ),
+        ] {
+            let error = llama(&model(keys), 61).unwrap_err();
+            assert!(error.starts_with("no Hugging Face class has") && error.contains(said), "{keys}: {error}");
+        }
+    }
+}
