@@ -265,7 +265,8 @@ impl Angles {
 
     /// Returns the bytes of a table of these positions.
     fn bytes(&self, positions: usize) -> u64 {
-        (2 * positions * self.frequencies.len() * size_of::<f32>()) as u64
+        let counters = 2 * size_of::<usize>();
+        (2 * positions * self.frequencies.len() * size_of::<f32>() + size_of::<Table>() + counters) as u64
     }
 
     /// Returns a table of at least `positions`, at most `limit`, positions. A table that grows doubles, since generated
