@@ -17,6 +17,7 @@ mod offload;
 mod optimizer;
 mod pipeline;
 mod precision;
+mod preference;
 mod quantization;
 mod rope;
 mod scheduler;
@@ -49,6 +50,7 @@ pub(crate) use optimizer::ADAMW;
 pub use optimizer::{Adagrad, Adam, Lion, Optimizer, Sgd};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
+pub use preference::{DpoLoss, Preference, PreferenceType};
 pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
 pub use rope::RopeScaling;
 pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
@@ -126,6 +128,8 @@ section! {
         pub adapter: Option<Adapter> = section(&Adapter::SECTION, "Small matrices to train beside the linear maps of a model, which is frozen; without the section the model itself is trained");
         /// How frozen weights are quantized; `None` quantizes none.
         pub quantization_config: Option<Quantization> = section(&Quantization::SECTION, "Store frozen weights in 4 or 8 bits (QLoRA, with `adapter`)");
+        /// Training on pairs of answers; `None` trains on texts.
+        pub preference: Option<Preference> = section(&Preference::SECTION, "Train on pairs of a chosen and a rejected answer, with `data.format: chat`; without the section every conversation is one to imitate");
         /// The training data; `None` if the program provides its own batches.
         pub data: Option<Data> = section(&Data::SECTION, "What to train on; a program may feed its own batches instead");
         /// Duration of training, evaluation and checkpoints.

@@ -158,6 +158,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     if let Some(quantization) = &config.quantization_config {
         quantization.check(config.working_dtype(), resolver);
     }
+    Preference::check(config, resolver);
     config.zero.check(resolver);
     config.pipeline.check(resolver);
     if let Some(activation_checkpointing) = &config.activation_checkpointing {

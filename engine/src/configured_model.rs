@@ -3,7 +3,7 @@
 use candle_core::{DType, Device};
 use zero_config::{self as config, Config};
 use zero_model::ops::RopeScaling;
-use zero_model::ops::{FourBit, LoraInit, LoraOptions, QuantizationOptions, QuantizedFormat};
+use zero_model::ops::{FourBit, LoraInit, LoraOptions, PreferenceLoss, QuantizationOptions, QuantizedFormat};
 use zero_model::{Adapter, BuildError, Layers, Model, Trainable, TrainedBias, zoo};
 
 use crate::error::Error;
@@ -14,6 +14,7 @@ use crate::error::Error;
 /// Fails if the configuration has no `model` section, or its vocabulary is smaller than the tokenizer's.
 pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers, Error> {
     let packed = config.data.as_ref().is_some_and(|data| data.sample_packing);
+    let preference = config.preference.as_ref().map(preference_loss);
     match &config.model {
         None => Err(Error::setting(
             "model",
@@ -33,6 +34,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             tie_word_embeddings: m.tie_word_embeddings,
             tiled_mlp_rows: m.tiled_mlp_rows,
             packed,
+            preference,
             embd_pdrop: m.embd_pdrop as f32,
             resid_pdrop: m.resid_pdrop as f32,
             attn_pdrop: m.attn_pdrop as f32,
@@ -78,6 +80,7 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             mlp_bias: m.mlp_bias,
             tiled_mlp_rows: m.tiled_mlp_rows,
             packed,
+            preference,
             initializer_range: m.initializer_range,
         })),
         Some(config::Model::Mlp(m)) => Ok(zoo::mlp(&zoo::MlpConfig {
@@ -86,6 +89,18 @@ pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers,
             num_labels: m.output_size,
             hidden_act: activation(m.activation),
         })),
+    }
+}
+
+fn preference_loss(preference: &config::Preference) -> PreferenceLoss {
+    let &config::Preference { kind, beta, loss_type, label_smoothing, simpo_gamma: gamma } = preference;
+    match (kind, loss_type) {
+        (config::PreferenceType::Orpo, _) => PreferenceLoss::Orpo { beta },
+        (config::PreferenceType::SimPo, _) => PreferenceLoss::SimPo { beta, gamma },
+        (config::PreferenceType::Dpo, config::DpoLoss::Sigmoid) => PreferenceLoss::Sigmoid { beta },
+        (config::PreferenceType::Dpo, config::DpoLoss::Hinge) => PreferenceLoss::Hinge { beta },
+        (config::PreferenceType::Dpo, config::DpoLoss::Ipo) => PreferenceLoss::Ipo { beta },
+        (config::PreferenceType::Dpo, config::DpoLoss::Robust) => PreferenceLoss::Robust { beta, label_smoothing },
     }
 }
 

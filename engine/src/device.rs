@@ -73,6 +73,9 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let message = "the GPU has no kernel for this value";
         return not_there(key, message, "train this model on the CPU: `training: {device: cpu}`");
     }
+    if config.preference.is_some() {
+        return not_there("preference", "losses of pairs are computed on the CPU only", "train on the CPU");
+    }
     if config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time {
         let message = "layers are timed on the CPU only";
         return not_there("pipeline.partition_method", message, "write `parameters` or `uniform`");

@@ -150,7 +150,7 @@ impl Run<'_> {
             flow = outputs;
         }
         let planned =
-            model.evaluation_loss_memory(&Self::forms(&flow), &Form::new(targets.shape(), targets.dtype()))?;
+            model.evaluation_loss_memory(&Self::forms(&flow), &[Form::new(targets.shape(), targets.dtype())])?;
         let (_, peak, stays) = measured(|| model.loss(&flow, std::slice::from_ref(targets), &pass(last), 0.0))?;
         self.comparison.compare(&format!("{}, loss, evaluation", self.name), planned, peak);
         assert_eq!(stays, 0);
@@ -159,7 +159,7 @@ impl Run<'_> {
 
     fn loss(&mut self, flow: Activations, targets: &Tensor) -> Result<Vec<Tensor>> {
         let (model, last) = (self.model, self.model.layers().len() - 1);
-        let memory = model.loss_memory(&Self::forms(&flow), &Form::new(targets.shape(), targets.dtype()))?;
+        let memory = model.loss_memory(&Self::forms(&flow), &[Form::new(targets.shape(), targets.dtype())])?;
         let sink = self.sink(last);
         let ((upstream, sink), peak, stays) = measured(|| {
             let (inputs, leaves) = cut(&flow, last);

@@ -168,16 +168,16 @@ impl Model {
         })
     }
 
-    /// Computes the memory of the last layer and the loss in a training step.
+    /// Computes the memory of the last layer and the loss in a training step. `targets` are those that the loss takes.
     ///
     /// # Errors
-    /// As [`Model::layer_memory`]. Also fails if the loss is not computed by a [`Head`](crate::Head).
-    pub fn loss_memory(&self, inputs: &[Form], targets: &Form) -> Result<LossMemory> {
+    /// As [`Model::layer_memory`].
+    pub fn loss_memory(&self, inputs: &[Form], targets: &[Form]) -> Result<LossMemory> {
         let layer = self.layers().len() - 1; // a model has at least one layer
         meta::trace(self.written_before(layer), || {
             let (inputs, leaves) = leaves(layer, inputs)?;
-            let targets = meta::leaf(&targets.shape, targets.dtype, false)?;
-            let loss = sink::promise(|| self.loss(&Activations::new(inputs), &[targets], &pass(layer, true), 1.0))?;
+            let targets = without_gradients(targets)?;
+            let loss = sink::promise(|| self.loss(&Activations::new(inputs), &targets, &pass(layer, true), 1.0))?;
             let seed = meta::tensor(loss.shape(), loss.dtype())?;
             let gradients = gradients(&[(loss, seed)], &leaves)?;
             let [leaves, input_gradients] =
@@ -210,12 +210,12 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::loss_memory`].
-    pub fn evaluation_loss_memory(&self, inputs: &[Form], targets: &Form) -> Result<u64> {
+    pub fn evaluation_loss_memory(&self, inputs: &[Form], targets: &[Form]) -> Result<u64> {
         let layer = self.layers().len() - 1;
         meta::trace(HashSet::new(), || {
             let (inputs, _) = leaves(0, inputs)?;
-            let targets = meta::leaf(&targets.shape, targets.dtype, false)?;
-            self.loss(&Activations::new(inputs), &[targets], &pass(layer, false), 0.0)?;
+            let targets = without_gradients(targets)?;
+            self.loss(&Activations::new(inputs), &targets, &pass(layer, false), 0.0)?;
             Ok(meta::peak() + BOOKKEEPING)
         })
     }
@@ -246,6 +246,10 @@ fn leaves(layer: usize, forms: &[Form]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
     let inputs = forms.iter().map(input).collect::<Result<Vec<_>>>()?;
     let leaves = inputs.iter().filter(|input| input.is_variable()).cloned().collect();
     Ok((inputs, leaves))
+}
+
+fn without_gradients(forms: &[Form]) -> Result<Vec<Tensor>> {
+    forms.iter().map(|form| meta::leaf(&form.shape, form.dtype, false)).collect()
 }
 
 fn gradients(seeds: &[(Tensor, Tensor)], leaves: &[Tensor]) -> Result<Vec<Tensor>> {

@@ -319,12 +319,15 @@ impl Model {
     /// As [`Model::loss`].
     pub fn outputs_and_loss(&self, x: &Activations, targets: &[Tensor], pass: &Pass) -> Result<(Activations, Tensor)> {
         let last = self.last();
-        let outputs = last.pass_on(last.run(x, pass)?, x)?;
-        let loss = match &self.ending {
-            Ending::Loss(loss) => scalar(loss(&outputs, targets).map_err(|e| e.context("in the loss"))?)?,
-            Ending::Head(_) => self.loss(x, targets, pass, 0.0)?,
+        let run = || {
+            let outputs = last.pass_on(last.run(x, pass)?, x)?;
+            let loss = match &self.ending {
+                Ending::Loss(loss) => scalar(loss(&outputs, targets).map_err(|e| e.context("in the loss"))?)?,
+                Ending::Head(_) => self.loss(x, targets, pass, 0.0)?,
+            };
+            Ok((outputs, loss))
         };
-        Ok((outputs, loss))
+        if pass.training { run() } else { untracked(run) }
     }
 
     /// Returns the weight of a micro-batch's loss in the mean over the global batch: see [`Layers::loss_weight`]. `None`

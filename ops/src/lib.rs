@@ -50,6 +50,7 @@ pub mod meta;
 mod norm;
 mod parallel;
 mod pass;
+mod preference;
 mod product;
 mod quantized;
 pub mod random;
@@ -75,11 +76,13 @@ pub use graph::backward::backward_from;
 pub use kernel::Isa;
 pub use linear::cross_entropy::linear_cross_entropy;
 pub use linear::dora::weight_norms;
+pub use linear::log_probs::linear_log_probs;
 pub use linear::lora::{LinearMap, LoraInit, LoraOptions, MAGNITUDES, asks_adapter, names, with_lora};
 pub use linear::{Conv1D, Linear, Projection};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::{convert, in_parallel, set_threads, threads};
 pub use pass::Pass;
+pub use preference::{PreferenceLoss, preference_loss};
 pub use quantized::{
     FourBit, Quantization, QuantizationOptions, QuantizedFormat, asks_quantized, quantized_bytes, quantized_storage,
     with_quantization,

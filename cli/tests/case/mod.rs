@@ -73,6 +73,21 @@ impl Case {
         )
     }
 
+    /// Writes pairs of answers beside [`Case::conversations`]. Returns the setting `data` for them.
+    pub fn pairs(&self, sequence_length: usize, more: &str) -> String {
+        let data = self.conversations(sequence_length, more);
+        let words =
+            |from: usize, count: usize| (from..from + count).map(|i| format!("w{} ", i % 60)).collect::<String>();
+        let pair = |i: usize| {
+            let prompt = serde_json::json!([{"role": "user", "content": words(i * 7, 1 + i % 5)}]);
+            let answer = |text: String| serde_json::json!([{"role": "assistant", "content": text}]);
+            let [chosen, rejected] = [words(i, 2 + i % 9), words(i * 3 + 30, 1 + i % 13)].map(answer);
+            serde_json::json!({"prompt": prompt, "chosen": chosen, "rejected": rejected}).to_string()
+        };
+        fs::write(self.path("pairs.jsonl"), (0..40).map(pair).collect::<Vec<_>>().join("\n")).unwrap();
+        data.replace("chats.jsonl", "pairs.jsonl")
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

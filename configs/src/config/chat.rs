@@ -12,7 +12,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Chat(keys) in Data::chat {
         /// What the records of a file are.
-        pub kind as "type": ChatType = key(ChatType::KIND, "auto", "What a record is; auto: recognized by the first record's fields; messages: a list of messages, as of OpenAI or ShareGPT; alpaca: instruction, input and output; prompt_completion: prompt and completion, which are texts or lists of messages");
+        pub kind as "type": ChatType = key(ChatType::KIND, "auto", "What a record is; auto: recognized by the first record's fields; messages: a list of messages, as of OpenAI or ShareGPT; alpaca: instruction, input and output; prompt_completion: prompt and completion, which are texts or lists of messages; preference: chosen and rejected, with their prompt or as whole conversations, for `preference`");
         /// The template: its text, or the path of its file.
         pub chat_template: Option<String> = key(Kind::Text, "= the model's own", "Jinja template, as its text or the path of a file; the model's own is chat_template.jinja, or chat_template in tokenizer_config.json, beside the tokenizer or in model.pretrained");
         /// Field of a record that holds the messages.
@@ -74,6 +74,8 @@ choice! {
         Alpaca = "alpaca",
         /// A prompt and its completion.
         PromptCompletion = "prompt_completion",
+        /// A chosen and a rejected answer.
+        Preference = "preference",
     }
 }
 

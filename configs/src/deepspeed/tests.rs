@@ -158,6 +158,7 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
             "model",
             "adapter",
             "quantization_config",
+            "preference",
             "data",
             "training",
             "launcher",

@@ -78,6 +78,7 @@ fn one_of_each() -> Vec<Config> {
                 models[index % 4],
                 if index == 2 { "" } else { ", sample: {prompt: a}" },
             );
+            let text = if index % 3 == 2 { text } else { text + "preference: {}\n" };
             Config::parse("each", text).unwrap_or_else(|errors| panic!("{errors}"))
         })
         .collect()

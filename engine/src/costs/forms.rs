@@ -1,8 +1,12 @@
 //! Memory of each layer of a model for one micro-batch.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use candle_core::DType;
 use zero_config::{Compute, Config};
-use zero_model::Model;
 use zero_model::memory::{self, EvaluationMemory, Form, LayerMemory, LossMemory};
+use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, PreferenceLoss, REFERENCE_LOG_PROBS};
+use zero_model::{Model, Signature};
 
 use crate::configured_model;
 use crate::error::Error;
@@ -28,10 +32,10 @@ impl Table {
     /// Computes the table by a dry run; `None` if that is impossible. The dry run is on the CPU. For a model on a GPU,
     /// the configured model is built again on the CPU, without allocating parameters.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
-        let (inputs, targets) = forms(config)?;
+        let batch = BatchForms::of(config, model)?;
         let of = |model: &Model| match config.training.device {
-            Compute::Cpu => Self::new(model, &inputs, &targets).ok(),
-            Compute::Cuda => memory::on_gpu(|| Self::new(model, &inputs, &targets)).ok(),
+            Compute::Cpu => Self::new(model, &batch).ok(),
+            Compute::Cuda => memory::on_gpu(|| Self::new(model, &batch)).ok(),
         };
         if !model.device().is_cuda() {
             return of(model);
@@ -46,53 +50,85 @@ impl Table {
     ///
     /// # Errors
     /// Fails if a layer uses operations that have no dry run.
-    fn new(model: &Model, inputs: &[Form], targets: &Form) -> Result<Self, Error> {
+    fn new(model: &Model, batch: &BatchForms) -> Result<Self, Error> {
         let last = model.layers().len() - 1;
         let bytes = |forms: &[Form]| forms.iter().map(Form::bytes).sum::<u64>();
-        let mut forms = inputs.to_vec();
+        let mut forms = vec![batch.inputs.clone()];
         let (mut layers, mut evaluation, mut sizes): (Vec<LayerMemory>, Vec<EvaluationMemory>, Vec<u64>) =
             (vec![], vec![], vec![]);
         for layer in 0..last {
             sizes.push(bytes(&forms));
-            layers.push(model.layer_memory(layer, &forms)?);
-            evaluation.push(model.evaluation_memory(layer, &forms)?);
+            let inputs = batch.added_to(&forms, model.layers()[layer].route().reads());
+            layers.push(model.layer_memory(layer, &inputs)?);
+            evaluation.push(model.evaluation_memory(layer, &inputs)?);
             forms = layers[layer].outputs.clone();
         }
         sizes.push(bytes(&forms));
+        let inputs = batch.added_to(&forms, model.layers()[last].route().reads());
         Ok(Self {
-            loss: model.loss_memory(&forms, targets)?,
-            evaluation_loss: model.evaluation_loss_memory(&forms, targets)?,
+            loss: model.loss_memory(&inputs, &batch.targets)?,
+            evaluation_loss: model.evaluation_loss_memory(&inputs, &batch.targets)?,
             layers,
             evaluation,
             inputs: sizes,
-            batch: bytes(inputs) + targets.bytes(),
+            batch: batch.bytes(),
         })
     }
 }
 
-/// Returns shapes and dtypes of a micro-batch's inputs and targets; `None` if they depend on the data.
-fn forms(config: &Config) -> Option<(Vec<Form>, Form)> {
-    use candle_core::DType;
-    let rows = config.train_micro_batch_size_per_gpu;
-    match config.model.as_ref()? {
-        zero_config::Model::Mlp(mlp) => {
-            Some((vec![Form::new((rows, mlp.input_size), DType::F32)], Form::new(rows, DType::U32)))
+/// Shapes and dtypes of a micro-batch.
+struct BatchForms {
+    inputs: Form,
+    /// Inputs with a name.
+    named: BTreeMap<String, Form>,
+    targets: Vec<Form>,
+}
+
+impl BatchForms {
+    /// Returns `None` if they depend on the data.
+    fn of(config: &Config, model: &Model) -> Option<Self> {
+        let rows = config.train_micro_batch_size_per_gpu;
+        if let zero_config::Model::Mlp(mlp) = config.model.as_ref()? {
+            let (inputs, targets) = (Form::new((rows, mlp.input_size), DType::F32), Form::new(rows, DType::U32));
+            return Some(Self { inputs, named: BTreeMap::new(), targets: vec![targets] });
         }
-        model => {
-            let data = config.data.as_ref().and_then(|data| data.sequence_length);
-            let length = data.or(model.max_sequence_length())?;
-            let tokens = Form::new((rows, length), DType::U32);
-            Some((vec![tokens.clone()], tokens))
-        }
+        let tokens = (rows, tokens(config)?);
+        let form = |name: &str| match name {
+            POSITION_IDS => Some(Form::new(tokens, DType::U32)),
+            LABELS => Some(Form::new(tokens, DType::I64)),
+            LABEL_GROUPS => Some(Form::new(tokens, DType::U8)),
+            LABEL_COUNTS => Some(Form::new((rows, PreferenceLoss::SUMS), DType::F32)),
+            REFERENCE_LOG_PROBS => Some(Form::new((rows, 2), DType::F32)),
+            _ => None,
+        };
+        let Signature { inputs, targets, .. } = model.signature();
+        // Each layer that names an input is an entry.
+        let names: BTreeSet<&String> = inputs.iter().map(|(name, _)| name).collect();
+        let named = names.into_iter().map(|name| Some((name.clone(), form(name)?))).collect::<Option<_>>()?;
+        let targets = match targets {
+            Some(names) => names.iter().map(|name| form(name)).collect::<Option<_>>()?,
+            None => vec![Form::new(tokens, DType::U32)],
+        };
+        Some(Self { inputs: Form::new(tokens, DType::U32), named, targets })
+    }
+
+    /// Appends the inputs that a layer names to what flows into it.
+    fn added_to(&self, flow: &[Form], names: &[String]) -> Vec<Form> {
+        flow.iter().chain(names.iter().filter_map(|name| self.named.get(name))).cloned().collect()
+    }
+
+    fn bytes(&self) -> u64 {
+        [&self.inputs].into_iter().chain(self.named.values()).chain(&self.targets).map(Form::bytes).sum()
     }
 }
 
 /// Tokens per sample, where a row of a table counts as one; `None` if that depends on the data.
 pub fn tokens(config: &Config) -> Option<usize> {
-    let (inputs, _) = forms(config)?;
-    let rows = config.train_micro_batch_size_per_gpu.max(1);
-    match config.model {
-        Some(zero_config::Model::Mlp(_)) => Some(1),
-        _ => Some(inputs.first()?.shape.elem_count() / rows),
+    let model = config.model.as_ref()?;
+    if matches!(model, zero_config::Model::Mlp(_)) {
+        return Some(1);
     }
+    let length = config.data.as_ref().and_then(|data| data.sequence_length).or(model.max_sequence_length())?;
+    // A sample of two answers.
+    Some(if config.preference.is_some() { 2 * length } else { length })
 }

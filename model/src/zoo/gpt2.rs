@@ -3,7 +3,8 @@
 //! Radford et al., "Language models are unsupervised multitask learners", 2019. Names and layouts are those of
 //! `GPT2LMHeadModel`.
 
-use super::{Activation, Alone, LanguageHead, POSITION_IDS, check_sizes, with_positions, within_documents};
+use super::pair_head::with_head;
+use super::{Activation, Alone, POSITION_IDS, PreferenceLoss, check_sizes, with_positions, within_documents};
 use crate::layers::{Activations, Layer, Layers};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
@@ -15,21 +16,23 @@ use zero_ops::{
 };
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
-/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] computes without storing all logits.
+/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`](super::LanguageHead) computes without storing all
+/// logits.
 ///
 /// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights are
 /// initialized from a normal distribution with standard deviation `initializer_range`, divided by √(2·n_layer) for the
 /// last weight of each residual branch. Biases start at 0.
 pub fn gpt2(config: &Gpt2Config) -> Layers {
-    let (embed, block, head) = (config.clone(), config.clone(), config.clone());
+    let (embed, block) = (config.clone(), config.clone());
+    let position_ids = config.takes_positions().then_some(POSITION_IDS);
     let (width, eps) = (config.n_embd, config.layer_norm_epsilon);
     let layers = Layers::new()
         .layer("transformer", move |vb| Embeddings::new(&embed, vb))
-        .with(config.packed.then_some(POSITION_IDS))
+        .with(position_ids)
         .layers("transformer.h", config.n_layer, move |_, vb| Block::new(&block, vb))
-        .with(config.packed.then_some(POSITION_IDS))
-        .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb).map(Alone))
-        .head("lm_head", move |vb| LanguageHead::new(head.n_embd, head.vocab_size, head.initializer_range, vb));
+        .with(position_ids)
+        .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb).map(Alone));
+    let layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
     if config.tie_word_embeddings { layers.tie("transformer.wte.weight", "lm_head.weight") } else { layers }
 }
 
@@ -67,6 +70,9 @@ pub struct Gpt2Config {
     pub tiled_mlp_rows: Option<usize>,
     /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`] beside its tokens.
     pub packed: bool,
+    /// The loss of pairs of answers. A sample then consists of two documents, as with `packed`, and `lm_head` returns their
+    /// log-probabilities.
+    pub preference: Option<PreferenceLoss>,
 }
 
 impl Default for Gpt2Config {
@@ -88,6 +94,7 @@ impl Default for Gpt2Config {
             tie_word_embeddings: true,
             tiled_mlp_rows: None,
             packed: false,
+            preference: None,
         }
     }
 }
@@ -107,6 +114,10 @@ impl Gpt2Config {
             bail!("gpt2: n_embd = {} is not a multiple of n_head = {}", self.n_embd, self.n_head);
         }
         Ok(())
+    }
+
+    fn takes_positions(&self) -> bool {
+        self.packed || self.preference.is_some()
     }
 
     fn inner(&self) -> usize {
@@ -138,11 +149,11 @@ impl Layer for Embeddings {
     fn run(&self, ids: &Activations, pass: &Pass) -> Result<Activations> {
         let (ids, position_ids) = with_positions(ids)?;
         let (batch, time) = ids.dims2()?;
-        if time > self.positions {
-            bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
-        }
         let positions = match position_ids {
             Some(position_ids) => position_ids.clone(),
+            None if time > self.positions => {
+                bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
+            }
             None => positions(batch, time, ids.device())?,
         };
         let y = fused_block(self.wte.weight(), |_| {

@@ -8,7 +8,8 @@
 //! of the local layers' angles it is a Gemma 3 (Kamath et al., "Gemma 3 technical report", 2025). With fused projections
 //! it is a Phi-3 or Phi-4 (Abdin et al., "Phi-3 technical report", 2024).
 
-use super::{Alone, LanguageHead, LlamaConfig, POSITION_IDS, with_positions, within_documents};
+use super::pair_head::with_head;
+use super::{Alone, LlamaConfig, POSITION_IDS, with_positions, within_documents};
 use crate::layers::{Activations, Layer, Layers};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -22,12 +23,13 @@ use zero_ops::{
 };
 
 /// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
-/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`] computes without storing all logits.
+/// [`cross_entropy`](zero_ops::cross_entropy), which [`LanguageHead`](super::LanguageHead) computes without storing all
+/// logits.
 ///
 /// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights are initialized from a
 /// normal distribution with standard deviation `initializer_range`, norms start at 1, biases at 0.
 pub fn llama(config: &LlamaConfig) -> Layers {
-    let (embed, block, head) = (config.clone(), config.clone(), config.clone());
+    let (embed, block) = (config.clone(), config.clone());
     let (width, norm) = (config.hidden_size, config.clone());
     let shared = Arc::new(Shared::new(config));
     let layers = Layers::new()
@@ -37,9 +39,9 @@ pub fn llama(config: &LlamaConfig) -> Layers {
             Ok(if embed.scale_embeddings { table.times((embed.hidden_size as f64).sqrt()) } else { table })
         })
         .layers("model.layers", config.num_hidden_layers, move |layer, vb| Block::new(&block, layer, &shared, vb))
-        .with(config.packed.then_some(POSITION_IDS))
-        .layer("model.norm", move |vb| norm.norm(width, vb).map(Alone))
-        .head("lm_head", move |vb| LanguageHead::new(head.hidden_size, head.vocab_size, head.initializer_range, vb));
+        .with(config.takes_positions().then_some(POSITION_IDS))
+        .layer("model.norm", move |vb| norm.norm(width, vb).map(Alone));
+    let layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }
 

@@ -3,7 +3,7 @@
 use super::check_sizes;
 use candle_core::{Result, bail};
 use candle_nn::VarBuilder;
-use zero_ops::{Activation, RmsNorm, RopeScaling};
+use zero_ops::{Activation, PreferenceLoss, RmsNorm, RopeScaling};
 
 /// The positions that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +84,9 @@ pub struct LlamaConfig {
     pub tiled_mlp_rows: Option<usize>,
     /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`](super::POSITION_IDS) beside its tokens.
     pub packed: bool,
+    /// The loss of pairs of answers. A sample then consists of two documents, as with `packed`, and `lm_head` returns their
+    /// log-probabilities.
+    pub preference: Option<PreferenceLoss>,
 }
 
 impl Default for LlamaConfig {
@@ -121,6 +124,7 @@ impl Default for LlamaConfig {
             mlp_bias: false,
             tiled_mlp_rows: None,
             packed: false,
+            preference: None,
         }
     }
 }
@@ -161,6 +165,10 @@ impl LlamaConfig {
             bail!("llama: tiles of a fused projection are not implemented");
         }
         Ok(())
+    }
+
+    pub(super) fn takes_positions(&self) -> bool {
+        self.packed || self.preference.is_some()
     }
 
     pub(super) fn head_size(&self) -> usize {

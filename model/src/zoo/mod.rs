@@ -8,13 +8,15 @@ mod language_head;
 mod llama;
 mod llama_config;
 mod mlp;
+mod pair_head;
 
 pub use gpt2::{Gpt2Config, gpt2};
 pub use language_head::LanguageHead;
 pub use llama::llama;
 pub use llama_config::{LayerType, LlamaConfig};
 pub use mlp::{MlpConfig, mlp};
-pub use zero_ops::{Activation, UnknownActivation};
+pub use pair_head::{LABEL_COUNTS, LABEL_GROUPS, LABELS, REFERENCE_LOG_PROBS};
+pub use zero_ops::{Activation, PreferenceLoss, UnknownActivation};
 
 use candle_core::{Result, Tensor};
 use candle_nn::Module;

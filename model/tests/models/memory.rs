@@ -121,7 +121,7 @@ fn layers_without_a_dry_run_are_errors() -> Result<()> {
     let x = [Form::new((2, 8), DType::F32)];
     assert!(model.layer_memory(0, &x).is_err());
     assert!(model.evaluation_memory(0, &x).is_err());
-    assert!(model.loss_memory(&x, &Form::new(2, DType::U32)).is_err());
+    assert!(model.loss_memory(&x, &[Form::new(2, DType::U32)]).is_err());
 
     let config = Gpt2Config { n_embd: 64, n_head: 2, n_layer: 1, vocab_size: 10, ..Gpt2Config::default() };
     let model = gpt2(&config).build(DType::F32).expect("a model");

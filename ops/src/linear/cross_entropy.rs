@@ -2,25 +2,22 @@
 //!
 //! Logits are a model's largest activation: rows × vocabulary, the same size again for their gradient, and twice more
 //! if candle adds that to zeros. This operation multiplies out one chunk of rows at a time. It computes the chunk's
-//! losses, turns the logits in place into their gradients, and adds these to dx and dW at once. The gradients are
+//! losses, turns the logits in place into their gradients, and adds these to dx and dW at once (`head.rs`). The gradients are
 //! thus computed together with the loss. The backward only returns them and no longer needs x or the weight.
 
-use crate::cross_entropy::{mean_over, row_loss};
+use crate::cross_entropy::mean_over;
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{apply2, count2};
 use crate::graph::gradient::deliver;
-use crate::graph::operand::{NO_TARGET, View, rows, targets_of};
+use crate::graph::operand::{View, rows, targets_of};
 use crate::graph::output::{stored, tensor};
-use crate::kernel::{HalfFloat, Isa, softmax as kernel};
-use crate::measure;
+use crate::linear::head::{Factors, Head, chunk_rows, some_rows};
 use crate::meta;
 use crate::meta::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
-use crate::parallel::{Output, split, threads};
-use crate::product::{Elements, Matrix, Start, add_product, new_product, product};
+use crate::product::Matrix;
 use crate::sink;
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
-use half::{bf16, f16};
 
 /// Computes the [`cross_entropy`](crate::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
 ///
@@ -65,15 +62,15 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
         let head =
             Head { x: xs.elements(), weight: weight_matrix, inputs, classes, rows: rows.as_deref(), targets: &targets };
         let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
-        let factor = gradient / counted as f32;
+        let factors = Factors::Same(gradient / counted as f32);
         let (mut total, mut d_weight) = (0.0, None);
         if !weight.track_op() {
-            total = head.run(factor, dx.as_deref_mut(), None);
+            head.run(factors, dx.as_deref_mut(), None, |_, loss| total += loss);
         } else if sink::has(weight) {
-            deliver(OP, weight, |out| total = head.run(factor, dx.as_deref_mut(), Some(out)))?;
+            deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, loss| total += loss))?;
         } else {
             let out = d_weight.insert(vec![0.0; classes * inputs]);
-            total = head.run(factor, dx.as_deref_mut(), Some(out));
+            head.run(factors, dx.as_deref_mut(), Some(out), |_, loss| total += loss);
         }
         let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
         ((total / counted as f64) as f32, dx, d_weight)
@@ -82,186 +79,6 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
 }
 
 const OP: &str = "linear-cross-entropy";
-
-/// Returns how many rows to multiply out at a time: 4 MiB of logits, but at least 256 rows. Every chunk packs the
-/// weight twice and makes one pass over dW, which for GPT-2's 50257 × 768 costs a tenth of the time of 256 rows. The
-/// number does not affect the results, since the sums of dW continue from chunk to chunk.
-fn chunk_rows(classes: usize) -> usize {
-    const FLOATS: usize = 1 << 20;
-    (FLOATS / classes).clamp(256, 1024)
-}
-
-/// Drops the targets of ignored rows and returns the numbers of the other rows; `None` if no row is ignored.
-fn some_rows(targets: &mut Vec<usize>) -> Option<Vec<usize>> {
-    if !targets.contains(&NO_TARGET) {
-        return None;
-    }
-    let rows = targets.iter().enumerate().filter(|(_, target)| **target != NO_TARGET).map(|(row, _)| row).collect();
-    targets.retain(|&target| target != NO_TARGET);
-    Some(rows)
-}
-
-/// The operands, after all checks.
-struct Head<'a> {
-    x: Elements<'a>,
-    weight: Matrix<'a>,
-    inputs: usize,
-    classes: usize,
-    /// The row of x for each target; `None` if they are all rows, in order.
-    rows: Option<&'a [usize]>,
-    targets: &'a [usize],
-}
-
-/// The rows of x of a chunk.
-enum Rows<'a> {
-    /// Consecutive, from this row on.
-    From(usize),
-    /// Copied.
-    At(&'a [usize]),
-}
-
-impl Head<'_> {
-    /// Returns the sum of the rows' losses. Writes the gradients multiplied by `factor` where they are wanted. `dx` is
-    /// zero before.
-    fn run(&self, factor: f32, mut dx: Option<&mut [f32]>, mut d_weight: Option<&mut [f32]>) -> f64 {
-        let (inputs, at_once) = (self.inputs, chunk_rows(self.classes));
-        let (mut total, mut copied, mut d_copied) = (0.0, Copied::default(), vec![]);
-        if let (true, Some(d_weight)) = (self.targets.is_empty(), &mut d_weight) {
-            d_weight.fill(0.0);
-        }
-        for (chunk, targets) in self.targets.chunks(at_once).enumerate() {
-            let (rows, len) = (self.rows_of(chunk * at_once, targets.len()), targets.len());
-            let x = match rows {
-                Rows::From(first) => self.x.skip(first * inputs),
-                Rows::At(rows) => copied.of(self.x, rows, inputs),
-            };
-            let x = Matrix::new(x, len, inputs);
-            let mut logits = new_product(Start::Zero, x, self.weight.t(), threads());
-            let wanted = dx.is_some() || d_weight.is_some();
-            total = self.losses(&mut logits, targets, wanted.then_some(factor), total);
-            let d_logits = match self.x {
-                Elements::F32(_) => Matrix::new(&logits, len, self.classes),
-                Elements::Bf16(_) => rounded_rows::<bf16>(&logits, len, self.classes),
-                Elements::F16(_) => rounded_rows::<f16>(&logits, len, self.classes),
-                Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
-            };
-            match (&mut dx, rows) {
-                (None, _) => {}
-                (Some(dx), Rows::From(first)) => {
-                    product(&mut dx[first * inputs..(first + len) * inputs], d_logits, self.weight, threads());
-                }
-                (Some(dx), Rows::At(rows)) => {
-                    d_copied.resize(len * inputs, 0.0);
-                    product(&mut d_copied, d_logits, self.weight, threads());
-                    for (&row, from) in rows.iter().zip(d_copied.chunks_exact(inputs)) {
-                        dx[row * inputs..(row + 1) * inputs].copy_from_slice(from);
-                    }
-                }
-            }
-            if let Some(d_weight) = &mut d_weight {
-                match chunk {
-                    0 => product(d_weight, d_logits.t(), x, threads()),
-                    _ => add_product(d_weight, d_logits.t(), x, threads()),
-                }
-            }
-        }
-        total
-    }
-
-    /// Returns the rows of x for `len` targets from `first` on.
-    fn rows_of(&self, first: usize, len: usize) -> Rows<'_> {
-        match self.rows {
-            None => Rows::From(first),
-            Some(rows) => match &rows[first..first + len] {
-                [from, .., to] if to - from + 1 != len => Rows::At(&rows[first..first + len]),
-                rows => Rows::From(rows[0]),
-            },
-        }
-    }
-
-    /// Returns `total` plus the losses of a chunk's rows, in order. With a factor, replaces the logits by their
-    /// gradients times the factor. The gradients of a bf16 or f16 model are rounded, as in PyTorch, and fill the
-    /// first half of each row.
-    fn losses(&self, logits: &mut [f32], targets: &[usize], factor: Option<f32>, total: f64) -> f64 {
-        let _timed = measure::forward("cross-entropy");
-        let mut parts = vec![0.0; 3 * targets.len()];
-        let outputs = [Output { data: logits, floats: self.classes }, Output { data: &mut parts, floats: 3 }];
-        split(targets.len(), self.classes, outputs, |range, [logits, parts]| {
-            let isa = Isa::current();
-            let rows = logits.chunks_exact_mut(self.classes).zip(parts.chunks_exact_mut(3));
-            for ((row, part), &target) in rows.zip(&targets[range]) {
-                let (largest, sum) = kernel::max_and_sum(isa, row);
-                part.copy_from_slice(&[largest, sum, row[target]]);
-                if let Some(factor) = factor {
-                    kernel::scaled_softmax(isa, row, largest, sum, factor);
-                    row[target] -= factor;
-                    match self.x {
-                        Elements::F32(_) => {}
-                        Elements::Bf16(_) => round_in_place::<bf16>(isa, row),
-                        Elements::F16(_) => round_in_place::<f16>(isa, row),
-                        Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
-                    }
-                }
-            }
-        });
-        parts.chunks_exact(3).fold(total, |total, part| total + row_loss(part[0], part[1], part[2]))
-    }
-}
-
-/// Copies of rows of x. Only the vector of its dtype is used.
-#[derive(Default)]
-struct Copied {
-    f32: Vec<f32>,
-    bf16: Vec<bf16>,
-    f16: Vec<f16>,
-}
-
-impl Copied {
-    fn of(&mut self, x: Elements<'_>, rows: &[usize], width: usize) -> Elements<'_> {
-        fn copy<'r, T: Copy>(from: &[T], rows: &[usize], width: usize, to: &'r mut Vec<T>) -> &'r [T] {
-            to.clear();
-            to.reserve_exact(rows.len() * width);
-            rows.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
-            to
-        }
-        match x {
-            Elements::F32(x) => Elements::F32(copy(x, rows, width, &mut self.f32)),
-            Elements::Bf16(x) => Elements::Bf16(copy(x, rows, width, &mut self.bf16)),
-            Elements::F16(x) => Elements::F16(copy(x, rows, width, &mut self.f16)),
-            Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
-        }
-    }
-}
-
-/// Only weights of linear maps are quantized, and [`View`] makes no such elements.
-const NO_WEIGHT: &str = "the input of a loss is not quantized";
-
-/// Rounds a row to a 16-bit float and stores it in the first half of the row.
-fn round_in_place<H: HalfFloat>(isa: Isa, row: &mut [f32]) {
-    let mut rounded = [H::ZERO; 512];
-    for start in (0..row.len()).step_by(rounded.len()) {
-        let part = start..row.len().min(start + rounded.len());
-        let rounded = &mut rounded[..part.len()];
-        H::round(isa, &row[part], rounded);
-        // SAFETY: element `start` of half the size lies at or before the elements that have been read, `H` has two
-        // bytes, and any bits are valid floats.
-        unsafe {
-            let to = row.as_mut_ptr().cast::<H>().add(start);
-            std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, rounded.len());
-        }
-    }
-}
-
-/// Views rows of f32 whose first halves were rounded in place.
-fn rounded_rows<'a, H: HalfFloat>(rows: &'a [f32], count: usize, width: usize) -> Matrix<'a>
-where
-    Elements<'a>: From<&'a [H]>,
-{
-    // SAFETY: the slices have the same number of bytes, `H` has a smaller alignment, and any bits are a valid 16-bit
-    // float.
-    let halves: &'a [H] = unsafe { std::slice::from_raw_parts(rows.as_ptr().cast(), 2 * rows.len()) };
-    Matrix::strided(halves, count, width, 2 * width)
-}
 
 /// The node of the graph. Its forward only returns values that were computed before.
 struct Computed {

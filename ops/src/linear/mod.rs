@@ -4,6 +4,8 @@ pub(crate) mod affine;
 pub(crate) mod cross_entropy;
 pub(crate) mod dora;
 pub(crate) mod gelu;
+mod head;
+pub(crate) mod log_probs;
 pub(crate) mod lora;
 
 use crate::activation::Activation;

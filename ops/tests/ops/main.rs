@@ -12,5 +12,6 @@ mod gpu;
 mod head;
 mod ignored;
 mod invariance;
+mod preference;
 mod sink;
 mod tiled;

@@ -12,6 +12,7 @@
 //! | JSON lines | the string under a key, one document per line | as text |
 //! | tokens | raw little-endian u16 or u32, read in pieces as needed | as text; files are joined without a separator |
 //! | conversations | JSON lines or a JSON array, rendered with the model's chat template | conversation i, padded; untrained targets are −100 |
+//! | pairs of answers | the same files, with a section `preference` | both answers of pair i, each after the prompt and padded |
 //! | CSV | read whole | the row's features, with the last column as the target |
 //!
 //! Documents (a text file, or one line of a JSON lines file) are joined by newlines in the order of the files. Empty
@@ -32,7 +33,10 @@ mod tokenizer;
 mod tokens;
 
 pub use chat::options::ChatOptions;
+pub(crate) use chat::pairs::PairDataset;
 pub(crate) use chat::prompt::{eos_token, prompts};
+#[cfg(test)]
+pub(crate) use chat::tests::{templates::CHATML, tokenizer::Folder};
 pub use dataset::{BoxError, Dataset};
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub use options::{DataOptions, Format, TokenDtype};

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use zero_config::{self as config, Config};
 
 use super::corpus::{Corpus, Extent, Order, evaluates_on};
-use crate::data::{self, ChatOptions, DataOptions, Dataset, FileDataset, SampleShape, Tokenizer};
+use crate::data::{
+    self, ChatOptions, DataError, DataOptions, Dataset, FileDataset, PairDataset, SampleShape, Tokenizer,
+};
 use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
 
@@ -20,13 +22,45 @@ pub(super) struct DataFiles {
     pub(super) vocabulary: Option<usize>,
 }
 
+/// Pairs of answers of the configuration, and their tokenizer.
+pub(super) struct PairFiles {
+    pub(super) train: Arc<PairDataset>,
+    pub(super) eval: Option<Arc<PairDataset>>,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) vocabulary: Option<usize>,
+}
+
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
 pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
-    let DataFiles { train: all, eval, tokenizer, vocabulary } = files(config, has_own_model)?;
-    let described = [("training data", Some(&all)), ("evaluation data", eval.as_ref())];
-    let notes =
-        described.iter().filter_map(|(name, files)| Some(format!("{name}: {}", files.as_ref()?.description()?)));
-    let notes = notes.collect();
+    if let Some(preference) = &config.preference {
+        let PairFiles { train, eval, tokenizer, vocabulary } = pairs(config, preference, has_own_model)?;
+        let notes = described(Some(train.description()), eval.as_ref().map(|eval| eval.description()));
+        let reference = match preference.has_reference() {
+            true => [Some(&train), eval.as_ref()].into_iter().flatten().cloned().collect(),
+            false => vec![],
+        };
+        let mut corpus = corpus(config, (train, eval), tokenizer, vocabulary)?;
+        (corpus.notes, corpus.reference) = (notes, reference);
+        return Ok(corpus);
+    }
+    let DataFiles { train, eval, tokenizer, vocabulary } = files(config, has_own_model)?;
+    let notes = described(train.description(), eval.as_ref().and_then(FileDataset::description));
+    let mut corpus = corpus(config, (train, eval), tokenizer, vocabulary)?;
+    corpus.notes = notes;
+    Ok(corpus)
+}
+
+fn described(train: Option<String>, eval: Option<String>) -> Vec<String> {
+    let named = [("training data", train), ("evaluation data", eval)].into_iter();
+    named.filter_map(|(name, description)| Some(format!("{name}: {}", description?))).collect()
+}
+
+fn corpus<D: Dataset + 'static>(
+    config: &Config,
+    (all, eval): (D, Option<D>),
+    tokenizer: Tokenizer,
+    vocabulary: Option<usize>,
+) -> Result<Corpus, Error> {
     let fraction = config.data.as_ref().map_or(0.0, |data| data.eval_fraction);
     let (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>) = match eval {
         Some(eval) => (Arc::new(all), Some(Arc::new(eval))),
@@ -41,68 +75,104 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
     let order = Order { seed: config.training.seed, shuffle };
     let extent = Extent::Batches(config.training.eval_batches.max(1));
     let mut corpus = Corpus::new(config, (train, eval), order, extent)?;
-    (corpus.tokenizer, corpus.vocabulary, corpus.notes) = (tokenizer, vocabulary, notes);
+    (corpus.tokenizer, corpus.vocabulary) = (tokenizer, vocabulary);
     Ok(corpus)
+}
+
+/// The files that the configuration names, before they are opened.
+struct Sources<'c> {
+    model: Option<&'c config::Model>,
+    data: &'c config::Data,
+    tokenizer: Tokenizer,
+    vocabulary: Option<usize>,
+    sequence_length: usize,
+}
+
+impl<'c> Sources<'c> {
+    fn of(config: &'c Config, has_own_model: bool) -> Result<Self, Error> {
+        let (model, data) = match (&config.data, has_own_model) {
+            (Some(data), true) => (None, data),
+            _ => {
+                refuse(config)?;
+                config.model_and_data().map(|(model, data)| (Some(model), data))?
+            }
+        };
+        let tokenizer = match &data.tokenizer {
+            config::Tokenizer::Byte => Tokenizer::Byte,
+            config::Tokenizer::File(path) => Tokenizer::from_file(path).map_err(|error| {
+                Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
+            })?,
+        };
+        let vocabulary = vocabulary(model, data, &tokenizer)?;
+        if vocabulary.is_some() {
+            are_the_models(config, model, vocabulary)?;
+        }
+        // Reject a model that does not fit the tokens before reading gigabytes of data.
+        if model.is_some() {
+            configured_model::from_config(config, vocabulary)?;
+        }
+        let sequence_length = sequence_length(model, data)?;
+        let sources = Self { model, data, tokenizer, vocabulary, sequence_length };
+        if data.format == config::DataFormat::Chat {
+            sources.has_length()?
+        }
+        Ok(sources)
+    }
+
+    /// Fails if neither the model nor the data section states the number of tokens per sample.
+    fn has_length(&self) -> Result<(), Error> {
+        match self.model.is_some() || self.data.sequence_length.is_some() {
+            true => Ok(()),
+            false => Err(Error::setting(
+                "data.sequence_length",
+                "the model does not state its maximum number of tokens",
+                "set it to the number of tokens per sample",
+            )),
+        }
+    }
+
+    /// Calls `open` with the options of `data.train` and of `data.eval`.
+    fn open<D>(&self, open: impl Fn(&DataOptions) -> Result<D, DataError>) -> Result<(D, Option<D>), Error> {
+        let (model, data) = (self.model, self.data);
+        let open = |key: &str, sources: &[String]| {
+            let options = DataOptions {
+                sources: sources.to_vec(),
+                format: format(model, data),
+                text_key: data.text_key.clone(),
+                token_dtype: match data.token_dtype {
+                    config::TokenDtype::U16 => data::TokenDtype::U16,
+                    config::TokenDtype::U32 => data::TokenDtype::U32,
+                },
+                sequence_length: self.sequence_length,
+                vocabulary: model.and_then(classes).or(self.vocabulary).unwrap_or(usize::MAX),
+                sample_packing: data.sample_packing,
+                chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
+            };
+            open(&options).map_err(|error| Error::from(error).named(key, READABLE))
+        };
+        let train = open("data.train", &data.train)?;
+        Ok((train, data.eval.as_ref().map(|sources| open("data.eval", sources)).transpose()?))
+    }
 }
 
 /// Opens the files that the configuration names.
 pub(super) fn files(config: &Config, has_own_model: bool) -> Result<DataFiles, Error> {
-    let (model, data) = match (&config.data, has_own_model) {
-        (Some(data), true) => (None, data),
-        _ => {
-            refuse(config)?;
-            config.model_and_data().map(|(model, data)| (Some(model), data))?
-        }
-    };
-    let tokenizer = match &data.tokenizer {
-        config::Tokenizer::Byte => Tokenizer::Byte,
-        config::Tokenizer::File(path) => Tokenizer::from_file(path).map_err(|error| {
-            Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
-        })?,
-    };
-    let vocabulary = vocabulary(model, data, &tokenizer)?;
-    if vocabulary.is_some() {
-        are_the_models(config, model, vocabulary)?;
+    let sources = Sources::of(config, has_own_model)?;
+    let (train, eval) = sources.open(|options| data::open(options, &sources.tokenizer))?;
+    fits(sources.model, train.shape())?;
+    if matches!(train.shape(), SampleShape::Tokens(_)) {
+        sources.has_length()?;
     }
-    // Reject a model that does not fit the tokens before reading gigabytes of data.
-    if model.is_some() {
-        configured_model::from_config(config, vocabulary)?;
-    }
-    let sequence_length = sequence_length(model, data)?;
-    let options = |sources: &[String]| DataOptions {
-        sources: sources.to_vec(),
-        format: format(model, data),
-        text_key: data.text_key.clone(),
-        token_dtype: match data.token_dtype {
-            config::TokenDtype::U16 => data::TokenDtype::U16,
-            config::TokenDtype::U32 => data::TokenDtype::U32,
-        },
-        sequence_length,
-        vocabulary: model.and_then(classes).or(vocabulary).unwrap_or(usize::MAX),
-        sample_packing: data.sample_packing,
-        chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
-    };
-    let open = |key: &str, sources: &[String]| {
-        data::open(&options(sources), &tokenizer).map_err(|error| Error::from(error).named(key, READABLE))
-    };
-    let has_length = model.is_some() || data.sequence_length.is_some();
-    let no_length = || {
-        Error::setting(
-            "data.sequence_length",
-            "the model does not state its maximum number of tokens",
-            "set it to the number of tokens per sample",
-        )
-    };
-    if data.format == config::DataFormat::Chat && !has_length {
-        return Err(no_length());
-    }
-    let train = open("data.train", &data.train)?;
-    fits(model, train.shape())?;
-    if !has_length && matches!(train.shape(), SampleShape::Tokens(_)) {
-        return Err(no_length());
-    }
-    let eval = data.eval.as_ref().map(|sources| open("data.eval", sources)).transpose()?;
-    Ok(DataFiles { train, eval, tokenizer, vocabulary })
+    Ok(DataFiles { train, eval, tokenizer: sources.tokenizer, vocabulary: sources.vocabulary })
+}
+
+/// Opens the pairs of answers that the configuration names.
+pub(super) fn pairs(config: &Config, preference: &config::Preference, has_own_model: bool) -> Result<PairFiles, Error> {
+    let sources = Sources::of(config, has_own_model)?;
+    let labels_prompts = preference.kind == config::PreferenceType::Orpo;
+    let (train, eval) =
+        sources.open(|options| PairDataset::open(options, &sources.tokenizer, labels_prompts).map(Arc::new))?;
+    Ok(PairFiles { train, eval, tokenizer: sources.tokenizer, vocabulary: sources.vocabulary })
 }
 
 /// Makes those checks of [`open`] that need no file.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zero_config::Config;
 
-use crate::data::{Dataset, Tokenizer, sample_index};
+use crate::data::{Dataset, PairDataset, Tokenizer, sample_index};
 use zero_engine::Batch;
 use zero_engine::Error;
 use zero_engine::format::counted;
@@ -19,6 +19,8 @@ pub(super) struct Corpus {
     pub(super) vocabulary: Option<usize>,
     /// What the run says about its data when it starts.
     pub(super) notes: Vec<String>,
+    /// The pairs of training and evaluation data whose log-probabilities under the reference model the loss needs.
+    pub(super) reference: Vec<Arc<PairDataset>>,
     order: Order,
     /// Samples used per epoch: all of them, or only whole batches.
     per_epoch: u64,
@@ -49,7 +51,17 @@ impl Corpus {
         extent: Extent,
     ) -> Result<Self, Error> {
         let per_epoch = samples_per_epoch(train.len(), config)?;
-        Ok(Self { train, eval, extent, tokenizer: Tokenizer::Byte, vocabulary: None, notes: vec![], order, per_epoch })
+        Ok(Self {
+            train,
+            eval,
+            extent,
+            tokenizer: Tokenizer::Byte,
+            vocabulary: None,
+            notes: vec![],
+            reference: vec![],
+            order,
+            per_epoch,
+        })
     }
 
     /// Creates a corpus from the program's own data sets. An evaluation uses all samples unless `training.eval_batches`

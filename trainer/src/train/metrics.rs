@@ -5,7 +5,8 @@ use zero_engine::{Activations, Batch, Error, ExactSum, Observed, Signature};
 
 use crate::monitor::metric;
 
-type Of<O, T> = Box<dyn Fn(&O, &T) -> Result<Tensor> + Send + Sync>;
+/// A function of outputs and targets.
+pub(super) type Of<O, T> = Box<dyn Fn(&O, &T) -> Result<Tensor> + Send + Sync>;
 
 /// A metric's function, and what it receives.
 pub(crate) enum Function {

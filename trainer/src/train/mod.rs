@@ -15,7 +15,9 @@ mod folder;
 mod intro;
 mod metrics;
 mod options;
+mod preference;
 mod progress;
+mod reference;
 mod report;
 mod restart;
 mod run;
@@ -91,6 +93,9 @@ pub(crate) fn fit(
         monitor::check(&config)?;
     }
     let corpus = task.corpus(&config)?;
+    if let (Some(preference), Some(_)) = (&config.preference, &corpus.eval) {
+        task.metrics.extend(preference::metrics(preference)?);
+    }
     let no_sample = sample::missing(&config, &corpus)?;
     let steps = match (config.training.max_steps, config.training.epochs) {
         (Some(steps), _) => steps as u64,
@@ -143,6 +148,7 @@ pub(crate) fn fit(
     if main && let Some(reason) = no_sample {
         progress.warn(&format!("`training.sample` has no effect: {reason}"));
     }
+    reference::prepare(&mut engine, &corpus, &out, from.as_deref(), &progress)?;
     let saves = Saves::new(&out, from.as_ref().map(|_| engine.steps()));
     if main {
         progress.say(&saves.foretell(&engine));

@@ -311,7 +311,7 @@ impl<'a> Run<'a> {
     /// warning, because the run itself has succeeded.
     pub(super) fn sample(&mut self) -> Result<Option<String>, Error> {
         let Some(sample) = self.engine.config().training.sample.clone() else { return Ok(None) };
-        if self.corpus.vocabulary.is_none() {
+        if self.corpus.vocabulary.is_none() || self.engine.config().preference.is_some() {
             return Ok(None);
         }
         let length = self.corpus.tokens_per_sample();

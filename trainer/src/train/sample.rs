@@ -7,8 +7,8 @@ use zero_model::random::Stream;
 use super::corpus::Corpus;
 use crate::data::Tokenizer;
 use crate::generate::Sampling;
-use zero_engine::Engine;
-use zero_engine::Error;
+use zero_engine::{Batch, Engine, Error};
+use zero_model::zoo::POSITION_IDS;
 
 /// Returns why no text will be generated although `training.sample` asks for it; otherwise `None`.
 ///
@@ -16,6 +16,9 @@ use zero_engine::Error;
 /// Fails if the tokenizer cannot encode the prompt. Reporting this before the run saves the run.
 pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'static str>, Error> {
     let Some(sample) = &config.training.sample else { return Ok(None) };
+    if config.preference.is_some() {
+        return Ok(Some("a model that compares answers returns no logits; `zero-train generate` loads the checkpoint"));
+    }
     if corpus.vocabulary.is_none() {
         let reason = match config.model {
             Some(zero_config::Model::Mlp(_)) => "an MLP generates no text",
@@ -54,7 +57,12 @@ pub(super) fn generate(
     for index in 0..sample.tokens {
         let window = &tokens[tokens.len().saturating_sub(longest)..];
         let ids = Tensor::from_slice(window, (1, window.len()), &Device::Cpu)?;
-        let logits = engine.forward(ids)?;
+        let mut batch = Batch::from(ids);
+        if engine.model().signature().inputs.iter().any(|(input, _)| input == POSITION_IDS) {
+            let position_ids = Tensor::arange(0, window.len() as u32, &Device::Cpu)?.unsqueeze(0)?;
+            batch = batch.input(POSITION_IDS, position_ids);
+        }
+        let logits = engine.forward(batch)?;
         let last = logits.single()?.narrow(1, window.len() - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?;
         let mut last = last.to_vec1::<f32>()?;
         last.truncate(known);

@@ -4,16 +4,16 @@ use candle_core::{DType, Device};
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
-use super::configured_data::{self, DataFiles};
-use crate::data::{Dataset, SampleShape, Tokenizer};
-use zero_model::zoo::POSITION_IDS;
+use super::configured_data::{self, DataFiles, PairFiles};
+use crate::data::{Dataset, PairDataset, SampleShape, Tokenizer};
+use zero_model::zoo::{LABELS, POSITION_IDS};
 
 /// A sample as text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShownSample {
     /// Its number in the order of the files, counted from 0.
     pub index: usize,
-    /// The text in parts. An empty line separates conversations.
+    /// The text in parts. An empty line separates conversations, or the answers of a pair.
     pub parts: Vec<ShownPart>,
     /// Number of conversations in it; 1 for other data.
     pub conversations: usize,
@@ -50,26 +50,46 @@ pub struct ShownData {
 /// # Errors
 /// Fails if the data cannot be opened, or if there is no sample `first`.
 pub fn show_data(config: &Config, of_eval: bool, first: usize, count: usize) -> Result<ShownData, Error> {
-    let DataFiles { train, eval, tokenizer, vocabulary } = configured_data::files(config, config.model.is_none())?;
-    let data = match (of_eval, eval) {
-        (false, _) => train,
-        (true, Some(eval)) => eval,
-        (true, None) => {
-            let help = "set `data.eval` to files, or leave `--eval` out";
-            return Err(Error::setting("--eval", "the configuration has no `data.eval`", help));
-        }
-    };
-    let samples = data.len();
-    if first >= samples {
-        return Err(DataError::Index { index: first, samples }.into());
+    if let Some(preference) = &config.preference {
+        let PairFiles { train, eval, tokenizer, vocabulary } =
+            configured_data::pairs(config, preference, config.model.is_none())?;
+        let data = chosen((train, eval), of_eval)?;
+        let known = vocabulary.map(|_| &tokenizer);
+        let shown = samples(data.len(), first, count, |index| pair(&data, index, known))?;
+        return Ok(ShownData { samples: data.len(), description: Some(data.description()), shown });
     }
+    let DataFiles { train, eval, tokenizer, vocabulary } = configured_data::files(config, config.model.is_none())?;
+    let data = chosen((train, eval), of_eval)?;
     let known = vocabulary.map(|_| &tokenizer);
     let sample = |index| match data.shape() {
         SampleShape::Tokens(_) => tokens(&data, index, data.padding(index), known),
         SampleShape::Features(_) => row(&data, index),
     };
-    let shown = (first..samples.min(first.saturating_add(count))).map(sample).collect::<Result<_, _>>()?;
-    Ok(ShownData { samples, description: data.description(), shown })
+    let shown = samples(data.len(), first, count, sample)?;
+    Ok(ShownData { samples: data.len(), description: data.description(), shown })
+}
+
+fn chosen<D>((train, eval): (D, Option<D>), of_eval: bool) -> Result<D, Error> {
+    match (of_eval, eval) {
+        (false, _) => Ok(train),
+        (true, Some(eval)) => Ok(eval),
+        (true, None) => {
+            let help = "set `data.eval` to files, or leave `--eval` out";
+            Err(Error::setting("--eval", "the configuration has no `data.eval`", help))
+        }
+    }
+}
+
+fn samples(
+    samples: usize,
+    first: usize,
+    count: usize,
+    sample: impl Fn(usize) -> Result<ShownSample, Error>,
+) -> Result<Vec<ShownSample>, Error> {
+    if first >= samples {
+        return Err(DataError::Index { index: first, samples }.into());
+    }
+    (first..samples.min(first.saturating_add(count))).map(sample).collect()
 }
 
 fn tokens(
@@ -83,13 +103,49 @@ fn tokens(
     let targets =
         batch.only_target()?.to_dtype(DType::I64)?.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<i64>()?;
     let length = inputs.len() - padding;
-    // The last target of a full sample is not an input.
-    let last = targets.get(length.wrapping_sub(1)).and_then(|&target| u32::try_from(target).ok());
-    let all: Vec<u32> = inputs[..length].iter().copied().chain(last).collect();
-    let is_trained = |token: usize| token > 0 && targets[token - 1] >= 0;
     let positions = batch.names().zip(batch.tensors()).find(|(name, _)| *name == POSITION_IDS);
     let positions = positions.map(|(_, positions)| positions.flatten_all()?.to_vec1::<u32>()).transpose()?;
     let begins = |token: usize| positions.as_ref().is_some_and(|positions| positions.get(token) == Some(&0));
+    let parts = parts(&inputs[..length], &targets, begins, tokenizer)?;
+    let trained = targets.iter().filter(|&&target| target >= 0).count();
+    let conversations = (0..length).filter(|&token| begins(token)).count().max(1);
+    let tokens = length + usize::from(last_target(length, &targets).is_some());
+    Ok(ShownSample { index, parts, conversations, tokens, trained, padding })
+}
+
+/// Shows both answers of a pair, each after the prompt.
+fn pair(data: &PairDataset, index: usize, tokenizer: Option<&Tokenizer>) -> Result<ShownSample, Error> {
+    let batch = data.batch(&[index]).map_err(Error::of_dataset)?;
+    let inputs = batch.inputs.single()?.flatten_all()?.to_vec1::<u32>()?;
+    let labels = batch.get(&[LABELS])?[0].flatten_all()?.to_vec1::<i64>()?;
+    let (room, lengths) = (inputs.len() / 2, data.lengths(index));
+    let (mut all, mut tokens) = (vec![], 0);
+    for (name, (side, length)) in ["chosen:\n", "\n\nrejected:\n"].into_iter().zip(lengths.into_iter().enumerate()) {
+        let (start, end) = (side * room, side * room + length);
+        let targets = &labels[start..start + room];
+        all.push(ShownPart { text: name.into(), is_trained: false });
+        all.extend(parts(&inputs[start..end], targets, |_| false, tokenizer)?);
+        tokens += length + usize::from(last_target(length, targets).is_some());
+    }
+    let trained = labels.iter().filter(|&&label| label >= 0).count();
+    let padding = inputs.len() - lengths.iter().sum::<usize>();
+    Ok(ShownSample { index, parts: all, conversations: 1, tokens, trained, padding })
+}
+
+/// Returns the last target of a text that fills its sample, which is not an input.
+fn last_target(length: usize, targets: &[i64]) -> Option<u32> {
+    targets.get(length.wrapping_sub(1)).and_then(|&target| u32::try_from(target).ok())
+}
+
+/// Decodes tokens in parts that are trained or not. `begins` says whether a token is the first of its conversation.
+fn parts(
+    inputs: &[u32],
+    targets: &[i64],
+    begins: impl Fn(usize) -> bool,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Vec<ShownPart>, Error> {
+    let all: Vec<u32> = inputs.iter().copied().chain(last_target(inputs.len(), targets)).collect();
+    let is_trained = |token: usize| token > 0 && targets[token - 1] >= 0;
     let (mut parts, mut before, mut start): (Vec<ShownPart>, usize, usize) = (vec![], 0, 0);
     for end in 1..=all.len() {
         if end < all.len() && is_trained(end) == is_trained(start) && !begins(end) {
@@ -111,9 +167,7 @@ fn tokens(
         parts.push(ShownPart { text, is_trained: is_trained(start) });
         start = end;
     }
-    let trained = targets.iter().filter(|&&target| target >= 0).count();
-    let conversations = (0..length).filter(|&token| begins(token)).count().max(1);
-    Ok(ShownSample { index, parts, conversations, tokens: all.len(), trained, padding })
+    Ok(parts)
 }
 
 fn row(data: &dyn Dataset, index: usize) -> Result<ShownSample, Error> {

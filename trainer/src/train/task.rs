@@ -74,6 +74,13 @@ impl Task<'_> {
     pub(super) fn layers(&mut self, config: &Config, corpus: &Corpus) -> Result<Layers, Error> {
         let own = self.layers.take();
         let is_own = own.is_some();
+        if is_own && config.preference.is_some() {
+            return Err(Error::setting(
+                "preference",
+                "the program's own model computes its own loss",
+                "leave the section out, and build the loss with `ops::preference_loss`",
+            ));
+        }
         let layers = own.map_or_else(|| configured_model::from_config(config, corpus.vocabulary), Ok)?;
         if !is_own && self.metrics.is_empty() {
             return Ok(layers);

@@ -202,6 +202,19 @@ fn packed_conversations() {
 }
 
 #[test]
+fn pairs_of_answers() {
+    let case = Case::new();
+    let data = case.pairs(64, "shuffle: true");
+    for (model, preference) in [(GPT2, "preference={}"), (LLAMA, "preference={type: orpo}")] {
+        for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 3")] {
+            holds_in(&case, ABOVE, ranks, zero, &[model, &data, preference, "train_micro_batch_size_per_gpu=4"]);
+        }
+    }
+    let adapter = "adapter={r: 8}";
+    holds_in(&case, ABOVE, 2, "stage: 3", &[GPT2, &data, "preference={}", adapter, "bf16.enabled=true"]);
+}
+
+#[test]
 fn recomputation() {
     for (ranks, stage) in [(1, 0), (2, 2), (2, 3)] {
         for section in ["{}", "{interval: 2}", "{layers: ['h\\.[01]$']}", "{device: nvme, nvme_path: .}"] {

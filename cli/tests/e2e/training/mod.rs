@@ -6,4 +6,5 @@ mod monitors;
 mod nvml;
 mod offload;
 mod pipeline;
+mod preference;
 mod profiles;

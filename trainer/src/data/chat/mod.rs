@@ -9,6 +9,8 @@ mod mask;
 mod model_files;
 pub(super) mod options;
 mod packing;
+mod pair_record;
+pub(super) mod pairs;
 pub(super) mod prompt;
 pub(super) mod record;
 mod renderer;
@@ -121,8 +123,7 @@ impl Conversations {
         if length > most {
             match options.chat.excess_length {
                 ExcessLength::Raise => {
-                    let first = excess.get_or_insert(Excess { path: path.into(), at, length, count: 0, longest: 0 });
-                    (first.count, first.longest) = (first.count + 1, first.longest.max(length));
+                    Excess::note(excess, path, at, length);
                     return Ok(());
                 }
                 ExcessLength::Drop => {
@@ -232,6 +233,11 @@ struct Excess {
 }
 
 impl Excess {
+    fn note(excess: &mut Option<Self>, path: &Path, at: At, length: usize) {
+        let first = excess.get_or_insert(Self { path: path.into(), at, length, count: 0, longest: 0 });
+        (first.count, first.longest) = (first.count + 1, first.longest.max(length));
+    }
+
     fn error(self, sequence_length: usize) -> DataError {
         let Excess { path, at, length, count, longest } = self;
         let which = match count {
@@ -248,4 +254,4 @@ impl Excess {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -84,6 +84,7 @@ pub(super) fn recognize(first: &Object, options: &ChatOptions) -> Result<ChatTyp
         ChatType::Auto if options.field_messages.is_some() => ChatType::Messages,
         ChatType::Auto if has("messages") || has("conversations") => ChatType::Messages,
         ChatType::Auto if has("prompt") && has("completion") => ChatType::PromptCompletion,
+        ChatType::Auto if has("chosen") && has("rejected") => return Err(one_answer()),
         ChatType::Auto if has("instruction") && has("output") => ChatType::Alpaca,
         ChatType::Auto => {
             return Err(Problem::new(
@@ -93,6 +94,13 @@ pub(super) fn recognize(first: &Object, options: &ChatOptions) -> Result<ChatTyp
         }
         kind => kind,
     })
+}
+
+fn one_answer() -> Problem {
+    Problem::new(
+        "the record is a pair of answers, `chosen` and `rejected`",
+        "add a section `preference` to train on pairs, for example `preference: {type: dpo}`",
+    )
 }
 
 /// Makes a conversation of a record.
@@ -112,6 +120,7 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
             }
         },
         ChatType::Alpaca => (alpaca(&record)?, 0),
+        ChatType::Preference => return Err(one_answer()),
         ChatType::Messages | ChatType::Auto => {
             let name = match &options.field_messages {
                 Some(name) => name,
@@ -145,7 +154,7 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
 }
 
 /// Returns a message with the fields and the role that templates know, and whether it is trained.
-fn message(message: Value, i: usize, options: &ChatOptions) -> Result<(Object, bool), Problem> {
+pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result<(Object, bool), Problem> {
     let number = i + 1;
     let Value::Object(mut message) = message else {
         return Err(Problem::new(format!("message {number} is not an object"), "write a role and a content"));
@@ -231,7 +240,7 @@ fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
 }
 
 /// Returns the record's tools. Data sets with columns of one type hold them as the text of a JSON list.
-fn tools(record: &Object) -> Result<Value, Problem> {
+pub(super) fn tools(record: &Object) -> Result<Value, Problem> {
     match record.get("tools") {
         None | Some(Value::Null) => Ok(Value::Null),
         Some(tools @ Value::Array(list)) => Ok(if list.is_empty() { Value::Null } else { tools.clone() }),
@@ -243,7 +252,7 @@ fn tools(record: &Object) -> Result<Value, Problem> {
     }
 }
 
-fn field<'r>(record: &'r Object, name: &str) -> Result<&'r Value, Problem> {
+pub(super) fn field<'r>(record: &'r Object, name: &str) -> Result<&'r Value, Problem> {
     record.get(name).ok_or_else(|| {
         Problem::new(
             format!("the record has no field `{name}`; its fields are {}", names(record)),

@@ -11,7 +11,9 @@ use super::super::tokenizer::{HuggingFace, Tokenizer};
 use super::mask::{Tokens, Turns, mask, ranges};
 use super::model_files::ModelFiles;
 use super::options::ChatOptions;
-use super::record::{Conversation, Problem, Record};
+use super::pair_record::PairRecord;
+use super::pairs::Pair;
+use super::record::{Conversation, Object, Problem, Record};
 use super::template::Template;
 
 /// The tokens of a conversation.
@@ -166,15 +168,55 @@ impl<'a> Renderer<'a> {
         Ok(Sample { tokens: encoding.get_ids().to_vec(), trained, text: full.text })
     }
 
-    /// Returns the tokens of a conversation up to the answer that the model is to give.
-    pub(super) fn prompt(&self, conversation: &Conversation, path: &Path, at: At) -> Result<Vec<u32>, DataError> {
+    /// Returns the tokens of both answers after their prompt.
+    pub(super) fn pair(&self, record: PairRecord, path: &Path, at: At) -> Result<Pair, DataError> {
+        let (prompt, texts, tokens) = match record {
+            PairRecord::Texts { prompt, answers } => {
+                let with = |answer: &String| self.of_texts(&prompt, answer, path, at);
+                let [chosen, rejected] = answers.each_ref().map(with);
+                let [chosen, rejected] = [chosen?, rejected?];
+                let prompt = self.tokenizer.encode_with_offsets(&prompt, true)?.get_ids().to_vec();
+                (prompt, [chosen.text, rejected.text], [chosen.tokens, rejected.tokens])
+            }
+            PairRecord::Messages { prompt, answers, tools } => {
+                let conversation = |answer: &[Object]| Conversation {
+                    messages: [&prompt, answer].concat(),
+                    trained: vec![],
+                    tools: tools.clone(),
+                };
+                let with = |answer: &Vec<Object>| self.rendered(&conversation(answer), false, path, at);
+                let [chosen, rejected] = answers.each_ref().map(with);
+                let [(chosen_text, chosen), (rejected_text, rejected)] = [chosen?, rejected?];
+                let (_, prompt) = self.rendered(&conversation(&[]), true, path, at)?;
+                (prompt, [chosen_text, rejected_text], [chosen, rejected])
+            }
+        };
+        let same = |tokens: &Vec<u32>| prompt.iter().zip(tokens).take_while(|(prompt, token)| prompt == token).count();
+        let before = same(&tokens[0]).min(same(&tokens[1]));
+        Ok(Pair { is_cut: before < prompt.len(), prompt: before, tokens, texts })
+    }
+
+    /// Returns the text of a conversation and its tokens.
+    fn rendered(
+        &self,
+        conversation: &Conversation,
+        asks_for_answer: bool,
+        path: &Path,
+        at: At,
+    ) -> Result<(String, Vec<u32>), DataError> {
         let template = self.template()?;
         let messages: Vec<Value> = conversation.messages.iter().map(Value::from_serialize).collect();
         let tools = Value::from_serialize(&conversation.tools);
-        let rendered = template.render(&messages, &tools, true);
+        let rendered = template.render(&messages, &tools, asks_for_answer);
         let text = rendered.map_err(|message| refused(template, &message).at(path, at))?.text;
         self.has_tokens(template, &text, conversation)?;
-        Ok(self.tokenizer.encode_with_offsets(&text, false)?.get_ids().to_vec())
+        let tokens = self.tokenizer.encode_with_offsets(&text, false)?.get_ids().to_vec();
+        Ok((text, tokens))
+    }
+
+    /// Returns the tokens of a conversation up to the answer that the model is to give.
+    pub(super) fn prompt(&self, conversation: &Conversation, path: &Path, at: At) -> Result<Vec<u32>, DataError> {
+        Ok(self.rendered(conversation, true, path, at)?.1)
     }
 
     fn template(&self) -> Result<&Template, DataError> {

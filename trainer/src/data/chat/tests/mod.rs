@@ -2,8 +2,9 @@
 //! or a template can be wrong.
 
 mod oracle;
-mod templates;
-mod tokenizer;
+mod pairs;
+pub(crate) mod templates;
+pub(crate) mod tokenizer;
 
 use serde_json::{Value, json};
 use zero_config::{ChatType, ExcessLength, TrainOnEos, Untrained};

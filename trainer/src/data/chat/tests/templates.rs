@@ -1,7 +1,7 @@
 //! Small templates in the style of well-known models, with marks of what the assistant generates.
 
 /// ChatML, as of Qwen: tools are described in a system message.
-pub(super) const CHATML: &str = r"
+pub(crate) const CHATML: &str = r"
 {%- if tools %}
     {{- '<|im_start|>system\n' }}
     {%- for tool in tools %}

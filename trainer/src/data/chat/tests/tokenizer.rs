@@ -56,11 +56,11 @@ fn tokenizer(special: &[&str]) -> Value {
     })
 }
 
-pub(super) struct Folder(TempDir);
+pub(crate) struct Folder(TempDir);
 
 impl Folder {
     /// Creates a model's folder with a template, and its first and last token.
-    pub(super) fn new(template: &str, [bos, eos]: [&str; 2]) -> Self {
+    pub(crate) fn new(template: &str, [bos, eos]: [&str; 2]) -> Self {
         Self::with_special(template, [bos, eos], &SPECIAL)
     }
 
@@ -73,11 +73,11 @@ impl Folder {
         folder
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    pub(super) fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         fs::write(self.path().join(name), text).unwrap();
     }
 

@@ -1,0 +1,84 @@
+//! Training on pairs of answers: the run, what it prints and leaves, what follows it, and mistakes.
+
+use std::fs;
+
+use crate::case::{Case, text};
+
+const GPT2: &str = "model={type: gpt2, vocab_size: 64, n_positions: 64, n_embd: 16, n_layer: 2, n_head: 2}";
+
+#[test]
+fn pairs_are_trained_evaluated_and_resumed() {
+    let case = Case::new();
+    let data = case.pairs(40, "eval_fraction: 0.2");
+    let run = |args: &[&str]| {
+        let set = ["--set", &data, "--set", GPT2, "--set", "preference={beta: 0.5}", "--set", "training.eval_every=5"];
+        case.train(&[args, &set[..]].concat())
+    };
+    let said = run(&["-n", "2", "--max-steps", "20"]);
+    for expected in [
+        "training data: 40 pairs, ",
+        "reference log-probabilities of 40 pairs computed in ",
+        "reward_accuracy ",
+        "reward_margin ",
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let metrics = case.metrics("run");
+    let loss = |step: usize| metrics[step].get("loss").and_then(|loss| loss.as_f64()).unwrap();
+    assert!((loss(0) - 2f64.ln()).abs() < 1e-6 && loss(19) < 0.5, "{} {}", loss(0), loss(19));
+    assert!(metrics[19]["eval_reward_accuracy"].as_f64().is_some(), "{}", metrics[19]);
+    let said = run(&["-n", "1", "--max-steps", "24", "--resume", "auto"]);
+    assert!(said.contains("24/24") && !said.contains("reference log-probabilities"), "{said}");
+
+    let output =
+        case.command(&["generate", "run", "-p", "user w1 . assistant", "-n", "3", "--quiet"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = case.command(&["checkpoint", "export", "run", "--out", "exported"]).output().unwrap();
+    assert!(output.status.success() && case.path("exported/config.json").is_file(), "{}", text(&output.stderr));
+
+    let shown = ["data", "show", "--config", "ds.yaml", "--set", &data, "--set", GPT2, "--set", "preference={}"];
+    let shown = text(&case.command(&shown).output().unwrap().stdout);
+    assert!(shown.contains("chosen:\nuser w0 . assistant") && shown.contains("\n\nrejected:\nuser w0 ."), "{shown}");
+}
+
+#[test]
+fn contradictions_are_errors() {
+    let case = Case::new();
+    let data = case.pairs(40, "");
+    let refused = |settings: &[&str]| {
+        let settings = settings.iter().flat_map(|setting| ["--set", *setting]);
+        let args: Vec<&str> = ["--set", GPT2, "--max-steps", "1"].into_iter().chain(settings).collect();
+        let output = case.run(&args);
+        assert!(!output.status.success(), "{settings:?}", settings = args);
+        text(&output.stderr)
+    };
+    let packed = data.replace(", }", ", sample_packing: true}");
+    let messages = data.replace("chat: {", "chat: {type: messages, ");
+    let trained = data.replace("chat: {", "chat: {train_on_inputs: true, ");
+    for (settings, expected) in [
+        (&["preference={}"][..], "`data.format: auto` has no pairs of answers"),
+        (&["preference={}", &packed], "a sample of `preference` is one pair"),
+        (&["preference={}", &messages], "`data.chat.type: messages` has one answer, and `preference` compares two"),
+        (&["preference={}", &trained], "`train_on_inputs` has no effect with `preference`"),
+        (&[&data], "the record is a pair of answers, `chosen` and `rejected`"),
+        (
+            &[&data.replace("chat: {", "chat: {type: preference, ")],
+            "`data.chat.type: preference` is for training on pairs",
+        ),
+        (&["preference={type: orpo, loss_type: ipo}", &data], "`loss_type` has no effect with `preference.type: orpo`"),
+        (&["preference={label_smoothing: 0.1}", &data], "`label_smoothing` has no effect"),
+        (&["preference={simpo_gamma: 0.1}", &data], "`simpo_gamma` has no effect with `preference.type: dpo`"),
+        (&["preference={type: rlhf}", &data], "rlhf"),
+        (
+            &["preference={}", &data, "adapter={init_lora_weights: false}"],
+            "the reference would be a model with a random",
+        ),
+        (&["preference={}", &data, "training.device=cuda"], "training"),
+    ] {
+        let said = refused(settings);
+        assert!(said.contains(expected), "{settings:?}: {said}");
+    }
+    fs::write(case.path("pairs.jsonl"), r#"{"prompt": "w1", "chosen": "w2"}"#).unwrap();
+    let said = refused(&["preference={}", &data]);
+    assert!(said.contains("pairs.jsonl, line 1: the record has no field `rejected`"), "{said}");
+}

@@ -1,0 +1,140 @@
+//! `preference`: training on pairs of a chosen and a rejected answer.
+
+use serde::Serialize;
+
+use crate::choice::{Choice as _, choice};
+use crate::config::{Adapter, Chat, ChatType, Config, Data, DataFormat, InitLora, Model};
+use crate::node::At;
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::{last, section};
+
+section! {
+    /// `preference`, with the names of TRL's `DPOConfig`, `ORPOConfig` and `CPOConfig`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Preference(keys) in Config::preference {
+        /// Method.
+        pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compared with the model at the start; orpo: with a loss of the chosen answer and no reference; simpo: mean log-probabilities and no reference");
+        /// Strength.
+        pub beta: f64 = key(POSITIVE, "0.1", "β: the larger, the closer DPO stays to the reference; weight of the odds ratio in ORPO; scale of the margin in SimPO");
+        /// The loss of DPO.
+        pub loss_type: DpoLoss = key(DpoLoss::KIND, "sigmoid", "Loss of `type: dpo`: sigmoid (DPO), hinge (SLiC), ipo (IPO), robust (with `label_smoothing`)");
+        /// Probability that a pair is the wrong way round.
+        pub label_smoothing: f64 = key(Kind::Float(Range { min: 0.0, max: 0.5, above: false, below: true }), "0.0", "Probability that a pair is the wrong way round, for `loss_type: robust`");
+        /// Margin of SimPO.
+        pub simpo_gamma: f64 = key(NON_NEGATIVE, "0.5", "γ: margin between the scaled mean log-probabilities, for `type: simpo`");
+    }
+}
+
+choice! {
+    /// Method of training on pairs.
+    pub enum PreferenceType {
+        /// Direct preference optimization.
+        Dpo = "dpo",
+        /// Odds ratio preference optimization.
+        Orpo = "orpo",
+        /// Simple preference optimization.
+        SimPo = "simpo",
+    }
+}
+
+choice! {
+    /// Loss of direct preference optimization.
+    pub enum DpoLoss {
+        /// The logistic loss.
+        Sigmoid = "sigmoid",
+        /// The hinge loss.
+        Hinge = "hinge",
+        /// The squared distance to a margin.
+        Ipo = "ipo",
+        /// The logistic loss for labels of which some are wrong.
+        Robust = "robust",
+    }
+}
+
+impl Preference {
+    /// Returns whether the loss compares with the model at the start.
+    #[must_use]
+    pub fn has_reference(&self) -> bool {
+        self.kind == PreferenceType::Dpo
+    }
+
+    /// Reports what does not go with `preference`, and keys that have no effect.
+    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
+        let Some(preference) = &config.preference else {
+            if config.data.as_ref().and_then(|data| data.chat.as_ref()).is_some_and(|c| c.kind == ChatType::Preference)
+            {
+                let message = format!("`{}: preference` is for training on pairs", Chat::kind);
+                let help = Some(format!("add a `{}` section, for example `type: dpo`", Config::preference));
+                resolver.contradiction(&[Chat::kind, Config::preference], message, help);
+            }
+            return;
+        };
+        let mut unused = |key: &'static str, has_effect: bool, with: &'static str, help: &str| {
+            if !has_effect && resolver.at(key) != At::Default {
+                let message = format!("`{}` has no effect with `{}`", last(key), with);
+                resolver.contradiction(&[key, Self::kind], message, Some(help.to_string()));
+            }
+        };
+        let is_robust = preference.has_reference() && preference.loss_type == DpoLoss::Robust;
+        let kind = match preference.kind {
+            PreferenceType::Dpo => "preference.type: dpo",
+            PreferenceType::Orpo => "preference.type: orpo",
+            PreferenceType::SimPo => "preference.type: simpo",
+        };
+        unused(Self::loss_type, preference.has_reference(), kind, "leave it out, or write `type: dpo`");
+        unused(Self::label_smoothing, is_robust, kind, "leave it out, or write `loss_type: robust`");
+        unused(
+            Self::simpo_gamma,
+            preference.kind == PreferenceType::SimPo,
+            kind,
+            "leave it out, or write `type: simpo`",
+        );
+        for key in [Chat::roles_to_train, Chat::train_on_inputs, Chat::train_on_eos, Chat::message_field_training] {
+            unused(key, false, Config::preference, "leave it out: the tokens of both answers are trained");
+        }
+        preference.fits(config, resolver);
+    }
+
+    fn fits(&self, config: &Config, resolver: &mut Resolver<'_>) {
+        if let Some(data) = &config.data {
+            if data.format != DataFormat::Chat {
+                let message = format!("`{}: {}` has no pairs of answers", Data::format, data.format);
+                let help = Some("write `format: chat`, and records with `prompt`, `chosen` and `rejected`".to_string());
+                resolver.contradiction(&[Data::format, Config::preference], message, help);
+            }
+            if data.sample_packing {
+                let message = "a sample of `preference` is one pair".to_string();
+                resolver.contradiction(
+                    &[Data::sample_packing, Config::preference],
+                    message,
+                    Some("leave `sample_packing` out".to_string()),
+                );
+            }
+            if let Some(chat) = &data.chat
+                && !matches!(chat.kind, ChatType::Auto | ChatType::Preference)
+            {
+                let message = format!("`{}: {}` has one answer, and `preference` compares two", Chat::kind, chat.kind);
+                let help = Some("write `type: preference`, or leave the section `preference` out".to_string());
+                resolver.contradiction(&[Chat::kind, Config::preference], message, help);
+            }
+        }
+        if matches!(config.model, Some(Model::Mlp(_))) {
+            let message = "an mlp gives no answers to compare".to_string();
+            resolver.contradiction(
+                &[Model::TYPE, Config::preference],
+                message,
+                Some("train a language model".to_string()),
+            );
+        }
+        if let Some(adapter) = &config.adapter
+            && adapter.init_lora_weights == InitLora::Random
+            && adapter.pretrained.is_none()
+            && self.has_reference()
+        {
+            let message = "the reference would be a model with a random adapter".to_string();
+            let help = Some("leave `init_lora_weights` out, so that training starts from the base model".to_string());
+            resolver.contradiction(&[Adapter::init_lora_weights, Config::preference], message, help);
+        }
+    }
+}

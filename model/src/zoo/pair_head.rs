@@ -1,0 +1,62 @@
+//! The head of a language model that is trained on pairs of a chosen and a rejected answer.
+
+use crate::layers::{Activations, Layer, Layers};
+use candle_core::{Result, Tensor, bail};
+use candle_nn::{Init, VarBuilder};
+use zero_ops::graph::fused_block;
+use zero_ops::{Pass, PreferenceLoss, linear_log_probs, preference_loss};
+
+use super::LanguageHead;
+
+/// Name of the batch's input `[batch, time]` of i64: the next token where it belongs to an answer or its prompt, otherwise
+/// [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
+pub const LABELS: &str = "labels";
+
+/// Name of the batch's input `[batch, time]` of u8: 0 for labels of the chosen answer, 1 for those of the rejected answer, 2
+/// for those of the prompt before the chosen answer.
+pub const LABEL_GROUPS: &str = "label_groups";
+
+/// Name of the batch's target `[batch, 3]` of f32: the number of labels of each group.
+pub const LABEL_COUNTS: &str = "label_counts";
+
+/// Name of the batch's target `[batch, 2]` of f32: the log-probabilities of the chosen and the rejected answer under the
+/// reference model. Losses without a reference ignore it.
+pub const REFERENCE_LOG_PROBS: &str = "reference_log_probs";
+
+/// Appends the last layer, `lm_head`: for a `loss` of pairs, the sums of log-probabilities `[batch, 3]`, otherwise logits.
+pub(super) fn with_head(
+    layers: Layers,
+    (width, vocabulary, std): (usize, usize, f64),
+    loss: Option<PreferenceLoss>,
+) -> Layers {
+    let Some(loss) = loss else {
+        return layers.head("lm_head", move |vb| LanguageHead::new(width, vocabulary, std, vb));
+    };
+    layers
+        .layer("lm_head", move |vb: VarBuilder| {
+            let init = Init::Randn { mean: 0.0, stdev: std };
+            Ok(PairHead { weight: vb.get_with_hints((vocabulary, width), "weight", init)? })
+        })
+        .with([LABELS, LABEL_GROUPS])
+        .loss_of(["lm_head"], [REFERENCE_LOG_PROBS, LABEL_COUNTS], move |[log_probs], [reference, counts]| {
+            fused_block(log_probs, |log_probs| preference_loss(log_probs, reference, counts, loss))
+        })
+}
+
+struct PairHead {
+    weight: Tensor,
+}
+
+impl Layer for PairHead {
+    fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
+        let [x, labels, of_group] = x.tensors() else {
+            bail!("lm_head: expected an input, {LABELS} and {LABEL_GROUPS}, got {} tensors", x.tensors().len());
+        };
+        let log_probs = |x: &Tensor, weight| linear_log_probs(x, weight, labels, of_group, PreferenceLoss::SUMS);
+        match pass.training {
+            true => fused_block(x, |x| log_probs(x, &self.weight)),
+            false => log_probs(&x.detach(), &self.weight.detach()),
+        }
+        .map(Activations::from)
+    }
+}

@@ -1,0 +1,163 @@
+//! The log-probabilities that a language model's head gives to labels, summed by group, without holding the logits of
+//! all rows.
+//!
+//! Losses that compare whole answers need them, such as that of DPO. The gradient of such a loss depends on all sums of
+//! a sample, so the backward multiplies out the logits a second time.
+
+use crate::graph::apply::apply2;
+use crate::graph::gradient::deliver;
+use crate::graph::operand::{NO_TARGET, View, indices_of, rows, targets_of};
+use crate::graph::output::{stored, tensor};
+use crate::linear::head::{Factors, Head, chunk_rows};
+use crate::meta::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
+use crate::product::Matrix;
+use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
+use std::sync::OnceLock;
+
+/// Returns Σ ln softmax(x·Wᵀ)\[label] over the labels of each group: `[batch, groups]` in f32.
+///
+/// `x` is `[batch, time, inputs]` in f32, bf16 or f16, `weight` `[classes, inputs]`. `labels` is `[batch, time]` and
+/// holds i64, u32 or u8 below `classes`; an i64 label of [`IGNORE_INDEX`](crate::IGNORE_INDEX) belongs to no group and
+/// costs nothing. `of_group` is `[batch, time]` of u8 or u32 and holds the group of each label, below `groups`. Logits are
+/// f32 whatever the dtype of `x`, and sums are added in f64, in order.
+///
+/// # Errors
+/// Fails if shapes or dtypes do not match, if a label or group is out of range, and on a GPU, where it is not
+/// implemented.
+pub fn linear_log_probs(
+    x: &Tensor,
+    weight: &Tensor,
+    labels: &Tensor,
+    of_group: &Tensor,
+    groups: usize,
+) -> Result<Tensor> {
+    let (batch, time, inputs) = x.dims3()?;
+    let (classes, weight_inputs) = weight.dims2()?;
+    if inputs != weight_inputs || classes == 0 || batch * time == 0 {
+        bail!("{OP}: the input {:?} does not match the weight {:?}", x.shape(), weight.shape());
+    }
+    for (what, shape) in [("labels", labels.dims()), ("groups", of_group.dims())] {
+        if shape != [batch, time] {
+            bail!("{OP}: the input {:?} does not match the {what} {shape:?}", x.shape());
+        }
+    }
+    let (labels, of_group) = (labels.clone(), of_group.clone());
+    apply2(x, weight, LogProbs { labels, of_group, groups, placed: OnceLock::new() })
+}
+
+const OP: &str = "linear-log-probs";
+
+struct LogProbs {
+    labels: Tensor,
+    of_group: Tensor,
+    groups: usize,
+    /// Set by the forward.
+    placed: OnceLock<Placed>,
+}
+
+/// The labels that belong to a group, in order.
+struct Placed {
+    targets: Vec<usize>,
+    /// The row of x of each.
+    rows: Vec<usize>,
+    /// The element of the output to which each is added.
+    sums: Vec<usize>,
+}
+
+impl Placed {
+    fn head<'a>(&'a self, x: &'a View<'_>, weight: &'a View<'_>, shape: [usize; 2]) -> Head<'a> {
+        let [classes, inputs] = shape;
+        let weight = Matrix::new(weight.elements(), classes, inputs);
+        Head { x: x.elements(), weight, inputs, classes, rows: Some(&self.rows), targets: &self.targets }
+    }
+}
+
+impl LogProbs {
+    fn place(&self, classes: usize) -> Result<Placed> {
+        let labels = targets_of(OP, &self.labels, classes)?;
+        let of_group = indices_of(OP, &self.of_group, self.groups)?;
+        let time = self.labels.dim(D::Minus1)?;
+        let mut placed = Placed { targets: vec![], rows: vec![], sums: vec![] };
+        for (row, (label, group)) in labels.into_iter().zip(of_group).enumerate() {
+            if label != NO_TARGET {
+                placed.targets.push(label);
+                placed.rows.push(row);
+                placed.sums.push(row / time * self.groups + group);
+            }
+        }
+        Ok(placed)
+    }
+}
+
+impl Footprint for LogProbs {
+    const READS: Reads = Reads::inputs([true, true, false]);
+
+    /// Counts every label, whether ignored or not.
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (x, classes, dtype) = (inputs[0], inputs[1].dim(0)?, inputs[0].dtype());
+        let (count, width) = rows(OP, x.shape())?;
+        let (copied, kept) = indices_room(&self.labels);
+        let placed = 3 * kept;
+        let at_once = chunk_rows(classes).min(count);
+        let chunk = floats(at_once * classes) + floats(3 * at_once) + bytes(at_once * width, dtype);
+        // The gradient of x in f32, before it is rounded, and that of a chunk's rows.
+        let dx = match x.track_op() {
+            true => floats(at_once * width) + if dtype == DType::F32 { 0 } else { floats(x.elem_count()) },
+            false => 0,
+        };
+        Ok(Costs {
+            saved: placed,
+            forward: (copied + kept).max(chunk),
+            backward: floats(count) + (chunk + dx).max(element_rooms(dtype, x.elem_count(), 0)),
+            gradients: [true, false, false],
+            ..Costs::new((x.dim(0)?, self.groups), DType::F32)
+        })
+    }
+}
+
+impl CustomOp2 for LogProbs {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (classes, inputs) = wl.shape().dims2()?;
+        let (x, weight) = (View::new(OP, xs, xl)?, View::new(OP, ws, wl)?);
+        let placed = self.place(classes)?;
+        let shape = Shape::from((xl.dims()[0], self.groups));
+        let mut sums = vec![0.0; shape.elem_count()];
+        let head = placed.head(&x, &weight, [classes, inputs]);
+        head.run(Factors::Same(0.0), None, None, |target, loss| sums[placed.sums[target]] -= loss);
+        // The forward runs once, because each call of `linear_log_probs` creates its own operation.
+        let _ = self.placed.set(placed);
+        Ok((CpuStorage::F32(sums.into_iter().map(|sum: f64| sum as f32).collect()), shape))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        d_sums: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let Some(placed) = self.placed.get() else { bail!("{OP}: the backward ran before the forward") };
+        let (classes, inputs) = weight.dims2()?;
+        let d_sums = d_sums.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        // A sum is minus the losses of its labels.
+        let factors: Vec<f32> = placed.sums.iter().map(|&sum| -d_sums[sum]).collect();
+        let held = (x.storage_and_layout(), weight.storage_and_layout());
+        let (xs, w) = (View::of(OP, &held.0)?, View::of(OP, &held.1)?);
+        let head = placed.head(&xs, &w, [classes, inputs]);
+        let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
+        let factors = Factors::Each(&factors);
+        let d_weight = match weight.track_op() {
+            true => deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, _| {}))?,
+            false => {
+                head.run(factors, dx.as_deref_mut(), None, |_, _| {});
+                None
+            }
+        };
+        let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
+        Ok((dx, d_weight))
+    }
+}

@@ -1,0 +1,77 @@
+//! Makes a prompt and two answers of a record, in the layouts that TRL reads.
+
+use serde_json::{Value, json};
+
+use super::options::ChatOptions;
+use super::record::{Object, Problem, field, message, tools};
+
+/// A prompt and two answers.
+#[derive(Debug, PartialEq)]
+pub(super) enum PairRecord {
+    /// Texts that are joined as they are.
+    Texts { prompt: String, answers: [String; 2] },
+    /// Messages for the template.
+    Messages { prompt: Vec<Object>, answers: [Vec<Object>; 2], tools: Value },
+}
+
+const SIDES: [&str; 2] = ["chosen", "rejected"];
+
+/// Makes a pair of a record with `chosen` and `rejected`, and with `prompt` unless both are conversations that begin with
+/// the same messages.
+pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, Problem> {
+    let tools = tools(&record)?;
+    let prompt = record.get("prompt").filter(|prompt| !prompt.is_null());
+    let sides = [field(&record, SIDES[0])?, field(&record, SIDES[1])?];
+    let [chosen, rejected] = match (prompt, sides) {
+        (Some(Value::String(prompt)), [Value::String(chosen), Value::String(rejected)]) => {
+            let answers = [chosen.clone(), rejected.clone()];
+            return Ok(PairRecord::Texts { prompt: prompt.clone(), answers });
+        }
+        (_, [Value::Array(chosen), Value::Array(rejected)]) => [chosen, rejected],
+        (None, [Value::String(_), Value::String(_)]) => {
+            return Err(Problem::new("the record has two texts but no `prompt`", "add the text before both answers"));
+        }
+        _ => {
+            return Err(Problem::new(
+                "`chosen` and `rejected` must be two texts or two lists of messages",
+                "give both the same type, and `prompt` too",
+            ));
+        }
+    };
+    let parsed = |messages: &[Value]| -> Result<Vec<Object>, Problem> {
+        messages.iter().enumerate().map(|(i, value)| Ok(message(value.clone(), i, options)?.0)).collect()
+    };
+    let mut sides = [parsed(chosen)?, parsed(rejected)?];
+    let mut before = match prompt {
+        Some(Value::Array(prompt)) => parsed(prompt)?,
+        _ => {
+            let same = sides[0].iter().zip(&sides[1]).take_while(|(chosen, rejected)| chosen == rejected).count();
+            let prompt = sides[0][..same].to_vec();
+            sides.iter_mut().for_each(|side| drop(side.drain(..same)));
+            prompt
+        }
+    };
+    if let Some(Value::String(text)) = prompt
+        && !before.iter().any(|message| message.get("content") == Some(&json!(text)))
+    {
+        return Err(Problem::new(
+            "`prompt` is a text, but no message that both answers begin with has this text",
+            "make `prompt` a list of messages, or leave it out",
+        ));
+    }
+    if let Some(Value::String(system)) = record.get("system")
+        && !system.is_empty()
+    {
+        before.insert(0, message(json!({"role": "system", "content": system}), 0, options)?.0);
+    }
+    if before.is_empty() {
+        return Err(Problem::new("the answers have no prompt in common", "add `prompt`, a list of messages"));
+    }
+    if let Some(side) = sides.iter().position(Vec::is_empty) {
+        return Err(Problem::new(
+            format!("the {} answer has no messages besides the prompt", SIDES[side]),
+            "correct the record, or remove it",
+        ));
+    }
+    Ok(PairRecord::Messages { prompt: before, answers: sides, tools })
+}

@@ -1,0 +1,202 @@
+//! Trains on pairs of answers on ranks that are threads, and compares 100 steps with TRL.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use zero_comm::{Options, threads};
+use zero_config::Config;
+
+use crate::Trainer;
+use crate::data::{CHATML, Folder};
+use crate::python::python;
+use crate::train::{Output, Resume, Summary};
+use zero_engine::Error;
+
+const IM: [&str; 2] = ["<|endoftext|>", "<|im_end|>"];
+
+/// Pairs of several layouts and lengths. The first two share a prompt of two turns.
+fn records(pairs: usize) -> Vec<Value> {
+    let user = |text: String| json!({"role": "user", "content": text});
+    let assistant = |text: String| json!({"role": "assistant", "content": text});
+    let record = |i: usize| {
+        let [long, short] = ["is it so, yes", "no"].map(|text| format!("{text}{}", "!".repeat(i % 5)));
+        let (chosen, rejected) = if i.is_multiple_of(3) { (short, long) } else { (long, short) };
+        let question = user(format!("question {}", i * 7 % 11));
+        let prompt = match i % 4 {
+            0 => json!([user("hi".into()), assistant("hi".into()), question]),
+            _ => json!([question]),
+        };
+        json!({"prompt": prompt, "chosen": [assistant(chosen)], "rejected": [assistant(rejected)]})
+    };
+    (0..pairs).map(record).collect()
+}
+
+fn folder(pairs: usize) -> Folder {
+    let folder = Folder::new(CHATML, IM);
+    let lines: Vec<String> = records(pairs).iter().map(Value::to_string).collect();
+    folder.write("data.jsonl", &lines.join("\n"));
+    folder
+}
+
+/// Runs `text` on `ranks` threads. Returns the outcome of the first rank and its losses.
+fn run(text: &str, ranks: usize, resume: Option<Resume>) -> (Result<Summary, Error>, Vec<f32>) {
+    let losses = Arc::new(Mutex::new(vec![]));
+    let outcome = std::thread::scope(|scope| {
+        let fit = |comm: Arc<dyn zero_comm::Communicator>| {
+            let config = Config::with_world_size("ds.yaml", text, ranks).unwrap_or_else(|e| panic!("{text}\n{e}"));
+            let (losses, is_first) = (Arc::clone(&losses), comm.rank() == 0);
+            let trainer = Trainer::new(config).output(Output::Quiet).communicator(comm).on_step(move |step| {
+                if is_first {
+                    losses.lock().unwrap().push(step.loss);
+                }
+            });
+            match resume.clone() {
+                Some(resume) => trainer.resume(resume).fit(),
+                None => trainer.fit(),
+            }
+        };
+        let started: Vec<_> =
+            threads(ranks, &Options::default()).into_iter().map(|comm| scope.spawn(move || fit(comm))).collect();
+        started.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>().remove(0)
+    });
+    let losses = losses.lock().unwrap().clone();
+    (outcome, losses)
+}
+
+fn text(folder: &Path, micro_batch: usize, model: &str, keys: &str, training: &str) -> String {
+    format!(
+        "train_batch_size: 4\ntrain_micro_batch_size_per_gpu: {micro_batch}\ngradient_clipping: 0.5\n\
+         optimizer: {{type: AdamW, params: {{lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.0}}}}\nmodel: {model}\n\
+         data: {{train: {:?}, format: chat, tokenizer: {:?}, sequence_length: 96, shuffle: false, eval: {0:?}}}\n\
+         {keys}\ntraining: {{output_dir: {:?}, {training}}}\n",
+        folder.join("data.jsonl"),
+        folder.join("tokenizer.json"),
+        folder.join("run"),
+    )
+}
+
+/// A model, its keys, and the call of `trl.py` that trains it.
+const CASES: [(&str, &str, &str); 7] = [
+    ("GPT-2", "preference: {}", "dpo(model, FOLDER, beta=0.1)"),
+    ("Llama", "preference: {type: dpo, beta: 0.5}\nadapter: {r: 4, lora_alpha: 8}", "dpo(model, FOLDER, beta=0.5)"),
+    ("GPT-2", "preference: {loss_type: hinge, beta: 0.3}", "dpo(model, FOLDER, loss_type='hinge', beta=0.3)"),
+    ("Llama", "preference: {loss_type: ipo, beta: 0.2}", "dpo(model, FOLDER, loss_type='ipo', beta=0.2)"),
+    (
+        "GPT-2",
+        "preference: {loss_type: robust, label_smoothing: 0.1}",
+        "dpo(model, FOLDER, loss_type='robust', label_smoothing=0.1)",
+    ),
+    ("Llama", "preference: {type: orpo, beta: 0.4}", "by_hand(model, FOLDER, orpo, beta=0.4)"),
+    (
+        "GPT-2",
+        "preference: {type: simpo, beta: 1.0, simpo_gamma: 0.8}",
+        "by_hand(model, FOLDER, simpo, beta=1.0, gamma=0.8)",
+    ),
+];
+
+#[test]
+fn one_hundred_steps_agree_with_trl() {
+    // Whole batches, as TRL ends an epoch with a smaller one.
+    let folder = folder(20);
+    let cases: Vec<Value> =
+        CASES.iter().map(|(model, keys, call)| json!([model, keys.contains("adapter"), call])).collect();
+    let script = format!(
+        "FOLDER, CASES = {:?}, {:?}\n{}",
+        folder.path(),
+        Value::from(cases).to_string(),
+        include_str!("trl.py")
+    );
+    let Some(theirs) = python(&["torch", "transformers", "peft", "trl", "datasets"], &script) else { return };
+    let theirs: Vec<Vec<f32>> = theirs
+        .lines()
+        .filter_map(|line| line.strip_prefix("losses "))
+        .map(|losses| serde_json::from_str(losses).unwrap())
+        .collect();
+    assert_eq!(theirs.len(), CASES.len());
+    for (index, ((model, keys, _), theirs)) in CASES.iter().zip(theirs).enumerate() {
+        let path = |name: &str| folder.path().join(format!("{name}-{index}"));
+        let keys = keys.replace("adapter: {", &format!("adapter: {{pretrained: {:?}, ", path("initial")));
+        let pretrained = format!("{{pretrained: {:?}}}", path("base"));
+        let text = text(folder.path(), 2, &pretrained, &keys, "max_steps: 100, save_last: false");
+        let (outcome, ours) = run(&text, 2, None);
+        outcome.unwrap_or_else(|error| panic!("{text}\n{error}"));
+        assert_eq!((ours.len(), theirs.len()), (100, 100));
+        let largest = theirs.iter().fold(0.0f32, |largest, loss| largest.max(loss.abs()));
+        let difference = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / largest;
+        println!("{model}, {keys}: losses differ by {difference:.1e} of the largest at most");
+        assert!(difference <= 1e-4, "{model}, {keys}: {difference:e}\n{ours:?}\n{theirs:?}");
+        assert!(theirs[99] < 0.9 * theirs[0], "{theirs:?}");
+    }
+}
+
+const GPT2: &str = "{type: gpt2, vocab_size: 276, n_positions: 96, n_embd: 16, n_layer: 2, n_head: 2, \
+                    resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.1}";
+const LLAMA: &str = "{type: llama, vocab_size: 276, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, \
+                     num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 96, attention_dropout: 0.1}";
+/// Evaluates, and computes the same bits on any number of ranks.
+const REPRODUCIBLE: &str = "max_steps: 6, eval_every: 3, eval_batches: 2, reproducible: true";
+
+/// The losses and the reference log-probabilities of a run.
+fn outcome(folder: &Folder, text: &str, ranks: usize) -> (Vec<f32>, Vec<u8>) {
+    let (summary, losses) = run(text, ranks, None);
+    let evaluation = summary.unwrap_or_else(|error| panic!("{text}\n{error}")).evaluation.unwrap();
+    let metric = |name| evaluation.metric(name).unwrap();
+    assert!((0.0..=1.0).contains(&metric("reward_accuracy")) && metric("reward_margin") != 0.0, "{evaluation:?}");
+    let reference = std::fs::read(folder.path().join("run/reference_log_probs.safetensors")).unwrap_or_default();
+    (losses, reference)
+}
+
+#[test]
+fn every_layout_is_equal() {
+    // Not a multiple of the pairs that ranks evaluate at a time.
+    let folder = folder(19);
+    for (model, keys) in [
+        (GPT2, "preference: {beta: 0.5}"),
+        (LLAMA, "preference: {beta: 0.5}\nadapter: {r: 4, lora_dropout: 0.1}"),
+        (LLAMA, "preference: {type: orpo}"),
+        (LLAMA, "preference: {beta: 0.5}\nadapter: {r: 4}\nquantization_config: {load_in_4bit: true}"),
+        (GPT2, "preference: {type: simpo}\nbf16: {enabled: true}"),
+    ] {
+        let of = |ranks: usize, more: &str| {
+            let keys = format!("{keys}\n{more}");
+            outcome(&folder, &text(folder.path(), 1, model, &keys, REPRODUCIBLE), ranks)
+        };
+        let expected = of(1, "");
+        assert_eq!(expected.1.is_empty(), !keys.contains("beta"));
+        std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+        assert!(expected.0.windows(2).all(|pair| pair[0] != pair[1]), "{:?}", expected.0);
+        for (ranks, more) in [
+            (2, "zero_optimization: {stage: 1}"),
+            (2, "zero_optimization: {stage: 2}\nactivation_checkpointing: {enabled: true}"),
+            (4, "zero_optimization: {stage: 3, stage3_param_persistence_threshold: 40}"),
+            (2, "pipeline: {stages: 2}"),
+            (4, "pipeline: {stages: 2}\nzero_optimization: {stage: 3, offload_optimizer: {device: cpu}}"),
+        ] {
+            assert!(of(ranks, more) == expected, "{keys}, {ranks} ranks, {more}");
+            std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_reads_its_reference() {
+    let folder = folder(12);
+    let of = |training: &str| text(folder.path(), 2, GPT2, "preference: {}", training);
+    let (summary, all) = run(&of("max_steps: 6"), 1, None);
+    summary.unwrap();
+    std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+    let (summary, first) = run(&of("max_steps: 3"), 1, None);
+    summary.unwrap();
+    let (summary, rest) = run(&of("max_steps: 6, save_last: false"), 2, Some(Resume::Auto));
+    summary.unwrap();
+    assert_eq!([first, rest].concat(), all);
+
+    let lines = records(12).iter().map(|record| record.to_string().replace("yes", "maybe")).collect::<Vec<_>>();
+    folder.write("data.jsonl", &lines.join("\n"));
+    let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
+    assert!(error.contains("is of other pairs than those of `data.train` and `data.eval`"), "{error}");
+    std::fs::remove_file(folder.path().join("run/reference_log_probs.safetensors")).unwrap();
+    let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
+    assert!(error.contains("has no reference_log_probs.safetensors, which a resumed run needs"), "{error}");
+}
