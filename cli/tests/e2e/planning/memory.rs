@@ -181,6 +181,7 @@ fn quantized_weights() {
             holds(ranks, zero, &[model, quantization, adapter, "train_micro_batch_size_per_gpu=4"]);
         }
         holds(2, "stage: 3", &[model, four, adapter, "bf16.enabled=true", "activation_checkpointing={}"]);
+        holds(2, "stage: 3", &[model, four, "adapter={r: 8, use_dora: true}", "train_micro_batch_size_per_gpu=4"]);
         for ranks in [1, 2] {
             let blocks = "aio={block_size: 16384}";
             holds(ranks, &format!("stage: 3, {PARAMETERS}"), &[model, eight, adapter, blocks]);
