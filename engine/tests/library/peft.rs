@@ -25,7 +25,7 @@ struct Case {
     quantized: &'static str,
 }
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 17] = [
     Case {
         class: "GPT2LMHeadModel",
         keys: "adapter: {r: 4, lora_alpha: 16, target_modules: [c_attn, mlp.c_proj], modules_to_save: [ln_f], \
@@ -115,6 +115,22 @@ const CASES: [Case; 15] = [
         trains: "",
         quantized: "load_in_4bit=True, bnb_4bit_quant_type='nf4'",
     },
+    Case {
+        class: "Phi3ForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 4, pretrained: ADAPTER}\n\
+               quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4, llm_int8_skip_modules: [o_proj]}",
+        lora: "r=4, lora_alpha=4, target_modules='all-linear'",
+        trains: "",
+        quantized: "load_in_4bit=True, bnb_4bit_quant_type='nf4', llm_int8_skip_modules=['o_proj', 'lm_head']",
+    },
+    Case {
+        class: "Gemma3ForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 4, pretrained: ADAPTER}\n\
+               quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}",
+        lora: "r=4, lora_alpha=4, target_modules='all-linear'",
+        trains: "",
+        quantized: "load_in_4bit=True, bnb_4bit_quant_type='nf4'",
+    },
     // With a larger scale, this training amplifies rounding errors, in PEFT alone as well.
     Case {
         class: "GPT2LMHeadModel",
@@ -150,13 +166,14 @@ gpt2 = dict(vocab_size=61, n_positions=16, n_embd=32, n_layer=2, n_head=2, initi
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 llama = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=16, initializer_range=0.1)
+def sizes(wide): return llama | (dict(hidden_size=64, intermediate_size=128) if wide else {})
 configs = dict(
     GPT2LMHeadModel=lambda wide: transformers.GPT2Config(**gpt2 | (dict(n_embd=64) if wide else {})),
-    LlamaForCausalLM=lambda wide: transformers.LlamaConfig(
-        **llama | (dict(hidden_size=64, intermediate_size=128) if wide else {})),
-    Phi3ForCausalLM=lambda _: transformers.Phi3Config(**llama, pad_token_id=None, partial_rotary_factor=0.75),
-    Gemma3ForCausalLM=lambda _: transformers.Gemma3TextConfig(**llama, pad_token_id=None, head_dim=8, sliding_window=5,
-                                                              sliding_window_pattern=2, query_pre_attn_scalar=8))
+    LlamaForCausalLM=lambda wide: transformers.LlamaConfig(**sizes(wide)),
+    Phi3ForCausalLM=lambda wide: transformers.Phi3Config(**sizes(wide), pad_token_id=None, partial_rotary_factor=0.75),
+    Gemma3ForCausalLM=lambda wide: transformers.Gemma3TextConfig(
+        **sizes(wide), pad_token_id=None, head_dim=16 if wide else 8, sliding_window=5, sliding_window_pattern=2,
+        query_pre_attn_scalar=8))
 def base(name, folder, **quantized):
     # With AVX-512, bitsandbytes 0.50.2 takes wrong scales where the columns are a multiple of 32 and not of 64.
     getattr(transformers, name)(configs[name](bool(quantized))).save_pretrained(folder)

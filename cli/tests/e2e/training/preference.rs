@@ -41,6 +41,25 @@ fn pairs_are_trained_evaluated_and_resumed() {
     assert!(shown.contains("chosen:\nuser w0 . assistant") && shown.contains("\n\nrejected:\nuser w0 ."), "{shown}");
 }
 
+/// The reference of an adapter is the model with its quantized weights.
+#[test]
+fn adapters_of_quantized_weights_learn_from_pairs() {
+    let case = Case::new();
+    let data = case.pairs(40, "");
+    let settings = [
+        &data,
+        GPT2,
+        "preference={beta: 0.5}",
+        "adapter={r: 4}",
+        "quantization_config={load_in_4bit: true, bnb_4bit_quant_type: nf4}",
+    ];
+    let settings = settings.iter().flat_map(|setting| ["--set", *setting]);
+    case.train(&["-n", "2", "--max-steps", "20"].into_iter().chain(settings).collect::<Vec<_>>());
+    let metrics = case.metrics("run");
+    let loss = |step: usize| metrics[step].get("loss").and_then(|loss| loss.as_f64()).unwrap();
+    assert!((loss(0) - 2f64.ln()).abs() < 1e-6 && loss(19) < 0.99 * loss(0), "{} {}", loss(0), loss(19));
+}
+
 #[test]
 fn contradictions_are_errors() {
     let case = Case::new();
