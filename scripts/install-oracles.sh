@@ -7,6 +7,6 @@ set -eu
 folder=${1:?usage: scripts/install-oracles.sh FOLDER}
 python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet torch==2.15.0 numpy safetensors tokenizers jinja2 transformers==5.24.0 peft==0.21.2 \
-    bitsandbytes==0.50.2
-"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes"
-echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace --test library peft"
+    bitsandbytes==0.50.2 trl==1.16.0 datasets==5.2.0
+"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets"
+echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace"

@@ -9,7 +9,7 @@ folder=${1:?usage: scripts/install-peers.sh FOLDER}
 peers=$(cd "$(dirname "$0")/../benches/peers" && pwd)
 
 python3 -m venv "$folder"
-"$folder/bin/pip" install --quiet torch==2.15.0 numpy psutil ninja setuptools wheel
+"$folder/bin/pip" install --quiet torch==2.15.0 transformers==5.24.0 peft==0.21.2 numpy psutil ninja setuptools wheel
 # Without build isolation its setup finds the torch that it will run with.
 "$folder/bin/pip" install --quiet --no-build-isolation deepspeed==0.19.8
 

@@ -31,8 +31,10 @@ PEERS = {
     "ddp": ["torch_train.py", "--mode", "ddp"],
     "fsdp2": ["torch_train.py", "--mode", "fsdp2"],
     **{f"deepspeed-{stage}": ["deepspeed_train.py", "--stage", str(stage)] for stage in range(4)},
+    # LoRA, on both sides.
+    "peft": ["peft_train.py"],
 }
-SAME_STAGE = {"plain": 0, "ddp": 0, "fsdp2": 3, **{f"deepspeed-{stage}": stage for stage in range(4)}}
+SAME_STAGE = {"plain": 0, "peft": 0, "ddp": 0, "fsdp2": 3, **{f"deepspeed-{stage}": stage for stage in range(4)}}
 # Largest allowed relative difference of a loss. bf16 keeps 8 bits of each activation, and trainers round at different
 # places.
 AGREEMENT = {"f32": 1e-3, "bf16": 1e-2}
@@ -62,9 +64,21 @@ def files(preset):
     return tokens, start
 
 
+def adapter(preset):
+    """The folder of the adapter that both sides of a comparison with PEFT start from, written if it is missing."""
+    folder = world.WORK / f"adapter-{preset}"
+    if not folder.exists():
+        import peft_train
+
+        peft_train.write(PRESETS[preset], folder)
+    return folder
+
+
 def run_peer(peer, setting, tokens, shim):
     """Runs a peer; returns the RESULT that its rank 0 prints."""
     script, *more = PEERS[peer]
+    if peer == "peft":
+        more += ["--adapter", str(adapter(setting.preset))]
     arguments = [str(HERE / script), *more, "--preset", setting.preset, "--tokens", str(tokens)]
     arguments += ["--dtype", setting.dtype, "--accumulation", str(setting.accumulation), "--steps", str(setting.steps)]
     output = world.run(arguments, setting.ranks, setting.threads, shim, setting.isa)
@@ -82,7 +96,7 @@ def bench_step(binary, config, *more, isa=instruction_sets.DEFAULT):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_ours(binary, stage, setting, tokens, start):
+def run_ours(binary, peer, stage, setting, tokens, start):
     """Runs zero-train once."""
     preset = PRESETS[setting.preset]
     config = {
@@ -97,6 +111,9 @@ def run_ours(binary, stage, setting, tokens, start):
         "training": {"initial_weights": str(start), "weight_decay_on": "all"},
         "launcher": {"num_processes": setting.ranks, "threads_per_rank": setting.threads},
     }
+    if peer == "peft":
+        saved = json.loads((adapter(setting.preset) / "adapter_config.json").read_text())
+        config["adapter"] = {"r": saved["r"], "lora_alpha": saved["lora_alpha"], "pretrained": str(adapter(setting.preset))}
     result = bench_step(binary, config, "--steps", str(setting.steps), isa=setting.isa)
     result["ranks"] = [{"peak_mb": bytes / 2**20} for bytes in result["peak_resident_bytes"]]
     return result
@@ -139,7 +156,7 @@ def measure(chosen, setting, stages):
     tokens, start = files(setting.preset)
     runs = {None: lambda: run_peer(chosen.peer, setting, tokens, chosen.shim)}
     for stage in stages:
-        runs[stage] = lambda stage=stage: run_ours(chosen.binary, stage, setting, tokens, start)
+        runs[stage] = lambda stage=stage: run_ours(chosen.binary, chosen.peer, stage, setting, tokens, start)
     rounds = []
     for index in range(2 * chosen.rounds):
         results = {}

@@ -9,7 +9,7 @@ import sys
 
 from compare import apart, peaks, rate, ratio_of_fastest, ratios, sets, spread
 
-NAMES = {"plain": "PyTorch", "ddp": "DDP", "fsdp2": "FSDP2", **{f"deepspeed-{n}": f"DeepSpeed {n}" for n in range(4)}}
+NAMES = {"plain": "PyTorch", "peft": "PEFT", "ddp": "DDP", "fsdp2": "FSDP2", **{f"deepspeed-{n}": f"DeepSpeed {n}" for n in range(4)}}
 
 COLUMNS = [
     "ranks × threads",
