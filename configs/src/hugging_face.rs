@@ -10,7 +10,7 @@ mod rope;
 
 use serde_json::{Map, Value as Json};
 
-use crate::config::{Gpt2, Llama};
+use crate::config::{Config, Gpt2, Llama};
 use crate::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
@@ -195,7 +195,7 @@ impl<'c> Reader<'c> {
             let Some(value) = self.get(name) else { continue };
             let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
             if !is_empty && !off.contains(&value.to_string().as_str()) {
-                let help = (*name == "quantization_config").then_some(
+                let help = (*name == Config::quantization_config).then_some(
                     "name the folder of the original weights: the section `quantization_config` of your configuration \
                      quantizes them while they are read",
                 );
