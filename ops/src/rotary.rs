@@ -99,7 +99,7 @@ impl RopeScaling {
     }
 }
 
-/// Rotates by angles that it computes for as many positions as the longest row so far has had. Clones share them.
+/// Rotary position embedding. Its table of angles grows to the longest row that it has rotated. Clones share the table.
 #[derive(Clone, Debug)]
 pub struct Rotary {
     angles: Arc<Angles>,
@@ -141,7 +141,7 @@ impl Rotary {
         Ok(Self { angles: of(false, factor)?, longer, positions, size })
     }
 
-    /// Rotates the first elements of heads of `size`, as many as it rotated before, and passes on the others.
+    /// Sets the size of a head to `size`. The same number of elements is rotated; the others are returned unchanged.
     ///
     /// # Errors
     /// Fails if heads are smaller than that.

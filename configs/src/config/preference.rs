@@ -70,24 +70,20 @@ impl Preference {
             }
             return;
         };
-        let mut unused = |key: &'static str, has_effect: bool, with: &'static str, help: &str| {
+        let mut unused = |key: &'static str, has_effect: bool, with: &str, help: &str| {
             if !has_effect && resolver.at(key) != At::Default {
                 let message = format!("`{}` has no effect with `{}`", last(key), with);
                 resolver.contradiction(&[key, Self::kind], message, Some(help.to_string()));
             }
         };
         let is_robust = preference.has_reference() && preference.loss_type == DpoLoss::Robust;
-        let kind = match preference.kind {
-            PreferenceType::Dpo => "preference.type: dpo",
-            PreferenceType::Orpo => "preference.type: orpo",
-            PreferenceType::SimPo => "preference.type: simpo",
-        };
-        unused(Self::loss_type, preference.has_reference(), kind, "leave it out, or write `type: dpo`");
-        unused(Self::label_smoothing, is_robust, kind, "leave it out, or write `loss_type: robust`");
+        let kind = format!("{}: {}", Self::kind, preference.kind);
+        unused(Self::loss_type, preference.has_reference(), &kind, "leave it out, or write `type: dpo`");
+        unused(Self::label_smoothing, is_robust, &kind, "leave it out, or write `loss_type: robust`");
         unused(
             Self::simpo_gamma,
             preference.kind == PreferenceType::SimPo,
-            kind,
+            &kind,
             "leave it out, or write `type: simpo`",
         );
         for key in [Chat::roles_to_train, Chat::train_on_inputs, Chat::train_on_eos, Chat::message_field_training] {

@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use world::{BF16, assert_same, llama_config, run_of};
+use world::{BF16, assert_same, llama_config, reproducible, run_of};
 use zero_engine::zoo;
 use zero_model::ops::RopeScaling;
 
@@ -68,12 +68,7 @@ fn families_are_equal_over_layouts() {
     for family in [qwen3, gemma3, phi3, long_phi3] {
         for dtype in ["", BF16] {
             let run = |ranks: usize, stage: u8, data: usize, more: &str| {
-                let text = format!(
-                    "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{dtype}\n{more}\n\
-                     training: {{reproducible: true}}\n\
-                     zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}",
-                    4 / data
-                );
+                let text = reproducible(stage, data, &format!("{dtype}\n{more}"));
                 run_of(|| zoo::llama(&family()), ranks, 6, &text)
             };
             let expected = run(1, 0, 1, "");

@@ -4,7 +4,7 @@ use crate::family_layouts;
 use crate::world;
 
 use candle_core::{Device, Tensor};
-use world::{BF16, assert_same, config, gpt2_config, llama_config, world};
+use world::{BF16, assert_same, config, gpt2_config, llama_config, reproducible, world};
 use zero_engine::{Batch, Engine, Layers, zoo};
 use zero_model::ops::IGNORE_INDEX;
 
@@ -96,12 +96,7 @@ fn every_layout_is_equal() {
     for layers in [gpt2, llama] {
         for dtype in ["", BF16] {
             let run = |ranks: usize, stage: u8, data: usize, more: &str| {
-                let text = format!(
-                    "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{dtype}\n{more}\n\
-                     training: {{reproducible: true}}\n\
-                     zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}",
-                    4 / data
-                );
+                let text = reproducible(stage, data, &format!("{dtype}\n{more}"));
                 let mut all = world(ranks, |comm| {
                     let mut engine = Engine::with_communicator(config(ranks, &text), layers(true), comm).unwrap();
                     world::trajectory_on(&mut engine, 4, |step| batch(step as usize, &DOCUMENTS, true))

@@ -60,6 +60,16 @@ pub fn config(ranks: usize, extra: &str) -> Config {
     Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Returns keys of a run on global batches of 4 samples whose bits do not depend on the layout, for [`config`] with this many
+/// data-parallel ranks.
+pub fn reproducible(stage: u8, data: usize, more: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{more}\ntraining: {{reproducible: true}}\n\
+         zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}",
+        4 / data
+    )
+}
+
 /// Creates a global batch of token ids that depends only on the step.
 pub fn batch(step: u64, samples: usize) -> Batch {
     let token = |i: usize| ((i as u64 * 7 + step * 13 + (i as u64 * i as u64) % 11) % 61) as u32;

@@ -10,9 +10,9 @@ use crate::cross_entropy::mean_over;
 use crate::gpu;
 use crate::graph::apply::{apply2, count2};
 use crate::graph::gradient::deliver;
-use crate::graph::operand::{View, rows, targets_of};
+use crate::graph::operand::{NO_TARGET, View, rows, targets_of};
 use crate::graph::output::{stored, tensor};
-use crate::linear::head::{Factors, Head, chunk_rows, some_rows};
+use crate::linear::head::{Factors, Head, chunk_rows};
 use crate::meta;
 use crate::meta::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use crate::product::Matrix;
@@ -79,6 +79,16 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
 }
 
 const OP: &str = "linear-cross-entropy";
+
+/// Drops the targets of ignored rows and returns the numbers of the other rows; `None` if no row is ignored.
+fn some_rows(targets: &mut Vec<usize>) -> Option<Vec<usize>> {
+    if !targets.contains(&NO_TARGET) {
+        return None;
+    }
+    let rows = targets.iter().enumerate().filter(|(_, target)| **target != NO_TARGET).map(|(row, _)| row).collect();
+    targets.retain(|&target| target != NO_TARGET);
+    Some(rows)
+}
 
 /// The node of the graph. Its forward only returns values that were computed before.
 struct Computed {

@@ -4,7 +4,6 @@
 //! passes on the loss of each row, and turns the logits in place into their gradients, which it adds to dx and dW at once.
 
 use crate::cross_entropy::row_loss;
-use crate::graph::operand::NO_TARGET;
 use crate::kernel::{HalfFloat, Isa, softmax as kernel};
 use crate::measure;
 use crate::parallel::{Output, split, threads};
@@ -18,16 +17,6 @@ use std::ops::Range;
 pub(super) fn chunk_rows(classes: usize) -> usize {
     const FLOATS: usize = 1 << 20;
     (FLOATS / classes).clamp(256, 1024)
-}
-
-/// Drops the targets of ignored rows and returns the numbers of the other rows; `None` if no row is ignored.
-pub(super) fn some_rows(targets: &mut Vec<usize>) -> Option<Vec<usize>> {
-    if !targets.contains(&NO_TARGET) {
-        return None;
-    }
-    let rows = targets.iter().enumerate().filter(|(_, target)| **target != NO_TARGET).map(|(row, _)| row).collect();
-    targets.retain(|&target| target != NO_TARGET);
-    Some(rows)
 }
 
 /// The operands, after all checks.

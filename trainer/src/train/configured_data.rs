@@ -15,17 +15,9 @@ use zero_engine::configured_model::{self, longest_sequence};
 const READABLE: &str = "name readable files, or a glob";
 
 /// The data sets of the configuration, and their tokenizer.
-pub(super) struct DataFiles {
-    pub(super) train: FileDataset,
-    pub(super) eval: Option<FileDataset>,
-    pub(super) tokenizer: Tokenizer,
-    pub(super) vocabulary: Option<usize>,
-}
-
-/// Pairs of answers of the configuration, and their tokenizer.
-pub(super) struct PairFiles {
-    pub(super) train: Arc<PairDataset>,
-    pub(super) eval: Option<Arc<PairDataset>>,
+pub(super) struct Opened<D> {
+    pub(super) train: D,
+    pub(super) eval: Option<D>,
     pub(super) tokenizer: Tokenizer,
     pub(super) vocabulary: Option<usize>,
 }
@@ -33,34 +25,25 @@ pub(super) struct PairFiles {
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
 pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
     if let Some(preference) = &config.preference {
-        let PairFiles { train, eval, tokenizer, vocabulary } = pairs(config, preference, has_own_model)?;
-        let notes = described(Some(train.description()), eval.as_ref().map(|eval| eval.description()));
+        let opened = pairs(config, preference, has_own_model)?;
         let reference = match preference.has_reference() {
-            true => [Some(&train), eval.as_ref()].into_iter().flatten().cloned().collect(),
+            true => std::iter::once(&opened.train).chain(&opened.eval).cloned().collect(),
             false => vec![],
         };
-        let mut corpus = corpus(config, (train, eval), tokenizer, vocabulary)?;
-        (corpus.notes, corpus.reference) = (notes, reference);
+        let mut corpus = corpus(config, opened, |pairs| Some(pairs.description()))?;
+        corpus.reference = reference;
         return Ok(corpus);
     }
-    let DataFiles { train, eval, tokenizer, vocabulary } = files(config, has_own_model)?;
-    let notes = described(train.description(), eval.as_ref().and_then(FileDataset::description));
-    let mut corpus = corpus(config, (train, eval), tokenizer, vocabulary)?;
-    corpus.notes = notes;
-    Ok(corpus)
-}
-
-fn described(train: Option<String>, eval: Option<String>) -> Vec<String> {
-    let named = [("training data", train), ("evaluation data", eval)].into_iter();
-    named.filter_map(|(name, description)| Some(format!("{name}: {}", description?))).collect()
+    corpus(config, files(config, has_own_model)?, FileDataset::description)
 }
 
 fn corpus<D: Dataset + 'static>(
     config: &Config,
-    (all, eval): (D, Option<D>),
-    tokenizer: Tokenizer,
-    vocabulary: Option<usize>,
+    Opened { train: all, eval, tokenizer, vocabulary }: Opened<D>,
+    description: impl Fn(&D) -> Option<String>,
 ) -> Result<Corpus, Error> {
+    let described = [("training data", Some(&all)), ("evaluation data", eval.as_ref())].into_iter();
+    let notes = described.filter_map(|(name, data)| Some(format!("{name}: {}", description(data?)?))).collect();
     let fraction = config.data.as_ref().map_or(0.0, |data| data.eval_fraction);
     let (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>) = match eval {
         Some(eval) => (Arc::new(all), Some(Arc::new(eval))),
@@ -75,7 +58,7 @@ fn corpus<D: Dataset + 'static>(
     let order = Order { seed: config.training.seed, shuffle };
     let extent = Extent::Batches(config.training.eval_batches.max(1));
     let mut corpus = Corpus::new(config, (train, eval), order, extent)?;
-    (corpus.tokenizer, corpus.vocabulary) = (tokenizer, vocabulary);
+    (corpus.tokenizer, corpus.vocabulary, corpus.notes) = (tokenizer, vocabulary, notes);
     Ok(corpus)
 }
 
@@ -132,7 +115,7 @@ impl<'c> Sources<'c> {
     }
 
     /// Calls `open` with the options of `data.train` and of `data.eval`.
-    fn open<D>(&self, open: impl Fn(&DataOptions) -> Result<D, DataError>) -> Result<(D, Option<D>), Error> {
+    fn open<D>(self, open: impl Fn(&DataOptions, &Tokenizer) -> Result<D, DataError>) -> Result<Opened<D>, Error> {
         let (model, data) = (self.model, self.data);
         let open = |key: &str, sources: &[String]| {
             let options = DataOptions {
@@ -148,31 +131,35 @@ impl<'c> Sources<'c> {
                 sample_packing: data.sample_packing,
                 chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
             };
-            open(&options).map_err(|error| Error::from(error).named(key, READABLE))
+            open(&options, &self.tokenizer).map_err(|error| Error::from(error).named(key, READABLE))
         };
         let train = open("data.train", &data.train)?;
-        Ok((train, data.eval.as_ref().map(|sources| open("data.eval", sources)).transpose()?))
+        let eval = data.eval.as_ref().map(|sources| open("data.eval", sources)).transpose()?;
+        Ok(Opened { train, eval, tokenizer: self.tokenizer, vocabulary: self.vocabulary })
     }
 }
 
 /// Opens the files that the configuration names.
-pub(super) fn files(config: &Config, has_own_model: bool) -> Result<DataFiles, Error> {
+pub(super) fn files(config: &Config, has_own_model: bool) -> Result<Opened<FileDataset>, Error> {
     let sources = Sources::of(config, has_own_model)?;
-    let (train, eval) = sources.open(|options| data::open(options, &sources.tokenizer))?;
-    fits(sources.model, train.shape())?;
-    if matches!(train.shape(), SampleShape::Tokens(_)) {
-        sources.has_length()?;
+    let (model, length) = (sources.model, sources.has_length());
+    let opened = sources.open(data::open)?;
+    fits(model, opened.train.shape())?;
+    if matches!(opened.train.shape(), SampleShape::Tokens(_)) {
+        length?;
     }
-    Ok(DataFiles { train, eval, tokenizer: sources.tokenizer, vocabulary: sources.vocabulary })
+    Ok(opened)
 }
 
 /// Opens the pairs of answers that the configuration names.
-pub(super) fn pairs(config: &Config, preference: &config::Preference, has_own_model: bool) -> Result<PairFiles, Error> {
-    let sources = Sources::of(config, has_own_model)?;
+pub(super) fn pairs(
+    config: &Config,
+    preference: &config::Preference,
+    has_own_model: bool,
+) -> Result<Opened<Arc<PairDataset>>, Error> {
     let labels_prompts = preference.kind == config::PreferenceType::Orpo;
-    let (train, eval) =
-        sources.open(|options| PairDataset::open(options, &sources.tokenizer, labels_prompts).map(Arc::new))?;
-    Ok(PairFiles { train, eval, tokenizer: sources.tokenizer, vocabulary: sources.vocabulary })
+    Sources::of(config, has_own_model)?
+        .open(|options, tokenizer| PairDataset::open(options, tokenizer, labels_prompts).map(Arc::new))
 }
 
 /// Makes those checks of [`open`] that need no file.

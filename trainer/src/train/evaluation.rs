@@ -8,7 +8,7 @@ use zero_engine::Error;
 use zero_engine::MeanLoss;
 
 /// Micro-batches per pass through the pipeline when every sample is evaluated.
-const IN_A_ROW: usize = 16;
+pub(super) const IN_A_ROW: usize = 16;
 
 /// The result of an evaluation; the same on every rank.
 #[derive(Debug, Clone, PartialEq)]

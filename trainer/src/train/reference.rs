@@ -15,14 +15,12 @@ use zero_engine::format::counted;
 use zero_engine::{Engine, Error};
 
 use super::corpus::Corpus;
+use super::evaluation::IN_A_ROW;
 use super::progress::Progress;
 use crate::data::{Dataset, PairDataset};
 
 /// The file in the run's folder: tensors `[pairs, 2]` of f32, named by the checksum of their pairs.
 const FILE: &str = "reference_log_probs.safetensors";
-
-/// Micro-batches per pass through the pipeline.
-const IN_A_ROW: usize = 16;
 
 /// Computes the log-probabilities of all pairs, or reads them if the run resumes from the checkpoint `from`. A
 /// collective.

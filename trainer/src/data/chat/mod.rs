@@ -5,6 +5,7 @@
 //! files are opened, in parallel. Padding is at the end, where causal attention makes it invisible to the tokens before
 //! it; in a packed sample it is a document of its own.
 
+mod excess;
 mod mask;
 mod model_files;
 pub(super) mod options;
@@ -19,14 +20,15 @@ mod template;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use zero_config::{ExcessLength, Untrained};
-use zero_engine::format::{counted, grouped};
+use zero_config::Untrained;
+use zero_engine::format::counted;
 use zero_engine::{At, DataError};
 use zero_model::ops::IGNORE_INDEX;
 
 use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
 use super::tokenizer::Tokenizer;
+use excess::Excess;
 use mask::shown;
 use packing::pack;
 use record::Problem;
@@ -43,16 +45,10 @@ pub(super) struct Conversations {
     packs: Option<Vec<Vec<usize>>>,
     sequence_length: usize,
     padding: u32,
-    counts: Counts,
-    is_dated: bool,
-}
-
-/// What became of the conversations.
-#[derive(Default)]
-struct Counts {
-    truncated: usize,
-    too_long: usize,
+    excess: Excess,
+    /// Number of conversations that were left out because no token is trained.
     untrained: usize,
+    is_dated: bool,
 }
 
 impl Conversations {
@@ -66,10 +62,10 @@ impl Conversations {
             packs: None,
             sequence_length: options.sequence_length,
             padding: renderer.padding,
-            counts: Counts::default(),
+            excess: Excess::new(options),
+            untrained: 0,
             is_dated: renderer.template.as_ref().is_ok_and(|template| template.is_dated),
         };
-        let mut excess = None;
         for path in files {
             let records = record::read(path)?;
             let Some((at, first)) = records.first() else { continue };
@@ -82,19 +78,17 @@ impl Conversations {
                 )
             };
             for (at, sample) in records.into_par_iter().map(sample).collect::<Vec<_>>() {
-                all.push(sample?, path, at, options, &mut excess)?;
+                all.push(sample?, path, at, options)?;
             }
         }
-        match excess {
-            Some(excess) => Err(excess.error(options.sequence_length)),
-            None if all.samples() == 0 => Err(DataError::Empty { sources: options.sources.clone() }),
-            None => {
-                let positions = |ends: &[usize]| (ends[1] - ends[0]).min(options.sequence_length);
-                let lengths = || all.starts.windows(2).map(positions).collect::<Vec<_>>();
-                all.packs = options.sample_packing.then(|| pack(&lengths(), options.sequence_length));
-                Ok(all)
-            }
+        all.excess.check()?;
+        if all.samples() == 0 {
+            return Err(DataError::Empty { sources: options.sources.clone() });
         }
+        let positions = |ends: &[usize]| (ends[1] - ends[0]).min(options.sequence_length);
+        let lengths = || all.starts.windows(2).map(positions).collect::<Vec<_>>();
+        all.packs = options.sample_packing.then(|| pack(&lengths(), options.sequence_length));
+        Ok(all)
     }
 
     /// Returns the tokens of each conversation of a sample, and whether they are trained.
@@ -108,38 +102,19 @@ impl Conversations {
     }
 
     /// Adds a sample, or leaves it out.
-    fn push(
-        &mut self,
-        mut sample: Sample,
-        path: &Path,
-        at: At,
-        options: &DataOptions,
-        excess: &mut Option<Excess>,
-    ) -> Result<(), DataError> {
-        let (length, most) = (sample.tokens.len(), options.sequence_length + 1);
+    fn push(&mut self, mut sample: Sample, path: &Path, at: At, options: &DataOptions) -> Result<(), DataError> {
+        let (length, most) = (sample.tokens.len(), self.excess.most());
         if let Some(&token) = sample.tokens.iter().find(|&&token| token as usize >= options.vocabulary) {
             return Err(DataError::Token { token, vocabulary: options.vocabulary, path: path.into(), at });
         }
-        if length > most {
-            match options.chat.excess_length {
-                ExcessLength::Raise => {
-                    Excess::note(excess, path, at, length);
-                    return Ok(());
-                }
-                ExcessLength::Drop => {
-                    self.counts.too_long += 1;
-                    return Ok(());
-                }
-                ExcessLength::Truncate => {
-                    self.counts.truncated += 1;
-                    sample.tokens.truncate(most);
-                    sample.trained.truncate(most);
-                }
-            }
+        if !self.excess.admits(length, path, at) {
+            return Ok(());
         }
+        sample.tokens.truncate(most);
+        sample.trained.truncate(most);
         if !sample.trained.iter().skip(1).any(|&trained| trained) {
             if options.chat.untrained == Untrained::Drop {
-                self.counts.untrained += 1;
+                self.untrained += 1;
                 return Ok(());
             }
             let why = match length > most {
@@ -207,49 +182,11 @@ impl Records for Conversations {
             what += &format!(" in {}", counted(self.samples(), "sample", "samples"));
         }
         let mut text = format!("{what}, {} of positions trained, {} padding", share(trained), share(padding));
-        for (count, what) in [
-            (self.counts.truncated, "truncated"),
-            (self.counts.too_long, "left out as too long"),
-            (self.counts.untrained, "left out without a trained token"),
-        ] {
-            if count > 0 {
-                text += &format!(", {} {what}", grouped(count as u64));
-            }
-        }
+        text += &self.excess.description([(self.untrained, "left out without a trained token")]);
         if self.is_dated {
             text += ", with today's date from the template";
         }
         Some(text)
-    }
-}
-
-/// The conversations that are too long for a sample, of which `path` and `at` name the first.
-struct Excess {
-    path: PathBuf,
-    at: At,
-    length: usize,
-    count: usize,
-    longest: usize,
-}
-
-impl Excess {
-    fn note(excess: &mut Option<Self>, path: &Path, at: At, length: usize) {
-        let first = excess.get_or_insert(Self { path: path.into(), at, length, count: 0, longest: 0 });
-        (first.count, first.longest) = (first.count + 1, first.longest.max(length));
-    }
-
-    fn error(self, sequence_length: usize) -> DataError {
-        let Excess { path, at, length, count, longest } = self;
-        let which = match count {
-            1 => "no other conversation is too long".to_string(),
-            count => {
-                format!("{} conversations are too long, the longest with {longest} tokens", grouped(count as u64))
-            }
-        };
-        let message =
-            format!("{length} tokens do not fit into a sample of {sequence_length} and the next token; {which}");
-        let help = "increase `data.sequence_length`, or set `data.chat.excess_length_strategy` to `truncate` or `drop`";
-        Problem::new(message, help).at(&path, at)
     }
 }
 

@@ -3,13 +3,13 @@
 //! A sample is both answers, each after the prompt and each a document of its own, padded to T tokens: 2·T positions. An
 //! answer begins where its tokens differ from those of the prompt with the template's generation prompt, as in TRL.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
-use zero_config::{ExcessLength, Untrained};
-use zero_engine::format::{counted, grouped};
+use zero_config::Untrained;
+use zero_engine::format::counted;
 use zero_engine::{At, Batch, DataError};
 use zero_model::ops::{IGNORE_INDEX, PreferenceLoss};
 use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, REFERENCE_LOG_PROBS};
@@ -17,7 +17,7 @@ use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, REFERENC
 use super::super::dataset::{BoxError, Dataset};
 use super::super::options::DataOptions;
 use super::super::tokenizer::Tokenizer;
-use super::Excess;
+use super::excess::Excess;
 use super::mask::shown;
 use super::pair_record;
 use super::record::{self, Problem};
@@ -52,14 +52,10 @@ pub(crate) struct PairDataset {
     labels_prompts: bool,
     /// Chosen and rejected, for each pair.
     reference: OnceLock<Vec<[f32; 2]>>,
-    counts: Counts,
-}
-
-#[derive(Default)]
-struct Counts {
-    truncated: usize,
-    too_long: usize,
+    excess: Excess,
+    /// Number of pairs that were left out because an answer has no tokens.
     unanswered: usize,
+    /// Number of pairs whose prompt ends in other tokens than before an answer.
     cut: usize,
 }
 
@@ -80,9 +76,10 @@ impl PairDataset {
             padding: renderer.padding,
             labels_prompts,
             reference: OnceLock::new(),
-            counts: Counts::default(),
+            excess: Excess::new(options),
+            unanswered: 0,
+            cut: 0,
         };
-        let mut excess = None;
         for path in &files {
             let pair = |(at, record)| {
                 let record = pair_record::pair(record, &options.chat).map_err(|problem| problem.at(path, at));
@@ -90,48 +87,30 @@ impl PairDataset {
             };
             let records = record::read(path)?;
             for (at, pair) in records.into_par_iter().map(pair).collect::<Vec<_>>() {
-                all.push(pair?, path, at, options, &mut excess)?;
+                all.push(pair?, path, at, options)?;
             }
         }
-        match excess {
-            Some(excess) => Err(excess.error(options.sequence_length)),
-            None if all.prompts.is_empty() => Err(DataError::Empty { sources: options.sources.clone() }),
-            None => Ok(all),
+        all.excess.check()?;
+        match all.prompts.is_empty() {
+            true => Err(DataError::Empty { sources: options.sources.clone() }),
+            false => Ok(all),
         }
     }
 
     /// Adds a pair, or leaves it out.
-    fn push(
-        &mut self,
-        mut pair: Pair,
-        path: &Path,
-        at: At,
-        options: &DataOptions,
-        excess: &mut Option<Excess>,
-    ) -> Result<(), DataError> {
+    fn push(&mut self, mut pair: Pair, path: &Path, at: At, options: &DataOptions) -> Result<(), DataError> {
         let tokens = || pair.tokens.iter().flatten();
         if let Some(&token) = tokens().find(|&&token| token as usize >= options.vocabulary) {
-            return Err(DataError::Token { token, vocabulary: options.vocabulary, path: PathBuf::from(path), at });
+            return Err(DataError::Token { token, vocabulary: options.vocabulary, path: path.into(), at });
         }
-        let (length, most) = (pair.tokens[0].len().max(pair.tokens[1].len()), options.sequence_length + 1);
-        match options.chat.excess_length {
-            _ if length <= most => {}
-            ExcessLength::Raise => {
-                Excess::note(excess, path, at, length);
-                return Ok(());
-            }
-            ExcessLength::Drop => {
-                self.counts.too_long += 1;
-                return Ok(());
-            }
-            ExcessLength::Truncate => {
-                self.counts.truncated += 1;
-                pair.tokens.iter_mut().for_each(|tokens| tokens.truncate(most));
-            }
+        let (length, most) = (pair.tokens[0].len().max(pair.tokens[1].len()), self.excess.most());
+        if !self.excess.admits(length, path, at) {
+            return Ok(());
         }
+        pair.tokens.iter_mut().for_each(|tokens| tokens.truncate(most));
         if let Some(side) = pair.tokens.iter().position(|tokens| tokens.len() <= pair.prompt.max(1)) {
             if options.chat.untrained == Untrained::Drop {
-                self.counts.unanswered += 1;
+                self.unanswered += 1;
                 return Ok(());
             }
             let which = ["chosen", "rejected"][side];
@@ -142,7 +121,7 @@ impl PairDataset {
             let help = "correct the record, or leave such ones out: `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(format!("{why}\n{}", shown(&pair.texts[side])), help).at(path, at));
         }
-        self.counts.cut += usize::from(pair.is_cut);
+        self.cut += usize::from(pair.is_cut);
         for tokens in pair.tokens {
             self.tokens.extend(tokens);
             self.starts.push(self.tokens.len());
@@ -190,23 +169,17 @@ impl PairDataset {
         let used: usize = (0..self.len()).flat_map(|pair| self.lengths(pair)).sum();
         let answers =
             (0..self.len()).map(|pair| self.label_counts(pair)).map(|[chosen, rejected, _]| chosen + rejected);
-        let mut text = format!(
+        let text = format!(
             "{}, {} of positions belong to answers, {} padding",
             counted(self.len(), "pair", "pairs"),
             share(answers.sum()),
             share(positions - used)
         );
-        for (count, what) in [
-            (self.counts.truncated, "truncated"),
-            (self.counts.too_long, "left out as too long"),
-            (self.counts.unanswered, "left out without an answer"),
-            (self.counts.cut, "with a prompt whose last tokens depend on the answer"),
-        ] {
-            if count > 0 {
-                text += &format!(", {} {what}", grouped(count as u64));
-            }
-        }
-        text
+        let others = [
+            (self.unanswered, "left out without an answer"),
+            (self.cut, "with a prompt whose last tokens depend on the answer"),
+        ];
+        text + &self.excess.description(others)
     }
 }
 

@@ -14,7 +14,7 @@ use super::options::ChatOptions;
 use super::pair_record::PairRecord;
 use super::pairs::Pair;
 use super::record::{Conversation, Object, Problem, Record};
-use super::template::Template;
+use super::template::{Rendered, Template};
 
 /// The tokens of a conversation.
 pub(super) struct Sample {
@@ -149,11 +149,8 @@ impl<'a> Renderer<'a> {
                 "add an assistant message, or leave such conversations out: `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(message, help).at(path, at));
         }
-        let messages: Vec<Value> = conversation.messages.iter().map(Value::from_serialize).collect();
-        let tools = Value::from_serialize(&conversation.tools);
-        let full = template.render(&messages, &tools, false);
-        let full = full.map_err(|message| refused(template, &message).at(path, at))?;
-        self.has_tokens(template, &full.text, conversation)?;
+        let (messages, tools) = values(conversation);
+        let full = self.render(conversation, (&messages, &tools), false, path, at)?;
         let encoding = self.tokenizer.encode_with_offsets(&full.text, false)?;
         let is_special = |id| self.tokenizer.is_special(id);
         let tokens = Tokens::new(&encoding, &is_special);
@@ -204,14 +201,26 @@ impl<'a> Renderer<'a> {
         path: &Path,
         at: At,
     ) -> Result<(String, Vec<u32>), DataError> {
-        let template = self.template()?;
-        let messages: Vec<Value> = conversation.messages.iter().map(Value::from_serialize).collect();
-        let tools = Value::from_serialize(&conversation.tools);
-        let rendered = template.render(&messages, &tools, asks_for_answer);
-        let text = rendered.map_err(|message| refused(template, &message).at(path, at))?.text;
-        self.has_tokens(template, &text, conversation)?;
+        let (messages, tools) = values(conversation);
+        let text = self.render(conversation, (&messages, &tools), asks_for_answer, path, at)?.text;
         let tokens = self.tokenizer.encode_with_offsets(&text, false)?.get_ids().to_vec();
         Ok((text, tokens))
+    }
+
+    /// Renders the values of a conversation, and checks that the tokenizer has the template's tokens.
+    fn render(
+        &self,
+        conversation: &Conversation,
+        (messages, tools): (&[Value], &Value),
+        asks_for_answer: bool,
+        path: &Path,
+        at: At,
+    ) -> Result<Rendered, DataError> {
+        let template = self.template()?;
+        let rendered = template.render(messages, tools, asks_for_answer);
+        let rendered = rendered.map_err(|message| refused(template, &message).at(path, at))?;
+        self.has_tokens(template, &rendered.text, conversation)?;
+        Ok(rendered)
     }
 
     /// Returns the tokens of a conversation up to the answer that the model is to give.
@@ -248,6 +257,12 @@ impl<'a> Renderer<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns the messages and the tools of a conversation as values for a template.
+fn values(conversation: &Conversation) -> (Vec<Value>, Value) {
+    let messages = conversation.messages.iter().map(Value::from_serialize).collect();
+    (messages, Value::from_serialize(&conversation.tools))
 }
 
 fn refused(template: &Template, message: &str) -> Problem {
