@@ -152,7 +152,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     if let Some(data) = &config.data {
         data.check(resolver.facts.longest, resolver);
         if let Some(Model::Llama(model)) = &config.model {
-            model.check_rows(data, resolver);
+            model.check_rows(data, config.preference.is_some(), resolver);
         }
     }
     if let Some(quantization) = &config.quantization_config {

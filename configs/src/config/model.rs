@@ -311,8 +311,9 @@ impl Llama {
         keys.into_iter().find(|(_, is_used)| *is_used).map(|(path, _)| path)
     }
 
-    /// Checks that angles which depend on a sequence's length are not needed for several sequences in one sample.
-    pub(crate) fn check_rows(&self, data: &Data, resolver: &mut Resolver<'_>) {
+    /// Checks that angles which depend on a sequence's length are not needed for several sequences in one sample, which
+    /// `has_pairs` says too.
+    pub(crate) fn check_rows(&self, data: &Data, has_pairs: bool, resolver: &mut Resolver<'_>) {
         let Some(RopeScaling::LongRope { original_max_position_embeddings: original, .. }) = &self.rope_scaling else {
             return;
         };
@@ -327,6 +328,13 @@ impl Llama {
                 Data::sample_packing
             );
             resolver.contradiction(&[Data::sample_packing, Self::rope_scaling], message, Some(help));
+        }
+        if has_pairs && 2 * length > *original {
+            let message = format!(
+                "two answers of {length} tokens in a sample are longer than {original}, from which the angles of `rope_type: longrope` depend on the length of each answer"
+            );
+            let help = format!("write `{}: {}` or less", Data::sequence_length, original / 2);
+            resolver.contradiction(&[Config::preference, Self::rope_scaling], message, Some(help));
         }
     }
 

@@ -62,20 +62,28 @@ fn invalid_combinations_are_reported() {
     }
 }
 
-/// The angles of a packed conversation would depend on the length of its sample.
+/// The angles of a packed conversation would depend on the length of its sample. Two answers are packed, too.
 #[test]
 fn packed_samples_are_not_longer_than_the_original_length() {
-    let of = |length: usize| {
+    let parsed = |length: usize, packing: bool, more: &str| {
         let text = format!(
             "train_batch_size: 1\nmodel: {{type: llama, head_dim: 2, rope_scaling: {{rope_type: longrope, short_factor: [1], \
              long_factor: [2], original_max_position_embeddings: 64}}}}\n\
-             data: {{train: a, format: chat, tokenizer: t, sample_packing: true, sequence_length: {length}}}"
+             data: {{train: a, format: chat, tokenizer: t, sample_packing: {packing}, sequence_length: {length}}}\n{more}"
         );
         Config::parse("ds.yaml", text).map_err(|errors| errors.to_string())
     };
+    let of = |length: usize| parsed(length, true, "");
     assert!(of(64).is_ok());
     let errors = of(65).unwrap_err();
     assert!(
         errors.contains("samples of 65 tokens are longer than 64") && errors.contains("`data.sequence_length: 64`")
+    );
+    let pairs = |length: usize| parsed(length, false, "preference: {}");
+    assert!(pairs(32).is_ok());
+    let errors = pairs(33).unwrap_err();
+    assert!(
+        errors.contains("two answers of 33 tokens in a sample are longer than 64")
+            && errors.contains("`data.sequence_length: 32`")
     );
 }

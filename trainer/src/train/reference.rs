@@ -116,6 +116,11 @@ fn read(corpus: &Corpus, out: &Path, checkpoint: &Path) -> Result<(), Error> {
             let help = "resume with the files, the tokenizer and the `data` section that the run began with";
             return Err(Error::setting("preference", message, help));
         };
+        if tensor.dims() != [pairs.len(), 2] {
+            let message =
+                format!("{} has {:?} log-probabilities for {} pairs", path.display(), tensor.dims(), pairs.len());
+            return Err(Error::setting("preference", message, "restore the file from a backup of the run's folder"));
+        }
         let rows = tensor.to_vec2::<f32>()?;
         pairs.set_reference(rows.iter().map(|row| [row[0], row[1]]).collect());
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use candle_core::{Device, safetensors};
 use serde_json::{Value, json};
 use zero_comm::{Options, threads};
 use zero_config::Config;
@@ -196,7 +197,15 @@ fn a_resumed_run_reads_its_reference() {
     folder.write("data.jsonl", &lines.join("\n"));
     let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
     assert!(error.contains("is of other pairs than those of `data.train` and `data.eval`"), "{error}");
-    std::fs::remove_file(folder.path().join("run/reference_log_probs.safetensors")).unwrap();
+    // A tensor of the right pairs and another size.
+    let path = folder.path().join("run/reference_log_probs.safetensors");
+    folder.write("data.jsonl", &records(12).iter().map(Value::to_string).collect::<Vec<_>>().join("\n"));
+    let tensors = safetensors::load(&path, &Device::Cpu).unwrap();
+    let cut = tensors.iter().map(|(name, tensor)| (name.clone(), tensor.narrow(0, 0, 11).unwrap()));
+    safetensors::save(&cut.collect(), &path).unwrap();
+    let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
+    assert!(error.contains("has [11, 2] log-probabilities for 12 pairs"), "{error}");
+    std::fs::remove_file(path).unwrap();
     let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
     assert!(error.contains("has no reference_log_probs.safetensors, which a resumed run needs"), "{error}");
 }
