@@ -1,5 +1,6 @@
 //! Trains on pairs of answers on ranks that are threads, and compares 100 steps with TRL.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -200,8 +201,8 @@ fn a_resumed_run_reads_its_reference() {
     // A tensor of the right pairs and another size.
     let path = folder.path().join("run/reference_log_probs.safetensors");
     folder.write("data.jsonl", &records(12).iter().map(Value::to_string).collect::<Vec<_>>().join("\n"));
-    let tensors = safetensors::load(&path, &Device::Cpu).unwrap();
-    let cut = tensors.iter().map(|(name, tensor)| (name.clone(), tensor.narrow(0, 0, 11).unwrap()));
+    let tensors = BTreeMap::from_iter(safetensors::load(&path, &Device::Cpu).unwrap());
+    let cut = tensors.into_iter().map(|(name, tensor)| (name, tensor.narrow(0, 0, 11).unwrap()));
     safetensors::save(&cut.collect(), &path).unwrap();
     let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
     assert!(error.contains("has [11, 2] log-probabilities for 12 pairs"), "{error}");
