@@ -18,6 +18,7 @@ mod amx;
 mod blocks;
 mod caches;
 mod few;
+mod few_columns;
 mod pack;
 mod pairs;
 mod panels;
@@ -299,6 +300,10 @@ unsafe fn block_on(
         // SAFETY: guaranteed by the caller.
         return unsafe { few::product(isa, (out, to), operands.0, operands.1, left.columns, (rows, columns)) };
     }
+    if let (To::F32(to), Some(operands)) = (out.to, few_columns::operands(isa, &left, &right, rows.len())) {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { few_columns::product(isa, (out, to), operands, (rows, columns)) };
+    }
     // SAFETY: guaranteed by the caller.
     unsafe {
         match units {
@@ -322,6 +327,9 @@ impl Grid {
     /// Work below this many multiply-adds does not justify waking a thread.
     const SMALL: usize = 1 << 18;
 
+    /// Reading an element of the right operand costs about as much as this many multiply-adds.
+    const READING: usize = 8;
+
     /// Packing an element costs about as much as this many multiply-adds.
     const PACKING: usize = 16;
 
@@ -329,7 +337,7 @@ impl Grid {
     /// and its rows if the left operand has to be packed too. Rows are cut at multiples of `unit`.
     fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
         let (rows, depth) = (left.rows, left.columns);
-        let threads = threads.min(rows * columns * depth / Self::SMALL).max(1);
+        let threads = threads.min(rows.max(Self::READING) * columns * depth / Self::SMALL).max(1);
         let packing = if left.rows_are_f32().is_some() { 0 } else { Self::PACKING };
         let cost = |down: usize, across: usize| {
             let rows = rows.div_ceil(unit).div_ceil(down) * unit;

@@ -54,8 +54,17 @@ fn same(got: &[f32], want: &[f32]) -> bool {
 
 #[test]
 fn every_layout_gives_the_defined_sums() {
-    let sizes =
-        [(1, 1, 1), (1, 50, 3), (2, 3, 600), (3, 100, 17), (8, 48, 16), (9, 49, 33), (23, 97, 40), (65, 64, 513)];
+    let sizes = [
+        (1, 1, 1),
+        (1, 50, 3),
+        (2, 3, 600),
+        (3, 100, 17),
+        (4, 80, 600),
+        (8, 48, 16),
+        (9, 49, 33),
+        (23, 97, 40),
+        (65, 64, 513),
+    ];
     for (rows, columns, depth) in sizes {
         let (a, b, bias) = (normal("a", rows * depth), normal("b", depth * columns), normal("c", columns));
         let (a16, b16) = (rounded(&a), rounded(&b));

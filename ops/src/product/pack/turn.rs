@@ -103,7 +103,7 @@ pub(in super::super) mod x86 {
             let part: &[f32; LANES] = data[start..].first_chunk().unwrap_or(&[0.0; LANES]);
             // SAFETY: `part` has sixteen elements; a prefetch reads nothing.
             unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(LANES * strip.stride).cast());
+                _mm_prefetch::<_MM_HINT_T1>(part.as_ptr().wrapping_add(LANES * strip.stride).cast());
                 _mm512_loadu_ps(part.as_ptr())
             }
         };
@@ -143,7 +143,7 @@ pub(in super::super) mod x86 {
             let part: &[f32; 8] = data[start..].first_chunk().unwrap_or(&[0.0; 8]);
             // SAFETY: `part` has eight elements; a prefetch reads nothing.
             unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(part.as_ptr().wrapping_add(LANES * strip.stride).cast());
+                _mm_prefetch::<_MM_HINT_T1>(part.as_ptr().wrapping_add(LANES * strip.stride).cast());
                 _mm256_loadu_ps(part.as_ptr())
             }
         };
@@ -191,7 +191,7 @@ pub(in super::super) mod x86 {
     /// Transposes eight rows of eight: pairs, fours, then halves of registers.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn turned_eight(rows: [__m256; 8]) -> [__m256; 8] {
+    pub(in super::super::super) fn turned_eight(rows: [__m256; 8]) -> [__m256; 8] {
         let (mut a, mut b) = (rows, rows);
         for i in 0..4 {
             b[2 * i] = _mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]);
