@@ -37,6 +37,10 @@ section! {
         pub eval_every: usize = key(COUNT_OR_0, "0", "Steps between two evaluations; 0: no evaluation");
         /// Micro-batches per evaluation and rank.
         pub eval_batches: usize = key(COUNT, "8", "Micro-batches per evaluation and rank; where a program gives its own evaluation data and this is not written, all of them");
+        /// Threads of each rank that load micro-batches ahead; 0 loads them when they are needed.
+        pub dataloader_num_workers: usize = key(COUNT_OR_0, "1", "Threads of each rank that load training data while it computes; 0: it loads them itself");
+        /// Micro-batches that each of these threads loads ahead.
+        pub dataloader_prefetch_factor: usize = key(COUNT, "2", "Micro-batches that each of these threads loads ahead");
         /// Steps between checkpoints; 0 saves none during training.
         pub save_every: usize = key(COUNT_OR_0, "0", "Steps between two checkpoints; 0: none before the end");
         /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.

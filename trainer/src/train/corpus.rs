@@ -11,7 +11,7 @@ use zero_engine::format::counted;
 
 /// The data sets of a run.
 pub(super) struct Corpus {
-    pub(super) train: Arc<dyn Dataset>,
+    pub(super) sampler: Sampler,
     pub(super) eval: Option<Arc<dyn Dataset>>,
     pub(super) extent: Extent,
     pub(super) tokenizer: Tokenizer,
@@ -21,9 +21,30 @@ pub(super) struct Corpus {
     pub(super) notes: Vec<String>,
     /// The pairs of training and evaluation data whose log-probabilities under the reference model the loss needs.
     pub(super) reference: Vec<Arc<PairDataset>>,
-    order: Order,
+}
+
+/// Loads training samples by their position in the run.
+#[derive(Clone)]
+pub(super) struct Sampler {
+    pub(super) data: Arc<dyn Dataset>,
+    pub(super) order: Order,
     /// Samples used per epoch: all of them, or only whole batches.
-    per_epoch: u64,
+    pub(super) per_epoch: u64,
+}
+
+impl Sampler {
+    /// Loads the samples at positions `position..position + rows` of the run.
+    ///
+    /// # Errors
+    /// Fails as the data set does.
+    pub(super) fn batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
+        let n = self.data.len();
+        let at = |row: u64| {
+            let (epoch, within) = ((position + row) / self.per_epoch, (position + row) % self.per_epoch);
+            sample_index(self.order.seed, epoch * n as u64 + within, n, self.order.shuffle)
+        };
+        batch(&*self.data, &(0..rows as u64).map(at).collect::<Vec<_>>())
+    }
 }
 
 /// The order of the training samples.
@@ -52,15 +73,13 @@ impl Corpus {
     ) -> Result<Self, Error> {
         let per_epoch = samples_per_epoch(train.len(), config)?;
         Ok(Self {
-            train,
+            sampler: Sampler { data: train, order, per_epoch },
             eval,
             extent,
             tokenizer: Tokenizer::Byte,
             vocabulary: None,
             notes: vec![],
             reference: vec![],
-            order,
-            per_epoch,
         })
     }
 
@@ -91,12 +110,7 @@ impl Corpus {
 
     /// Loads the training samples at positions `position..position + rows` of the run.
     pub(super) fn training_batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
-        let n = self.train.len();
-        let at = |row: u64| {
-            let (epoch, within) = ((position + row) / self.per_epoch, (position + row) % self.per_epoch);
-            sample_index(self.order.seed, epoch * n as u64 + within, n, self.order.shuffle)
-        };
-        batch(&*self.train, &(0..rows as u64).map(at).collect::<Vec<_>>())
+        self.sampler.batch(position, rows)
     }
 
     /// Loads `rows` evaluation samples in the order of the data set, starting again at its first sample after the last.
@@ -107,12 +121,12 @@ impl Corpus {
 
     /// Returns the number of tokens per sample; a row of a table counts as one token.
     pub(super) fn tokens_per_sample(&self) -> usize {
-        self.train.tokens_per_sample()
+        self.sampler.data.tokens_per_sample()
     }
 
     /// Returns the number of optimizer steps in `epochs` epochs, rounded up.
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
-        (epochs * self.per_epoch as f64 / train_batch_size as f64).ceil() as u64
+        (epochs * self.sampler.per_epoch as f64 / train_batch_size as f64).ceil() as u64
     }
 }
 

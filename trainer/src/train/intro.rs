@@ -25,8 +25,8 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         } else {
             format!(" ({} trainable)", grouped(trainable as u64))
         },
-        grouped(corpus.train.len() as u64),
-        of_number(corpus.train.len(), "sample", "samples"),
+        grouped(corpus.sampler.data.len() as u64),
+        of_number(corpus.sampler.data.len(), "sample", "samples"),
         corpus.eval.as_ref().map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.len() as u64)))
     ));
     corpus.notes.iter().for_each(|line| progress.say(line));

@@ -16,6 +16,7 @@ mod intro;
 mod metrics;
 mod options;
 mod preference;
+mod prefetch;
 mod progress;
 mod reference;
 mod report;

@@ -12,6 +12,7 @@ use super::early_stop::EarlyStop;
 use super::evaluation::{self, Evaluation};
 use super::files::Files;
 use super::options::Finished;
+use super::prefetch::Prefetcher;
 use super::progress::{Progress, Shown};
 use super::report::breakdown::Breakdown;
 use super::report::stragglers::Stragglers;
@@ -54,6 +55,8 @@ struct Together {
     save: bool,
     /// Milliseconds of each rank's own work, by rank.
     own_ms: Vec<f64>,
+    /// Milliseconds that the rank that waited longest waited for data.
+    data_wait_ms: f64,
 }
 
 impl<'a> Run<'a> {
@@ -92,21 +95,24 @@ impl<'a> Run<'a> {
     ) -> Result<Finished, Error> {
         let rows = self.engine.config().train_micro_batch_size_per_gpu;
         let training = self.engine.config().training.clone();
+        let train_batch_size = self.engine.config().train_batch_size;
+        let end = self.engine.samples() + (steps - self.engine.steps().min(steps)) * train_batch_size as u64;
+        let workers = (training.dataloader_num_workers, training.dataloader_prefetch_factor);
+        let mut batches = Prefetcher::new(self.corpus.sampler.clone(), (rows, train_batch_size), workers, end);
         while self.engine.steps() < steps {
-            let first = self.engine.samples();
-            let corpus = &self.corpus;
+            batches.begin(self.engine.samples());
             self.divergence.prepare(&mut self.engine);
             self.breakdown.begin(self.engine.timing());
             let profiles = self.engine.config().flops_profiler.is_due(self.engine.steps() + 1);
             if profiles {
                 self.engine.begin_profile();
             }
-            let step = self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))?;
+            let step = self.engine.train_with(|index| batches.load(index))?;
             self.breakdown.end(self.engine.timing());
             if profiles {
                 self.profile(&step)?;
             }
-            let together = self.gather(&step, requests)?;
+            let together = self.gather(&step, requests, batches.waited())?;
             self.saves.look(&mut self.engine, &self.progress)?;
             self.loss = Some(step.loss);
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
@@ -161,12 +167,12 @@ impl<'a> Run<'a> {
     }
 
     /// Exchanges the counters and requests of all ranks after a step.
-    fn gather(&mut self, step: &Step, requests: &Requests) -> Result<Together, Error> {
+    fn gather(&mut self, step: &Step, requests: &Requests, data_wait: Duration) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
         let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
         let (stop, save) = (requests.stop(), i64::from(requests.take_save()));
         let (micros, sent) = (step.duration.as_micros() as i64, step.sent_bytes as i64);
-        let own = [peak, micros, stop, sent, own_micros as i64, save];
+        let own = [peak, micros, stop, sent, own_micros as i64, save, data_wait.as_micros() as i64];
         let comm = self.engine.communicator();
         let all = Buffer::I64(vec![0; own.len() * comm.size()]);
         let all = comm.all_gather(Buffer::I64(own.to_vec()), all, &vec![own.len(); comm.size()]);
@@ -179,6 +185,7 @@ impl<'a> Run<'a> {
             save: column(5).any(|asked| asked != 0),
             sent_bytes: column(3).sum::<i64>() as u64,
             own_ms: column(4).map(|micros| micros as f64 / 1e3).collect(),
+            data_wait_ms: column(6).max().unwrap_or(0) as f64 / 1e3,
         })
     }
 
@@ -227,8 +234,8 @@ impl<'a> Run<'a> {
         let mut line = json!({
             "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm,
             "loss_scale": step.loss_scale, "skipped": step.skipped, "samples": samples, "tokens": samples * length,
-            "step_ms": round(seconds * 1e3), "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes,
-            "peak_bytes": together.peak_bytes, "eval_loss": evaluation.map(|it| finite(it.loss)),
+            "step_ms": round(seconds * 1e3), "data_wait_ms": round(together.data_wait_ms),
+            "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes, "peak_bytes": together.peak_bytes, "eval_loss": evaluation.map(|it| finite(it.loss)),
         });
         for (index, metric) in self.task.metrics.iter().enumerate() {
             line[format!("eval_{}", metric.name())] = json!(evaluation.map(|it| it.metrics[index].1));
@@ -242,6 +249,7 @@ impl<'a> Run<'a> {
             scalar(&metric::LR, step.lr),
             scalar(&metric::GRAD_NORM, step.grad_norm),
             scalar(&metric::STEP_TIME, seconds * 1e3),
+            scalar(&metric::DATA_WAIT, together.data_wait_ms),
             scalar(&metric::TOKENS_PER_SECOND, tokens_per_s),
             scalar(&metric::PEAK_BYTES, together.peak_bytes as f64),
             scalar(&metric::SENT_BYTES, together.sent_bytes as f64),

@@ -210,6 +210,7 @@ fn a_run_writes_its_folder() {
         "samples",
         "tokens",
         "step_ms",
+        "data_wait_ms",
         "tokens_per_s",
         "sent_bytes",
         "peak_bytes",

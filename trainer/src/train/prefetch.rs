@@ -1,0 +1,270 @@
+//! Loads the micro-batches of training on threads of their own while the engine computes.
+//!
+//! A rank asks for the same micro-batches of the global batch, in the same order, in every step. The loader learns that
+//! order in the first step and then loads ahead of it. What a step trains on depends on the positions that it asks for
+//! alone: if one was not expected, the rank loads it itself.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use zero_engine::{Batch, Error};
+
+use super::corpus::Sampler;
+
+/// What came of loading a micro-batch: also a panic of the data set, which continues on the thread that asks for it.
+type Loaded = thread::Result<Result<Batch, Error>>;
+
+/// A micro-batch to load: the position of its first sample in the run, and where the result goes.
+type Job = (u64, Sender<Loaded>);
+
+/// Micro-batches of training, loaded ahead of their use.
+pub(super) struct Prefetcher {
+    sampler: Sampler,
+    /// Samples of a micro-batch, and of a global batch.
+    rows: usize,
+    train_batch_size: u64,
+    /// Number of micro-batches that are loaded ahead.
+    ahead: usize,
+    /// Number of samples of the whole run.
+    end: u64,
+    /// Positions of micro-batches in the step, in the order of the last step, and those of this step so far.
+    order: Vec<u64>,
+    asked: Vec<u64>,
+    /// First position of this step.
+    start: u64,
+    /// First position of the step that is loaded next, and the index in `order`.
+    next: (u64, usize),
+    queue: VecDeque<(u64, Receiver<Loaded>)>,
+    /// How long this step waited.
+    waited: Duration,
+    workers: Workers,
+}
+
+impl Prefetcher {
+    /// Creates a loader with `workers` threads that each load `factor` micro-batches ahead; 0 threads load nothing ahead.
+    /// The run ends before sample `end`.
+    pub(super) fn new(
+        sampler: Sampler,
+        (rows, train_batch_size): (usize, usize),
+        (workers, factor): (usize, usize),
+        end: u64,
+    ) -> Self {
+        let workers = Workers::new(workers, &sampler, rows);
+        Self {
+            ahead: workers.threads.len() * factor,
+            workers,
+            sampler,
+            rows,
+            train_batch_size: train_batch_size as u64,
+            end,
+            order: vec![],
+            asked: vec![],
+            start: 0,
+            next: (0, 0),
+            queue: VecDeque::new(),
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Begins the step whose first sample is `start`.
+    pub(super) fn begin(&mut self, start: u64) {
+        let asked = std::mem::take(&mut self.asked);
+        if asked != self.order {
+            self.order = asked;
+            self.queue.clear();
+        }
+        (self.start, self.waited) = (start, Duration::ZERO);
+        if self.queue.is_empty() {
+            self.next = (start, 0);
+        }
+        self.load_ahead();
+    }
+
+    /// Returns micro-batch `index` of the global batch.
+    ///
+    /// # Errors
+    /// Fails as the data set does.
+    pub(super) fn load(&mut self, index: usize) -> Result<Batch, Error> {
+        let began = Instant::now();
+        let batch = self.wait(self.start + (index * self.rows) as u64);
+        self.waited += began.elapsed();
+        self.load_ahead();
+        batch
+    }
+
+    /// Returns how long this step has waited for its micro-batches.
+    pub(super) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn wait(&mut self, position: u64) -> Result<Batch, Error> {
+        self.asked.push(position - self.start);
+        let Some((_, loaded)) = self.queue.pop_front().filter(|(expected, _)| *expected == position) else {
+            // The next step begins to load ahead again.
+            self.queue.clear();
+            self.order.clear();
+            return self.sampler.batch(position, self.rows);
+        };
+        let loaded = loaded.recv().expect("a worker answers every job");
+        loaded.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    fn load_ahead(&mut self) {
+        while self.queue.len() < self.ahead
+            && let Some(offset) = self.order.get(self.next.1)
+        {
+            let position = self.next.0 + offset;
+            if position >= self.end {
+                return;
+            }
+            self.queue.push_back((position, self.workers.start(position)));
+            self.next.1 += 1;
+            if self.next.1 == self.order.len() {
+                self.next = (self.next.0 + self.train_batch_size, 0);
+            }
+        }
+    }
+}
+
+/// Threads that load micro-batches. They end when this is dropped.
+struct Workers {
+    jobs: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    fn new(count: usize, sampler: &Sampler, rows: usize) -> Self {
+        let (jobs, waiting) = channel::<Job>();
+        let waiting = Arc::new(Mutex::new(waiting));
+        let worker = |_| {
+            let (waiting, sampler) = (waiting.clone(), sampler.clone());
+            let work = move || {
+                let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                while let Ok((position, done)) = next() {
+                    // Nobody waits for a micro-batch that turned out not to be needed.
+                    let _ = done.send(catch_unwind(AssertUnwindSafe(|| sampler.batch(position, rows))));
+                }
+            };
+            // Where no thread can be started, the rank loads more by itself.
+            thread::Builder::new().name("data loader".into()).spawn(work).ok()
+        };
+        Self { jobs: Some(jobs), threads: (0..count).filter_map(worker).collect() }
+    }
+
+    fn start(&self, position: u64) -> Receiver<Loaded> {
+        let (done, loaded) = channel();
+        let jobs = self.jobs.as_ref().expect("there are jobs until this is dropped");
+        jobs.send((position, done)).expect("workers wait for jobs until this is dropped");
+        loaded
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            // A worker catches the panics of the data set.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{BoxError, Dataset};
+    use crate::train::corpus::Order;
+    use candle_core::{Device, Tensor};
+    use std::thread::ThreadId;
+
+    /// Samples that are their index, and the threads that loaded them.
+    #[derive(Default)]
+    struct Watched(Mutex<Vec<(Vec<usize>, ThreadId)>>);
+
+    impl Dataset for Watched {
+        fn len(&self) -> usize {
+            1000
+        }
+
+        fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
+            self.0.lock().unwrap().push((indices.to_vec(), thread::current().id()));
+            match indices[0] {
+                70 => return Err("sample 70 is broken".into()),
+                80 => panic!("sample 80 panics"),
+                _ => {}
+            }
+            let values: Vec<u32> = indices.iter().map(|&index| index as u32).collect();
+            let x = Tensor::from_vec(values, indices.len(), &Device::Cpu)?;
+            Ok(Batch::new(x.clone(), x))
+        }
+    }
+
+    /// A loader of micro-batches of 2 samples, in global batches of 8.
+    fn prefetcher(workers: usize, factor: usize, end: u64) -> (Arc<Watched>, Prefetcher) {
+        let data = Arc::new(Watched::default());
+        let sampler = Sampler { data: data.clone(), order: Order { seed: 1, shuffle: false }, per_epoch: 1000 };
+        (data, Prefetcher::new(sampler, (2, 8), (workers, factor), end))
+    }
+
+    fn first(batch: Result<Batch, Error>) -> u32 {
+        batch.unwrap().only_target().unwrap().to_vec1::<u32>().unwrap()[0]
+    }
+
+    #[test]
+    fn any_number_of_workers_loads_the_same_micro_batches() {
+        for (workers, factor) in [(0, 2), (1, 1), (1, 2), (3, 2), (2, 9)] {
+            let (data, mut loader) = prefetcher(workers, factor, 48);
+            for step in 0..6 {
+                loader.begin(8 * step);
+                // A rank of two, with the second and the fourth micro-batch.
+                for index in [1, 3] {
+                    assert_eq!(first(loader.load(index)), 8 * step as u32 + 2 * index as u32, "{workers} × {factor}");
+                }
+            }
+            drop(loader);
+            let loads = data.0.lock().unwrap();
+            assert_eq!(loads.len(), 12, "{workers} × {factor}: each once, and none after the end");
+            let own = loads.iter().filter(|(_, thread)| *thread == thread::current().id()).count();
+            assert_eq!(own, if workers == 0 { 12 } else { 2 }, "{workers} × {factor}: the first step is not expected");
+        }
+    }
+
+    #[test]
+    fn what_is_not_expected_is_loaded_at_once() {
+        let (_, mut loader) = prefetcher(1, 3, 1000);
+        loader.begin(0);
+        assert_eq!((first(loader.load(0)), first(loader.load(1))), (0, 2));
+        loader.begin(8);
+        assert_eq!((first(loader.load(0)), first(loader.load(1))), (8, 10));
+        // Samples are skipped, then the order changes.
+        loader.begin(40);
+        assert_eq!((first(loader.load(0)), first(loader.load(1))), (40, 42));
+        loader.begin(48);
+        assert_eq!((first(loader.load(1)), first(loader.load(0))), (50, 48));
+        loader.begin(56);
+        assert_eq!((first(loader.load(1)), first(loader.load(0)), first(loader.load(3))), (58, 56, 62));
+    }
+
+    #[test]
+    fn errors_and_panics_come_where_the_sample_is_needed() {
+        let (_, mut loader) = prefetcher(1, 8, 1000);
+        loader.train_batch_size = 2;
+        for start in [60, 62, 64, 66, 68] {
+            loader.begin(start);
+            assert_eq!(first(loader.load(0)), start as u32);
+        }
+        loader.begin(70);
+        assert_eq!(loader.load(0).unwrap_err().to_string(), "the data set failed: sample 70 is broken");
+        for start in [72, 74, 76, 78] {
+            loader.begin(start);
+            assert_eq!(first(loader.load(0)), start as u32);
+        }
+        loader.begin(80);
+        let panic = catch_unwind(AssertUnwindSafe(|| loader.load(0))).unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"sample 80 panics"));
+    }
+}
