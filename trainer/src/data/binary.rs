@@ -38,14 +38,15 @@ const MAGIC: [(&[u8], &str); 31] = [
 /// A zero byte among this many bytes at the start makes a file binary, as in git and grep. UTF-8 text has none.
 const LOOKED_AT: usize = 8192;
 
-/// Returns the kind of a binary file, or `None` for text.
+/// Returns the kind of a binary file, or `None` for text. `content` is its beginning, which may end in a character.
 pub(super) fn kind(content: &[u8]) -> Option<&'static str> {
     // A text may begin like a short ASCII signature, so a zero byte or invalid UTF-8 must confirm it.
     let is_text = |magic: &[u8]| magic.len() < 5 && magic.iter().all(u8::is_ascii_graphic);
     let found = MAGIC.iter().find(|(magic, _)| content.starts_with(magic));
     let has_zero = content.iter().take(LOOKED_AT).any(|&byte| byte == 0);
+    let is_no_utf8 = std::str::from_utf8(content).is_err_and(|error| error.error_len().is_some());
     match found {
-        Some((magic, kind)) if !is_text(magic) || has_zero || std::str::from_utf8(content).is_err() => Some(kind),
+        Some((magic, kind)) if !is_text(magic) || has_zero || is_no_utf8 => Some(kind),
         _ if content.get(257..262) == Some(b"ustar") => Some("a tar archive"),
         _ if content.get(4..8) == Some(b"ftyp") && has_zero => Some("an MP4 video or HEIC image"),
         _ => has_zero.then_some("a binary file, with bytes of value 0"),

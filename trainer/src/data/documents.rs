@@ -1,21 +1,15 @@
-//! Tokenizes text files and JSON lines into one list of tokens in memory.
+//! Tokenizes the documents of files into one list of tokens in memory.
 
-use std::{
-    fs,
-    fs::File,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
-use super::binary;
-use super::options::Format;
+use super::files::{Document, Source};
 use super::tokenizer::Tokenizer;
 use super::tokens::{Memory, Tokens};
 use zero_engine::{At, DataError};
 
-/// Reads and tokenizes all files, which are text or JSON lines, and joins the documents by newlines.
-pub(super) fn tokenize<'a>(
-    files: impl Iterator<Item = (&'a PathBuf, Format)>,
+/// Reads and tokenizes the documents of all files, and joins them by newlines.
+pub(super) fn tokenize(
+    sources: &[Source],
     text_key: &str,
     tokenizer: &Tokenizer,
     vocabulary: usize,
@@ -26,17 +20,10 @@ pub(super) fn tokenize<'a>(
         tokenizer,
         vocabulary,
     };
-    for (path, format) in files {
-        if format == Format::Jsonl {
-            corpus.add_json_lines(path, text_key)?;
-            continue;
+    for source in sources {
+        for document in source.documents(text_key, matches!(tokenizer, Tokenizer::Byte))? {
+            corpus.add_document(document?, &source.path)?;
         }
-        let content = fs::read(path).map_err(DataError::io(path))?;
-        // Other tokenizers require UTF-8 and report the position of an invalid byte themselves.
-        if let (Format::Text, Tokenizer::Byte, Some(kind)) = (format, tokenizer, binary::kind(&content)) {
-            return Err(DataError::Binary { path: path.clone(), kind });
-        }
-        corpus.add_document(&content, path, At::Byte(0))?;
     }
     Ok(Tokens::Memory(corpus.tokens))
 }
@@ -50,12 +37,9 @@ struct Corpus<'a> {
 }
 
 impl Corpus<'_> {
-    /// Adds a document that begins at `at` in its file.
-    fn add_document(&mut self, document: &[u8], path: &Path, at: At) -> Result<(), DataError> {
-        if document.is_empty() {
-            return Ok(());
-        }
-        if !self.tokens.is_empty() {
+    fn add_document(&mut self, document: Document, path: &Path) -> Result<(), DataError> {
+        let Document { at, text, is_continued } = document;
+        if !self.tokens.is_empty() && !is_continued {
             for &token in &self.newline {
                 if token as usize >= self.vocabulary {
                     return Err(DataError::Token { token, vocabulary: self.vocabulary, path: path.into(), at });
@@ -64,9 +48,9 @@ impl Corpus<'_> {
             }
         }
         match self.tokenizer {
-            Tokenizer::Byte => self.add_bytes(document, path, at),
+            Tokenizer::Byte => self.add_bytes(&text, path, at),
             Tokenizer::HuggingFace(tokenizer) => {
-                let text = std::str::from_utf8(document).map_err(|error| {
+                let text = std::str::from_utf8(&text).map_err(|error| {
                     let at = moved(at, error.valid_up_to());
                     DataError::NotUtf8 { path: path.into(), at }
                 })?;
@@ -90,36 +74,11 @@ impl Corpus<'_> {
         self.tokens.extend_bytes(document);
         Ok(())
     }
-
-    /// Adds each line as a document; blank lines are skipped.
-    fn add_json_lines(&mut self, path: &Path, text_key: &str) -> Result<(), DataError> {
-        let file = File::open(path).map_err(DataError::io(path))?;
-        for (i, line) in BufReader::new(file).split(b'\n').enumerate() {
-            let (line, number) = (line.map_err(DataError::io(path))?, i as u64 + 1);
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            let failed = |message: String| DataError::Json { path: path.into(), line: number, message };
-            let value: serde_json::Value = serde_json::from_slice(&line).map_err(|error| failed(reason(&error)))?;
-            let Some(text) = value.get(text_key).and_then(serde_json::Value::as_str) else {
-                return Err(failed(format!("the key `{text_key}` is missing or not a string")));
-            };
-            self.add_document(text.as_bytes(), path, At::Line(number))?;
-        }
-        Ok(())
-    }
-}
-
-/// Formats the error with its column, but without serde_json's line, which is always 1 here.
-pub(super) fn reason(error: &serde_json::Error) -> String {
-    let message = error.to_string();
-    let message = message.split(" at line ").next().unwrap_or(&message);
-    format!("column {}: {message}", error.column())
 }
 
 fn moved(at: At, bytes: usize) -> At {
     match at {
         At::Byte(start) => At::Byte(start + bytes as u64),
-        At::Line(_) | At::Record(_) => at,
+        at => at,
     }
 }

@@ -22,6 +22,7 @@ mod binary;
 mod chat;
 mod dataset;
 mod documents;
+mod files;
 mod in_memory;
 mod options;
 mod order;
@@ -46,8 +47,9 @@ pub use split::{Part, split};
 pub use tokenizer::Tokenizer;
 pub use zero_engine::{At, DataError};
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use files::Source;
 use zero_engine::files::expand;
 
 /// Opens the files that the options name.
@@ -60,18 +62,20 @@ use zero_engine::files::expand;
 /// Returns a [`DataError`] with the file and the position in it, if a file is missing, unreadable, malformed or empty,
 /// is too short for one sample, or has a token outside the vocabulary.
 pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset, DataError> {
-    let files = expand(&options.sources)?;
-    let formats: Vec<Format> = files.iter().map(|file| resolve(options.format, file)).collect();
-    let is_text = |format| matches!(format, Format::Text | Format::Bytes | Format::Jsonl);
-    let fits = |&other: &Format| other == formats[0] || is_text(other) && is_text(formats[0]);
-    if let Some(other) = formats.iter().position(|format| !fits(format)) {
-        return Err(DataError::MixedFormats { one: files[0].clone(), other: files[other].clone() });
+    let sources = files::sources(&options.sources, options.format)?;
+    let fits =
+        |other: &Source| other.format == sources[0].format || other.has_documents() && sources[0].has_documents();
+    if let Some(other) = sources.iter().find(|other| !fits(other)) {
+        return Err(DataError::MixedFormats { one: sources[0].path.clone(), other: other.path.clone() });
     }
-    let tokens = match formats[0] {
-        Format::Chat => return Ok(FileDataset::new(chat::Conversations::open(&files, options, tokenizer)?)),
-        Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&files, options.vocabulary)?)),
-        Format::Tokens => token_files::TokenFiles::open(&files, options.token_dtype, options.vocabulary)?.into(),
-        _ => documents::tokenize(files.iter().zip(formats), &options.text_key, tokenizer, options.vocabulary)?,
+    let tokens = match sources[0].format {
+        Format::Chat => return Ok(FileDataset::new(chat::Conversations::open(&sources, options, tokenizer)?)),
+        Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&sources, options.vocabulary)?)),
+        Format::Tokens => {
+            let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();
+            token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
+        }
+        _ => documents::tokenize(&sources, &options.text_key, tokenizer, options.vocabulary)?,
     };
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }
@@ -132,7 +136,7 @@ pub type PlacedRecord = (At, serde_json::Map<String, serde_json::Value>);
 /// # Errors
 /// Fails if the file cannot be read, or names the line that is no JSON object.
 pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataError> {
-    chat::record::read(path.as_ref())
+    Source::new(path.as_ref(), Format::Chat).records()?.collect()
 }
 
 /// Returns whether [`Format::Auto`] reads these sources as token files. Only the first file decides.
@@ -141,7 +145,7 @@ pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataErr
 /// Fails if no file matches, or if a folder cannot be read.
 pub(crate) fn are_token_files(sources: &[String]) -> Result<bool, DataError> {
     let files = expand(sources)?;
-    Ok(files.first().is_some_and(|file| resolve(Format::Auto, file) == Format::Tokens))
+    Ok(files.first().is_some_and(|file| Source::new(file, Format::Auto).format == Format::Tokens))
 }
 
 /// Returns the format that [`Format::Auto`] uses for a source; `None` if a glob leaves the extension open.
@@ -151,17 +155,7 @@ pub(crate) fn format_of_source(source: &str) -> Option<Format> {
     let name = path.file_name()?.to_str()?;
     let end = path.extension().and_then(|extension| extension.to_str());
     let is_known = end.map_or(!is_open(name), |end| !is_open(end));
-    is_known.then(|| resolve(Format::Auto, path))
-}
-
-fn resolve(format: Format, file: &Path) -> Format {
-    match (format, file.extension().and_then(|extension| extension.to_str())) {
-        (Format::Auto, Some("bin")) => Format::Tokens,
-        (Format::Auto, Some("jsonl" | "ndjson")) => Format::Jsonl,
-        (Format::Auto, Some("csv")) => Format::Csv,
-        (Format::Auto, _) => Format::Text,
-        (format, _) => format,
-    }
+    is_known.then(|| Source::new(path, Format::Auto).format)
 }
 
 #[cfg(test)]

@@ -1,14 +1,11 @@
 //! Tables of numbers: features, and a class in the last column.
 //!
-//! Fields are separated by commas and trimmed of white space; there is no quoting. The first line of a file is a header
-//! if none of its fields is a number. Blank lines are skipped.
+//! Fields are separated by commas and trimmed of white space; there is no quoting. Blank lines are
+//! skipped. The first other line of a file is a header if none of its fields is a number.
 
-use std::{
-    fs::File,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
+use super::files::Source;
 use super::records::{Records, SampleShape, Samples};
 use zero_engine::DataError;
 
@@ -21,23 +18,24 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub(super) fn read(files: &[PathBuf], classes: usize) -> Result<Self, DataError> {
+    pub(super) fn read(sources: &[Source], classes: usize) -> Result<Self, DataError> {
         let mut rows = Rows { features: Vec::new(), labels: Vec::new(), width: 0 };
-        for path in files {
-            let file = File::open(path).map_err(DataError::io(path))?;
-            for (i, line) in BufReader::new(file).split(b'\n').enumerate() {
-                let line = line.map_err(DataError::io(path))?;
+        for source in sources {
+            let mut is_first = true;
+            for line in source.lines()? {
+                let (number, line) = line?;
                 // Invalid UTF-8 becomes a field that is not a number, which is reported below.
                 let line = String::from_utf8_lossy(&line);
                 let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-                let is_header = i == 0 && fields.iter().all(|field| field.parse::<f64>().is_err());
-                if !is_header && !line.trim().is_empty() {
-                    rows.push(&fields, path, i as u64 + 1, classes)?;
+                let is_header = is_first && fields.iter().all(|field| field.parse::<f64>().is_err());
+                is_first = false;
+                if !is_header {
+                    rows.push(&fields, &source.path, number, classes)?;
                 }
             }
         }
         if rows.labels.is_empty() {
-            let sources = files.iter().map(|path| path.display().to_string()).collect();
+            let sources = sources.iter().map(|source| source.path.display().to_string()).collect();
             return Err(DataError::Empty { sources });
         }
         Ok(rows)

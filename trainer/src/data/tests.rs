@@ -1,9 +1,6 @@
 //! Reads files of every format into samples, and checks the error for each way in which a file can be wrong.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use super::records::Samples;
 use super::*;
@@ -252,7 +249,7 @@ fn errors_in_rows_name_the_position() {
 
 #[test]
 fn formats_are_known_by_their_extension_unless_named() {
-    let resolved = |format, name: &str| resolve(format, Path::new(name));
+    let resolved = |format, name: &str| Source::new(name, format).format;
     assert_eq!(resolved(Format::Auto, "x/y.bin"), Format::Tokens);
     assert_eq!(resolved(Format::Auto, "y.ndjson"), Format::Jsonl);
     assert_eq!(resolved(Format::Auto, "y.csv"), Format::Csv);

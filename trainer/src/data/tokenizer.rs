@@ -169,7 +169,7 @@ impl HuggingFace {
                     if let Err(vocabulary) = push(token) {
                         let at = match at {
                             At::Byte(byte) => At::Byte(byte + start as u64 + self.offset(piece, i)),
-                            At::Line(_) | At::Record(_) => at,
+                            at => at,
                         };
                         return Err(DataError::Token { token, vocabulary, path: path.into(), at });
                     }
@@ -198,12 +198,17 @@ fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
         if text.is_empty() {
             return None;
         }
-        let later = text.as_bytes().get(PIECE..).unwrap_or_default();
-        let end = later.windows(2).position(|pair| pair[0] == b'\n' && !pair[1].is_ascii_whitespace());
         let piece;
-        (piece, text) = text.split_at(end.map_or(text.len(), |end| PIECE + end + 1));
+        (piece, text) = text.split_at(piece_end(text.as_bytes()).unwrap_or(text.len()));
         Some(piece)
     })
+}
+
+/// Returns the length of the first piece, or `None` if the text is not longer than one.
+pub(super) fn piece_end(text: &[u8]) -> Option<usize> {
+    let later = text.get(PIECE..).unwrap_or_default();
+    let end = later.windows(2).position(|pair| pair[0] == b'\n' && !pair[1].is_ascii_whitespace());
+    end.map(|end| PIECE + end + 1)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub(super) mod record;
 mod renderer;
 mod template;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
 use zero_config::Untrained;
@@ -25,6 +25,7 @@ use zero_engine::format::counted;
 use zero_engine::{At, DataError};
 use zero_model::ops::IGNORE_INDEX;
 
+use super::files::Source;
 use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
 use super::tokenizer::Tokenizer;
@@ -53,7 +54,7 @@ pub(super) struct Conversations {
 
 impl Conversations {
     /// Reads, renders and tokenizes all files.
-    pub(super) fn open(files: &[PathBuf], options: &DataOptions, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+    pub(super) fn open(sources: &[Source], options: &DataOptions, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let renderer = Renderer::new(&options.chat, tokenizer, options.vocabulary)?;
         let mut all = Conversations {
             tokens: vec![],
@@ -66,19 +67,27 @@ impl Conversations {
             untrained: 0,
             is_dated: renderer.template.as_ref().is_ok_and(|template| template.is_dated),
         };
-        for path in files {
-            let records = record::read(path)?;
-            let Some((at, first)) = records.first() else { continue };
-            let kind = record::recognize(first, &options.chat).map_err(|problem| problem.at(path, *at))?;
-            let sample = |(at, record)| {
-                let record = record::conversation(record, kind, &options.chat);
-                (
-                    at,
-                    record.map_err(|problem| problem.at(path, at)).and_then(|record| renderer.sample(record, path, at)),
-                )
-            };
-            for (at, sample) in records.into_par_iter().map(sample).collect::<Vec<_>>() {
-                all.push(sample?, path, at, options)?;
+        for source in sources {
+            let path = &source.path;
+            let mut kind = None;
+            for records in record::in_parallel(source.records()?) {
+                let records = records?;
+                let kind = match kind {
+                    Some(kind) => kind,
+                    None => {
+                        let (at, first) = &records[0];
+                        let first = record::recognize(first, &options.chat).map_err(|problem| problem.at(path, *at));
+                        *kind.insert(first?)
+                    }
+                };
+                let sample = |(at, record)| {
+                    let record = record::conversation(record, kind, &options.chat);
+                    let record = record.map_err(|problem| problem.at(path, at));
+                    (at, record.and_then(|record| renderer.sample(record, path, at)))
+                };
+                for (at, sample) in records.into_par_iter().map(sample).collect::<Vec<_>>() {
+                    all.push(sample?, path, at, options)?;
+                }
             }
         }
         all.excess.check()?;

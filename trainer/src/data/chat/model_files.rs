@@ -50,7 +50,7 @@ fn object(path: &Path) -> Result<Map<String, Value>, DataError> {
     let bytes = fs::read(path).map_err(DataError::io(path))?;
     serde_json::from_slice(&bytes).map_err(|error| {
         let (path, line) = (path.into(), error.line() as u64);
-        DataError::Json { path, line, message: super::super::documents::reason(&error) }
+        DataError::Json { path, line, message: super::super::files::reason(&error, 0) }
     })
 }
 

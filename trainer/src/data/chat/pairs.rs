@@ -15,12 +15,13 @@ use zero_model::ops::{IGNORE_INDEX, PreferenceLoss};
 use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, REFERENCE_LOG_PROBS};
 
 use super::super::dataset::{BoxError, Dataset};
-use super::super::options::DataOptions;
+use super::super::files::sources;
+use super::super::options::{DataOptions, Format};
 use super::super::tokenizer::Tokenizer;
 use super::excess::Excess;
 use super::mask::shown;
 use super::pair_record;
-use super::record::{self, Problem};
+use super::record::{Problem, in_parallel};
 use super::renderer::Renderer;
 
 /// The label groups of a pair: [`LABEL_GROUPS`].
@@ -66,7 +67,7 @@ impl PairDataset {
     /// # Errors
     /// Fails if a file cannot be read, a record is no pair, or the template rejects it.
     pub(crate) fn open(options: &DataOptions, tokenizer: &Tokenizer, labels_prompts: bool) -> Result<Self, DataError> {
-        let files = zero_engine::files::expand(&options.sources)?;
+        let sources = sources(&options.sources, Format::Chat)?;
         let renderer = Renderer::new(&options.chat, tokenizer, options.vocabulary)?;
         let mut all = Self {
             tokens: vec![],
@@ -80,14 +81,16 @@ impl PairDataset {
             unanswered: 0,
             cut: 0,
         };
-        for path in &files {
+        for source in &sources {
+            let path = &source.path;
             let pair = |(at, record)| {
                 let record = pair_record::pair(record, &options.chat).map_err(|problem| problem.at(path, at));
                 (at, record.and_then(|record| renderer.pair(record, path, at)))
             };
-            let records = record::read(path)?;
-            for (at, pair) in records.into_par_iter().map(pair).collect::<Vec<_>>() {
-                all.push(pair?, path, at, options)?;
+            for records in in_parallel(source.records()?) {
+                for (at, pair) in records?.into_par_iter().map(pair).collect::<Vec<_>>() {
+                    all.push(pair?, path, at, options)?;
+                }
             }
         }
         all.excess.check()?;

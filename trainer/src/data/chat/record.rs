@@ -1,16 +1,14 @@
-//! Reads records from JSON lines or a JSON array, and makes conversations of the layouts that they come in.
+//! Makes conversations of records, in the layouts that they come in.
 
-use std::fs;
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use zero_config::ChatType;
 use zero_engine::{At, DataError};
 
-use super::super::documents::reason;
+pub(super) use super::super::files::Object;
+use super::super::files::Records;
 use super::options::ChatOptions;
-
-pub(crate) type Object = Map<String, Value>;
 
 /// A record for the template, or a text that needs none.
 #[derive(Debug, PartialEq)]
@@ -50,31 +48,13 @@ impl Problem {
     }
 }
 
-/// Reads the records of a file: the elements of an array, or one object per line.
-///
-/// # Errors
-/// Fails if the file cannot be read, or names the line that is no JSON object.
-pub(crate) fn read(path: &Path) -> Result<Vec<(At, Object)>, DataError> {
-    let bytes = fs::read(path).map_err(DataError::io(path))?;
-    let failed = |line: usize, message: String| DataError::Json { path: path.into(), line: line as u64, message };
-    let not_object = "a record must be a JSON object".to_string();
-    if bytes.trim_ascii_start().starts_with(b"[") {
-        let values: Vec<Value> =
-            serde_json::from_slice(&bytes).map_err(|error| failed(error.line(), reason(&error)))?;
-        let object = |(i, value)| match value {
-            Value::Object(record) => Ok((At::Record(i as u64 + 1), record)),
-            _ => Err(Problem::new(not_object.clone(), "write one object per conversation")
-                .at(path, At::Record(i as u64 + 1))),
-        };
-        return values.into_iter().enumerate().map(object).collect();
-    }
-    let lines = bytes.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
-    let object = |(i, line)| match serde_json::from_slice(line) {
-        Ok(Value::Object(record)) => Ok((At::Line(i as u64 + 1), record)),
-        Ok(_) => Err(failed(i + 1, not_object.clone())),
-        Err(error) => Err(failed(i + 1, reason(&error))),
-    };
-    lines.map(object).collect()
+/// Number of records that are rendered at once.
+const GROUP: usize = 4096;
+
+/// Groups records that are rendered in parallel, so that a part of a file is in memory. No group is empty.
+pub(super) fn in_parallel(mut records: Records) -> impl Iterator<Item = Result<Vec<(At, Object)>, DataError>> {
+    let group = move || records.by_ref().take(GROUP).collect::<Result<Vec<_>, _>>();
+    std::iter::repeat_with(group).take_while(|group| group.as_ref().map_or(true, |group| !group.is_empty()))
 }
 
 /// Recognizes the layout of records by the fields of the first one.

@@ -1,0 +1,247 @@
+//! Records of JSON lines and of JSON arrays, and the texts in them.
+
+use std::io::{BufRead, Cursor, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zero_engine::{At, DataError};
+
+use super::lines::Lines;
+use super::streams::{Document, Object, Reader, Records};
+
+const NO_OBJECT: &str = "a record must be a JSON object";
+
+/// Opens the records of a file: the elements of an array, or one object per line.
+pub(super) fn open(mut reader: Reader, path: &Path) -> Result<Records, DataError> {
+    let mut skipped = vec![];
+    loop {
+        let bytes = reader.fill_buf().map_err(DataError::io(path))?;
+        let blank = bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        skipped.extend(&bytes[..blank]);
+        match bytes.get(blank) {
+            Some(b'[') => {
+                let mut place = Place::default();
+                skipped.iter().chain(b"[").for_each(|&byte| place.advance(byte));
+                reader.consume(blank + 1);
+                return Ok(Box::new(Array { reader, path: path.into(), place, records: 0, is_at_end: false }));
+            }
+            None if blank > 0 => reader.consume(blank),
+            _ => {
+                reader.consume(blank);
+                let whole = Box::new(Cursor::new(skipped).chain(reader));
+                return Ok(Box::new(objects(Lines::new(whole, path), path)));
+            }
+        }
+    }
+}
+
+fn objects(lines: Lines, path: &Path) -> impl Iterator<Item = Result<(At, Object), DataError>> + use<> {
+    let path = path.to_path_buf();
+    lines.map(move |line| {
+        let (line, bytes) = line?;
+        let failed = |message| DataError::Json { path: path.clone(), line, message };
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(record)) => Ok((At::Line(line), record)),
+            Ok(_) => Err(failed(NO_OBJECT.into())),
+            Err(error) => Err(failed(reason(&error, 0))),
+        }
+    })
+}
+
+/// Returns the text under `text_key` of each line as a document.
+pub(super) fn texts(
+    lines: Lines,
+    path: &Path,
+    text_key: &str,
+) -> impl Iterator<Item = Result<Document, DataError>> + use<> {
+    let (path, text_key) = (path.to_path_buf(), text_key.to_string());
+    let documents = lines.map(move |line| {
+        let (line, bytes) = line?;
+        let failed = |message| DataError::Json { path: path.clone(), line, message };
+        let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| failed(reason(&error, 0)))?;
+        match value.get_mut(&text_key).map(Value::take) {
+            Some(Value::String(text)) => {
+                Ok(Document { at: At::Line(line), text: text.into_bytes(), is_continued: false })
+            }
+            _ => Err(failed(format!("the key `{text_key}` is missing or not a string"))),
+        }
+    });
+    documents.filter(|document| document.as_ref().map_or(true, |document| !document.text.is_empty()))
+}
+
+/// The elements of a JSON array. Each is read and parsed on its own.
+struct Array {
+    reader: Reader,
+    path: PathBuf,
+    /// The position of the next byte.
+    place: Place,
+    records: u64,
+    is_at_end: bool,
+}
+
+/// A line, counted from 1, and the number of bytes before it in this line.
+#[derive(Clone, Copy)]
+struct Place {
+    line: u64,
+    column: usize,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { line: 1, column: 0 }
+    }
+}
+
+impl Place {
+    fn advance(&mut self, byte: u8) {
+        match byte {
+            b'\n' => *self = Self { line: self.line + 1, column: 0 },
+            _ => self.column += 1,
+        }
+    }
+}
+
+impl Array {
+    fn failed(&self, Place { line, column }: Place, message: &str) -> DataError {
+        DataError::Json { path: self.path.clone(), line, message: format!("column {column}: {message}") }
+    }
+
+    /// Reads up to the next byte that `is_end` accepts, which is not appended.
+    fn read_until(
+        &mut self,
+        element: &mut Vec<u8>,
+        mut is_end: impl FnMut(u8) -> bool,
+    ) -> Result<Option<u8>, DataError> {
+        loop {
+            let bytes = self.reader.fill_buf().map_err(DataError::io(&self.path))?;
+            if bytes.is_empty() {
+                return Ok(None);
+            }
+            let length = bytes.iter().position(|&byte| is_end(byte));
+            let read = &bytes[..length.unwrap_or(bytes.len())];
+            let end = length.map(|length| bytes[length]);
+            read.iter().chain(&end).for_each(|&byte| self.place.advance(byte));
+            element.extend(read);
+            let read = read.len() + usize::from(end.is_some());
+            self.reader.consume(read);
+            if end.is_some() {
+                return Ok(end);
+            }
+        }
+    }
+
+    fn record(&mut self) -> Result<Option<(At, Object)>, DataError> {
+        let start = self.place;
+        let (mut depth, mut is_string, mut is_escaped) = (0usize, false, false);
+        let is_end = |byte| {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' if is_string => is_escaped = true,
+                b'"' => is_string = !is_string,
+                _ if is_string => {}
+                b',' | b']' if depth == 0 => return true,
+                b'{' | b'[' => depth += 1,
+                b'}' | b']' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            false
+        };
+        let mut element = vec![];
+        let end = self.read_until(&mut element, is_end)?;
+        let is_blank = element.trim_ascii().is_empty();
+        if end == Some(b']') {
+            self.is_at_end = true;
+            let mut rest = vec![];
+            if self.read_until(&mut rest, |byte| !byte.is_ascii_whitespace())?.is_some() {
+                return Err(self.failed(self.place, "trailing characters"));
+            }
+            if is_blank && self.records == 0 {
+                return Ok(None);
+            }
+        }
+        if end.is_none() && is_blank {
+            return Err(self.failed(self.place, "EOF while parsing a list"));
+        }
+        self.records += 1;
+        let at = At::Record(self.records);
+        match serde_json::from_slice(&element) {
+            Ok(_) if end.is_none() => Err(self.failed(self.place, "EOF while parsing a list")),
+            Ok(Value::Object(record)) => Ok(Some((at, record))),
+            Ok(_) => {
+                let (message, help) = (NO_OBJECT.into(), "write one object per conversation".into());
+                Err(DataError::Conversation { path: self.path.clone(), at, message, help })
+            }
+            Err(error) => {
+                let before = if error.line() == 1 { start.column } else { 0 };
+                let line = start.line + error.line().saturating_sub(1) as u64;
+                Err(DataError::Json { path: self.path.clone(), line, message: reason(&error, before) })
+            }
+        }
+    }
+}
+
+impl Iterator for Array {
+    type Item = Result<(At, Object), DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_at_end {
+            return None;
+        }
+        let record = self.record();
+        self.is_at_end |= record.is_err();
+        record.transpose()
+    }
+}
+
+/// Formats the error with its column, `before` which others are in the line, but without serde_json's line.
+pub(in super::super) fn reason(error: &serde_json::Error, before: usize) -> String {
+    let message = error.to_string();
+    let message = message.split(" at line ").next().unwrap_or(&message);
+    format!("column {}: {message}", before + error.column())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufReader;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Reads with a small buffer, so that elements cross its end.
+    fn read(text: &str) -> Result<Vec<(At, Value)>, String> {
+        let reader = Box::new(BufReader::with_capacity(3, Cursor::new(text.as_bytes().to_vec())));
+        let records = open(reader, Path::new("a.json")).unwrap();
+        let records = records.map(|record| record.map(|(at, record)| (at, Value::Object(record))));
+        records.collect::<Result<_, _>>().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn arrays_are_read_element_by_element() {
+        let text = " \n[{\"a\": \"],{\\\"\"} ,\n{\"b\": [1, {\"c\": [2]}]}\n]\n ";
+        let expected = [(At::Record(1), json!({"a": "],{\""})), (At::Record(2), json!({"b": [1, {"c": [2]}]}))];
+        assert_eq!(read(text).unwrap(), expected);
+        assert_eq!(read("[ ]").unwrap(), []);
+        assert_eq!(read("").unwrap(), []);
+        assert_eq!(read("\n {\"a\": 1}\n\n{}").unwrap(), [(At::Line(2), json!({"a": 1})), (At::Line(4), json!({}))]);
+    }
+
+    #[test]
+    fn malformed_arrays_name_line_and_column() {
+        for (text, message) in [
+            ("[{\"a\": 1},\n {\"b\": }]", "a.json, line 2: column 8: expected value"),
+            ("[{\"a\": 1}, {\"b\": }]", "a.json, line 1: column 18: expected value"),
+            ("[{\"a\": 1},]", "a.json, line 1: column 10: EOF while parsing a value"),
+            ("[{\"a\": 1}", "a.json, line 1: column 9: EOF while parsing a list"),
+            ("[{\"a\": 1},", "a.json, line 1: column 10: EOF while parsing a list"),
+            ("[{\"a\": \"x", "a.json, line 1: column 9: EOF while parsing a string"),
+            ("[{\"a\": 1}] x", "a.json, line 1: column 12: trailing characters"),
+            ("[{\"a\": 1} {}]", "a.json, line 1: column 11: trailing characters"),
+            ("[{}}, {}]", "a.json, line 1: column 4: trailing characters"),
+            ("[1]", "a.json, record 1: a record must be a JSON object\n  help: write one object per conversation"),
+            ("{}\n[1]", "a.json, line 2: a record must be a JSON object"),
+        ] {
+            assert_eq!(read(text).unwrap_err(), message, "{text}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! A text file as one document, in parts.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use zero_engine::{At, DataError};
+
+use super::super::binary;
+use super::super::tokenizer::piece_end;
+use super::streams::{Document, Reader};
+
+/// A part has at least this many bytes, unless it is the last one: enough for a tokenizer that encodes pieces in parallel.
+const PART: usize = 8 << 20;
+
+/// The parts of a text.
+pub(super) struct Parts {
+    reader: Reader,
+    path: PathBuf,
+    /// What is read and not returned yet, and its position in the file.
+    buffer: Vec<u8>,
+    offset: u64,
+    /// The length of the pieces in the buffer that have an end.
+    pieces: usize,
+    is_at_end: bool,
+    /// Whether any bytes do, and whether a part ends anywhere.
+    accepts_binary: bool,
+    is_for_bytes: bool,
+}
+
+impl Parts {
+    pub(super) fn new(reader: Reader, path: &Path, is_for_bytes: bool, accepts_binary: bool) -> Self {
+        let path = path.into();
+        Self { reader, path, buffer: vec![], offset: 0, pieces: 0, is_at_end: false, accepts_binary, is_for_bytes }
+    }
+
+    /// Extends the pieces until a part is complete, and returns its length.
+    fn end(&mut self) -> Option<usize> {
+        if self.is_for_bytes || self.is_at_end {
+            return (self.is_at_end || self.buffer.len() >= PART).then_some(self.buffer.len());
+        }
+        while self.pieces < PART {
+            self.pieces += piece_end(&self.buffer[self.pieces..])?;
+        }
+        Some(self.pieces)
+    }
+
+    fn read(&mut self) -> Result<(), DataError> {
+        // As many bytes again as there are, so that a text without line breaks is not searched too often.
+        let count = self.buffer.len().max(PART) as u64;
+        let read = self.reader.by_ref().take(count).read_to_end(&mut self.buffer);
+        self.is_at_end = read.map_err(DataError::io(&self.path))? == 0;
+        // Other tokenizers require UTF-8 and report the position of an invalid byte themselves.
+        if self.offset == 0
+            && self.is_for_bytes
+            && !self.accepts_binary
+            && let Some(kind) = binary::kind(&self.buffer)
+        {
+            return Err(DataError::Binary { path: self.path.clone(), kind });
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for Parts {
+    type Item = Result<Document, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let end = loop {
+            match self.end() {
+                Some(end) => break end,
+                None => {
+                    if let Err(error) = self.read() {
+                        return Some(Err(error));
+                    }
+                }
+            }
+        };
+        if end == 0 {
+            return None;
+        }
+        let rest = self.buffer.split_off(end);
+        let (text, start) = (std::mem::replace(&mut self.buffer, rest), self.offset);
+        (self.offset, self.pieces) = (start + end as u64, 0);
+        Some(Ok(Document { at: At::Byte(start), text, is_continued: start > 0 }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufReader, Cursor};
+
+    use super::*;
+
+    fn parts(text: &[u8], is_for_bytes: bool) -> Vec<Document> {
+        let reader = Box::new(BufReader::new(Cursor::new(text.to_vec())));
+        Parts::new(reader, Path::new("a.txt"), is_for_bytes, false).map(Result::unwrap).collect()
+    }
+
+    /// Each part ends where a piece of the whole text ends, so the tokens are those of the whole text.
+    #[test]
+    fn parts_are_whole_pieces() {
+        let line = "a line of text, éééé\n\n  indented\n";
+        let text = line.repeat(5 * PART / 2 / line.len());
+        let mut ends = vec![];
+        while let Some(end) = piece_end(&text.as_bytes()[ends.last().copied().unwrap_or(0)..]) {
+            ends.push(ends.last().unwrap_or(&0) + end);
+        }
+        let parts = parts(text.as_bytes(), false);
+        assert_eq!(parts.iter().map(|part| part.is_continued).collect::<Vec<_>>(), [false, true, true]);
+        let mut offset = 0;
+        for part in &parts {
+            assert!(offset == 0 || ends.contains(&offset), "{offset}");
+            assert_eq!(part.at, At::Byte(offset as u64));
+            offset += part.text.len();
+        }
+        assert_eq!(parts.into_iter().flat_map(|part| part.text).collect::<Vec<_>>(), text.as_bytes());
+    }
+
+    #[test]
+    fn a_text_without_line_breaks_is_one_part_or_cut_anywhere() {
+        let text = vec![b'x'; 3 * PART + 1];
+        assert_eq!(parts(&text, false).len(), 1);
+        assert_eq!(parts(&text, true).iter().map(|part| part.text.len()).collect::<Vec<_>>(), [PART, PART, PART, 1]);
+        assert_eq!(parts(b"", false), []);
+    }
+}
