@@ -14,6 +14,7 @@ mod files;
 mod folder;
 mod intro;
 mod metrics;
+mod mixing;
 mod options;
 mod preference;
 mod prefetch;
@@ -28,6 +29,8 @@ mod show;
 mod signals;
 mod steps;
 mod task;
+#[cfg(test)]
+mod trained;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -93,7 +96,7 @@ pub(crate) fn fit(
     if comm.rank() == 0 {
         monitor::check(&config)?;
     }
-    let corpus = task.corpus(&config)?;
+    let mut corpus = task.corpus(&config)?;
     if let (Some(preference), Some(_)) = (&config.preference, &corpus.eval) {
         task.metrics.extend(preference::metrics(preference)?);
     }
@@ -128,6 +131,7 @@ pub(crate) fn fit(
     if let Some((_, state)) = &resumed {
         early.restore(state);
         divergence.restore(&state["divergence"]);
+        corpus.restore(&state["mixture"], engine.samples(), engine.config());
     }
     // Epochs fix the number of samples, even if the batch size changed since the checkpoint.
     let steps = match engine.config().training.max_steps {
@@ -246,7 +250,11 @@ fn refuse_addresses(config: &Config) -> Result<(), Error> {
         are_paths(sources.unwrap_or_default()).map_err(|error| Error::from(error).named(key, ""))
     };
     if let Some(data) = &config.data {
-        paths("data.train", Some(&data.train))?;
+        paths("data.train", data.train.as_deref())?;
+        for (index, set) in data.datasets.iter().flatten().enumerate() {
+            paths(&format!("data.datasets.{index}.path"), Some(&set.path))?;
+            paths(&format!("data.datasets.{index}.eval"), set.eval.as_deref())?;
+        }
         paths("data.eval", data.eval.as_deref())?;
         if let zero_config::Tokenizer::File(path) = &data.tokenizer {
             paths("data.tokenizer", Some(std::slice::from_ref(path)))?;

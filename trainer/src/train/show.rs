@@ -51,14 +51,14 @@ pub struct ShownData {
 /// Fails if the data cannot be opened, or if there is no sample `first`.
 pub fn show_data(config: &Config, of_eval: bool, first: usize, count: usize) -> Result<ShownData, Error> {
     if let Some(preference) = &config.preference {
-        let Opened { train, eval, tokenizer, vocabulary } =
+        let Opened { train, eval, tokenizer, vocabulary, .. } =
             configured_data::pairs(config, preference, config.model.is_none())?;
         let data = chosen((train, eval), of_eval)?;
         let known = vocabulary.map(|_| &tokenizer);
         let shown = samples(data.len(), first, count, |index| pair(&data, index, known))?;
         return Ok(ShownData { samples: data.len(), description: Some(data.description()), shown });
     }
-    let Opened { train, eval, tokenizer, vocabulary } = configured_data::files(config, config.model.is_none())?;
+    let Opened { train, eval, tokenizer, vocabulary, .. } = configured_data::files(config, config.model.is_none())?;
     let data = chosen((train, eval), of_eval)?;
     let known = vocabulary.map(|_| &tokenizer);
     let sample = |index| match data.shape() {
