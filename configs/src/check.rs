@@ -199,6 +199,7 @@ impl Check<'_> {
                 self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(key.meaning.to_string()));
             }
             (Status::Now, Kind::Section(section)) => self.now_section(path, section, entry),
+            (Status::Now, Kind::Sections(section)) => self.sections(path, section, entry),
             (Status::Now, Kind::Variants(variants)) => self.variants(path, variants, entry),
             (Status::Now, Kind::Space { continuous }) => self.space(path, continuous, &entry.value),
             (Status::Later { .. } | Status::Rejected { .. }, Kind::Section(section)) => {
@@ -233,6 +234,22 @@ impl Check<'_> {
                 self.fields.values.insert(Zero::stage.to_string(), field);
             }
             other => self.wrong(path, &entry.value, format!("expected a section of keys, found {}", other.describe())),
+        }
+    }
+
+    /// Checks each section of a list.
+    fn sections(&mut self, path: &str, section: &'static Section, entry: &Entry) {
+        let items = match &entry.value.value {
+            Value::List(items) if !items.is_empty() => items,
+            other => {
+                let message = format!("expected {}, found {}", expected(&Kind::Sections(section)), other.describe());
+                return self.wrong(path, &entry.value, message);
+            }
+        };
+        self.fields.sections.insert(path.to_string(), entry.key_at);
+        for (index, item) in items.iter().enumerate() {
+            let item = Entry { key: index.to_string(), key_at: item.at, value: item.clone() };
+            self.now_section(&join(path, &item.key), section, &item);
         }
     }
 

@@ -75,7 +75,15 @@ pub(crate) fn path<'t>(text: &'t str, index: usize, report: &mut Report) -> Opti
 pub(crate) fn remove(root: &mut Node, path: &[&str]) {
     let (mut node, mut keys) = (root, schema::TOP.keys);
     for (index, name) in path.iter().enumerate() {
-        let Value::Map(entries) = &mut node.value else { return };
+        let entries = match &mut node.value {
+            Value::Map(entries) => entries,
+            Value::List(items) if index + 1 < path.len() => {
+                let Some(item) = name.parse().ok().and_then(|item: usize| items.get_mut(item)) else { return };
+                node = item;
+                continue;
+            }
+            _ => return,
+        };
         let Some(at) = position(entries.iter().map(|entry| entry.key.as_str()), keys, name) else { return };
         if index + 1 == path.len() {
             entries.remove(at);
@@ -109,6 +117,11 @@ fn set_in(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at:
         *root = value;
         return;
     };
+    if let (Value::List(items), Ok(item)) = (&mut root.value, name.parse::<usize>())
+        && let Some(item) = items.get_mut(item)
+    {
+        return set_in(item, keys, rest, value, at);
+    }
     if !matches!(root.value, Value::Map(_)) {
         *root = Node { value: Value::Map(Vec::new()), at };
     }

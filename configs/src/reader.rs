@@ -136,6 +136,15 @@ impl<'t> Reader<'_, 't> {
         Reader { keys: schema::inside(self.keys, name), path: join(&self.path, name), resolver: self.resolver }
     }
 
+    /// Reads each section of a list with `read`. Returns `None` if the list is not written.
+    pub(crate) fn list<T>(&mut self, name: &str, mut read: impl FnMut(&mut Reader<'_, 't>) -> T) -> Option<Vec<T>> {
+        let (path, keys) = (join(&self.path, name), schema::inside(self.keys, name));
+        let items = (0..).map(|index: usize| join(&path, &index.to_string()));
+        let written: Vec<String> = items.take_while(|path| self.resolver.has_section(path)).collect();
+        let item = |path| read(&mut Reader { resolver: self.resolver, path, keys });
+        (!written.is_empty()).then(|| written.into_iter().map(item).collect())
+    }
+
     /// Returns the `type` of a section inside this one, and a reader of the keys of that variant.
     pub(crate) fn variant(&mut self, name: &str, default: &'static str) -> (&'static str, Reader<'_, 't>) {
         let section = join(&self.path, name);

@@ -82,6 +82,10 @@ fn sections(path: &str, keys: &'static [Key], out: &mut String) {
                 table(section.keys, out);
                 sections(&path, section.keys, out);
             }
+            Kind::Sections(section) => {
+                heading(&path, key, out);
+                table(section.keys, out);
+            }
             Kind::Variants(variants) => variant_tables(&path, key, variants, out),
             _ => {}
         }

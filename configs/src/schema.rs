@@ -110,6 +110,8 @@ pub(crate) enum Kind {
         continuous: bool,
     },
     Section(&'static Section),
+    /// A list of at least one section. Its path has the index, from 0: `data.datasets.0.path`.
+    Sections(&'static Section),
     Variants(&'static Variants),
     /// Any value. Used for keys that must be off.
     Any,
@@ -247,6 +249,10 @@ pub(crate) const fn section(name: &'static str, section: &'static Section, meani
     key(name, Kind::Section(section), "null", meaning)
 }
 
+pub(crate) const fn sections(name: &'static str, section: &'static Section, meaning: &'static str) -> Key {
+    key(name, Kind::Sections(section), "null", meaning)
+}
+
 /// Declares an implemented variant.
 pub(crate) const fn variant(name: &'static str, meaning: &'static str, keys: &'static [Key]) -> Variant {
     Variant { name, meaning, status: Status::Now, keys }
@@ -278,10 +284,10 @@ pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
     }
 }
 
-/// Returns the keys of the section `name` in `keys`. Returns none if it is not a section or depends on its `type`.
+/// Returns the keys of the section `name` in `keys`, or of each section of that list. Returns none if it is not a section or depends on its `type`.
 pub(crate) fn inside(keys: &'static [Key], name: &str) -> &'static [Key] {
     match find(keys, first_name(keys, name)).map(|key| key.kind) {
-        Some(Kind::Section(section)) => section.keys,
+        Some(Kind::Section(section) | Kind::Sections(section)) => section.keys,
         _ => &[],
     }
 }

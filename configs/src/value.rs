@@ -100,6 +100,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Floats(range) => format!("a list of numbers, each {}", range.describe("")),
         Kind::Space { .. } => "keys with the values to try".to_string(),
         Kind::Section(_) | Kind::Variants(_) => "a section of keys".to_string(),
+        Kind::Sections(_) => "a list of sections of keys".to_string(),
         Kind::Any => "nothing".to_string(),
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
 use crate::config::model::POSITIONS;
-use crate::config::{Chat, Config};
+use crate::config::{Chat, Config, MixedDataset};
 use crate::reader::{Read as _, Resolver, read_as};
 use crate::schema::*;
 use crate::table::{last, section};
@@ -14,8 +14,10 @@ section! {
     /// `data`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Data(keys) in Config::data {
-        /// Files and globs to train on, relative to the working directory.
-        pub train: Vec<String> = key(Kind::Paths, REQUIRED, "File, glob, or list of them, relative to the working directory");
+        /// Files and globs to train on, relative to the working directory; `None` with `datasets`.
+        pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, or list of them, relative to the working directory");
+        /// Several data sets to train on, and how they are mixed.
+        pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets in place of train, and how many samples of each an epoch has");
         /// Files and globs to evaluate on.
         pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "The same, to evaluate on");
         /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
@@ -31,11 +33,9 @@ section! {
         /// Integer type of a token file.
         pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Type of the numbers in a token file");
         /// How conversations become samples; `None` with another format.
-        pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or (format == DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
+        pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or MixedDataset::formats(datasets.as_ref(), format).contains(&DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
         /// Put several conversations into each sample.
         pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
-        /// Folder of the token cache; `None` is the user's.
-        pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder where tokens of text are kept between runs; without it $ZERO_TRAIN_CACHE, or else zero-train in $XDG_CACHE_HOME, or else ~/.cache/zero-train");
         /// Draw samples in a random order that depends only on the seed.
         pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends on the seed only");
     }
@@ -96,6 +96,7 @@ choice! {
 impl Data {
     /// Checks the keys against each other, for a model with maximum sequence length `longest`.
     pub(crate) fn check(&self, longest: Option<usize>, resolver: &mut Resolver<'_>) {
+        MixedDataset::check(self, resolver);
         if self.eval.is_some() && self.eval_fraction > 0.0 {
             let message = format!("`{}` and `{}` both say what to evaluate on", Self::eval, Self::eval_fraction);
             resolver.contradiction(
@@ -104,12 +105,13 @@ impl Data {
                 Some("keep one of the two".to_string()),
             );
         }
-        if self.format == DataFormat::Bytes && self.tokenizer != Tokenizer::Byte {
+        let formats = MixedDataset::formats(self.datasets.as_ref(), self.format);
+        if formats.contains(&DataFormat::Bytes) && self.tokenizer != Tokenizer::Byte {
             let message = format!("`{}: bytes` is for the byte tokenizer", Self::format);
             let help = Some(format!("leave `{}` out, or write `format: text`", Self::tokenizer));
             resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
         }
-        let is_chat = self.format == DataFormat::Chat;
+        let is_chat = formats.contains(&DataFormat::Chat);
         if is_chat && self.tokenizer == Tokenizer::Byte {
             let message =
                 format!("`{}: chat` needs a tokenizer with special tokens, and bytes have none", Self::format);
@@ -136,8 +138,15 @@ impl Data {
         }
     }
 
+    /// Returns the files and globs to train on, of all data sets.
+    pub fn train_sources(&self) -> Vec<&String> {
+        let of_sets = self.datasets.iter().flatten().flat_map(|set| &set.path);
+        self.train.iter().flatten().chain(of_sets).collect()
+    }
+
     /// Returns whether evaluation data is configured.
     pub fn has_eval(&self) -> bool {
-        self.eval.is_some() || self.eval_fraction > 0.0
+        let of_sets = self.datasets.iter().flatten().any(|set| set.eval.is_some());
+        self.eval.is_some() || self.eval_fraction > 0.0 || of_sets
     }
 }

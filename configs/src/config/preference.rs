@@ -94,6 +94,11 @@ impl Preference {
 
     fn fits(&self, config: &Config, resolver: &mut Resolver<'_>) {
         if let Some(data) = &config.data {
+            if data.datasets.is_some() {
+                let message = "several data sets of pairs are not implemented".to_string();
+                let help = Some(format!("write all files under `{}`", Data::train));
+                resolver.contradiction(&[Data::datasets, Config::preference], message, help);
+            }
             if data.format != DataFormat::Chat {
                 let message = format!("`{}: {}` has no pairs of answers", Data::format, data.format);
                 let help = Some("write `format: chat`, and records with `prompt`, `chosen` and `rejected`".to_string());

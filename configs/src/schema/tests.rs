@@ -70,12 +70,13 @@ fn one_of_each() -> Vec<Config> {
     (0..5)
         .map(|index| {
             let text = format!(
-                "train_batch_size: 1\nadapter: {{}}\nquantization_config: {{load_in_4bit: true}}\noptimizer: {{type: {}}}\nscheduler: {}\nmodel: {}\ndata: {{train: a, eval: b, format: chat, tokenizer: c}}\n\
+                "train_batch_size: 1\nadapter: {{}}\nquantization_config: {{load_in_4bit: true}}\noptimizer: {{type: {}}}\nscheduler: {}\nmodel: {}\ndata: {{{}, eval: b, format: chat, tokenizer: c}}\n\
                  training: {{eval_every: 1, early_stopping: {{patience: 1}}, spikes: {{window: 8}}{}}}\n\
                  activation_checkpointing: {{}}\nautotuning: {{sweep: {{space: {{optimizer.type: [SGD]}}}}}}\n",
                 optimizers[index],
                 schedulers[index % 4],
                 models[index % 4],
+                if index == 3 { "datasets: [{path: a}]" } else { "train: a" },
                 if index == 2 { "" } else { ", sample: {prompt: a}" },
             );
             // An MLP gives no answers, and two of them are longer than the original length of LongRoPE here.

@@ -19,13 +19,13 @@
 //! documents are skipped.
 
 mod binary;
-mod cache;
 mod chat;
 mod dataset;
 mod documents;
 mod files;
-mod fingerprint;
 mod in_memory;
+mod joined;
+mod mixture;
 mod options;
 mod order;
 mod records;
@@ -34,8 +34,6 @@ mod split;
 mod token_files;
 mod tokenizer;
 mod tokens;
-mod watch;
-mod width;
 
 pub use chat::options::ChatOptions;
 pub(crate) use chat::pairs::PairDataset;
@@ -44,12 +42,13 @@ pub(crate) use chat::prompt::{eos_token, prompts};
 pub(crate) use chat::tests::{templates::CHATML, tokenizer::Folder};
 pub use dataset::{BoxError, Dataset};
 pub use in_memory::{FromFn, InMemory, from_fn};
-pub use options::{CacheOptions, DataOptions, Format, TokenDtype};
+pub(crate) use joined::join;
+pub(crate) use mixture::{MixedPart, Mixture, apportion};
+pub use options::{DataOptions, Format, TokenDtype};
 pub use order::sample_index;
 pub use records::{FileDataset, SampleShape};
 pub use split::{Part, split};
 pub use tokenizer::Tokenizer;
-pub(crate) use watch::{Phase, Watch};
 pub use zero_engine::{At, DataError};
 
 use std::path::{Path, PathBuf};
@@ -59,8 +58,7 @@ use zero_engine::files::expand;
 
 /// Opens the files that the options name.
 ///
-/// Text is tokenized into the token cache, unless there is little of it: see [`CacheOptions`]. Small text is kept in
-/// memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
+/// Text is tokenized and kept in memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
 /// Token files stay on disk: the first part of each is checked against the vocabulary now, and the rest when it is
 /// read.
 ///
@@ -68,15 +66,6 @@ use zero_engine::files::expand;
 /// Returns a [`DataError`] with the file and the position in it, if a file is missing, unreadable, malformed or empty,
 /// is too short for one sample, or has a token outside the vocabulary.
 pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset, DataError> {
-    open_watched(options, tokenizer, &watch::Unwatched)
-}
-
-/// Does the same as [`open`], with a program that shows the progress and may end it.
-pub(crate) fn open_watched(
-    options: &DataOptions,
-    tokenizer: &Tokenizer,
-    watch: &dyn Watch,
-) -> Result<FileDataset, DataError> {
     let sources = files::sources(&options.sources, options.format)?;
     let fits =
         |other: &Source| other.format == sources[0].format || other.has_documents() && sources[0].has_documents();
@@ -90,7 +79,7 @@ pub(crate) fn open_watched(
             let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();
             token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
         }
-        _ => tokens::Tokens::Documents(cache::tokenized(&sources, options, tokenizer, watch)?),
+        _ => documents::tokenize(&sources, &options.text_key, tokenizer, options.vocabulary)?,
     };
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }

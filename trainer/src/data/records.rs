@@ -84,6 +84,10 @@ impl FileDataset {
         self.0.padding(index)
     }
 
+    pub(super) fn records(&self) -> &dyn Records {
+        &*self.0
+    }
+
     #[cfg(test)]
     pub(super) fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError> {
         self.0.append(index, samples)

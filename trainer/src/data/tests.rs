@@ -5,10 +5,10 @@ use std::{fs, path::PathBuf};
 use super::records::Samples;
 use super::*;
 
-pub(super) struct Files(tempfile::TempDir);
+struct Files(tempfile::TempDir);
 
 impl Files {
-    pub(super) fn new(files: &[(&str, &[u8])]) -> Self {
+    fn new(files: &[(&str, &[u8])]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (name, content) in files {
             fs::write(folder.path().join(name), content).unwrap();
@@ -16,11 +16,11 @@ impl Files {
         Files(folder)
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    pub(super) fn options(&self, sources: &[&str]) -> DataOptions {
+    fn options(&self, sources: &[&str]) -> DataOptions {
         let sources = sources.iter().map(|source| self.path(source).display().to_string());
         DataOptions { sequence_length: 3, vocabulary: 256, ..DataOptions::new(sources, Format::Auto) }
     }
@@ -45,7 +45,7 @@ fn sample(dataset: &FileDataset, index: usize) -> Samples {
 }
 
 /// Returns all tokens of a corpus with sequences of one token.
-pub(super) fn tokens(dataset: &FileDataset) -> Vec<u32> {
+fn tokens(dataset: &FileDataset) -> Vec<u32> {
     let mut all = sample(dataset, 0).tokens;
     (0..dataset.len()).for_each(|i| all.extend(sample(dataset, i).targets));
     all

@@ -1,32 +1,33 @@
 //! Opens the data that the configuration names.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use zero_config::{self as config, Config};
 
 use super::corpus::{Corpus, Extent, Order, evaluates_on};
+use super::mixing::MixedSet;
 use crate::data::{
-    self, CacheOptions, ChatOptions, DataError, DataOptions, Dataset, FileDataset, PairDataset, SampleShape, Tokenizer,
-    Watch,
+    self, ChatOptions, DataError, DataOptions, Dataset, FileDataset, PairDataset, SampleShape, Tokenizer,
 };
 use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
 
 /// The help for errors in `data.train` and `data.eval`.
 const READABLE: &str = "name readable files, or a glob";
-/// The help for errors in `data.cache_dir`.
-const WRITABLE: &str = "set it to a folder that this process can write and that has room for the tokens";
 
 /// The data sets of the configuration, and their tokenizer.
 pub(super) struct Opened<D> {
     pub(super) train: D,
     pub(super) eval: Option<D>,
+    /// The data sets of `data.datasets`, which are those of `train` and `eval` one after the other.
+    pub(super) sets: Vec<MixedSet>,
     pub(super) tokenizer: Tokenizer,
     pub(super) vocabulary: Option<usize>,
 }
 
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
-pub(super) fn open(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Corpus, Error> {
+pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
     if let Some(preference) = &config.preference {
         let opened = pairs(config, preference, has_own_model)?;
         let reference = match preference.has_reference() {
@@ -37,16 +38,17 @@ pub(super) fn open(config: &Config, has_own_model: bool, watch: &dyn Watch) -> R
         corpus.reference = reference;
         return Ok(corpus);
     }
-    corpus(config, files(config, has_own_model, watch)?, FileDataset::description)
+    corpus(config, files(config, has_own_model)?, FileDataset::description)
 }
 
 fn corpus<D: Dataset + 'static>(
     config: &Config,
-    Opened { train: all, eval, tokenizer, vocabulary }: Opened<D>,
+    Opened { train: all, eval, sets, tokenizer, vocabulary }: Opened<D>,
     description: impl Fn(&D) -> Option<String>,
 ) -> Result<Corpus, Error> {
     let described = [("training data", Some(&all)), ("evaluation data", eval.as_ref())].into_iter();
-    let notes = described.filter_map(|(name, data)| Some(format!("{name}: {}", description(data?)?))).collect();
+    let notes: Vec<String> =
+        described.filter_map(|(name, data)| Some(format!("{name}: {}", description(data?)?))).collect();
     let fraction = config.data.as_ref().map_or(0.0, |data| data.eval_fraction);
     let (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>) = match eval {
         Some(eval) => (Arc::new(all), Some(Arc::new(eval))),
@@ -60,8 +62,9 @@ fn corpus<D: Dataset + 'static>(
     let shuffle = config.data.as_ref().is_none_or(|data| data.shuffle);
     let order = Order { seed: config.training.seed, shuffle };
     let extent = Extent::Batches(config.training.eval_batches.max(1));
-    let mut corpus = Corpus::new(config, (train, eval), order, extent)?;
-    (corpus.tokenizer, corpus.vocabulary, corpus.notes) = (tokenizer, vocabulary, notes);
+    let mut corpus = Corpus::new(config, (train, eval), order, extent, sets)?;
+    corpus.notes.extend(notes);
+    (corpus.tokenizer, corpus.vocabulary) = (tokenizer, vocabulary);
     Ok(corpus)
 }
 
@@ -99,7 +102,7 @@ impl<'c> Sources<'c> {
         }
         let sequence_length = sequence_length(model, data)?;
         let sources = Self { model, data, tokenizer, vocabulary, sequence_length };
-        if data.format == config::DataFormat::Chat {
+        if sets(data).iter().any(|set| set.format == config::DataFormat::Chat) {
             sources.has_length()?
         }
         Ok(sources)
@@ -117,40 +120,120 @@ impl<'c> Sources<'c> {
         }
     }
 
-    /// Calls `open` with the options of `data.train` and of `data.eval`.
-    fn open<D>(self, open: impl Fn(&DataOptions, &Tokenizer) -> Result<D, DataError>) -> Result<Opened<D>, Error> {
+    /// Calls `open` with the options for these files.
+    fn open<D>(
+        &self,
+        (key, sources): (&str, &[String]),
+        set: &Set<'_>,
+        open: impl Fn(&DataOptions, &Tokenizer) -> Result<D, DataError>,
+    ) -> Result<D, Error> {
         let (model, data) = (self.model, self.data);
-        let open = |key: &str, sources: &[String]| {
-            let options = DataOptions {
-                sources: sources.to_vec(),
-                format: format(model, data),
-                text_key: data.text_key.clone(),
-                token_dtype: match data.token_dtype {
-                    config::TokenDtype::U16 => data::TokenDtype::U16,
-                    config::TokenDtype::U32 => data::TokenDtype::U32,
-                },
-                sequence_length: self.sequence_length,
-                vocabulary: model.and_then(classes).or(self.vocabulary).unwrap_or(usize::MAX),
-                sample_packing: data.sample_packing,
-                chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
-                cache: CacheOptions { folder: data.cache_dir.clone().map(Into::into), ..CacheOptions::default() },
-            };
-            open(&options, &self.tokenizer).map_err(|error| match error {
-                DataError::Cache { .. } => Error::from(error).named("data.cache_dir", WRITABLE),
-                error => Error::from(error).named(key, READABLE),
-            })
+        let options = DataOptions {
+            sources: sources.to_vec(),
+            format: format(model, set.format),
+            text_key: set.text_key.into(),
+            token_dtype: match data.token_dtype {
+                config::TokenDtype::U16 => data::TokenDtype::U16,
+                config::TokenDtype::U32 => data::TokenDtype::U32,
+            },
+            sequence_length: self.sequence_length,
+            vocabulary: model.and_then(classes).or(self.vocabulary).unwrap_or(usize::MAX),
+            sample_packing: data.sample_packing,
+            chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
         };
-        let train = open("data.train", &data.train)?;
-        let eval = data.eval.as_ref().map(|sources| open("data.eval", sources)).transpose()?;
-        Ok(Opened { train, eval, tokenizer: self.tokenizer, vocabulary: self.vocabulary })
+        open(&options, &self.tokenizer).map_err(|error| Error::from(error).named(key, READABLE))
+    }
+
+    /// Calls `open` with the options of `data.train` and of `data.eval`.
+    fn open_all<D>(self, open: impl Fn(&DataOptions, &Tokenizer) -> Result<D, DataError>) -> Result<Opened<D>, Error> {
+        let set = &sets(self.data)[0];
+        let train = self.open((&set.key, set.sources), set, &open)?;
+        let eval = self.data.eval.as_ref().map(|sources| self.open(("data.eval", sources), set, &open)).transpose()?;
+        Ok(Opened { train, eval, sets: vec![], tokenizer: self.tokenizer, vocabulary: self.vocabulary })
+    }
+
+    /// Opens the data sets of `data.datasets`.
+    fn open_mixed(self, mixed: &[config::MixedDataset]) -> Result<Opened<FileDataset>, Error> {
+        let (data, fraction) = (self.data, self.data.eval_fraction);
+        let (mut train, mut eval, mut opened): (Vec<(FileDataset, Range<usize>)>, Vec<_>, Vec<_>) = Default::default();
+        let all = |data: FileDataset| {
+            let samples = data.len();
+            (data, 0..samples)
+        };
+        for (index, (set, written)) in sets(data).iter().zip(mixed).enumerate() {
+            let own = self.open((&set.key, set.sources), set, data::open)?;
+            let cut = match fraction > 0.0 {
+                true => data::split(own.clone(), fraction)?.0.len(),
+                false => own.len(),
+            };
+            let evaluated = match &written.eval {
+                Some(sources) => {
+                    let key = format!("data.datasets.{index}.eval");
+                    Some(all(self.open((&key, sources), set, data::open)?))
+                }
+                None => (cut < own.len()).then(|| (own.clone(), cut..own.len())),
+            };
+            let (name, share, description) = (written.name_at(index), written.share(), own.description());
+            train.push((own, 0..cut));
+            for (other, _) in train.last().into_iter().chain(&evaluated) {
+                has_shape(&set.key, other.shape(), train[0].0.shape())?;
+            }
+            let part = evaluated.clone().map(|part| data::join(vec![part])).transpose()?;
+            opened.push(MixedSet { name, samples: cut, share, description, eval: part });
+            eval.extend(evaluated);
+        }
+        if let Some(sources) = &data.eval {
+            let set = Set { key: String::new(), sources, format: data.format, text_key: &data.text_key };
+            let own = self.open(("data.eval", sources), &set, data::open)?;
+            has_shape("data.eval", own.shape(), train[0].0.shape())?;
+            eval.push(all(own));
+        }
+        let eval = (!eval.is_empty()).then(|| data::join(eval)).transpose()?;
+        let (tokenizer, vocabulary) = (self.tokenizer, self.vocabulary);
+        Ok(Opened { train: data::join(train)?, eval, sets: opened, tokenizer, vocabulary })
     }
 }
 
+/// Fails if the samples of a data set do not fit into a batch with those of the first.
+fn has_shape(key: &str, shape: SampleShape, first: SampleShape) -> Result<(), Error> {
+    match shape == first {
+        true => Ok(()),
+        false => Err(Error::setting(
+            key,
+            format!("its samples are {shape:?}, and those of the first data set are {first:?}"),
+            "mix data sets whose samples have the same shape",
+        )),
+    }
+}
+
+/// A data set as written: `data.train`, or one of `data.datasets`.
+struct Set<'c> {
+    key: String,
+    sources: &'c [String],
+    format: config::DataFormat,
+    text_key: &'c str,
+}
+
+fn sets(data: &config::Data) -> Vec<Set<'_>> {
+    let (format, text_key) = (data.format, data.text_key.as_str());
+    let mixed = data.datasets.iter().flatten().enumerate().map(|(index, set)| Set {
+        key: format!("data.datasets.{index}.path"),
+        sources: &set.path,
+        format: set.format.unwrap_or(format),
+        text_key: set.text_key.as_deref().unwrap_or(text_key),
+    });
+    let train = data.train.as_deref().map(|sources| Set { key: "data.train".into(), sources, format, text_key });
+    train.into_iter().chain(mixed).collect()
+}
+
 /// Opens the files that the configuration names.
-pub(super) fn files(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Opened<FileDataset>, Error> {
+pub(super) fn files(config: &Config, has_own_model: bool) -> Result<Opened<FileDataset>, Error> {
     let sources = Sources::of(config, has_own_model)?;
     let (model, length) = (sources.model, sources.has_length());
-    let opened = sources.open(|options, tokenizer| data::open_watched(options, tokenizer, watch))?;
+    let opened = match &sources.data.datasets {
+        None => sources.open_all(data::open)?,
+        Some(mixed) => sources.open_mixed(mixed)?,
+    };
     fits(model, opened.train.shape())?;
     if matches!(opened.train.shape(), SampleShape::Tokens(_)) {
         length?;
@@ -166,15 +249,20 @@ pub(super) fn pairs(
 ) -> Result<Opened<Arc<PairDataset>>, Error> {
     let labels_prompts = preference.kind == config::PreferenceType::Orpo;
     Sources::of(config, has_own_model)?
-        .open(|options, tokenizer| PairDataset::open(options, tokenizer, labels_prompts).map(Arc::new))
+        .open_all(|options, tokenizer| PairDataset::open(options, tokenizer, labels_prompts).map(Arc::new))
 }
 
 /// Makes those checks of [`open`] that need no file.
 pub(super) fn refuse(config: &Config) -> Result<(), Error> {
     let (model, data) = config.model_and_data().map(|(model, data)| (Some(model), data))?;
     sequence_length(model, data)?;
-    let format = match format(model, data) {
-        data::Format::Auto => data.train.first().and_then(|source| data::format_of_source(source)),
+    sets(data).iter().try_for_each(|set| refuse_set(config, set))
+}
+
+fn refuse_set(config: &Config, set: &Set<'_>) -> Result<(), Error> {
+    let (model, data) = config.model_and_data().map(|(model, data)| (Some(model), data))?;
+    let format = match format(model, set.format) {
+        data::Format::Auto => set.sources.first().and_then(|source| data::format_of_source(source)),
         format => Some(format),
     };
     match (model, format, &data.tokenizer) {
@@ -211,8 +299,8 @@ fn chat_options(chat: &config::Chat, model: Option<&config::Model>) -> ChatOptio
     }
 }
 
-fn format(model: Option<&config::Model>, data: &config::Data) -> data::Format {
-    match (data.format, model) {
+fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::Format {
+    match (written, model) {
         (config::DataFormat::Auto, Some(config::Model::Mlp(_))) => data::Format::Csv,
         (config::DataFormat::Auto, _) => data::Format::Auto,
         (config::DataFormat::Text, _) => data::Format::Text,
@@ -231,15 +319,18 @@ fn vocabulary(
     data: &config::Data,
     tokenizer: &Tokenizer,
 ) -> Result<Option<usize>, Error> {
-    let is_of_tokenizer = match (model, data.format, tokenizer) {
-        (Some(config::Model::Mlp(_)), ..) | (_, config::DataFormat::Csv, _) => false,
-        (_, config::DataFormat::Tokens, Tokenizer::Byte) => false,
-        (_, config::DataFormat::Auto, Tokenizer::Byte) => {
-            let numbers = data::are_token_files(&data.train);
-            !numbers.map_err(|error| Error::from(error).named("data.train", READABLE))?
-        }
-        _ => true,
-    };
+    let mut is_of_tokenizer = false;
+    for set in sets(data) {
+        is_of_tokenizer |= match (model, set.format, tokenizer) {
+            (Some(config::Model::Mlp(_)), ..) | (_, config::DataFormat::Csv, _) => false,
+            (_, config::DataFormat::Tokens, Tokenizer::Byte) => false,
+            (_, config::DataFormat::Auto, Tokenizer::Byte) => {
+                let numbers = data::are_token_files(set.sources);
+                !numbers.map_err(|error| Error::from(error).named(&set.key, READABLE))?
+            }
+            _ => true,
+        };
+    }
     Ok(is_of_tokenizer.then(|| tokenizer.vocabulary()))
 }
 

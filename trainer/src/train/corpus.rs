@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use zero_config::Config;
 
+use super::mixing::{MixedSet, Mixing};
 use crate::data::{Dataset, PairDataset, Tokenizer, sample_index};
+use crate::monitor::metric::{self, Metric};
 use zero_engine::Batch;
 use zero_engine::Error;
 use zero_engine::format::counted;
@@ -13,6 +16,8 @@ use zero_engine::format::counted;
 pub(super) struct Corpus {
     pub(super) sampler: Sampler,
     pub(super) eval: Option<Arc<dyn Dataset>>,
+    /// The parts of `eval` that `data.datasets` names; empty if it names none.
+    pub(super) eval_sets: Vec<EvalSet>,
     pub(super) extent: Extent,
     pub(super) tokenizer: Tokenizer,
     /// Number of tokens in the tokenizer's vocabulary, if the samples consist of its tokens.
@@ -23,6 +28,13 @@ pub(super) struct Corpus {
     pub(super) reference: Vec<Arc<PairDataset>>,
 }
 
+/// Evaluation data of a data set of `data.datasets`.
+pub(super) struct EvalSet {
+    pub(super) name: String,
+    pub(super) data: Arc<dyn Dataset>,
+    pub(super) monitored: &'static Metric,
+}
+
 /// Loads training samples by their position in the run.
 #[derive(Clone)]
 pub(super) struct Sampler {
@@ -30,6 +42,8 @@ pub(super) struct Sampler {
     pub(super) order: Order,
     /// Samples used per epoch: all of them, or only whole batches.
     pub(super) per_epoch: u64,
+    /// How `data` is mixed from several data sets.
+    pub(super) mixing: Option<Mixing>,
 }
 
 impl Sampler {
@@ -38,10 +52,13 @@ impl Sampler {
     /// # Errors
     /// Fails as the data set does.
     pub(super) fn batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
-        let n = self.data.len();
-        let at = |row: u64| {
-            let (epoch, within) = ((position + row) / self.per_epoch, (position + row) % self.per_epoch);
-            sample_index(self.order.seed, epoch * n as u64 + within, n, self.order.shuffle)
+        let (n, Order { seed, shuffle }) = (self.data.len(), self.order);
+        let at = |row: u64| match &self.mixing {
+            Some(mixing) => mixing.index(seed, position + row, self.per_epoch, shuffle),
+            None => {
+                let (epoch, within) = ((position + row) / self.per_epoch, (position + row) % self.per_epoch);
+                sample_index(seed, epoch * n as u64 + within, n, shuffle)
+            }
         };
         batch(&*self.data, &(0..rows as u64).map(at).collect::<Vec<_>>())
     }
@@ -70,15 +87,24 @@ impl Corpus {
         (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>),
         order: Order,
         extent: Extent,
+        sets: Vec<MixedSet>,
     ) -> Result<Self, Error> {
-        let per_epoch = samples_per_epoch(train.len(), config)?;
+        let mixing = (!sets.is_empty()).then(|| Mixing::new(&sets)).transpose()?;
+        let samples = mixing.as_ref().map_or(train.len() as u64, Mixing::per_epoch);
+        let per_epoch = samples_per_epoch(samples, config)?;
+        let notes = mixing.as_ref().map_or(vec![], |mixing| mixing.lines(&sets));
+        let of_set = |set: MixedSet| {
+            let monitored = metric::evaluated(&format!("loss_{}", set.name));
+            Some(EvalSet { data: Arc::new(set.eval?), name: set.name, monitored })
+        };
         Ok(Self {
-            sampler: Sampler { data: train, order, per_epoch },
+            sampler: Sampler { data: train, order, per_epoch, mixing },
             eval,
+            eval_sets: sets.into_iter().filter_map(of_set).collect(),
             extent,
             tokenizer: Tokenizer::Byte,
             vocabulary: None,
-            notes: vec![],
+            notes,
             reference: vec![],
         })
     }
@@ -105,7 +131,14 @@ impl Corpus {
             true => Extent::Batches(config.training.eval_batches.max(1)),
             false => Extent::All,
         };
-        Self::new(config, (train, eval), order, extent)
+        Self::new(config, (train, eval), order, extent, vec![])
+    }
+
+    /// Continues with the data sets where the checkpoint at sample `position` left them.
+    pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
+        if let Some(mixing) = &mut self.sampler.mixing {
+            mixing.restore(state, position, |per_epoch| samples_per_epoch(per_epoch, config).unwrap_or(per_epoch));
+        }
     }
 
     /// Loads the training samples at positions `position..position + rows` of the run.
@@ -140,16 +173,16 @@ pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, hel
 
 /// Returns the samples used per epoch. With `dataloader_drop_last`, an epoch ends with its last whole batch; without, a
 /// batch may span two epochs.
-fn samples_per_epoch(samples: usize, config: &Config) -> Result<u64, Error> {
-    let whole = samples - samples % config.train_batch_size;
+fn samples_per_epoch(samples: u64, config: &Config) -> Result<u64, Error> {
+    let whole = samples - samples % config.train_batch_size as u64;
     match (config.dataloader_drop_last, whole) {
-        (false, _) => Ok(samples as u64),
+        (false, _) => Ok(samples),
         (true, 0) => Err(Error::setting(
             "dataloader_drop_last",
             format!("the {samples} samples are fewer than one batch of {}", config.train_batch_size),
             "set it to false, or use a smaller `train_batch_size`",
         )),
-        (true, whole) => Ok(whole as u64),
+        (true, whole) => Ok(whole),
     }
 }
 

@@ -85,7 +85,13 @@ mod tests {
     use super::*;
 
     fn of(loss: f32) -> Evaluation {
-        Evaluation { step: 1, loss, metrics: vec![("accuracy".into(), f64::from(-loss))], samples: 1 }
+        Evaluation {
+            step: 1,
+            loss,
+            metrics: vec![("accuracy".into(), f64::from(-loss))],
+            by_dataset: vec![],
+            samples: 1,
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Evaluation: the loss and the program's metrics over the evaluation data.
 
-use super::corpus::{Corpus, Extent};
+use super::corpus::{Corpus, EvalSet, Extent};
 use super::metrics::{Metric, Sums};
 use crate::data::Dataset;
 use zero_engine::Engine;
@@ -19,6 +19,8 @@ pub struct Evaluation {
     pub loss: f32,
     /// Name and value of each metric, in the order in which the program added them.
     pub metrics: Vec<(String, f64)>,
+    /// Name and mean loss of each data set of `data.datasets` that is evaluated on.
+    pub by_dataset: Vec<(String, f32)>,
     /// Number of samples evaluated.
     pub samples: usize,
 }
@@ -35,6 +37,7 @@ impl Evaluation {
 impl std::fmt::Display for Evaluation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "evaluation loss {:.4}", self.loss)?;
+        self.by_dataset.iter().try_for_each(|(name, loss)| write!(f, "  {name} {loss:.4}"))?;
         self.metrics.iter().try_for_each(|(name, value)| write!(f, "  {name} {value:.4}"))
     }
 }
@@ -44,16 +47,27 @@ pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric])
     let Some(eval) = &corpus.eval else { return Ok(None) };
     let (rows, step) = (engine.config().train_micro_batch_size_per_gpu, engine.steps());
     let mut sums = Sums::new(metrics);
-    let sampled = match corpus.extent {
-        Extent::Batches(batches) => Some(some(engine, corpus, &**eval, batches, metrics, &mut sums)?),
+    let parts: Vec<&dyn Dataset> = match &corpus.eval_sets[..] {
+        [] => vec![&**eval],
+        sets => sets.iter().map(|set| &*set.data).collect(),
+    };
+    let means = match corpus.extent {
+        Extent::Batches(batches) => {
+            let mean = |part: &&dyn Dataset| some(engine, corpus, *part, batches, metrics, &mut sums);
+            parts.iter().map(mean).collect::<Result<Vec<_>, _>>()?
+        }
         Extent::All => {
             all(engine, corpus, &**eval, metrics, &mut sums)?;
-            None
+            vec![]
         }
     };
-    if let (Some(loss), []) = (sampled, metrics) {
-        let samples = rows * engine.replicas() * engine.config().training.eval_batches;
-        return Ok(Some(Evaluation { step, loss, metrics: vec![], samples }));
+    let sampled =
+        Mean { total: means.iter().map(|it| it.total).sum(), weights: means.iter().map(|it| it.weights).sum() };
+    let of_set = |(set, mean): (&EvalSet, &Mean)| (set.name.clone(), mean.loss());
+    let by_dataset = corpus.eval_sets.iter().zip(&means).map(of_set).collect();
+    if !means.is_empty() && metrics.is_empty() {
+        let samples = rows * engine.replicas() * engine.config().training.eval_batches * parts.len();
+        return Ok(Some(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples }));
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
     let (loss, samples) = (totals[0] / totals[1], totals[2] as usize);
@@ -62,7 +76,25 @@ pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric])
     }
     let values = totals[3..].chunks_exact(2).map(|pair| pair[0] / pair[1]);
     let metrics = metrics.iter().map(|metric| metric.name().to_string()).zip(values).collect();
-    Ok(Some(Evaluation { step, loss: sampled.unwrap_or(loss as f32), metrics, samples }))
+    Ok(Some(Evaluation {
+        step,
+        loss: if means.is_empty() { loss as f32 } else { sampled.loss() },
+        metrics,
+        by_dataset,
+        samples,
+    }))
+}
+
+/// A sum of losses times their weights, and the sum of the weights.
+struct Mean {
+    total: f64,
+    weights: f64,
+}
+
+impl Mean {
+    fn loss(&self) -> f32 {
+        (self.total / self.weights) as f32
+    }
 }
 
 /// Returns the mean loss over `batches` micro-batches per replica, and adds the metrics to `sums`.
@@ -73,7 +105,7 @@ fn some(
     batches: usize,
     metrics: &[Metric],
     sums: &mut Sums,
-) -> Result<f32, Error> {
+) -> Result<Mean, Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
     let (replica, replicas) = (engine.replica(), engine.replicas());
     let load = |batch: usize| corpus.evaluation_batch(eval, ((batch * replicas + replica) * rows) as u64, rows);
@@ -82,10 +114,10 @@ fn some(
         metrics => engine.eval_observed(batches, load, |seen| sums.add(metrics, &seen, rows))?,
     };
     let weight = |mean: &MeanLoss| mean.weight.map_or(1.0, |weight| weight as f64);
-    let total: f64 = losses.iter().map(|mean| f64::from(mean.loss) * weight(mean)).sum();
+    let total = losses.iter().map(|mean| f64::from(mean.loss) * weight(mean)).sum();
     match losses.iter().map(weight).sum::<f64>() {
         0.0 => Err(no_targets()),
-        weights => Ok((total / weights) as f32),
+        weights => Ok(Mean { total, weights }),
     }
 }
 

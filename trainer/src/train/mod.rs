@@ -14,10 +14,10 @@ mod files;
 mod folder;
 mod intro;
 mod metrics;
+mod mixing;
 mod options;
 mod preference;
 mod prefetch;
-mod preparing;
 mod progress;
 mod reference;
 mod report;
@@ -29,6 +29,8 @@ mod show;
 mod signals;
 mod steps;
 mod task;
+#[cfg(test)]
+mod trained;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -45,7 +47,6 @@ use crate::process::resident;
 use divergence::Divergence;
 use early_stop::EarlyStop;
 use files::Files;
-use preparing::Preparing;
 use progress::Progress;
 use report::Report;
 use run::Run;
@@ -57,7 +58,7 @@ use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
 use zero_engine::files::are_paths;
 use zero_engine::settings::{Settings, with_total_steps};
-use zero_engine::{DataError, Error, Layers};
+use zero_engine::{Error, Layers};
 use zero_planner::{Plan, Planner};
 
 pub use crate::report_page::report_page;
@@ -95,13 +96,7 @@ pub(crate) fn fit(
     if comm.rank() == 0 {
         monitor::check(&config)?;
     }
-    let out = PathBuf::from(&config.training.output_dir);
-    let preparing = Preparing::of_rank(comm.rank(), options.output.at(config.log_level), &requests);
-    let corpus = match task.corpus(&config, &preparing) {
-        Err(Error::Data(DataError::Stopped)) => return Ok(Summary::stopped(requests.stop(), out)),
-        corpus => corpus?,
-    };
-    drop(preparing);
+    let mut corpus = task.corpus(&config)?;
     if let (Some(preference), Some(_)) = (&config.preference, &corpus.eval) {
         task.metrics.extend(preference::metrics(preference)?);
     }
@@ -112,6 +107,7 @@ pub(crate) fn fit(
     };
     config = with_total_steps(config, steps);
     let layers = task.layers(&config, &corpus)?;
+    let out = PathBuf::from(&config.training.output_dir);
     if let Some(steps) = options.verify {
         let finished = verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
         let (loss, evaluation, checkpoint, resumed_from) = (None, None, None, None);
@@ -135,6 +131,7 @@ pub(crate) fn fit(
     if let Some((_, state)) = &resumed {
         early.restore(state);
         divergence.restore(&state["divergence"]);
+        corpus.restore(&state["mixture"], engine.samples(), engine.config());
     }
     // Epochs fix the number of samples, even if the batch size changed since the checkpoint.
     let steps = match engine.config().training.max_steps {
@@ -193,7 +190,7 @@ pub fn planner(config: &Config) -> Result<Planner, Error> {
 /// # Errors
 /// Fails if the data cannot be read, or if the model cannot train on them.
 pub fn planner_of_data(config: &Config) -> Result<Planner, Error> {
-    Ok(Planner::new(configured_data::open(config, false, &Preparing::new(Output::Auto, None))?.vocabulary))
+    Ok(Planner::new(configured_data::open(config, false)?.vocabulary))
 }
 
 /// Returns the plan of a configuration that is resolved for its number of ranks. Starts nothing.
@@ -253,7 +250,11 @@ fn refuse_addresses(config: &Config) -> Result<(), Error> {
         are_paths(sources.unwrap_or_default()).map_err(|error| Error::from(error).named(key, ""))
     };
     if let Some(data) = &config.data {
-        paths("data.train", Some(&data.train))?;
+        paths("data.train", data.train.as_deref())?;
+        for (index, set) in data.datasets.iter().flatten().enumerate() {
+            paths(&format!("data.datasets.{index}.path"), Some(&set.path))?;
+            paths(&format!("data.datasets.{index}.eval"), set.eval.as_deref())?;
+        }
         paths("data.eval", data.eval.as_deref())?;
         if let zero_config::Tokenizer::File(path) = &data.tokenizer {
             paths("data.tokenizer", Some(std::slice::from_ref(path)))?;

@@ -206,7 +206,8 @@ mod tests {
     /// A loader of micro-batches of 2 samples, in global batches of 8.
     fn prefetcher(workers: usize, factor: usize, end: u64) -> (Arc<Watched>, Prefetcher) {
         let data = Arc::new(Watched::default());
-        let sampler = Sampler { data: data.clone(), order: Order { seed: 1, shuffle: false }, per_epoch: 1000 };
+        let sampler =
+            Sampler { data: data.clone(), order: Order { seed: 1, shuffle: false }, per_epoch: 1000, mixing: None };
         (data, Prefetcher::new(sampler, (2, 8), (workers, factor), end))
     }
 

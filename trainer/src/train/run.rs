@@ -11,6 +11,7 @@ use super::divergence::Divergence;
 use super::early_stop::EarlyStop;
 use super::evaluation::{self, Evaluation};
 use super::files::Files;
+use super::mixing::Mixing;
 use super::options::Finished;
 use super::prefetch::Prefetcher;
 use super::progress::{Progress, Shown};
@@ -240,6 +241,9 @@ impl<'a> Run<'a> {
         for (index, metric) in self.task.metrics.iter().enumerate() {
             line[format!("eval_{}", metric.name())] = json!(evaluation.map(|it| it.metrics[index].1));
         }
+        for (name, loss) in evaluation.iter().flat_map(|evaluation| &evaluation.by_dataset) {
+            line[format!("eval_loss_{name}")] = finite(*loss);
+        }
         if slow.is_some() {
             line["rank_ms"] = json!(together.own_ms.iter().copied().map(round).collect::<Vec<_>>());
         }
@@ -260,6 +264,8 @@ impl<'a> Run<'a> {
             scalars.push(scalar(&metric::EVAL_LOSS, f64::from(evaluation.loss)));
             let values = self.task.metrics.iter().zip(&evaluation.metrics);
             scalars.extend(values.map(|(metric, (_, value))| scalar(metric.monitored, *value)));
+            let sets = self.corpus.eval_sets.iter().zip(&evaluation.by_dataset);
+            scalars.extend(sets.map(|(set, (_, loss))| scalar(set.monitored, f64::from(*loss))));
         }
         if config.wall_clock_breakdown {
             scalars.extend(self.breakdown.scalars());
@@ -294,6 +300,7 @@ impl<'a> Run<'a> {
     fn state(&self) -> Value {
         let mut state = self.early.state();
         state["divergence"] = self.divergence.state();
+        state["mixture"] = self.corpus.sampler.mixing.as_ref().map_or(Value::Null, Mixing::state);
         state
     }
 

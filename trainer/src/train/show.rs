@@ -5,8 +5,6 @@ use zero_config::Config;
 use zero_engine::{DataError, Error};
 
 use super::configured_data::{self, Opened};
-use super::preparing::Preparing;
-use super::progress::Output;
 use crate::data::{Dataset, PairDataset, SampleShape, Tokenizer};
 use zero_model::zoo::{LABELS, POSITION_IDS};
 
@@ -53,15 +51,14 @@ pub struct ShownData {
 /// Fails if the data cannot be opened, or if there is no sample `first`.
 pub fn show_data(config: &Config, of_eval: bool, first: usize, count: usize) -> Result<ShownData, Error> {
     if let Some(preference) = &config.preference {
-        let Opened { train, eval, tokenizer, vocabulary } =
+        let Opened { train, eval, tokenizer, vocabulary, .. } =
             configured_data::pairs(config, preference, config.model.is_none())?;
         let data = chosen((train, eval), of_eval)?;
         let known = vocabulary.map(|_| &tokenizer);
         let shown = samples(data.len(), first, count, |index| pair(&data, index, known))?;
         return Ok(ShownData { samples: data.len(), description: Some(data.description()), shown });
     }
-    let Opened { train, eval, tokenizer, vocabulary } =
-        configured_data::files(config, config.model.is_none(), &Preparing::new(Output::Auto, None))?;
+    let Opened { train, eval, tokenizer, vocabulary, .. } = configured_data::files(config, config.model.is_none())?;
     let data = chosen((train, eval), of_eval)?;
     let known = vocabulary.map(|_| &tokenizer);
     let sample = |index| match data.shape() {

@@ -8,8 +8,6 @@ use zero_model::Model;
 
 use super::configured_data;
 use super::corpus::Corpus;
-use super::preparing::Preparing;
-use super::progress::Output;
 use zero_engine::Batch;
 use zero_engine::Error;
 use zero_engine::checkpoint::start::Start;
@@ -31,7 +29,7 @@ impl Steps {
     /// The same as those of [`super::train`].
     pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
         let config = config.for_world_size(comm.size())?;
-        let corpus = configured_data::open(&config, false, &Preparing::new(Output::Quiet, None))?;
+        let corpus = configured_data::open(&config, false)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = with_total_steps(config, 1000);
         let rows = config.train_micro_batch_size_per_gpu;

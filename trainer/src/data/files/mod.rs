@@ -6,7 +6,7 @@
 
 mod lines;
 mod records;
-pub(super) mod streams;
+mod streams;
 mod text;
 
 use std::fs::File;

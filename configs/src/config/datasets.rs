@@ -1,0 +1,153 @@
+//! `data.datasets`: several data sets, and how many samples of each an epoch has. Keys have mosaicml-streaming's names.
+
+use serde::Serialize;
+
+use crate::choice::Choice as _;
+use crate::config::{Data, DataFormat};
+use crate::errors::ErrorKind;
+use crate::reader::{Find, Reader, Resolver};
+use crate::schema::*;
+use crate::table::{last, section};
+
+section! {
+    /// A data set of `data.datasets`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct MixedDataset(keys) in Data::datasets {
+        /// The name in reports.
+        pub name: Option<String> = key(Kind::Path, "= its position in the list, from 0", "Name in messages, and of its loss in evaluations");
+        /// Files and globs to train on.
+        pub path: Vec<String> = key(Kind::Paths, REQUIRED, "File, glob, or list of them, as in data.train");
+        /// How the files are read.
+        pub format: Option<DataFormat> = key(DataFormat::KIND, "= data.format", "How these files are read");
+        /// Field of a JSON line that holds the text.
+        pub text_key: Option<String> = key(Kind::Text, "= data.text_key", "Field of a JSON line that holds the text");
+        /// Files and globs to evaluate on.
+        pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "The same, to evaluate on");
+        /// Share of an epoch, relative to the weights of the others.
+        pub weight: Option<f64> = key(NON_NEGATIVE, "null", "Share of an epoch, relative to the weights of the other data sets; an epoch then has as many samples as all data sets together");
+        /// Share of an epoch.
+        pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; those of all data sets add up to 1");
+        /// Passes per epoch.
+        pub repeat: Option<f64> = key(POSITIVE, "null", "How often an epoch uses each sample of this data set; 1 if no share is written, 0.5 uses half of them");
+        /// Samples per epoch.
+        pub choose: Option<usize> = key(COUNT, "null", "Number of samples of this data set in an epoch");
+    }
+}
+
+impl Find for Vec<MixedDataset> {
+    fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
+        keys.list(name, MixedDataset::of)
+    }
+}
+
+/// The number of samples of a data set in an epoch, as written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Share {
+    /// A share of the samples of all data sets, relative to those of the others.
+    Weight(f64),
+    /// This many times its own samples.
+    Repeat(f64),
+    /// This many samples.
+    Choose(usize),
+}
+
+impl MixedDataset {
+    /// Returns the share as written; one pass if none is.
+    pub fn share(&self) -> Share {
+        match (self.weight.or(self.proportion), self.choose) {
+            (Some(weight), _) => Share::Weight(weight),
+            (None, Some(samples)) => Share::Choose(samples),
+            (None, None) => Share::Repeat(self.repeat.unwrap_or(1.0)),
+        }
+    }
+
+    /// Returns the formats of the data sets, with `otherwise` where none is written.
+    pub(crate) fn formats(sets: Option<&Vec<Self>>, otherwise: DataFormat) -> Vec<DataFormat> {
+        sets.map_or(vec![otherwise], |sets| sets.iter().map(|set| set.format.unwrap_or(otherwise)).collect())
+    }
+
+    /// Checks the data sets against each other and against the other keys of `data`.
+    pub(crate) fn check(data: &Data, resolver: &mut Resolver<'_>) {
+        let Some(sets) = &data.datasets else {
+            let is_wrong = [Data::train, Data::datasets].iter().any(|path| resolver.report.is_poisoned(path))
+                || resolver.has_section(Data::datasets);
+            if data.train.is_none() && !is_wrong {
+                let message = format!("`{}` is missing", Data::train);
+                let help = format!("write a path, a glob, or a list of them, or `{}`", Data::datasets);
+                let at = resolver.at(crate::config::Config::data);
+                resolver.report.error(ErrorKind::Missing, Data::train, at, message, Some(help));
+            }
+            return;
+        };
+        if data.train.is_some() {
+            let message = format!("`{}` and `{}` both say what to train on", Data::train, Data::datasets);
+            resolver.contradiction(&[Data::train, Data::datasets], message, Some("keep one of the two".to_string()));
+        }
+        let path = |index: usize, key: &'static str| format!("{}.{index}.{}", Data::datasets, last(key));
+        let names: Vec<String> = sets.iter().enumerate().map(|(index, set)| set.name_at(index)).collect();
+        for (index, name) in names.iter().enumerate() {
+            if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+                let message = format!("`{name}` is not a valid name of a data set");
+                let place = path(index, Self::name);
+                resolver.contradiction(&[&place], message, Some("use letters, digits and `_`".into()));
+            }
+            if let Some(first) = names[..index].iter().position(|other| other == name) {
+                let places = [first, index].map(|index| path(index, Self::name));
+                let message = format!("two data sets have the name `{name}`");
+                resolver.contradiction(&[&places[0], &places[1]], message, Some("give each its own name".into()));
+            }
+        }
+        let keys = [Self::weight, Self::proportion, Self::repeat, Self::choose];
+        let written =
+            |set: &Self| [set.weight.is_some(), set.proportion.is_some(), set.repeat.is_some(), set.choose.is_some()];
+        let of = |set: &Self| keys.into_iter().zip(written(set)).filter(|(_, is)| *is).map(|(key, _)| key);
+        for (index, set) in sets.iter().enumerate() {
+            if let [one, other, ..] = of(set).collect::<Vec<_>>()[..] {
+                let message = format!("`{}` and `{}` both say how much of an epoch it is", last(one), last(other));
+                let places = [path(index, one), path(index, other)];
+                resolver.contradiction(&[&places[0], &places[1]], message, Some("keep one of the two".into()));
+            }
+        }
+        // Weights and proportions share an epoch that all data sets divide, so each needs one.
+        for (key, help) in
+            [(Self::weight, "give each data set a weight"), (Self::proportion, "give each its proportion")]
+        {
+            let have = |set: &Self| of(set).any(|other| other == key);
+            if let (Some(with), Some(without)) = (sets.iter().position(have), sets.iter().position(|set| !have(set))) {
+                let name = last(key);
+                let message =
+                    format!("`{name}` is written for data set `{}` and not for `{}`", names[with], names[without]);
+                let place = path(with, key);
+                resolver.contradiction(&[&place], message, Some(help.to_string()));
+            }
+        }
+        if let Some(index) = sets.iter().position(|set| set.eval.is_some()) {
+            let own = path(index, Self::eval);
+            for (other, is_written) in
+                [(Data::eval, data.eval.is_some()), (Data::eval_fraction, data.eval_fraction > 0.0)]
+            {
+                if is_written {
+                    let message = format!("`{own}` and `{other}` both say what to evaluate on");
+                    resolver.contradiction(&[&own, other], message, Some("keep one of the two".into()));
+                }
+            }
+        }
+        let proportions: Vec<f64> = sets.iter().filter_map(|set| set.proportion).collect();
+        let sum: f64 = proportions.iter().sum();
+        if proportions.len() == sets.len() && (sum - 1.0).abs() > 1e-6 {
+            let message = format!("the proportions add up to {sum}");
+            let help = Some("make them add up to 1, or write `weight`, which is relative".to_string());
+            resolver.contradiction(&[Data::datasets], message, help);
+        }
+        let weights: Vec<f64> = sets.iter().filter_map(|set| set.weight).collect();
+        if weights.len() == sets.len() && weights.iter().sum::<f64>() == 0.0 {
+            let message = "all weights are 0".to_string();
+            resolver.contradiction(&[Data::datasets], message, Some("give a data set a weight above 0".into()));
+        }
+    }
+
+    /// Returns the name of the data set at that index.
+    pub fn name_at(&self, index: usize) -> String {
+        self.name.clone().unwrap_or_else(|| index.to_string())
+    }
+}

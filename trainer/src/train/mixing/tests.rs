@@ -1,0 +1,144 @@
+//! Mixes data sets in runs on ranks that are threads.
+
+use std::path::Path;
+
+use serde_json::Value;
+use zero_config::Config;
+
+use crate::train::configured_data;
+use crate::train::trained::run;
+use crate::train::{Resume, Summary};
+
+/// A folder with data sets of 40, 20 and 5 samples of 8 tokens, each of one byte.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, byte, samples) in [("a.txt", "a", 40), ("b.txt", "b", 20), ("c.jsonl", "c", 5)] {
+        let text = byte.repeat(8 * samples + 1);
+        let text = if name == "c.jsonl" { format!("{{\"body\": {text:?}}}\n") } else { text };
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+/// A configuration with these keys of the data sets a, b and c.
+fn text(folder: &Path, keys: [&str; 3], training: &str) -> String {
+    let path = |name: &str| folder.join(name);
+    let [a, b, c] = keys;
+    format!(
+        "train_batch_size: 4\noptimizer: {{type: AdamW, params: {{lr: 1.0e-2}}}}\n\
+         model: {{type: gpt2, vocab_size: 256, n_positions: 8, n_embd: 8, n_head: 1, n_layer: 1}}\n\
+         data:\n  datasets:\n  - {{name: a, path: {:?}, {a}}}\n  - {{name: b, path: {:?}, {b}}}\n\
+         {:4}- {{name: c, path: {:?}, text_key: body, {c}}}\n\
+         training: {{output_dir: {:?}, {training}}}\n",
+        path("a.txt"),
+        path("b.txt"),
+        "",
+        path("c.jsonl"),
+        path("run"),
+    )
+    .replace("    - {name: c", "  - {name: c")
+}
+
+/// Returns how many samples of each data set are at these positions of the run.
+fn given(text: &str, positions: std::ops::Range<u64>) -> [usize; 3] {
+    let corpus = configured_data::open(&Config::parse("ds.yaml", text).unwrap(), false).unwrap();
+    let batch = corpus.training_batch(positions.start, (positions.end - positions.start) as usize).unwrap();
+    let tokens = batch.only_target().unwrap().to_vec2::<u32>().unwrap();
+    b"abc".map(|byte| tokens.iter().filter(|sample| sample[7] == u32::from(byte)).count())
+}
+
+#[test]
+fn shares_decide_how_many_samples_of_each_data_set_an_epoch_has() {
+    let folder = folder();
+    for (keys, expected) in [
+        (["weight: 2", "weight: 1", "weight: 0"], [43, 22, 0]),
+        (["proportion: 0.2", "proportion: 0.2", "proportion: 0.6"], [13, 13, 39]),
+        (["repeat: 0.5", "repeat: 1", "repeat: 3"], [20, 20, 15]),
+        (["choose: 3", "choose: 50", "repeat: 1"], [3, 50, 5]),
+    ] {
+        let text = text(folder.path(), keys, "max_steps: 1");
+        let samples = expected.iter().sum::<usize>() as u64;
+        assert_eq!(given(&text, 0..samples), expected, "{keys:?}");
+        assert_eq!(given(&text, samples..3 * samples), expected.map(|count| 2 * count), "{keys:?}");
+    }
+    let none = text(folder.path(), ["repeat: 0.001", "repeat: 0.001", "repeat: 0.001"], "max_steps: 1");
+    let error = configured_data::open(&Config::parse("ds.yaml", none).unwrap(), false).err().unwrap();
+    assert!(error.to_string().contains("an epoch has no samples of any data set"), "{error}");
+}
+
+fn metrics(summary: &Summary) -> Vec<Value> {
+    let text = std::fs::read_to_string(summary.folder.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn ranks_and_restarts_do_not_change_a_mixture() {
+    let folder = folder();
+    let keys = ["weight: 2", "weight: 1", "weight: 1"];
+    let of = |training: &str| text(folder.path(), keys, training);
+    let (whole, all) = run(&of("max_steps: 40"), 1, None);
+    whole.unwrap();
+    let (part, first) = run(&of("max_steps: 23"), 2, None);
+    part.unwrap();
+    let (rest, second) = run(&of("max_steps: 40"), 4, Some(Resume::Auto));
+    rest.unwrap();
+    let near = all.iter().zip(first.iter().chain(&second)).all(|(a, b)| (a - b).abs() < 1e-5);
+    assert!(near && first.len() + second.len() == all.len(), "{all:?}\n{first:?}\n{second:?}");
+}
+
+#[test]
+fn changed_shares_take_effect_when_a_run_is_resumed() {
+    let folder = folder();
+    let of = |keys, training: &str| text(folder.path(), keys, training);
+    let (before, after) = (["choose: 10", "choose: 10", "repeat: 0.001"], ["choose: 1", "choose: 1", "choose: 30"]);
+    run(&of(before, "max_steps: 7"), 1, None).0.unwrap();
+    let (summary, losses) = run(&of(after, "max_steps: 40"), 1, Some(Resume::Auto));
+    let checkpoint = summary.unwrap().checkpoint.unwrap();
+    assert_eq!(losses.len(), 33);
+    let state = |checkpoint: &Path| {
+        let manifest = std::fs::read_to_string(checkpoint.join("manifest.json")).unwrap();
+        serde_json::from_str::<Value>(&manifest).unwrap()["engine"]["mixture"].to_string()
+    };
+    // 28 samples of the first mixture are one epoch of 20 and 8 of the next: 14 of both data sets.
+    let expected =
+        r#"{"name":"a","samples":40,"per_epoch":1,"taken":14},{"name":"b","samples":20,"per_epoch":1,"taken":14}"#;
+    let expected = format!(r#"{{"start":28,"sets":[{expected},{{"name":"c","samples":5,"per_epoch":30,"taken":0}}]}}"#);
+    assert_eq!(state(&checkpoint), expected);
+    // Resumed again with the same shares, the mixture is the same one.
+    let (summary, _) = run(&of(after, "max_steps: 41"), 1, Some(Resume::Auto));
+    assert_eq!(state(&summary.unwrap().checkpoint.unwrap()), expected);
+}
+
+#[test]
+fn each_data_set_is_evaluated() {
+    let folder = folder();
+    let eval = |name: &str| format!("eval: {:?}", folder.path().join(name));
+    let keys = [eval("a.txt"), "choose: 1".into(), eval("c.jsonl")];
+    let text =
+        text(folder.path(), keys.each_ref().map(String::as_str), "max_steps: 12, eval_every: 6, eval_batches: 2");
+    let mut found = vec![];
+    for ranks in [1, 2] {
+        let (summary, _) = run(&text, ranks, None);
+        let summary = summary.unwrap();
+        let evaluation = summary.evaluation.clone().unwrap();
+        let [(a, first), (c, third)] = &evaluation.by_dataset[..] else { panic!("{evaluation:?}") };
+        assert_eq!((a.as_str(), c.as_str()), ("a", "c"));
+        assert!((f64::from(evaluation.loss) - (f64::from(*first) + f64::from(*third)) / 2.0).abs() < 1e-6);
+        // 39 of 40 samples of a mixture by size are of the first data set.
+        assert!(first < third, "{evaluation}");
+        let last = &metrics(&summary)[11];
+        assert_eq!(last["eval_loss_a"].as_f64().unwrap() as f32, *first);
+        found.push(evaluation.to_string());
+    }
+    assert!(found[0] == found[1] && found[0].contains("  a 3.") && found[0].contains("  c 4."), "{found:?}");
+
+    let fraction = text_with_fraction(folder.path());
+    let corpus = configured_data::open(&Config::parse("ds.yaml", fraction).unwrap(), false).unwrap();
+    let lengths: Vec<(String, usize)> = corpus.eval_sets.iter().map(|set| (set.name.clone(), set.data.len())).collect();
+    assert_eq!(lengths, [("a".into(), 8), ("b".into(), 4), ("c".into(), 1)]);
+    assert_eq!((corpus.eval.unwrap().len(), corpus.sampler.data.len()), (13, 52));
+}
+
+fn text_with_fraction(folder: &Path) -> String {
+    text(folder, ["repeat: 1"; 3], "max_steps: 1").replace("data:\n", "data:\n  eval_fraction: 0.2\n")
+}
