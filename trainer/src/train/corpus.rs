@@ -137,7 +137,8 @@ impl Corpus {
     /// Continues with the data sets where the checkpoint at sample `position` left them.
     pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
         if let Some(mixing) = &mut self.sampler.mixing {
-            mixing.restore(state, position, |per_epoch| samples_per_epoch(per_epoch, config).unwrap_or(per_epoch));
+            let used = |per_epoch| samples_per_epoch(per_epoch, config).unwrap_or(per_epoch);
+            self.notes.extend(mixing.restore(state, position, used));
         }
     }
 

@@ -98,16 +98,16 @@ impl Mixing {
     }
 
     /// Continues a run from the state of its checkpoint at `position`. If the data sets or their shares are others now, a
-    /// new mixture begins here, and each data set continues where it was.
-    pub(super) fn restore(&mut self, state: &Value, position: u64, used: impl Fn(u64) -> u64) {
-        let Some((names, before)) = Self::read(state) else { return };
+    /// new mixture begins here, each data set continues where it was, and the result says so.
+    pub(super) fn restore(&mut self, state: &Value, position: u64, used: impl Fn(u64) -> u64) -> Option<String> {
+        let (names, before) = Self::read(state)?;
         let counts = |mixing: &Mixture| -> Vec<(u64, u64)> {
             mixing.parts().iter().map(|part| (part.samples, part.per_epoch)).collect()
         };
         let start = state["start"].as_u64().unwrap_or(0);
         if names == self.names && counts(&before) == counts(&self.mixture) {
             (self.mixture, self.start) = (before, start);
-            return;
+            return None;
         }
         let before = Self { names, mixture: before, start };
         let taken = before.mixture.taken(before.drawn(position, used(before.per_epoch())));
@@ -117,6 +117,10 @@ impl Mixing {
         };
         self.mixture = Mixture::new(self.names.iter().zip(self.mixture.parts()).map(part).collect());
         self.start = position;
+        Some(
+            "the data sets or their shares changed: a new epoch begins, and each data set continues where it was"
+                .into(),
+        )
     }
 
     fn read(state: &Value) -> Option<(Vec<String>, Mixture)> {

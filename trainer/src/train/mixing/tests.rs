@@ -142,3 +142,29 @@ fn each_data_set_is_evaluated() {
 fn text_with_fraction(folder: &Path) -> String {
     text(folder, ["repeat: 1"; 3], "max_steps: 1").replace("data:\n", "data:\n  eval_fraction: 0.2\n")
 }
+
+/// Each run stops at a random step and continues on another number of ranks.
+#[test]
+fn a_run_gives_the_same_losses_wherever_it_stops() {
+    let folder = folder();
+    let keys = ["weight: 2", "weight: 1", "weight: 1"];
+    let of = |steps: u64| {
+        let training = format!("max_steps: {steps}, reproducible: true");
+        let text = text(folder.path(), keys, &training);
+        text.replace("train_batch_size: 4\n", "train_batch_size: 4\ntrain_micro_batch_size_per_gpu: 1\n")
+    };
+    let (summary, all) = run(&of(30), 1, None);
+    summary.unwrap();
+    let mut random = 1u64;
+    for _ in 0..100 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (stop, ranks) = (1 + (random >> 33) % 29, [1, 2, 4][(random >> 50) as usize % 3]);
+        std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+        let (summary, mut losses) = run(&of(stop), ranks, None);
+        summary.unwrap();
+        let (summary, rest) = run(&of(30), 4 / ranks, Some(Resume::Auto));
+        summary.unwrap();
+        losses.extend(rest);
+        assert_eq!(losses, all, "stopped after step {stop} on {ranks} ranks");
+    }
+}
