@@ -36,6 +36,8 @@ section! {
         pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or MixedDataset::formats(datasets.as_ref(), format).contains(&DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
         /// Put several conversations into each sample.
         pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
+        /// Folder of the token cache; `None` is the user's.
+        pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder where tokens of text are kept between runs; without it $ZERO_TRAIN_CACHE, or else zero-train in $XDG_CACHE_HOME, or else ~/.cache/zero-train");
         /// Draw samples in a random order that depends only on the seed.
         pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends on the seed only");
     }

@@ -189,6 +189,34 @@ pub enum DataError {
         /// The fraction of samples to set aside.
         eval_fraction: f64,
     },
+    /// The folder of the cache cannot be used.
+    #[error("{}: {source}", path.display())]
+    Cache {
+        /// The file or folder.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// A file of the cache is damaged. It has been removed.
+    #[error(
+        "{}, byte {byte}: the cached tokens are damaged\n  help: start again, which builds the removed file anew; check the disk if it happens twice",
+        path.display()
+    )]
+    CacheEntry {
+        /// The file.
+        path: PathBuf,
+        /// Start of the damaged part.
+        byte: u64,
+    },
+    /// A file was written to while it was read.
+    #[error("{}: the file changed while it was read\n  help: start again once it is complete", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The program ended the preparation of the data, for example after a signal.
+    #[error("the preparation of the data was stopped; the next start continues it")]
+    Stopped,
     /// A sample index is out of range.
     #[error("sample {index} is out of range: the data set has {samples} samples")]
     Index {
@@ -210,6 +238,17 @@ pub enum At {
     Record(u64),
 }
 
+impl At {
+    /// Returns the position `bytes` after the first byte of a text that begins here. A line or a record stays the same.
+    #[must_use]
+    pub fn after(self, bytes: u64) -> Self {
+        match self {
+            At::Byte(start) => At::Byte(start + bytes),
+            at => at,
+        }
+    }
+}
+
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -225,6 +264,12 @@ impl DataError {
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
+    }
+
+    /// Returns a function that makes an [`io::Error`] one of the cache.
+    pub fn cache(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Cache { path, source }
     }
 
     /// Returns advice for errors whose remedy is the same for every key that names files.

@@ -143,9 +143,8 @@ impl Error {
     pub fn named(self, key: &str, wanted: &str) -> Self {
         let source = match &self {
             Self::Io { source, .. } => Some(source),
-            Self::Checkpoint(CheckpointError::Io { source, .. }) | Self::Data(DataError::Io { source, .. }) => {
-                Some(source)
-            }
+            Self::Checkpoint(CheckpointError::Io { source, .. }) => Some(source),
+            Self::Data(DataError::Io { source, .. } | DataError::Cache { source, .. }) => Some(source),
             Self::Checkpoint(CheckpointError::Refused { .. }) => None,
             Self::Data(DataError::Directory { .. } | DataError::NoMatch { .. } | DataError::Pattern { .. }) => None,
             Self::Data(DataError::Tokenizer { .. } | DataError::Address { .. } | DataError::Binary { .. }) => None,

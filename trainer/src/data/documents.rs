@@ -1,84 +1,175 @@
-//! Tokenizes the documents of files into one list of tokens in memory.
+//! Tokenizes the documents of files, in parallel and with a bounded part of them in memory.
+//!
+//! A thread reads documents and cuts long ones into pieces. Groups of pieces, which may be of several files, are
+//! encoded in parallel and written in order. The tokens do not depend on the groups.
 
-use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use zero_engine::DataError;
 
 use super::files::{Document, Source};
-use super::tokenizer::Tokenizer;
-use super::tokens::{Memory, Tokens};
-use zero_engine::{At, DataError};
+use super::tokenizer::{Tokenizer, pieces};
 
-/// Reads and tokenizes the documents of all files, and joins them by newlines.
-pub(super) fn tokenize(
-    sources: &[Source],
-    text_key: &str,
-    tokenizer: &Tokenizer,
-    vocabulary: usize,
-) -> Result<Tokens, DataError> {
-    let mut corpus = Corpus {
-        tokens: Memory::for_vocabulary(tokenizer.vocabulary()),
-        newline: tokenizer.encode("\n")?,
-        tokenizer,
-        vocabulary,
-    };
-    for source in sources {
-        for document in source.documents(text_key, matches!(tokenizer, Tokenizer::Byte))? {
-            corpus.add_document(document?, &source.path)?;
-        }
-    }
-    Ok(Tokens::Memory(corpus.tokens))
-}
+/// Bytes of text that are encoded at once, for each thread.
+const GROUP_PER_THREAD: usize = 1 << 20;
+/// Number of groups that are read ahead.
+const AHEAD: usize = 2;
 
-struct Corpus<'a> {
-    tokens: Memory,
+/// How documents become tokens.
+pub(super) struct Tokenizing<'a> {
+    pub(super) text_key: &'a str,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) vocabulary: usize,
     /// The tokens between two documents.
-    newline: Vec<u32>,
-    tokenizer: &'a Tokenizer,
-    vocabulary: usize,
+    pub(super) newline: &'a [u32],
+    /// The threads that encode; `None` for those of rayon's own pool.
+    pub(super) threads: Option<&'a ThreadPool>,
 }
 
-impl Corpus<'_> {
-    fn add_document(&mut self, document: Document, path: &Path) -> Result<(), DataError> {
-        let Document { at, text, is_continued } = document;
-        if !self.tokens.is_empty() && !is_continued {
-            for &token in &self.newline {
-                if token as usize >= self.vocabulary {
-                    return Err(DataError::Token { token, vocabulary: self.vocabulary, path: path.into(), at });
-                }
-                self.tokens.push(token);
-            }
+/// Receives the tokens of files, one file after the other.
+pub(super) trait Sink {
+    /// Where the tokens of a file go.
+    type Store: Store;
+
+    /// Begins the file of this number.
+    fn begin(&mut self, file: usize) -> Result<Self::Store, DataError>;
+
+    /// Ends the file.
+    fn end(&mut self, file: usize, joined: Joined<Self::Store>) -> Result<(), DataError>;
+
+    /// Called before each group with the number of bytes of text of `file` so far. An error ends the work.
+    fn goes_on(&mut self, file: usize, bytes: u64) -> Result<(), DataError>;
+}
+
+/// The tokens of one file, as they are written.
+pub(super) trait Store {
+    /// Begins a document at the next token.
+    fn begin(&mut self) -> Result<(), DataError>;
+
+    /// Appends tokens.
+    fn push(&mut self, tokens: &[u32]) -> Result<(), DataError>;
+}
+
+/// The documents of a file, joined by newlines.
+pub(super) struct Joined<S> {
+    pub(super) store: S,
+    /// Number of documents that are not empty.
+    pub(super) documents: u64,
+    /// Number of tokens, all between documents, before the first document that has any.
+    pub(super) leading: u64,
+    tokens: u64,
+    /// Whether a document has tokens.
+    has_content: bool,
+}
+
+impl<S: Store> Joined<S> {
+    fn new(store: S) -> Self {
+        Self { store, documents: 0, leading: 0, tokens: 0, has_content: false }
+    }
+
+    /// Begins a document, after `newline` if it is not the first.
+    fn begin(&mut self, newline: &[u32]) -> Result<(), DataError> {
+        if self.documents > 0 {
+            self.push(newline)?;
         }
-        match self.tokenizer {
-            Tokenizer::Byte => self.add_bytes(&text, path, at),
-            Tokenizer::HuggingFace(tokenizer) => {
-                let text = std::str::from_utf8(&text).map_err(|error| {
-                    let at = moved(at, error.valid_up_to());
-                    DataError::NotUtf8 { path: path.into(), at }
-                })?;
-                let (tokens, vocabulary) = (&mut self.tokens, self.vocabulary);
-                tokenizer.encode_document(text, path, at, |token| {
-                    if token as usize >= vocabulary {
-                        return Err(vocabulary);
+        if !self.has_content {
+            self.leading = self.tokens;
+        }
+        self.documents += 1;
+        self.store.begin()
+    }
+
+    fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
+        self.tokens += tokens.len() as u64;
+        self.store.push(tokens)
+    }
+}
+
+/// Pieces of text, each with the number of its file, and the error that ended the reading.
+#[derive(Default)]
+struct Group {
+    pieces: Vec<(usize, Document)>,
+    bytes: usize,
+    error: Option<DataError>,
+}
+
+impl Tokenizing<'_> {
+    /// Reads and tokenizes files.
+    ///
+    /// # Errors
+    /// Returns the first error in the order of the files.
+    pub(super) fn run(&self, files: &[&Source], sink: &mut impl Sink) -> Result<(), DataError> {
+        let size =
+            GROUP_PER_THREAD * self.threads.map_or_else(rayon::current_num_threads, ThreadPool::current_num_threads);
+        std::thread::scope(|scope| {
+            let (sender, groups) = sync_channel(AHEAD);
+            scope.spawn(move || self.read(files, size, &sender));
+            self.write(files, groups, sink)
+        })
+    }
+
+    /// Sends the pieces of all files in groups of about `size` bytes, until the receiver is gone.
+    fn read(&self, files: &[&Source], size: usize, groups: &SyncSender<Group>) {
+        let mut group = Group::default();
+        let is_for_bytes = matches!(self.tokenizer, Tokenizer::Byte);
+        for (file, source) in files.iter().enumerate() {
+            let documents = source.documents(self.text_key, is_for_bytes);
+            for document in documents.unwrap_or_else(|error| Box::new(std::iter::once(Err(error)))) {
+                let document = match document {
+                    Ok(document) => document,
+                    Err(error) => {
+                        group.error = Some(error);
+                        let _ = groups.send(group);
+                        return;
                     }
-                    tokens.push(token);
-                    Ok(())
-                })
+                };
+                for piece in pieces(document) {
+                    group.bytes += piece.text.len();
+                    group.pieces.push((file, piece));
+                    if group.bytes >= size && groups.send(std::mem::take(&mut group)).is_err() {
+                        return;
+                    }
+                }
             }
         }
+        let _ = groups.send(group);
     }
 
-    fn add_bytes(&mut self, document: &[u8], path: &Path, at: At) -> Result<(), DataError> {
-        if let Some(outside) = document.iter().position(|&byte| usize::from(byte) >= self.vocabulary) {
-            let (token, at) = (u32::from(document[outside]), moved(at, outside));
-            return Err(DataError::Token { token, vocabulary: self.vocabulary, path: path.into(), at });
+    /// Encodes the groups and gives their tokens to the sink.
+    fn write(&self, files: &[&Source], groups: Receiver<Group>, sink: &mut impl Sink) -> Result<(), DataError> {
+        let (mut file, mut bytes) = (0, 0);
+        let mut joined = Joined::new(sink.begin(file)?);
+        let encode =
+            |(file, piece): &(usize, Document)| self.tokenizer.encode_piece(piece, &files[*file].path, self.vocabulary);
+        for group in groups {
+            sink.goes_on(file, bytes)?;
+            let encode = || group.pieces.par_iter().map(encode).collect::<Vec<_>>();
+            let encoded = self.threads.map_or_else(encode, |threads| threads.install(encode));
+            for ((of, piece), tokens) in group.pieces.iter().zip(encoded) {
+                while file < *of {
+                    sink.end(file, joined)?;
+                    (file, bytes) = (file + 1, 0);
+                    joined = Joined::new(sink.begin(file)?);
+                }
+                let tokens = tokens?;
+                if !piece.is_continued {
+                    joined.begin(self.newline)?;
+                }
+                joined.push(&tokens)?;
+                joined.has_content |= !tokens.is_empty();
+                bytes += piece.text.len() as u64;
+            }
+            if let Some(error) = group.error {
+                return Err(error);
+            }
         }
-        self.tokens.extend_bytes(document);
-        Ok(())
-    }
-}
-
-fn moved(at: At, bytes: usize) -> At {
-    match at {
-        At::Byte(start) => At::Byte(start + bytes as u64),
-        at => at,
+        // The last files may have no documents.
+        sink.end(file, joined)?;
+        (file + 1..files.len()).try_for_each(|file| {
+            let store = sink.begin(file)?;
+            sink.end(file, Joined::new(store))
+        })
     }
 }

@@ -19,10 +19,12 @@
 //! documents are skipped.
 
 mod binary;
+mod cache;
 mod chat;
 mod dataset;
 mod documents;
 mod files;
+mod fingerprint;
 mod in_memory;
 mod joined;
 mod mixture;
@@ -34,6 +36,8 @@ mod split;
 mod token_files;
 mod tokenizer;
 mod tokens;
+mod watch;
+mod width;
 
 pub use chat::options::ChatOptions;
 pub(crate) use chat::pairs::PairDataset;
@@ -44,11 +48,12 @@ pub use dataset::{BoxError, Dataset};
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub(crate) use joined::join;
 pub(crate) use mixture::{MixedPart, Mixture, apportion};
-pub use options::{DataOptions, Format, TokenDtype};
+pub use options::{CacheOptions, DataOptions, Format, TokenDtype};
 pub use order::sample_index;
 pub use records::{FileDataset, SampleShape};
 pub use split::{Part, split};
 pub use tokenizer::Tokenizer;
+pub(crate) use watch::{Phase, Unwatched, Watch};
 pub use zero_engine::{At, DataError};
 
 use std::path::{Path, PathBuf};
@@ -58,7 +63,8 @@ use zero_engine::files::expand;
 
 /// Opens the files that the options name.
 ///
-/// Text is tokenized and kept in memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
+/// Text is tokenized into the token cache, unless there is little of it: see [`CacheOptions`]. Small text is kept in
+/// memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
 /// Token files stay on disk: the first part of each is checked against the vocabulary now, and the rest when it is
 /// read.
 ///
@@ -66,6 +72,15 @@ use zero_engine::files::expand;
 /// Returns a [`DataError`] with the file and the position in it, if a file is missing, unreadable, malformed or empty,
 /// is too short for one sample, or has a token outside the vocabulary.
 pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset, DataError> {
+    open_watched(options, tokenizer, &Unwatched)
+}
+
+/// Does the same as [`open`], with a program that shows the progress and may end it.
+pub(crate) fn open_watched(
+    options: &DataOptions,
+    tokenizer: &Tokenizer,
+    watch: &dyn Watch,
+) -> Result<FileDataset, DataError> {
     let sources = files::sources(&options.sources, options.format)?;
     let fits =
         |other: &Source| other.format == sources[0].format || other.has_documents() && sources[0].has_documents();
@@ -79,7 +94,7 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset,
             let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();
             token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
         }
-        _ => documents::tokenize(&sources, &options.text_key, tokenizer, options.vocabulary)?,
+        _ => tokens::Tokens::Documents(cache::tokenized(&sources, options, tokenizer, watch)?),
     };
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }

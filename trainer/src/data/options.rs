@@ -1,5 +1,7 @@
 //! Options of a data set that is read from files.
 
+use std::path::PathBuf;
+
 use super::chat::options::ChatOptions;
 
 /// Which files a data set is read from, and how they are cut into samples.
@@ -22,6 +24,8 @@ pub struct DataOptions {
     pub sample_packing: bool,
     /// How conversations become samples; other formats ignore it.
     pub chat: ChatOptions,
+    /// Where the tokens of text are kept between runs; other formats ignore it.
+    pub cache: CacheOptions,
 }
 
 impl DataOptions {
@@ -37,7 +41,24 @@ impl DataOptions {
             vocabulary: usize::MAX,
             sample_packing: false,
             chat: ChatOptions::default(),
+            cache: CacheOptions::default(),
         }
+    }
+}
+
+/// Where the cache is, and what goes into it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// The folder. `None` is `$ZERO_TRAIN_CACHE`, or else `zero-train` in `$XDG_CACHE_HOME`, or else
+    /// `~/.cache/zero-train`.
+    pub folder: Option<PathBuf>,
+    /// Sources with fewer bytes together are tokenized in memory, by each rank.
+    pub least_bytes: u64,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self { folder: None, least_bytes: 4 << 20 }
     }
 }
 

@@ -5,10 +5,10 @@ use std::{fs, path::PathBuf};
 use super::records::Samples;
 use super::*;
 
-struct Files(tempfile::TempDir);
+pub(super) struct Files(tempfile::TempDir);
 
 impl Files {
-    fn new(files: &[(&str, &[u8])]) -> Self {
+    pub(super) fn new(files: &[(&str, &[u8])]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (name, content) in files {
             fs::write(folder.path().join(name), content).unwrap();
@@ -16,11 +16,11 @@ impl Files {
         Files(folder)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn options(&self, sources: &[&str]) -> DataOptions {
+    pub(super) fn options(&self, sources: &[&str]) -> DataOptions {
         let sources = sources.iter().map(|source| self.path(source).display().to_string());
         DataOptions { sequence_length: 3, vocabulary: 256, ..DataOptions::new(sources, Format::Auto) }
     }
@@ -45,7 +45,7 @@ fn sample(dataset: &FileDataset, index: usize) -> Samples {
 }
 
 /// Returns all tokens of a corpus with sequences of one token.
-fn tokens(dataset: &FileDataset) -> Vec<u32> {
+pub(super) fn tokens(dataset: &FileDataset) -> Vec<u32> {
     let mut all = sample(dataset, 0).tokens;
     (0..dataset.len()).for_each(|i| all.extend(sample(dataset, i).targets));
     all

@@ -5,13 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use zero_engine::{At, DataError};
+use zero_engine::DataError;
+
+use super::files::streams::Document;
+use super::fingerprint::hash_of;
 
 /// Text is encoded in pieces of about this many bytes, each cut at the end of a line. While the encoder works, it needs
 /// a hundred times the memory of its tokens.
 const PIECE: usize = 1 << 18;
-/// Number of pieces that are encoded at once, in parallel.
-const GROUP: usize = 16;
 
 /// Converts text into tokens.
 pub enum Tokenizer {
@@ -24,6 +25,8 @@ pub enum Tokenizer {
 /// A loaded `tokenizer.json`.
 pub struct HuggingFace {
     path: PathBuf,
+    /// SHA-256 of the file.
+    fingerprint: String,
     tokenizer: tokenizers::Tokenizer,
 }
 
@@ -35,10 +38,19 @@ impl Tokenizer {
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(DataError::io(path))?;
+        let fingerprint = hash_of(&[&bytes]);
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
         // A file saved after inference may cut or pad each text.
         tokenizer.with_padding(None).with_truncation(None).map_err(failed(path))?;
-        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), tokenizer })))
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), fingerprint, tokenizer })))
+    }
+
+    /// Returns a text that differs between tokenizers.
+    pub(super) fn fingerprint(&self) -> &str {
+        match self {
+            Tokenizer::Byte => "byte",
+            Tokenizer::HuggingFace(this) => &this.fingerprint,
+        }
     }
 
     /// Returns the size of the vocabulary, including added tokens.
@@ -65,6 +77,23 @@ impl Tokenizer {
                 let encoding = this.tokenizer.encode_fast(text, false).map_err(failed(&this.path))?;
                 Ok(encoding.get_ids().to_vec())
             }
+        }
+    }
+
+    /// Encodes a piece of a document of the file `path`.
+    ///
+    /// # Errors
+    /// Fails if the tokenizer cannot encode the text, or on a token that is not below `vocabulary`.
+    pub(super) fn encode_piece(&self, piece: &Document, path: &Path, vocabulary: usize) -> Result<Vec<u32>, DataError> {
+        match self {
+            Tokenizer::Byte => match piece.text.iter().position(|&byte| usize::from(byte) >= vocabulary) {
+                None => Ok(piece.text.iter().map(|&byte| u32::from(byte)).collect()),
+                Some(outside) => {
+                    let (token, at) = (u32::from(piece.text[outside]), piece.at.after(outside as u64));
+                    Err(DataError::Token { token, vocabulary, path: path.into(), at })
+                }
+            },
+            Tokenizer::HuggingFace(this) => this.encode_piece(piece, path, vocabulary),
         }
     }
 
@@ -150,41 +179,23 @@ impl HuggingFace {
         self.tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
     }
 
-    /// Encodes a document of the file `path` and passes each token to `push`, which may reject a token outside the
-    /// vocabulary. A long document is encoded in pieces. Each piece ends at a newline that is followed by a character
-    /// other than white space.
-    pub(super) fn encode_document(
-        &self,
-        document: &str,
-        path: &Path,
-        at: At,
-        mut push: impl FnMut(u32) -> Result<(), usize>,
-    ) -> Result<(), DataError> {
-        let pieces: Vec<&str> = pieces(document).collect();
-        let mut start = 0;
-        for group in pieces.chunks(GROUP) {
-            let encodings = self.tokenizer.encode_batch_fast(group.to_vec(), false).map_err(failed(path))?;
-            for (piece, encoding) in group.iter().zip(encodings) {
-                for (i, &token) in encoding.get_ids().iter().enumerate() {
-                    if let Err(vocabulary) = push(token) {
-                        let at = match at {
-                            At::Byte(byte) => At::Byte(byte + start as u64 + self.offset(piece, i)),
-                            at => at,
-                        };
-                        return Err(DataError::Token { token, vocabulary, path: path.into(), at });
-                    }
-                }
-                start += piece.len();
+    /// Encodes a text of the file `path`.
+    fn encode_piece(&self, piece: &Document, path: &Path, vocabulary: usize) -> Result<Vec<u32>, DataError> {
+        let text = std::str::from_utf8(&piece.text).map_err(|error| DataError::NotUtf8 {
+            path: path.into(),
+            at: piece.at.after(error.valid_up_to() as u64),
+        })?;
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(failed(path))?;
+        let tokens = encoding.get_ids();
+        match tokens.iter().position(|&token| token as usize >= vocabulary) {
+            None => Ok(tokens.to_vec()),
+            Some(i) => {
+                // The fast encoder does not report offsets.
+                let encoding = self.tokenizer.encode(text, false).map_err(failed(path))?;
+                let offset = encoding.get_offsets().get(i).map_or(0, |&(start, _)| start as u64);
+                Err(DataError::Token { token: tokens[i], vocabulary, path: path.into(), at: piece.at.after(offset) })
             }
         }
-        Ok(())
-    }
-
-    /// Returns the byte offset of the i-th token of a piece. The fast encoder does not report offsets, so this encodes
-    /// the piece again.
-    fn offset(&self, piece: &str, i: usize) -> u64 {
-        let encoding = self.tokenizer.encode(piece, false).ok();
-        encoding.and_then(|encoding| encoding.get_offsets().get(i).copied()).map_or(0, |(start, _)| start as u64)
     }
 }
 
@@ -193,14 +204,21 @@ fn failed(path: &Path) -> impl FnOnce(tokenizers::Error) -> DataError {
     move |error| DataError::Tokenizer { path, message: error.to_string() }
 }
 
-fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
+/// Cuts a document into pieces that are encoded on their own. Each ends at a newline that is followed by a character
+/// other than white space.
+pub(super) fn pieces(document: Document) -> impl Iterator<Item = Document> {
+    let Document { at, mut text, is_continued } = document;
+    let (mut start, mut is_at_end) = (0, false);
     std::iter::from_fn(move || {
-        if text.is_empty() {
-            return None;
-        }
-        let piece;
-        (piece, text) = text.split_at(piece_end(text.as_bytes()).unwrap_or(text.len()));
-        Some(piece)
+        let first = start;
+        let end = (!is_at_end).then(|| piece_end(&text[first..]))?;
+        let piece = match end {
+            Some(end) => text[first..first + end].to_vec(),
+            None if first == 0 => std::mem::take(&mut text),
+            None => text.split_off(first),
+        };
+        (start, is_at_end) = (first + piece.len(), end.is_none());
+        Some(Document { at: at.after(first as u64), text: piece, is_continued: is_continued || first > 0 })
     })
 }
 
@@ -213,6 +231,8 @@ pub(super) fn piece_end(text: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use zero_engine::At;
+
     use super::*;
 
     /// A tokenizer with a tiny vocabulary that splits at white space.
@@ -299,14 +319,18 @@ pub(super) mod tests {
     fn long_texts_are_cut_between_lines() {
         let line = "a line of text, éééé\n\n  indented\n";
         let text = line.repeat(3 * PIECE / line.len());
-        let cut: Vec<&str> = pieces(&text).collect();
-        assert_eq!(cut.concat(), text);
+        let document = |text: &str| Document { at: At::Byte(5), text: text.into(), is_continued: false };
+        let cut: Vec<Document> = pieces(document(&text)).collect();
+        assert_eq!(cut.iter().flat_map(|piece| piece.text.clone()).collect::<Vec<u8>>(), text.as_bytes());
         assert!(cut.len() > 1);
-        assert!(
-            cut[..cut.len() - 1].iter().all(|piece| piece.ends_with("indented\n") && piece.len() < PIECE + line.len())
-        );
+        let mut at = 5;
+        for (i, piece) in cut.iter().enumerate() {
+            assert_eq!((piece.at, piece.is_continued), (At::Byte(at), i > 0));
+            at += piece.text.len() as u64;
+        }
+        let whole = &cut[..cut.len() - 1];
+        assert!(whole.iter().all(|piece| piece.text.ends_with(b"indented\n") && piece.text.len() < PIECE + line.len()));
         let endless = "é".repeat(PIECE);
-        assert_eq!(pieces(&endless).collect::<Vec<_>>(), [endless.as_str()]);
-        assert_eq!(pieces("").count(), 0);
+        assert_eq!(pieces(document(&endless)).collect::<Vec<_>>(), [document(&endless)]);
     }
 }

@@ -1,19 +1,24 @@
 //! A long list of tokens that is cut into samples of T inputs and T targets.
 
+use std::path::PathBuf;
+
+use super::cache::entry::Entry;
+use super::documents::Store;
 use super::records::{Records, SampleShape, Samples};
 use super::token_files::TokenFiles;
-use zero_engine::DataError;
+use super::width::Width;
+use zero_engine::{At, DataError};
 
 /// The storage of the tokens.
 pub(super) enum Tokens {
-    Memory(Memory),
+    Documents(Documents),
     Files(TokenFiles),
 }
 
 impl Tokens {
     fn len(&self) -> usize {
         match self {
-            Tokens::Memory(memory) => memory.len(),
+            Tokens::Documents(documents) => documents.len,
             Tokens::Files(files) => files.len(),
         }
     }
@@ -21,8 +26,100 @@ impl Tokens {
     /// Appends the tokens `start..start + count`. Appends nothing on error.
     fn read(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
         match self {
-            Tokens::Memory(memory) => memory.read(start, count, out),
-            Tokens::Files(files) => return files.read(start, count, out),
+            Tokens::Documents(documents) => documents.read(start, count, out),
+            Tokens::Files(files) => files.read(start, count, out),
+        }
+    }
+}
+
+/// The tokens of one file: its documents, joined by newlines.
+pub(super) struct TokenizedFile {
+    pub(super) path: PathBuf,
+    pub(super) storage: Storage,
+    /// Number of documents that are not empty.
+    pub(super) documents: u64,
+    /// Number of tokens, all between documents, before the first document that has any.
+    pub(super) leading: u64,
+}
+
+/// Where the tokens of a file are.
+pub(super) enum Storage {
+    Memory(Memory),
+    Entry(Entry),
+}
+
+impl Storage {
+    fn len(&self) -> usize {
+        match self {
+            Storage::Memory(memory) => memory.len(),
+            Storage::Entry(entry) => entry.footer().tokens as usize,
+        }
+    }
+}
+
+/// The tokens of several files, joined by newlines.
+pub(super) struct Documents {
+    parts: Vec<Part>,
+    newline: Vec<u32>,
+    len: usize,
+}
+
+/// Consecutive tokens.
+struct Part {
+    /// Position of the first token.
+    start: usize,
+    /// The number of newlines' tokens before those of the file.
+    newline: usize,
+    /// Number of tokens of the file that are left out.
+    skipped: usize,
+    storage: Storage,
+}
+
+impl Documents {
+    /// Joins files. A newline is between documents, but not before the first token of all.
+    ///
+    /// # Errors
+    /// Fails if a token of a newline that is used is not below `vocabulary`.
+    pub(super) fn new(
+        files: impl IntoIterator<Item = TokenizedFile>,
+        newline: Vec<u32>,
+        vocabulary: usize,
+    ) -> Result<Self, DataError> {
+        let mut all = Self { parts: vec![], newline, len: 0 };
+        let outside = all.newline.iter().copied().find(|&token| token as usize >= vocabulary);
+        for TokenizedFile { path, storage, documents, leading } in files.into_iter().filter(|file| file.documents > 0) {
+            if let Some(token) = outside
+                && (documents > 1 || all.len > 0)
+            {
+                return Err(DataError::Token { token, vocabulary, path, at: At::Byte(0) });
+            }
+            let (newline, skipped) = if all.len == 0 { (0, leading as usize) } else { (all.newline.len(), 0) };
+            let tokens = newline + storage.len() - skipped;
+            if tokens > 0 {
+                all.parts.push(Part { start: all.len, newline, skipped, storage });
+                all.len += tokens;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Appends tokens, which must exist. Appends nothing on error.
+    fn read(&self, mut start: usize, mut count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+        let before = out.len();
+        let mut part = self.parts.partition_point(|part| part.start <= start).saturating_sub(1);
+        while count > 0 {
+            let Part { start: first, newline, skipped, storage } = &self.parts[part];
+            let end = self.parts.get(part + 1).map_or(self.len, |next| next.start);
+            let (from, to) = (start - first, end.min(start + count) - first);
+            out.extend(&self.newline[from.min(*newline)..to.min(*newline)]);
+            if to > *newline {
+                let (from, to) = (from.max(*newline) - newline + skipped, to - newline + skipped);
+                match storage {
+                    Storage::Memory(memory) => memory.read(from, to - from, out),
+                    Storage::Entry(entry) => entry.read(from, to - from, out).inspect_err(|_| out.truncate(before))?,
+                }
+            }
+            (start, count, part) = (first + to, count - (to - from), part + 1);
         }
         Ok(())
     }
@@ -35,57 +132,34 @@ impl From<TokenFiles> for Tokens {
 }
 
 /// Tokens in memory, with as few bytes per token as the vocabulary allows.
-pub(super) enum Memory {
-    U8(Vec<u8>),
-    U16(Vec<u16>),
-    U32(Vec<u32>),
+pub(super) struct Memory {
+    width: Width,
+    bytes: Vec<u8>,
 }
 
 impl Memory {
-    pub(super) fn for_vocabulary(vocabulary: usize) -> Self {
-        match vocabulary {
-            0..=0x100 => Memory::U8(Vec::new()),
-            0x101..=0x1_0000 => Memory::U16(Vec::new()),
-            _ => Memory::U32(Vec::new()),
-        }
+    pub(super) fn new(width: Width) -> Self {
+        Self { width, bytes: vec![] }
     }
 
-    /// Appends a token, which must be below the vocabulary.
-    pub(super) fn push(&mut self, token: u32) {
-        match self {
-            Memory::U8(tokens) => tokens.push(token as u8),
-            Memory::U16(tokens) => tokens.push(token as u16),
-            Memory::U32(tokens) => tokens.push(token),
-        }
-    }
-
-    pub(super) fn extend_bytes(&mut self, bytes: &[u8]) {
-        match self {
-            Memory::U8(tokens) => tokens.extend_from_slice(bytes),
-            Memory::U16(tokens) => tokens.extend(bytes.iter().map(|&byte| u16::from(byte))),
-            Memory::U32(tokens) => tokens.extend(bytes.iter().map(|&byte| u32::from(byte))),
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Memory::U8(tokens) => tokens.len(),
-            Memory::U16(tokens) => tokens.len(),
-            Memory::U32(tokens) => tokens.len(),
-        }
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() / self.width.bytes()
     }
 
     fn read(&self, start: usize, count: usize, out: &mut Vec<u32>) {
-        let range = start..start + count;
-        match self {
-            Memory::U8(tokens) => out.extend(tokens[range].iter().map(|&token| u32::from(token))),
-            Memory::U16(tokens) => out.extend(tokens[range].iter().map(|&token| u32::from(token))),
-            Memory::U32(tokens) => out.extend_from_slice(&tokens[range]),
-        }
+        let width = self.width.bytes();
+        self.width.decode(&self.bytes[start * width..(start + count) * width], out);
+    }
+}
+
+impl Store for Memory {
+    fn begin(&mut self) -> Result<(), DataError> {
+        Ok(())
+    }
+
+    fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
+        self.width.encode(tokens, &mut self.bytes);
+        Ok(())
     }
 }
 

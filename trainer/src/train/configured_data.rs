@@ -8,13 +8,16 @@ use zero_config::{self as config, Config};
 use super::corpus::{Corpus, Extent, Order, evaluates_on};
 use super::mixing::MixedSet;
 use crate::data::{
-    self, ChatOptions, DataError, DataOptions, Dataset, FileDataset, PairDataset, SampleShape, Tokenizer,
+    self, CacheOptions, ChatOptions, DataError, DataOptions, Dataset, FileDataset, PairDataset, SampleShape, Tokenizer,
+    Watch,
 };
 use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
 
 /// The help for errors in `data.train` and `data.eval`.
 const READABLE: &str = "name readable files, or a glob";
+/// The help for errors in `data.cache_dir`.
+const WRITABLE: &str = "set it to a folder that this process can write and that has room for the tokens";
 
 /// The data sets of the configuration, and their tokenizer.
 pub(super) struct Opened<D> {
@@ -27,7 +30,7 @@ pub(super) struct Opened<D> {
 }
 
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
-pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error> {
+pub(super) fn open(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Corpus, Error> {
     if let Some(preference) = &config.preference {
         let opened = pairs(config, preference, has_own_model)?;
         let reference = match preference.has_reference() {
@@ -38,7 +41,7 @@ pub(super) fn open(config: &Config, has_own_model: bool) -> Result<Corpus, Error
         corpus.reference = reference;
         return Ok(corpus);
     }
-    corpus(config, files(config, has_own_model)?, FileDataset::description)
+    corpus(config, files(config, has_own_model, watch)?, FileDataset::description)
 }
 
 fn corpus<D: Dataset + 'static>(
@@ -140,8 +143,12 @@ impl<'c> Sources<'c> {
             vocabulary: model.and_then(classes).or(self.vocabulary).unwrap_or(usize::MAX),
             sample_packing: data.sample_packing,
             chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
+            cache: CacheOptions { folder: data.cache_dir.clone().map(Into::into), ..CacheOptions::default() },
         };
-        open(&options, &self.tokenizer).map_err(|error| Error::from(error).named(key, READABLE))
+        open(&options, &self.tokenizer).map_err(|error| match error {
+            DataError::Cache { .. } => Error::from(error).named("data.cache_dir", WRITABLE),
+            error => Error::from(error).named(key, READABLE),
+        })
     }
 
     /// Calls `open` with the options of `data.train` and of `data.eval`.
@@ -153,7 +160,8 @@ impl<'c> Sources<'c> {
     }
 
     /// Opens the data sets of `data.datasets`.
-    fn open_mixed(self, mixed: &[config::MixedDataset]) -> Result<Opened<FileDataset>, Error> {
+    fn open_mixed(self, mixed: &[config::MixedDataset], watch: &dyn Watch) -> Result<Opened<FileDataset>, Error> {
+        let open = |options: &DataOptions, tokenizer: &Tokenizer| data::open_watched(options, tokenizer, watch);
         let (data, fraction) = (self.data, self.data.eval_fraction);
         let (mut train, mut eval, mut opened): (Vec<(FileDataset, Range<usize>)>, Vec<_>, Vec<_>) = Default::default();
         let all = |data: FileDataset| {
@@ -161,7 +169,7 @@ impl<'c> Sources<'c> {
             (data, 0..samples)
         };
         for (index, (set, written)) in sets(data).iter().zip(mixed).enumerate() {
-            let own = self.open((&set.key, set.sources), set, data::open)?;
+            let own = self.open((&set.key, set.sources), set, open)?;
             let cut = match fraction > 0.0 {
                 true => data::split(own.clone(), fraction)?.0.len(),
                 false => own.len(),
@@ -169,7 +177,7 @@ impl<'c> Sources<'c> {
             let evaluated = match &written.eval {
                 Some(sources) => {
                     let key = format!("data.datasets.{index}.eval");
-                    Some(all(self.open((&key, sources), set, data::open)?))
+                    Some(all(self.open((&key, sources), set, open)?))
                 }
                 None => (cut < own.len()).then(|| (own.clone(), cut..own.len())),
             };
@@ -184,7 +192,7 @@ impl<'c> Sources<'c> {
         }
         if let Some(sources) = &data.eval {
             let set = Set { key: String::new(), sources, format: data.format, text_key: &data.text_key };
-            let own = self.open(("data.eval", sources), &set, data::open)?;
+            let own = self.open(("data.eval", sources), &set, open)?;
             has_shape("data.eval", own.shape(), train[0].0.shape())?;
             eval.push(all(own));
         }
@@ -227,12 +235,12 @@ fn sets(data: &config::Data) -> Vec<Set<'_>> {
 }
 
 /// Opens the files that the configuration names.
-pub(super) fn files(config: &Config, has_own_model: bool) -> Result<Opened<FileDataset>, Error> {
+pub(super) fn files(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Opened<FileDataset>, Error> {
     let sources = Sources::of(config, has_own_model)?;
     let (model, length) = (sources.model, sources.has_length());
     let opened = match &sources.data.datasets {
-        None => sources.open_all(data::open)?,
-        Some(mixed) => sources.open_mixed(mixed)?,
+        None => sources.open_all(|options, tokenizer| data::open_watched(options, tokenizer, watch))?,
+        Some(mixed) => sources.open_mixed(mixed, watch)?,
     };
     fits(model, opened.train.shape())?;
     if matches!(opened.train.shape(), SampleShape::Tokens(_)) {

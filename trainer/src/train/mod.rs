@@ -18,6 +18,7 @@ mod mixing;
 mod options;
 mod preference;
 mod prefetch;
+mod preparing;
 mod progress;
 mod reference;
 mod report;
@@ -47,6 +48,7 @@ use crate::process::resident;
 use divergence::Divergence;
 use early_stop::EarlyStop;
 use files::Files;
+use preparing::Preparing;
 use progress::Progress;
 use report::Report;
 use run::Run;
@@ -58,7 +60,7 @@ use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
 use zero_engine::files::are_paths;
 use zero_engine::settings::{Settings, with_total_steps};
-use zero_engine::{Error, Layers};
+use zero_engine::{DataError, Error, Layers};
 use zero_planner::{Plan, Planner};
 
 pub use crate::report_page::report_page;
@@ -96,7 +98,13 @@ pub(crate) fn fit(
     if comm.rank() == 0 {
         monitor::check(&config)?;
     }
-    let mut corpus = task.corpus(&config)?;
+    let out = PathBuf::from(&config.training.output_dir);
+    let preparing = Preparing::of_rank(comm.rank(), options.output.at(config.log_level), &requests);
+    let mut corpus = match task.corpus(&config, &preparing) {
+        Err(Error::Data(DataError::Stopped)) => return Ok(Summary::stopped(requests.stop(), out)),
+        corpus => corpus?,
+    };
+    drop(preparing);
     if let (Some(preference), Some(_)) = (&config.preference, &corpus.eval) {
         task.metrics.extend(preference::metrics(preference)?);
     }
@@ -107,7 +115,6 @@ pub(crate) fn fit(
     };
     config = with_total_steps(config, steps);
     let layers = task.layers(&config, &corpus)?;
-    let out = PathBuf::from(&config.training.output_dir);
     if let Some(steps) = options.verify {
         let finished = verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
         let (loss, evaluation, checkpoint, resumed_from) = (None, None, None, None);
@@ -190,7 +197,7 @@ pub fn planner(config: &Config) -> Result<Planner, Error> {
 /// # Errors
 /// Fails if the data cannot be read, or if the model cannot train on them.
 pub fn planner_of_data(config: &Config) -> Result<Planner, Error> {
-    Ok(Planner::new(configured_data::open(config, false)?.vocabulary))
+    Ok(Planner::new(configured_data::open(config, false, &Preparing::new(Output::Auto, None))?.vocabulary))
 }
 
 /// Returns the plan of a configuration that is resolved for its number of ranks. Starts nothing.

@@ -25,6 +25,11 @@ impl Output {
     pub fn at(self, level: LogLevel) -> Self {
         if level < LogLevel::Info { Self::Quiet } else { self }
     }
+
+    /// Returns a bar if this output has one.
+    pub(super) fn bar(self) -> Option<Bar> {
+        (self == Self::Auto && std::io::stderr().is_terminal()).then(Bar::default)
+    }
 }
 
 /// The values that a line of progress shows.
@@ -49,7 +54,7 @@ pub(super) struct Progress {
 impl Progress {
     /// Creates the progress display of the rank that prints; other ranks pass [`Output::Quiet`].
     pub(super) fn new(output: Output, every: usize, from: u64, steps: u64) -> Self {
-        let bar = (output == Output::Auto && std::io::stderr().is_terminal()).then(Bar::default);
+        let bar = output.bar();
         let lines = output != Output::Quiet && bar.is_none();
         Self { bar, lines, every: every as u64, last: steps, from, started: Instant::now() }
     }
@@ -117,6 +122,6 @@ pub(super) fn seconds(duration: Duration) -> String {
 
 /// Prints a line. Errors are ignored, because training must continue after the reader of a pipe has exited, as `head`
 /// does.
-fn show(line: &str) {
+pub(super) fn show(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

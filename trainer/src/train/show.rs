@@ -5,6 +5,8 @@ use zero_config::Config;
 use zero_engine::{DataError, Error};
 
 use super::configured_data::{self, Opened};
+use super::preparing::Preparing;
+use super::progress::Output;
 use crate::data::{Dataset, PairDataset, SampleShape, Tokenizer};
 use zero_model::zoo::{LABELS, POSITION_IDS};
 
@@ -58,7 +60,8 @@ pub fn show_data(config: &Config, of_eval: bool, first: usize, count: usize) -> 
         let shown = samples(data.len(), first, count, |index| pair(&data, index, known))?;
         return Ok(ShownData { samples: data.len(), description: Some(data.description()), shown });
     }
-    let Opened { train, eval, tokenizer, vocabulary, .. } = configured_data::files(config, config.model.is_none())?;
+    let Opened { train, eval, tokenizer, vocabulary, .. } =
+        configured_data::files(config, config.model.is_none(), &Preparing::new(Output::Auto, None))?;
     let data = chosen((train, eval), of_eval)?;
     let known = vocabulary.map(|_| &tokenizer);
     let sample = |index| match data.shape() {

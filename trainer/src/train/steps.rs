@@ -8,6 +8,7 @@ use zero_model::Model;
 
 use super::configured_data;
 use super::corpus::Corpus;
+use crate::data::Unwatched;
 use zero_engine::Batch;
 use zero_engine::Error;
 use zero_engine::checkpoint::start::Start;
@@ -29,7 +30,7 @@ impl Steps {
     /// The same as those of [`super::train`].
     pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
         let config = config.for_world_size(comm.size())?;
-        let corpus = configured_data::open(&config, false)?;
+        let corpus = configured_data::open(&config, false, &Unwatched)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = with_total_steps(config, 1000);
         let rows = config.train_micro_batch_size_per_gpu;

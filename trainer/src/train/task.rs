@@ -11,7 +11,7 @@ use super::corpus::Corpus;
 use super::evaluation::Evaluation;
 use super::metrics::Metric;
 use super::options::Finished;
-use crate::data::Dataset;
+use crate::data::{Dataset, Watch};
 use zero_engine::configured_model;
 use zero_engine::{Error, Layers, Step};
 use zero_model::zoo::POSITION_IDS;
@@ -50,7 +50,7 @@ impl Default for Task<'_> {
 
 impl Task<'_> {
     /// Opens the program's data or the configuration's data. Having both is an error.
-    pub(super) fn corpus(&mut self, config: &Config) -> Result<Corpus, Error> {
+    pub(super) fn corpus(&mut self, config: &Config, watch: &dyn Watch) -> Result<Corpus, Error> {
         let both = |key: &str, method: &str| {
             let message = format!("the configuration has a `{key}` section, but the program also calls `{method}`");
             Error::setting(key, message, format!("remove the section or the call of `{method}`"))
@@ -65,7 +65,7 @@ impl Task<'_> {
                 let help = "call `Trainer::data` or add a `data` section";
                 Err(Error::setting("data", "the run has no training data", help))
             }
-            None => configured_data::open(config, self.layers.is_some()),
+            None => configured_data::open(config, self.layers.is_some(), watch),
         }
     }
 
@@ -155,4 +155,12 @@ pub struct Summary {
     pub resumed_from: Option<PathBuf>,
     /// The run's folder.
     pub folder: PathBuf,
+}
+
+impl Summary {
+    /// Describes a run that a signal ended before its first step.
+    pub(super) fn stopped(signal: i64, folder: PathBuf) -> Self {
+        let finished = Finished::Stopped(signal as i32);
+        Self { finished, steps: 0, loss: None, evaluation: None, checkpoint: None, resumed_from: None, folder }
+    }
 }

@@ -6,7 +6,7 @@
 
 mod lines;
 mod records;
-mod streams;
+pub(super) mod streams;
 mod text;
 
 use std::fs::File;

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use zero_config::Config;
 
+use crate::data::Unwatched;
 use crate::train::configured_data;
 use crate::train::trained::run;
 use crate::train::{Resume, Summary};
@@ -41,7 +42,7 @@ fn text(folder: &Path, keys: [&str; 3], training: &str) -> String {
 
 /// Returns how many samples of each data set are at these positions of the run.
 fn given(text: &str, positions: std::ops::Range<u64>) -> [usize; 3] {
-    let corpus = configured_data::open(&Config::parse("ds.yaml", text).unwrap(), false).unwrap();
+    let corpus = configured_data::open(&Config::parse("ds.yaml", text).unwrap(), false, &Unwatched).unwrap();
     let batch = corpus.training_batch(positions.start, (positions.end - positions.start) as usize).unwrap();
     let tokens = batch.only_target().unwrap().to_vec2::<u32>().unwrap();
     b"abc".map(|byte| tokens.iter().filter(|sample| sample[7] == u32::from(byte)).count())
@@ -62,7 +63,7 @@ fn shares_decide_how_many_samples_of_each_data_set_an_epoch_has() {
         assert_eq!(given(&text, samples..3 * samples), expected.map(|count| 2 * count), "{keys:?}");
     }
     let none = text(folder.path(), ["repeat: 0.001", "repeat: 0.001", "repeat: 0.001"], "max_steps: 1");
-    let error = configured_data::open(&Config::parse("ds.yaml", none).unwrap(), false).err().unwrap();
+    let error = configured_data::open(&Config::parse("ds.yaml", none).unwrap(), false, &Unwatched).err().unwrap();
     assert!(error.to_string().contains("an epoch has no samples of any data set"), "{error}");
 }
 
@@ -133,7 +134,7 @@ fn each_data_set_is_evaluated() {
     assert!(found[0] == found[1] && found[0].contains("  a 3.") && found[0].contains("  c 4."), "{found:?}");
 
     let fraction = text_with_fraction(folder.path());
-    let corpus = configured_data::open(&Config::parse("ds.yaml", fraction).unwrap(), false).unwrap();
+    let corpus = configured_data::open(&Config::parse("ds.yaml", fraction).unwrap(), false, &Unwatched).unwrap();
     let lengths: Vec<(String, usize)> = corpus.eval_sets.iter().map(|set| (set.name.clone(), set.data.len())).collect();
     assert_eq!(lengths, [("a".into(), 8), ("b".into(), 4), ("c".into(), 1)]);
     assert_eq!((corpus.eval.unwrap().len(), corpus.sampler.data.len()), (13, 52));

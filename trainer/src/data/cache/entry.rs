@@ -1,0 +1,167 @@
+//! One entry of the token cache: the tokens of one source file, on disk.
+//!
+//! | part | bytes |
+//! |---|---|
+//! | [`MAGIC`] | 8 |
+//! | tokens, little-endian | `tokens` × `width` |
+//! | where each document begins, as token numbers, u64 | 8 per document |
+//! | CRC-32C of each [`CHUNK`] of all bytes before this part, u32 | 4 per chunk |
+//! | [`Footer`] as JSON | |
+//! | CRC-32C of the checksums and the footer, u32; length of the footer, u32; [`MAGIC`] | 16 |
+//!
+//! [`Entry::open`] checks everything but the chunks, so that it takes the same time for a small and a large entry. A
+//! chunk is checked when it is first read. An entry with wrong bytes is therefore never used. Reads are positioned
+//! reads for the reason given in `token_files.rs`.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use zero_engine::DataError;
+
+use super::super::width::Width;
+
+/// The first and the last bytes of an entry. The digit is the version of the layout.
+pub(super) const MAGIC: [u8; 8] = *b"ZTCACHE1";
+/// Bytes with a checksum of their own.
+pub(super) const CHUNK: u64 = 1 << 16;
+/// Bytes after the footer.
+pub(super) const TAIL: u64 = 16;
+
+/// What an entry says about its tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) struct Footer {
+    /// The source file when the entry was written, for people who look into the cache.
+    pub(in super::super) source: PathBuf,
+    /// Number of tokens, with those between documents.
+    pub(in super::super) tokens: u64,
+    /// Bytes of a token.
+    pub(in super::super) width: Width,
+    /// Number of documents that are not empty.
+    pub(in super::super) documents: u64,
+    /// Number of tokens before the first document that has any.
+    pub(in super::super) leading: u64,
+    /// The largest token.
+    pub(in super::super) largest: u32,
+}
+
+/// An open entry.
+#[derive(Debug)]
+pub(in super::super) struct Entry {
+    path: PathBuf,
+    file: File,
+    footer: Footer,
+    checksums: Vec<u32>,
+    /// A bit for each chunk: whether its checksum was found correct.
+    checked: Vec<AtomicU64>,
+}
+
+impl Entry {
+    /// Opens an entry. Returns `None` if there is none, or if it is cut or damaged.
+    ///
+    /// # Errors
+    /// Fails if the entry exists but cannot be read.
+    pub(super) fn open(path: &Path) -> io::Result<Option<Self>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let length = file.metadata()?.len();
+        let Some(end) = length.checked_sub(TAIL) else { return Ok(None) };
+        let mut tail = [0; TAIL as usize];
+        file.read_exact_at(&mut tail, end)?;
+        let [crc, json, magic @ ..] = &tail.as_chunks::<4>().0 else { return Ok(None) };
+        let (crc, json) = (u32::from_le_bytes(*crc), u64::from(u32::from_le_bytes(*json)));
+        let Some(start) = end.checked_sub(json).filter(|_| magic.as_flattened() == MAGIC) else { return Ok(None) };
+        let mut text = vec![0; json as usize];
+        file.read_exact_at(&mut text, start)?;
+        let Ok(footer) = serde_json::from_slice::<Footer>(&text) else { return Ok(None) };
+        let checksums = footer.body().map(|body| body.div_ceil(CHUNK));
+        let Some(first) = checksums.and_then(|count| start.checked_sub(count.checked_mul(4)?)) else { return Ok(None) };
+        if footer.body() != Some(first) {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; (start - first) as usize];
+        file.read_exact_at(&mut bytes, first)?;
+        if crc32c::crc32c_append(crc32c::crc32c(&bytes), &text) != crc {
+            return Ok(None);
+        }
+        let checksums: Vec<u32> = bytes.as_chunks().0.iter().map(|&crc| u32::from_le_bytes(crc)).collect();
+        let checked = (0..checksums.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Ok(Some(Self { path: path.into(), file, footer, checksums, checked }))
+    }
+
+    pub(in super::super) fn footer(&self) -> &Footer {
+        &self.footer
+    }
+
+    /// Appends the tokens `start..start + count`, which must exist. Appends nothing on error.
+    pub(in super::super) fn read(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+        let width = self.footer.width.bytes();
+        let mut bytes = vec![0; count * width];
+        self.read_bytes(MAGIC.len() as u64 + (start * width) as u64, &mut bytes)?;
+        self.footer.width.decode(&bytes, out);
+        Ok(())
+    }
+
+    /// Reads everything and compares the checksums.
+    ///
+    /// # Errors
+    /// Fails at the first chunk that is damaged.
+    #[cfg(test)]
+    pub(super) fn verify(&self) -> Result<(), DataError> {
+        (0..self.checksums.len()).try_for_each(|chunk| self.chunk(chunk).map(drop))
+    }
+
+    /// Reads bytes before the checksums. Chunks that were not read before are read whole and checked.
+    fn read_bytes(&self, offset: u64, out: &mut [u8]) -> Result<(), DataError> {
+        let end = offset + out.len() as u64;
+        let chunks = (offset / CHUNK) as usize..end.div_ceil(CHUNK) as usize;
+        if chunks.clone().all(|chunk| self.is_checked(chunk)) {
+            return self.file.read_exact_at(out, offset).map_err(DataError::io(&self.path));
+        }
+        for chunk in chunks {
+            let bytes = self.chunk(chunk)?;
+            let first = chunk as u64 * CHUNK;
+            let (from, to) = (offset.max(first), end.min(first + CHUNK));
+            let part = &bytes[(from - first) as usize..(to - first) as usize];
+            out[(from - offset) as usize..(to - offset) as usize].copy_from_slice(part);
+        }
+        Ok(())
+    }
+
+    /// Reads a chunk and checks it. A damaged entry is removed, so that the next start builds it again.
+    fn chunk(&self, chunk: usize) -> Result<Vec<u8>, DataError> {
+        let first = chunk as u64 * CHUNK;
+        let body = self.footer.body().unwrap_or(first);
+        let mut bytes = vec![0; CHUNK.min(body - first) as usize];
+        let read = self.file.read_exact_at(&mut bytes, first);
+        match read {
+            Ok(()) if crc32c::crc32c(&bytes) == self.checksums[chunk] => {
+                self.checked[chunk / 64].fetch_or(1 << (chunk % 64), Ordering::Relaxed);
+                Ok(bytes)
+            }
+            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(DataError::io(&self.path)(error)),
+            // Also an entry that became shorter after it was opened.
+            _ => {
+                let _ = fs::remove_file(&self.path);
+                Err(DataError::CacheEntry { path: self.path.clone(), byte: first })
+            }
+        }
+    }
+
+    fn is_checked(&self, chunk: usize) -> bool {
+        self.checked[chunk / 64].load(Ordering::Relaxed) >> (chunk % 64) & 1 == 1
+    }
+}
+
+impl Footer {
+    /// Returns the number of bytes before the checksums, or `None` if no file has that many.
+    fn body(&self) -> Option<u64> {
+        let tokens = self.tokens.checked_mul(self.width.bytes() as u64)?;
+        tokens.checked_add(self.documents.checked_mul(8)?)?.checked_add(MAGIC.len() as u64)
+    }
+}

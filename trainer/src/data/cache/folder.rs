@@ -1,0 +1,33 @@
+//! Where the token cache is.
+
+use std::path::{Path, PathBuf};
+
+/// The variable with the folder of the cache.
+const VARIABLE: &str = "ZERO_TRAIN_CACHE";
+
+/// Returns the folder without `data.cache_dir`: `$ZERO_TRAIN_CACHE`, or else `zero-train` in `$XDG_CACHE_HOME`, or else
+/// `~/.cache/zero-train`. `None` if the environment has none of them.
+pub(in super::super) fn default_folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
+    // An empty variable counts as unset, and the specification of XDG ignores relative paths.
+    let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    path(VARIABLE)
+        .or_else(|| path("XDG_CACHE_HOME").filter(|path| path.is_absolute()).map(|path| path.join("zero-train")))
+        .or_else(|| path("HOME").map(|home| home.join(Path::new(".cache/zero-train"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_variable_that_is_set_decides() {
+        let folder = |set: &[(&str, &str)]| {
+            default_folder(|name| set.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into()))
+        };
+        let (own, xdg, home) = (("ZERO_TRAIN_CACHE", "c"), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h"));
+        assert_eq!(folder(&[home, xdg, own]).unwrap(), Path::new("c"));
+        assert_eq!(folder(&[home, xdg, ("ZERO_TRAIN_CACHE", "")]).unwrap(), Path::new("/x/zero-train"));
+        assert_eq!(folder(&[home, ("XDG_CACHE_HOME", "x")]).unwrap(), Path::new("/h/.cache/zero-train"));
+        assert_eq!(folder(&[]), None);
+    }
+}

@@ -1,0 +1,115 @@
+//! Identifies a source file by its content, and remembers the hashes of files that have not changed since.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use zero_engine::DataError;
+
+use super::super::fingerprint::{hash_of, hex};
+
+/// A later change of a file that was changed this recently may leave it the same time stamp.
+const CLOCK_TICK: Duration = Duration::from_millis(100);
+/// Bytes that are read and hashed at once.
+const BLOCK: usize = 1 << 20;
+
+/// What the file system says about a file. It changes whenever the content does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stamp {
+    pub(super) length: u64,
+    device: u64,
+    inode: u64,
+    /// Seconds and nanoseconds of the last change of the content.
+    modified: (i64, i64),
+    /// The same for the content or its attributes; no program can set it back.
+    changed: (i64, i64),
+}
+
+/// The content of a file, by its SHA-256 in hexadecimal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    pub(super) stamp: Stamp,
+    pub(super) hash: String,
+}
+
+impl Stamp {
+    pub(super) fn of(path: &Path) -> Result<Self, DataError> {
+        let metadata = fs::metadata(path).map_err(DataError::io(path))?;
+        Ok(Self {
+            length: metadata.len(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+impl Identity {
+    /// Returns the identity that a memo in `memos` has for the file as it is now.
+    pub(super) fn remembered(path: &Path, memos: &Path) -> Result<Option<Self>, DataError> {
+        let stamp = Stamp::of(path)?;
+        let memo = fs::read(memos.join(memo_name(path))).ok();
+        let memo = memo.and_then(|memo| serde_json::from_slice::<Self>(&memo).ok());
+        Ok(memo.filter(|memo| memo.stamp == stamp))
+    }
+
+    /// Hashes a file and writes a memo. Calls `read` with the number of bytes read so far, which may end it.
+    pub(super) fn of(
+        path: &Path,
+        memos: &Path,
+        mut read: impl FnMut(u64) -> Result<(), DataError>,
+    ) -> Result<Self, DataError> {
+        let modified = fs::metadata(path).and_then(|metadata| metadata.modified()).map_err(DataError::io(path))?;
+        if let Ok(age) = SystemTime::now().duration_since(modified) {
+            std::thread::sleep(CLOCK_TICK.saturating_sub(age));
+        }
+        let stamp = Stamp::of(path)?;
+        let (mut file, mut hash) = (File::open(path).map_err(DataError::io(path))?, Sha256::new());
+        let (mut block, mut bytes) = (vec![0; BLOCK], 0);
+        loop {
+            let count = match file.read(&mut block) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                count => count.map_err(DataError::io(path))?,
+            };
+            if count == 0 {
+                break;
+            }
+            hash.update(&block[..count]);
+            bytes += count as u64;
+            read(bytes)?;
+        }
+        let identity = Self { stamp, hash: hex(&hash.finalize()) };
+        identity.is_unchanged(path)?;
+        // Without a memo, the next start only takes longer.
+        let memo = memos.join(memo_name(path));
+        let unfinished = memo.with_extension(std::process::id().to_string());
+        let written = serde_json::to_vec(&identity).map_err(io::Error::from);
+        let written = written.and_then(|text| fs::write(&unfinished, text));
+        if written.and_then(|()| fs::rename(&unfinished, &memo)).is_err() {
+            let _ = fs::remove_file(unfinished);
+        }
+        Ok(identity)
+    }
+
+    /// Checks that the file still has this content.
+    ///
+    /// # Errors
+    /// Returns [`DataError::Changed`] if it was written to since.
+    pub(super) fn is_unchanged(&self, path: &Path) -> Result<(), DataError> {
+        match Stamp::of(path)? == self.stamp {
+            true => Ok(()),
+            false => Err(DataError::Changed { path: path.into() }),
+        }
+    }
+}
+
+/// The memo of a file is found by its path.
+fn memo_name(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.into());
+    hash_of(&[path.as_os_str().as_encoded_bytes()]) + ".json"
+}

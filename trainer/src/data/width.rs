@@ -1,0 +1,49 @@
+//! The number of bytes in which tokens are stored.
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Width {
+    U8,
+    U16,
+    U32,
+}
+
+impl Width {
+    /// Returns the width for tokens below `vocabulary`.
+    pub(super) fn for_vocabulary(vocabulary: usize) -> Self {
+        match vocabulary {
+            0..=0x100 => Width::U8,
+            0x101..=0x1_0000 => Width::U16,
+            _ => Width::U32,
+        }
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Width::U8 => 1,
+            Width::U16 => 2,
+            Width::U32 => 4,
+        }
+    }
+
+    /// Appends tokens, which must fit, as little-endian bytes.
+    pub(super) fn encode(self, tokens: &[u32], out: &mut Vec<u8>) {
+        match self {
+            Width::U8 => out.extend(tokens.iter().map(|&token| token as u8)),
+            Width::U16 => out.extend(tokens.iter().flat_map(|&token| (token as u16).to_le_bytes())),
+            Width::U32 => out.extend(tokens.iter().flat_map(|&token| token.to_le_bytes())),
+        }
+    }
+
+    /// Appends the tokens of little-endian bytes.
+    pub(super) fn decode(self, bytes: &[u8], out: &mut Vec<u32>) {
+        match self {
+            Width::U8 => out.extend(bytes.iter().map(|&token| u32::from(token))),
+            Width::U16 => out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from(u16::from_le_bytes(token)))),
+            Width::U32 => out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token))),
+        }
+    }
+}
