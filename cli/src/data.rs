@@ -1,10 +1,17 @@
-//! `zero-train data`: what a configuration trains on.
+//! `zero-train data`: what a configuration trains on, and its token cache.
+
+use std::path::PathBuf;
+use std::time::Instant;
 
 use console::style;
-use zero_engine::{counted, format::grouped};
-use zero_train::train::{ShownPart, ShownSample, show_data};
+use zero_config::Config;
+use zero_engine::counted;
+use zero_engine::format::{grouped, of_number};
+use zero_train::train::{
+    DataStats, Lengths, PreparedData, ShownPart, ShownSample, data_stats, prepare_data, show_data, verify_data,
+};
 
-use crate::arguments::{ConfigArgs, ShowArgs};
+use crate::arguments::{ConfigArgs, DataConfigArgs, ShowArgs};
 use crate::input::load;
 use crate::printed::{show, warn};
 
@@ -13,14 +20,7 @@ use crate::printed::{show, warn};
 /// # Errors
 /// Fails if the data cannot be opened.
 pub(crate) fn show_samples(args: &ShowArgs) -> anyhow::Result<u8> {
-    let source = ConfigArgs {
-        config: args.config.clone(),
-        num_processes: None,
-        set: args.set.clone(),
-        ignore_unknown_keys: false,
-    };
-    let config = load(&source, &args.set)?.0.resolve(None)?;
-    warn(&config);
+    let config = resolved(&args.config, &args.set)?;
     let data = show_data(&config, args.eval, args.index, args.count as usize)?;
     let has_colors = console::colors_enabled();
     for sample in &data.shown {
@@ -28,6 +28,90 @@ pub(crate) fn show_samples(args: &ShowArgs) -> anyhow::Result<u8> {
     }
     show(&data.description.map_or(String::new(), |description| format!("\n{description}\n")));
     Ok(0)
+}
+
+/// Tokenizes text into the cache; returns the exit status.
+///
+/// # Errors
+/// Fails if the data cannot be opened, or if the cache cannot be written.
+pub(crate) fn prepare(args: &DataConfigArgs) -> anyhow::Result<u8> {
+    let config = resolved(&args.config, &args.set)?;
+    let started = Instant::now();
+    let prepared = prepare_data(&config)?;
+    prepared.iter().for_each(|data| show(&(prepared_text(data) + "\n")));
+    if prepared.iter().any(|data| data.new > 0) {
+        show(&format!("tokenized in {:.1} s\n", started.elapsed().as_secs_f64()));
+    }
+    Ok(0)
+}
+
+fn prepared_text(data: &PreparedData) -> String {
+    let PreparedData { name, new, cached, in_memory, documents, tokens } = data;
+    let files = |count: usize| counted(count, "file", "files");
+    match (new + cached, *in_memory) {
+        (0, 0) => format!("{name}: nothing to tokenize into the cache"),
+        (0, small) => format!("{name}: nothing to prepare, {} of less than 4 MiB in total", files(small)),
+        (all, _) => format!(
+            "{name}: {}, {new} tokenized now, {cached} in the cache before; {}, {} tokens",
+            files(all),
+            format_args!("{} {}", grouped(*documents), of_number(*documents as usize, "document", "documents")),
+            grouped(*tokens)
+        ),
+    }
+}
+
+/// Prints facts about the data; returns the exit status.
+///
+/// # Errors
+/// Fails if the data cannot be opened or read.
+pub(crate) fn stats(args: &DataConfigArgs) -> anyhow::Result<u8> {
+    let config = resolved(&args.config, &args.set)?;
+    for data in data_stats(&config)? {
+        show(&(stats_text(&data) + "\n"));
+    }
+    Ok(0)
+}
+
+fn stats_text(data: &DataStats) -> String {
+    let mut lines = vec![data.name.to_string()];
+    let mut line = |name: &str, value: String| lines.push(format!("  {name:<11} {value}"));
+    if let Some(lengths) = &data.documents {
+        let Lengths { count, sum, min, median, p99, max } = lengths;
+        line("documents", format!("{}, {} of them exact duplicates", grouped(*count), grouped(data.duplicates)));
+        line("tokens", grouped(*sum));
+        let mean = lengths.mean();
+        let [min, median, p99, max] = [min, median, p99, max].map(|&length| grouped(length));
+        line("lengths", format!("min {min}, median {median}, mean {mean:.1}, 99 % {p99}, max {max} tokens"));
+    }
+    let of = data.tokens_per_sample.map_or(String::new(), |tokens| format!(" of {} tokens", grouped(tokens as u64)));
+    line("samples", format!("{}{of}", grouped(data.samples as u64)));
+    if data.tokens_per_sample.is_some() {
+        line("padding", format!("{:.1} % of positions", 100.0 * data.padding));
+    }
+    if let Some(description) = &data.description {
+        line("summary", description.clone());
+    }
+    lines.join("\n")
+}
+
+/// Reads and checks all data; returns the exit status.
+///
+/// # Errors
+/// Fails at the first problem, with its position.
+pub(crate) fn verify(args: &DataConfigArgs) -> anyhow::Result<u8> {
+    let config = resolved(&args.config, &args.set)?;
+    for (name, samples) in verify_data(&config)? {
+        show(&format!("{name}: {}, no problem found\n", counted(samples, "sample", "samples")));
+    }
+    Ok(0)
+}
+
+fn resolved(config: &[PathBuf], set: &[String]) -> anyhow::Result<Config> {
+    let source =
+        ConfigArgs { config: config.to_vec(), num_processes: None, set: set.to_vec(), ignore_unknown_keys: false };
+    let config = load(&source, set)?.0.resolve(None)?;
+    warn(&config);
+    Ok(config)
 }
 
 /// Formats a sample: a line with its numbers, and its text. Trained parts are green, or in brackets without colors.

@@ -45,6 +45,9 @@ fn main() -> ExitCode {
         (Some(Command::Bench(args)), _) => bench(&args.what),
         (Some(Command::Data(args)), _) => match &args.what {
             Data::Show(args) => data::show_samples(args),
+            Data::Prepare(args) => data::prepare(args),
+            Data::Stats(args) => data::stats(args),
+            Data::Verify(args) => data::verify(args),
         },
         (Some(Command::Generate(args)), _) => generate::generate(&args),
         (Some(Command::Report(args)), _) => report::report(&args),

@@ -182,6 +182,23 @@ pub(crate) struct DataArgs {
 pub(crate) enum Data {
     /// Print samples with the trained tokens in color, or in ⟦ ⟧ without colors, and the number of tokens
     Show(ShowArgs),
+    /// Tokenize text into the cache ahead of a run, and print what was done
+    Prepare(DataConfigArgs),
+    /// Print the numbers of documents, tokens and samples, lengths, duplicates and the share of padding
+    Stats(DataConfigArgs),
+    /// Read all data, compare checksums, and check tokens against the vocabulary
+    Verify(DataConfigArgs),
+}
+
+/// Options of `data prepare`, `data stats` and `data verify`.
+#[derive(Debug, Args)]
+pub(crate) struct DataConfigArgs {
+    /// ds.yaml or ds_config.json, or - for standard input; may be repeated: keys of later files override earlier ones
+    #[arg(long, short, value_name = "FILE", required = true)]
+    pub(crate) config: Vec<PathBuf>,
+    /// Override a value, for example data.cache_dir=/data/cache; may be repeated
+    #[arg(long, value_name = "PATH=VALUE")]
+    pub(crate) set: Vec<String>,
 }
 
 /// Options of `data show`.

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use zero_engine::DataError;
 
-use super::records::{FileDataset, Records, SampleShape, Samples};
+use super::fingerprint::DocumentFacts;
+use super::records::{FileDataset, Records, SampleShape, Samples, TokenizedWhere};
 
 /// Parts of data sets. If one has labels or positions, those of the others are derived, because a batch may have samples of
 /// several.
@@ -41,6 +42,13 @@ impl Joined {
     }
 }
 
+impl Joined {
+    /// Returns the data sets, but not those of which another part is the first.
+    fn whole(&self) -> impl Iterator<Item = &dyn Records> {
+        self.parts.iter().filter(|(_, range)| range.start == 0).map(|(data, _)| data.records())
+    }
+}
+
 impl Records for Joined {
     fn samples(&self) -> usize {
         self.starts[self.starts.len() - 1]
@@ -71,6 +79,18 @@ impl Records for Joined {
     fn padding(&self, index: usize) -> usize {
         let (records, index) = self.find(index);
         records.padding(index)
+    }
+
+    fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
+        self.whole().try_for_each(|records| records.each_document(visit))
+    }
+
+    fn verify(&self) -> Result<(), DataError> {
+        self.whole().try_for_each(Records::verify)
+    }
+
+    fn tokenized(&self) -> Vec<TokenizedWhere> {
+        self.whole().flat_map(Records::tokenized).collect()
     }
 }
 

@@ -45,6 +45,7 @@ pub(crate) use chat::prompt::{eos_token, prompts};
 #[cfg(test)]
 pub(crate) use chat::tests::{templates::CHATML, tokenizer::Folder};
 pub use dataset::{BoxError, Dataset};
+pub(crate) use fingerprint::DocumentFacts;
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub(crate) use joined::join;
 pub(crate) use mixture::{MixedPart, Mixture, apportion};

@@ -7,6 +7,7 @@ use zero_engine::{Batch, DataError};
 use zero_model::zoo::POSITION_IDS;
 
 use super::dataset::{BoxError, Dataset};
+use super::fingerprint::DocumentFacts;
 
 /// A reader of files. Reading a record changes no state and does not wait for other readers.
 pub(crate) trait Records: Send + Sync {
@@ -27,10 +28,42 @@ pub(crate) trait Records: Send + Sync {
         0
     }
 
+    /// Calls `visit` with each document, in the order of the files.
+    ///
+    /// # Errors
+    /// Fails if the documents cannot be read.
+    fn each_document(&self, _visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
+        Ok(())
+    }
+
+    /// Reads everything that opening the files left unread, and checks it.
+    ///
+    /// # Errors
+    /// Fails at the first position that is damaged, or that has a token outside the vocabulary.
+    fn verify(&self) -> Result<(), DataError> {
+        Ok(())
+    }
+
+    /// Returns where the tokens of each file are, if the files were tokenized.
+    fn tokenized(&self) -> Vec<TokenizedWhere> {
+        vec![]
+    }
+
     /// Describes the samples in one line for the start of a run, if there is something to say.
     fn description(&self) -> Option<String> {
         None
     }
+}
+
+/// Where the tokens of a file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TokenizedWhere {
+    pub(crate) documents: u64,
+    pub(crate) tokens: u64,
+    /// Whether they are in the cache, and not in memory.
+    pub(crate) is_cached: bool,
+    /// Whether they were tokenized now.
+    pub(crate) is_new: bool,
 }
 
 /// The shape of the samples in files; all samples have the same.
@@ -84,7 +117,7 @@ impl FileDataset {
         self.0.padding(index)
     }
 
-    pub(super) fn records(&self) -> &dyn Records {
+    pub(crate) fn records(&self) -> &dyn Records {
         &*self.0
     }
 

@@ -40,14 +40,15 @@ impl TokenFiles {
         let mut files = TokenFiles { files: Vec::with_capacity(paths.len()), vocabulary };
         for path in paths {
             let file = TokenFile::open(path, dtype, files.len())?;
-            let mut chunk = Vec::new();
-            for first in (0..file.tokens.min(CHECKED_AT_OPEN)).step_by(CHECK_CHUNK) {
-                chunk.clear();
-                file.read(first, CHECK_CHUNK.min(file.tokens - first), vocabulary, &mut chunk)?;
-            }
+            file.check(CHECKED_AT_OPEN, vocabulary)?;
             files.files.push(file);
         }
         Ok(files)
+    }
+
+    /// Checks all tokens against the vocabulary.
+    pub(super) fn verify(&self) -> Result<(), DataError> {
+        self.files.iter().try_for_each(|file| file.check(file.tokens, self.vocabulary))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -82,6 +83,16 @@ impl TokenFile {
             return Err(DataError::PartialToken { path: path.into(), bytes, width });
         }
         Ok(TokenFile { path: path.into(), file, dtype, start, tokens: (bytes / width as u64) as usize })
+    }
+
+    /// Checks the first `count` tokens against the vocabulary.
+    fn check(&self, count: usize, vocabulary: usize) -> Result<(), DataError> {
+        let mut chunk = Vec::new();
+        for first in (0..self.tokens.min(count)).step_by(CHECK_CHUNK) {
+            chunk.clear();
+            self.read(first, CHECK_CHUNK.min(self.tokens - first), vocabulary, &mut chunk)?;
+        }
+        Ok(())
     }
 
     /// Appends tokens of this file. On error, some of them may have been appended.

@@ -1,10 +1,12 @@
 //! A long list of tokens that is cut into samples of T inputs and T targets.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use super::cache::entry::Entry;
 use super::documents::Store;
-use super::records::{Records, SampleShape, Samples};
+use super::fingerprint::{DocumentFacts, Facts};
+use super::records::{Records, SampleShape, Samples, TokenizedWhere};
 use super::token_files::TokenFiles;
 use super::width::Width;
 use zero_engine::{At, DataError};
@@ -20,6 +22,13 @@ impl Tokens {
         match self {
             Tokens::Documents(documents) => documents.len,
             Tokens::Files(files) => files.len(),
+        }
+    }
+
+    fn verify(&self) -> Result<(), DataError> {
+        match self {
+            Tokens::Documents(documents) => documents.entries().try_for_each(Entry::verify),
+            Tokens::Files(files) => files.verify(),
         }
     }
 
@@ -40,6 +49,8 @@ pub(super) struct TokenizedFile {
     pub(super) documents: u64,
     /// Number of tokens, all between documents, before the first document that has any.
     pub(super) leading: u64,
+    /// Whether they were tokenized now.
+    pub(super) is_new: bool,
 }
 
 /// Where the tokens of a file are.
@@ -55,11 +66,28 @@ impl Storage {
             Storage::Entry(entry) => entry.footer().tokens as usize,
         }
     }
+
+    fn read(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+        match self {
+            Storage::Memory(memory) => memory.read(start, count, out),
+            Storage::Entry(entry) => entry.read(start, count, out)?,
+        }
+        Ok(())
+    }
+
+    /// Returns where these documents begin.
+    fn starts(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
+        match self {
+            Storage::Memory(memory) => Ok(memory.starts[documents.start as usize..documents.end as usize].to_vec()),
+            Storage::Entry(entry) => entry.starts(documents),
+        }
+    }
 }
 
 /// The tokens of several files, joined by newlines.
 pub(super) struct Documents {
     parts: Vec<Part>,
+    files: Vec<TokenizedWhere>,
     newline: Vec<u32>,
     len: usize,
 }
@@ -73,6 +101,7 @@ struct Part {
     /// Number of tokens of the file that are left out.
     skipped: usize,
     storage: Storage,
+    documents: u64,
 }
 
 impl Documents {
@@ -85,18 +114,22 @@ impl Documents {
         newline: Vec<u32>,
         vocabulary: usize,
     ) -> Result<Self, DataError> {
-        let mut all = Self { parts: vec![], newline, len: 0 };
+        let mut all = Self { parts: vec![], files: vec![], newline, len: 0 };
         let outside = all.newline.iter().copied().find(|&token| token as usize >= vocabulary);
-        for TokenizedFile { path, storage, documents, leading } in files.into_iter().filter(|file| file.documents > 0) {
+        for TokenizedFile { path, storage, documents, leading, is_new } in
+            files.into_iter().filter(|file| file.documents > 0)
+        {
             if let Some(token) = outside
                 && (documents > 1 || all.len > 0)
             {
                 return Err(DataError::Token { token, vocabulary, path, at: At::Byte(0) });
             }
+            let (tokens, is_cached) = (storage.len() as u64, matches!(storage, Storage::Entry(_)));
+            all.files.push(TokenizedWhere { documents, tokens, is_cached, is_new });
             let (newline, skipped) = if all.len == 0 { (0, leading as usize) } else { (all.newline.len(), 0) };
             let tokens = newline + storage.len() - skipped;
             if tokens > 0 {
-                all.parts.push(Part { start: all.len, newline, skipped, storage });
+                all.parts.push(Part { start: all.len, newline, skipped, storage, documents });
                 all.len += tokens;
             }
         }
@@ -108,18 +141,52 @@ impl Documents {
         let before = out.len();
         let mut part = self.parts.partition_point(|part| part.start <= start).saturating_sub(1);
         while count > 0 {
-            let Part { start: first, newline, skipped, storage } = &self.parts[part];
+            let Part { start: first, newline, skipped, storage, .. } = &self.parts[part];
             let end = self.parts.get(part + 1).map_or(self.len, |next| next.start);
             let (from, to) = (start - first, end.min(start + count) - first);
             out.extend(&self.newline[from.min(*newline)..to.min(*newline)]);
             if to > *newline {
                 let (from, to) = (from.max(*newline) - newline + skipped, to - newline + skipped);
-                match storage {
-                    Storage::Memory(memory) => memory.read(from, to - from, out),
-                    Storage::Entry(entry) => entry.read(from, to - from, out).inspect_err(|_| out.truncate(before))?,
-                }
+                storage.read(from, to - from, out).inspect_err(|_| out.truncate(before))?;
             }
             (start, count, part) = (first + to, count - (to - from), part + 1);
+        }
+        Ok(())
+    }
+}
+
+impl Documents {
+    /// Number of documents, or of tokens, that are read at once.
+    const BLOCK: u64 = 1 << 16;
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.parts.iter().filter_map(|part| match &part.storage {
+            Storage::Entry(entry) => Some(entry),
+            Storage::Memory(_) => None,
+        })
+    }
+
+    /// Calls `visit` with each document. A part of a document is in memory.
+    fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
+        let mut tokens = vec![];
+        for Part { storage, documents, .. } in &self.parts {
+            for first in (0..*documents).step_by(Self::BLOCK as usize) {
+                let last = documents.min(&(first + Self::BLOCK)).to_owned();
+                let mut starts = storage.starts(first..documents.min(&(last + 1)).to_owned())?;
+                if last == *documents {
+                    starts.push((storage.len() + self.newline.len()) as u64);
+                }
+                for document in starts.windows(2) {
+                    let (start, end) = (document[0], document[1] - self.newline.len() as u64);
+                    let mut facts = Facts::default();
+                    for start in (start..end).step_by(Self::BLOCK as usize) {
+                        tokens.clear();
+                        storage.read(start as usize, Self::BLOCK.min(end - start) as usize, &mut tokens)?;
+                        facts.push(&tokens);
+                    }
+                    visit(facts.finish());
+                }
+            }
         }
         Ok(())
     }
@@ -135,14 +202,16 @@ impl From<TokenFiles> for Tokens {
 pub(super) struct Memory {
     width: Width,
     bytes: Vec<u8>,
+    /// Where each document begins.
+    starts: Vec<u64>,
 }
 
 impl Memory {
     pub(super) fn new(width: Width) -> Self {
-        Self { width, bytes: vec![] }
+        Self { width, bytes: vec![], starts: vec![] }
     }
 
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.bytes.len() / self.width.bytes()
     }
 
@@ -154,6 +223,7 @@ impl Memory {
 
 impl Store for Memory {
     fn begin(&mut self) -> Result<(), DataError> {
+        self.starts.push(self.len() as u64);
         Ok(())
     }
 
@@ -193,6 +263,24 @@ impl Records for TokenCorpus {
 
     fn shape(&self) -> SampleShape {
         SampleShape::Tokens(self.sequence_length)
+    }
+
+    fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
+        match &self.tokens {
+            Tokens::Documents(documents) => documents.each_document(visit),
+            Tokens::Files(_) => Ok(()),
+        }
+    }
+
+    fn verify(&self) -> Result<(), DataError> {
+        self.tokens.verify()
+    }
+
+    fn tokenized(&self) -> Vec<TokenizedWhere> {
+        match &self.tokens {
+            Tokens::Documents(documents) => documents.files.clone(),
+            Tokens::Files(_) => vec![],
+        }
     }
 
     fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError> {

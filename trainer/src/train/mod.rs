@@ -6,6 +6,7 @@ mod bar;
 mod configured_data;
 mod connection;
 mod corpus;
+mod data_commands;
 mod disk;
 mod divergence;
 mod early_stop;
@@ -65,6 +66,7 @@ use zero_planner::{Plan, Planner};
 
 pub use crate::report_page::report_page;
 pub use connection::connect;
+pub use data_commands::{DataStats, Lengths, PreparedData, data_stats, prepare_data, verify_data};
 pub use evaluation::Evaluation;
 pub use folder::holds_a_run;
 pub(crate) use metrics::{Function, Metric};

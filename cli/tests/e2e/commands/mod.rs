@@ -3,6 +3,7 @@
 mod check;
 mod checkpoint;
 mod command_line;
+mod data;
 mod deepspeed;
 mod doctor;
 mod generate;

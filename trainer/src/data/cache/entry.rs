@@ -15,6 +15,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -107,12 +108,18 @@ impl Entry {
         Ok(())
     }
 
+    /// Returns where the documents of a range begin, as token numbers.
+    pub(in super::super) fn starts(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
+        let mut bytes = vec![0; 8 * (documents.end - documents.start) as usize];
+        self.read_bytes(self.footer.starts() + 8 * documents.start, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|&start| u64::from_le_bytes(start)).collect())
+    }
+
     /// Reads everything and compares the checksums.
     ///
     /// # Errors
     /// Fails at the first chunk that is damaged.
-    #[cfg(test)]
-    pub(super) fn verify(&self) -> Result<(), DataError> {
+    pub(in super::super) fn verify(&self) -> Result<(), DataError> {
         (0..self.checksums.len()).try_for_each(|chunk| self.chunk(chunk).map(drop))
     }
 
@@ -159,6 +166,11 @@ impl Entry {
 }
 
 impl Footer {
+    /// Returns the position of the documents' starts.
+    fn starts(&self) -> u64 {
+        MAGIC.len() as u64 + self.tokens * self.width.bytes() as u64
+    }
+
     /// Returns the number of bytes before the checksums, or `None` if no file has that many.
     fn body(&self) -> Option<u64> {
         let tokens = self.tokens.checked_mul(self.width.bytes() as u64)?;

@@ -75,7 +75,7 @@ fn in_memory(sources: &[Source], work: &Tokenizing<'_>, watch: &dyn Watch) -> Re
         fn end(&mut self, file: usize, joined: Joined<Memory>) -> Result<(), DataError> {
             let Joined { store, documents, leading, .. } = joined;
             let path = self.sources[file].path.clone();
-            self.files.push(TokenizedFile { path, storage: Storage::Memory(store), documents, leading });
+            self.files.push(TokenizedFile { path, storage: Storage::Memory(store), documents, leading, is_new: true });
             Ok(())
         }
 
@@ -124,17 +124,18 @@ impl<'a> Cache<'a> {
         };
         let known = || sources.iter().map(known).collect::<Result<Option<Vec<Entry>>, _>>();
         let entries = match known()? {
-            Some(entries) => entries,
+            Some(entries) => entries.into_iter().map(|entry| (entry, false)).collect(),
             None => {
                 let lock = self.lock(watch)?;
                 self.build(sources, work, watch, &lock)?
             }
         };
-        let file = |(source, entry): (&Source, Entry)| TokenizedFile {
+        let file = |(source, (entry, is_new)): (&Source, (Entry, bool))| TokenizedFile {
             path: source.path.clone(),
             documents: entry.footer().documents,
             leading: entry.footer().leading,
             storage: Storage::Entry(entry),
+            is_new,
         };
         Ok(sources.iter().zip(entries).map(file).collect())
     }
@@ -156,14 +157,14 @@ impl<'a> Cache<'a> {
         Ok(lock)
     }
 
-    /// Builds the entries that are missing, and opens all.
+    /// Builds the entries that are missing, and opens all. Returns with each whether it is new.
     fn build(
         &self,
         sources: &[Source],
         work: Tokenizing<'_>,
         watch: &dyn Watch,
         lock: &Lock,
-    ) -> Result<Vec<Entry>, DataError> {
+    ) -> Result<Vec<(Entry, bool)>, DataError> {
         let identities = self.identities(sources, watch)?;
         let paths: Vec<PathBuf> = sources.iter().zip(&identities).map(|(source, id)| self.path(source, id)).collect();
         let entries = paths.iter().map(|path| self.entry(path)).collect::<Result<Vec<_>, _>>()?;
@@ -182,8 +183,11 @@ impl<'a> Cache<'a> {
             Tokenizing { threads: Some(&threads), ..work }.run(&files, &mut building)?;
         }
         let open = |(path, entry): (&PathBuf, Option<Entry>)| match entry {
-            Some(entry) => Ok(entry),
-            None => self.entry(path)?.ok_or_else(|| DataError::CacheEntry { path: path.clone(), byte: 0 }),
+            Some(entry) => Ok((entry, false)),
+            None => match self.entry(path)? {
+                Some(entry) => Ok((entry, true)),
+                None => Err(DataError::CacheEntry { path: path.clone(), byte: 0 }),
+            },
         };
         paths.iter().zip(entries).map(open).collect()
     }

@@ -26,6 +26,7 @@ use zero_engine::{At, DataError};
 use zero_model::ops::IGNORE_INDEX;
 
 use super::files::Source;
+use super::fingerprint::DocumentFacts;
 use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
 use super::tokenizer::Tokenizer;
@@ -177,6 +178,11 @@ impl Records for Conversations {
     fn padding(&self, index: usize) -> usize {
         let used: usize = self.conversations(index).map(|(tokens, _)| tokens.len().min(self.sequence_length)).sum();
         self.sequence_length - used
+    }
+
+    fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
+        self.starts.windows(2).for_each(|text| visit(DocumentFacts::of(&self.tokens[text[0]..text[1]])));
+        Ok(())
     }
 
     fn description(&self) -> Option<String> {

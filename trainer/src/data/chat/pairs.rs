@@ -16,6 +16,7 @@ use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, REFERENC
 
 use super::super::dataset::{BoxError, Dataset};
 use super::super::files::sources;
+use super::super::fingerprint::DocumentFacts;
 use super::super::options::{DataOptions, Format};
 use super::super::tokenizer::Tokenizer;
 use super::excess::Excess;
@@ -163,6 +164,11 @@ impl PairDataset {
         let crc = self.tokens.iter().fold(0, |crc, token| crc32c::crc32c_append(crc, &token.to_le_bytes()));
         let sizes = self.starts.iter().chain(&self.prompts).chain([&self.sequence_length]);
         sizes.fold(crc, |crc, &size| crc32c::crc32c_append(crc, &(size as u64).to_le_bytes()))
+    }
+
+    /// Calls `visit` with the prompt and each answer of all pairs.
+    pub(crate) fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) {
+        self.starts.windows(2).for_each(|text| visit(DocumentFacts::of(&self.tokens[text[0]..text[1]])));
     }
 
     /// Describes the pairs in one line.
