@@ -23,16 +23,19 @@ const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "help
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
 
 /// Third-party crates, each with the lowest crate that may depend on it.
-const ENTER: [(&str, &str); 9] = [
+const ENTER: [(&str, &str); 12] = [
     ("anyhow", "cli"),
+    ("arrow-array", "trainer"),
     ("clap", "cli"),
     ("console", "cli"),
     ("lexopt", "trainer"),
     ("minijinja", "trainer"),
     ("minijinja-contrib", "trainer"),
     ("nvml-wrapper", "trainer"),
+    ("parquet", "trainer"),
     ("tokenizers", "trainer"),
     ("ureq", "trainer"),
+    ("zstd", "trainer"),
 ];
 
 /// Maximum number of files in an import cycle.

@@ -23,13 +23,13 @@ section! {
         /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
         pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Part of the training data's end that is kept for evaluation when `eval` is not given");
         /// How files are read.
-        pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read; auto: by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer; chat: conversations as JSON lines or a JSON array");
+        pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read; auto: by their first bytes, and text by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer; chat: conversations in JSON, Parquet, Arrow or MDS");
         /// Tokenizer for text.
         pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json");
         /// Tokens per sample. `None` if it is not given and no `model` with a maximum sequence length provides it.
         pub sequence_length: Option<usize> = key(POSITIONS, "= the model's longest", "Tokens per sample") [or keys.facts().longest];
-        /// Field of a JSON line that holds the text.
-        pub text_key: String = key(Kind::Text, "text", "Field of a JSON line that holds the text");
+        /// Field of a JSON line, or column, that holds the text.
+        pub text_key: String = key(Kind::Text, "text", "Field of a JSON line, or column, that holds the text");
         /// Integer type of a token file.
         pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Type of the numbers in a token file");
         /// How conversations become samples; `None` with another format.
@@ -46,7 +46,8 @@ section! {
 choice! {
     /// How files are read.
     pub enum DataFormat {
-        /// Chosen by the file name: `.jsonl` and `.ndjson`, `.csv`, `.bin` and `.tokens`; any other file is text.
+        /// Parquet, Arrow and MDS by their content, others by the file name: `.jsonl` and `.ndjson`, `.csv`, `.bin`; any
+        /// other file is text. gzip and zstd are unpacked.
         Auto = "auto",
         /// Plain text.
         Text = "text",
@@ -58,8 +59,14 @@ choice! {
         Jsonl = "jsonl",
         /// Comma-separated numbers.
         Csv = "csv",
-        /// Conversations, as JSON lines or a JSON array.
+        /// Conversations, as JSON lines, a JSON array, Parquet, Arrow or MDS.
         Chat = "chat",
+        /// Parquet, with the text in the column `text_key`.
+        Parquet = "parquet",
+        /// Arrow, with the text in the column `text_key`; files, streams, and folders that `datasets` saved.
+        Arrow = "arrow",
+        /// Folders of mosaicml-streaming's shards, with text in the column `text_key` or tokens in `tokens`.
+        Mds = "mds",
     }
 }
 

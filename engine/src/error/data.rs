@@ -115,37 +115,87 @@ pub enum DataError {
         /// Why the line is invalid.
         message: String,
     },
+    /// A file is of another format than `data.format` states.
+    #[error("{}: {found}, not {wanted}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What the file is.
+        found: &'static str,
+        /// What it must be.
+        wanted: &'static str,
+    },
+    /// An archive, a binary file or a data set's folder is cut, damaged or of an unsupported kind.
+    #[error("{}{}: {message}", path.display(), at.map(|at| format!(", {at}")).unwrap_or_default())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The position: of an archive, that in the unpacked bytes.
+        at: Option<At>,
+        /// What is wrong.
+        message: String,
+    },
+    /// A table has no column of this name.
+    #[error("{}: no column `{column}`; the columns are {}", path.display(), list(columns))]
+    Column {
+        /// The file.
+        path: PathBuf,
+        /// The column.
+        column: String,
+        /// The columns that the table has.
+        columns: Vec<String>,
+    },
+    /// A value of a table is missing or has a type that cannot be used.
+    #[error("{}, {at}, column `{column}`: {message}", path.display())]
+    Cell {
+        /// The file.
+        path: PathBuf,
+        /// The row.
+        at: At,
+        /// The column.
+        column: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// A folder has several splits of a data set, of which one must be chosen.
+    #[error("{} has the splits {}; name one of them, as in {}", path.display(), list(splits), path.join(&splits[0]).display())]
+    Splits {
+        /// The folder.
+        path: PathBuf,
+        /// The names of its splits, at least one.
+        splits: Vec<String>,
+    },
     /// A row of a table has more or fewer columns than the first row.
-    #[error("{}, line {line}: {found} columns, but the first row has {expected}", path.display())]
+    #[error("{}, {at}: {found} columns, but the first row has {expected}", path.display())]
     Ragged {
         /// The file.
         path: PathBuf,
-        /// Line number, counted from 1.
-        line: u64,
+        /// The row.
+        at: At,
         /// Columns of the first row.
         expected: usize,
         /// Columns of this row.
         found: usize,
     },
     /// A field of a table is not a finite number.
-    #[error("{}, line {line}, column {column}: `{text}` is not a finite number", path.display())]
+    #[error("{}, {at}, column {column}: `{text}` is not a finite number", path.display())]
     Number {
         /// The file.
         path: PathBuf,
-        /// Line number, counted from 1.
-        line: u64,
+        /// The row.
+        at: At,
         /// Column number, counted from 1.
         column: usize,
         /// The field.
         text: String,
     },
     /// The last field of a row is not a class index.
-    #[error("{}, line {line}: the label `{text}` is not an integer from 0 to {}", path.display(), classes.saturating_sub(1))]
+    #[error("{}, {at}: the label `{text}` is not an integer from 0 to {}", path.display(), classes.saturating_sub(1))]
     Label {
         /// The file.
         path: PathBuf,
-        /// Line number, counted from 1.
-        line: u64,
+        /// The row.
+        at: At,
         /// The field.
         text: String,
         /// Number of classes that the model predicts.
@@ -236,6 +286,8 @@ pub enum At {
     Line(u64),
     /// Number of a record in a JSON array, counted from 1.
     Record(u64),
+    /// Number of a row of a Parquet, Arrow or MDS file, counted from 0 as pyarrow, `datasets` and mosaicml-streaming do.
+    Row(u64),
 }
 
 impl At {
@@ -255,6 +307,7 @@ impl fmt::Display for At {
             At::Byte(byte) => write!(f, "byte {byte}"),
             At::Line(line) => write!(f, "line {line}"),
             At::Record(record) => write!(f, "record {record}"),
+            At::Row(row) => write!(f, "row {row}"),
         }
     }
 }
@@ -281,6 +334,8 @@ impl DataError {
             Self::Binary { .. } => {
                 Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }
+            Self::Format { .. } => Some("correct `data.format`, or leave it out to recognize files by their content"),
+            Self::Column { .. } => Some("set `data.text_key` to the column with the text"),
             _ => None,
         }
     }

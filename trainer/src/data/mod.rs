@@ -8,15 +8,16 @@
 //!
 //! | format | files | sample i |
 //! |---|---|---|
-//! | text, bytes | read whole, tokenized in memory | tokens `i·T .. i·T + T`; the targets are shifted by one token |
+//! | text, bytes | read in parts, tokenized in memory | tokens `i·T .. i·T + T`; the targets are shifted by one token |
 //! | JSON lines | the string under a key, one document per line | as text |
+//! | Parquet, Arrow, MDS | a column of texts, one document per row | as text |
 //! | tokens | raw little-endian u16 or u32, read in pieces as needed | as text; files are joined without a separator |
-//! | conversations | JSON lines or a JSON array, rendered with the model's chat template | conversation i, padded; untrained targets are −100 |
+//! | conversations | JSON lines, a JSON array, or rows of Parquet, Arrow or MDS, rendered with the model's chat template | conversation i, padded; untrained targets are −100 |
 //! | pairs of answers | the same files, with a section `preference` | both answers of pair i, each after the prompt and padded |
-//! | CSV | read whole | the row's features, with the last column as the target |
+//! | CSV, Parquet, Arrow | rows of numbers | the row's features, with the last column as the target |
 //!
-//! Documents (a text file, or one line of a JSON lines file) are joined by newlines in the order of the files. Empty
-//! documents are skipped.
+//! gzip and zstd archives are unpacked while they are read. Documents (a text file, a line or a row) are joined by
+//! newlines in the order of the files. Empty documents are skipped.
 
 mod binary;
 mod cache;
@@ -45,6 +46,9 @@ pub(crate) use chat::prompt::{eos_token, prompts};
 #[cfg(test)]
 pub(crate) use chat::tests::{templates::CHATML, tokenizer::Folder};
 pub use dataset::{BoxError, Dataset};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use files::fuzzing;
 pub(crate) use fingerprint::DocumentFacts;
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub(crate) use joined::join;
@@ -59,8 +63,8 @@ pub use zero_engine::{At, DataError};
 
 use std::path::{Path, PathBuf};
 
+use documents::Store;
 use files::Source;
-use zero_engine::files::expand;
 
 /// Opens the files that the options name.
 ///
@@ -83,8 +87,10 @@ pub(crate) fn open_watched(
     watch: &dyn Watch,
 ) -> Result<FileDataset, DataError> {
     let sources = files::sources(&options.sources, options.format)?;
-    let fits =
-        |other: &Source| other.format == sources[0].format || other.has_documents() && sources[0].has_documents();
+    let text_key = &options.text_key;
+    let fits = |other: &Source| {
+        other.format == sources[0].format || other.has_documents(text_key) && sources[0].has_documents(text_key)
+    };
     if let Some(other) = sources.iter().find(|other| !fits(other)) {
         return Err(DataError::MixedFormats { one: sources[0].path.clone(), other: other.path.clone() });
     }
@@ -94,6 +100,17 @@ pub(crate) fn open_watched(
         Format::Tokens => {
             let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();
             token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
+        }
+        Format::Mds if sources[0].has_tokens(text_key) => {
+            let mut tokens = tokens::Memory::new(width::Width::for_vocabulary(options.vocabulary));
+            for source in &sources {
+                let push = |row: &[u32]| tokens.begin().and_then(|()| tokens.push(row));
+                source.tokens(options.token_dtype, options.vocabulary, push)?;
+            }
+            let (path, documents) = (sources[0].path.clone(), tokens.documents());
+            let storage = tokens::Storage::Memory(tokens);
+            let joined = tokens::TokenizedFile { path, storage, documents, leading: 0, is_new: false };
+            tokens::Tokens::Documents(tokens::Documents::new([joined], vec![], options.vocabulary)?)
         }
         _ => tokens::Tokens::Documents(cache::tokenized(&sources, options, tokenizer, watch)?),
     };
@@ -156,26 +173,26 @@ pub type PlacedRecord = (At, serde_json::Map<String, serde_json::Value>);
 /// # Errors
 /// Fails if the file cannot be read, or names the line that is no JSON object.
 pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataError> {
-    Source::new(path.as_ref(), Format::Chat).records()?.collect()
+    Source::new(path.as_ref(), Format::Chat)?.records(&[])?.collect()
 }
 
-/// Returns whether [`Format::Auto`] reads these sources as token files. Only the first file decides.
+/// Returns whether these sources are token files, or shards with tokens instead of a text under `text_key`. Only the
+/// first file decides.
 ///
 /// # Errors
-/// Fails if no file matches, or if a folder cannot be read.
-pub(crate) fn are_token_files(sources: &[String]) -> Result<bool, DataError> {
-    let files = expand(sources)?;
-    Ok(files.first().is_some_and(|file| Source::new(file, Format::Auto).format == Format::Tokens))
+/// Fails if no file matches, or if a folder or file cannot be read.
+pub(crate) fn have_tokens(names: &[String], format: Format, text_key: &str) -> Result<bool, DataError> {
+    Ok(files::sources(names, format)?.first().is_some_and(|source| source.has_tokens(text_key)))
 }
 
-/// Returns the format that [`Format::Auto`] uses for a source; `None` if a glob leaves the extension open.
+/// Returns the format that the name of a source states; `None` for a folder, and if a glob leaves the extension open.
 pub(crate) fn format_of_source(source: &str) -> Option<Format> {
     let is_open = |text: &str| text.contains(['*', '?', '[']);
     let path = Path::new(source);
     let name = path.file_name()?.to_str()?;
     let end = path.extension().and_then(|extension| extension.to_str());
     let is_known = end.map_or(!is_open(name), |end| !is_open(end));
-    is_known.then(|| Source::new(path, Format::Auto).format)
+    (is_known && !path.is_dir()).then(|| files::format_by_name(path))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ pub struct DataOptions {
     pub sources: Vec<String>,
     /// How the files are read.
     pub format: Format,
-    /// The key under which a JSON line has its text.
+    /// The key under which a JSON line has its text, or the column with the text.
     pub text_key: String,
     /// Width of the tokens of token files.
     pub token_dtype: TokenDtype,
@@ -65,8 +65,9 @@ impl Default for CacheOptions {
 /// The format of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
-    /// Decides by the file's extension: `.bin` is a token file, `.jsonl` and `.ndjson` are JSON lines, `.csv` is a
-    /// table, and everything else is text.
+    /// Recognizes Parquet, Arrow and MDS by their content, and other files by the extension, also before `.gz` or
+    /// `.zst`: `.bin` is a token file, `.jsonl` and `.ndjson` are JSON lines, `.csv` is a table, and everything else is
+    /// text.
     #[default]
     Auto,
     /// Text for the tokenizer. The byte tokenizer rejects binary files, which it recognizes by their first bytes.
@@ -77,10 +78,16 @@ pub enum Format {
     Tokens,
     /// One JSON object per line.
     Jsonl,
-    /// Comma-separated numbers; the last one is an integer label.
+    /// Rows of numbers, comma-separated or in a Parquet or Arrow file; the last one is an integer label.
     Csv,
-    /// Conversations, as JSON lines or a JSON array.
+    /// Conversations, as JSON lines, a JSON array, or a Parquet, Arrow or MDS file.
     Chat,
+    /// Parquet files, with documents in a column.
+    Parquet,
+    /// Arrow files and streams, with documents in a column; or a folder that Hugging Face's `datasets` saved.
+    Arrow,
+    /// A folder of mosaicml-streaming's shards, with documents or tokens in a column.
+    Mds,
 }
 
 /// Width of a little-endian token in a token file.

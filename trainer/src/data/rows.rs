@@ -1,13 +1,14 @@
 //! Tables of numbers: features, and a class in the last column.
 //!
-//! Fields are separated by commas and trimmed of white space; there is no quoting. Blank lines are
+//! In CSV files, fields are separated by commas and trimmed of white space; there is no quoting. Blank lines are
 //! skipped. The first other line of a file is a header if none of its fields is a number.
 
 use std::path::Path;
 
-use super::files::Source;
+use super::files::{self, Lines, Source};
 use super::records::{Records, SampleShape, Samples};
-use zero_engine::DataError;
+use serde_json::Value;
+use zero_engine::{At, DataError};
 
 /// All rows, in memory.
 pub(super) struct Rows {
@@ -21,16 +22,19 @@ impl Rows {
     pub(super) fn read(sources: &[Source], classes: usize) -> Result<Self, DataError> {
         let mut rows = Rows { features: Vec::new(), labels: Vec::new(), width: 0 };
         for source in sources {
-            let mut is_first = true;
-            for line in source.lines()? {
-                let (number, line) = line?;
-                // Invalid UTF-8 becomes a field that is not a number, which is reported below.
-                let line = String::from_utf8_lossy(&line);
-                let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-                let is_header = is_first && fields.iter().all(|field| field.parse::<f64>().is_err());
-                is_first = false;
-                if !is_header {
-                    rows.push(&fields, &source.path, number, classes)?;
+            match source.rows()? {
+                files::Rows::Lines(lines) => rows.push_lines(lines, &source.path, classes)?,
+                files::Rows::Cells(cells) => {
+                    for row in cells {
+                        let (at, cells) = row?;
+                        let number = |cell: Value| match cell {
+                            Value::Bool(class) => u8::from(class).to_string(),
+                            cell => cell.to_string(),
+                        };
+                        let cells: Vec<String> = cells.into_iter().map(number).collect();
+                        let fields: Vec<&str> = cells.iter().map(String::as_str).collect();
+                        rows.push(&fields, &source.path, at, classes)?;
+                    }
                 }
             }
         }
@@ -41,24 +45,40 @@ impl Rows {
         Ok(rows)
     }
 
-    fn push(&mut self, fields: &[&str], path: &Path, line: u64, classes: usize) -> Result<(), DataError> {
+    fn push_lines(&mut self, lines: Lines, path: &Path, classes: usize) -> Result<(), DataError> {
+        let mut is_first = true;
+        for line in lines {
+            let (number, line) = line?;
+            // Invalid UTF-8 becomes a field that is not a number, which is reported below.
+            let line = String::from_utf8_lossy(&line);
+            let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+            let is_header = is_first && fields.iter().all(|field| field.parse::<f64>().is_err());
+            is_first = false;
+            if !is_header {
+                self.push(&fields, path, At::Line(number), classes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, fields: &[&str], path: &Path, at: At, classes: usize) -> Result<(), DataError> {
         let Some((label, features)) = fields.split_last() else { return Ok(()) };
         if self.labels.is_empty() {
             self.width = features.len();
         } else if features.len() != self.width {
             let (expected, found) = (self.width + 1, fields.len());
-            return Err(DataError::Ragged { path: path.into(), line, expected, found });
+            return Err(DataError::Ragged { path: path.into(), at, expected, found });
         }
         for (i, text) in features.iter().enumerate() {
             // Also rejects numbers that are finite in f64 but not in f32.
             let Some(feature) = text.parse::<f32>().ok().filter(|feature| feature.is_finite()) else {
-                return Err(DataError::Number { path: path.into(), line, column: i + 1, text: (*text).into() });
+                return Err(DataError::Number { path: path.into(), at, column: i + 1, text: (*text).into() });
             };
             self.features.push(feature);
         }
         match label.parse::<u32>() {
             Ok(label) if (label as usize) < classes => self.labels.push(label),
-            _ => return Err(DataError::Label { path: path.into(), line, text: (*label).into(), classes }),
+            _ => return Err(DataError::Label { path: path.into(), at, text: (*label).into(), classes }),
         }
         Ok(())
     }

@@ -211,6 +211,10 @@ impl Memory {
         Self { width, bytes: vec![], starts: vec![] }
     }
 
+    pub(super) fn documents(&self) -> u64 {
+        self.starts.len() as u64
+    }
+
     fn len(&self) -> usize {
         self.bytes.len() / self.width.bytes()
     }

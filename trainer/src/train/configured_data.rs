@@ -277,7 +277,7 @@ fn refuse_set(config: &Config, set: &Set<'_>) -> Result<(), Error> {
         (Some(config::Model::Mlp(_)), Some(data::Format::Csv), _) | (_, None, _) => Ok(()),
         (Some(config::Model::Mlp(_)), Some(_), _) => fits(model, SampleShape::Tokens(1)),
         (_, Some(data::Format::Csv), _) => fits(model, SampleShape::Features(1)),
-        (_, Some(data::Format::Tokens), _) | (.., config::Tokenizer::File(_)) => Ok(()),
+        (_, Some(data::Format::Tokens | data::Format::Mds), _) | (.., config::Tokenizer::File(_)) => Ok(()),
         (_, Some(_), config::Tokenizer::Byte) => {
             let vocabulary = Some(Tokenizer::Byte.vocabulary());
             are_the_models(config, model, vocabulary)?;
@@ -309,7 +309,11 @@ fn chat_options(chat: &config::Chat, model: Option<&config::Model>) -> ChatOptio
 
 fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::Format {
     match (written, model) {
-        (config::DataFormat::Auto, Some(config::Model::Mlp(_))) => data::Format::Csv,
+        // The files say themselves how their rows are stored.
+        (
+            config::DataFormat::Auto | config::DataFormat::Parquet | config::DataFormat::Arrow,
+            Some(config::Model::Mlp(_)),
+        ) => data::Format::Csv,
         (config::DataFormat::Auto, _) => data::Format::Auto,
         (config::DataFormat::Text, _) => data::Format::Text,
         (config::DataFormat::Bytes, _) => data::Format::Bytes,
@@ -317,6 +321,9 @@ fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::F
         (config::DataFormat::Jsonl, _) => data::Format::Jsonl,
         (config::DataFormat::Csv, _) => data::Format::Csv,
         (config::DataFormat::Chat, _) => data::Format::Chat,
+        (config::DataFormat::Parquet, _) => data::Format::Parquet,
+        (config::DataFormat::Arrow, _) => data::Format::Arrow,
+        (config::DataFormat::Mds, _) => data::Format::Mds,
     }
 }
 
@@ -332,8 +339,8 @@ fn vocabulary(
         is_of_tokenizer |= match (model, set.format, tokenizer) {
             (Some(config::Model::Mlp(_)), ..) | (_, config::DataFormat::Csv, _) => false,
             (_, config::DataFormat::Tokens, Tokenizer::Byte) => false,
-            (_, config::DataFormat::Auto, Tokenizer::Byte) => {
-                let numbers = data::are_token_files(set.sources);
+            (_, config::DataFormat::Auto | config::DataFormat::Mds, Tokenizer::Byte) => {
+                let numbers = data::have_tokens(set.sources, format(model, set.format), set.text_key);
                 !numbers.map_err(|error| Error::from(error).named(&set.key, READABLE))?
             }
             _ => true,

@@ -25,7 +25,7 @@ use zero_engine::DataError;
 use super::documents::{Joined, Sink, Tokenizing};
 use super::files::Source;
 use super::fingerprint::hash_of;
-use super::options::{DataOptions, Format};
+use super::options::DataOptions;
 use super::tokenizer::Tokenizer;
 use super::tokens::{Documents, Memory, Storage, TokenizedFile};
 use super::watch::{Phase, Watch};
@@ -213,12 +213,8 @@ impl<'a> Cache<'a> {
 
     /// Returns the path of the entry for a file.
     fn path(&self, source: &Source, identity: &Identity) -> PathBuf {
-        let (format, text_key): (&[u8], &str) = match source.format {
-            Format::Jsonl => (b"jsonl", &self.options.text_key),
-            Format::Bytes => (b"bytes", ""),
-            _ => (b"text", ""),
-        };
-        let parts = [VERSION, identity.hash.as_bytes(), self.tokenizer.as_bytes(), format, text_key.as_bytes()];
+        let key = source.key(&self.options.text_key);
+        let parts = [VERSION, identity.hash.as_bytes(), self.tokenizer.as_bytes(), key.as_bytes()];
         self.entries.join(hash_of(&parts))
     }
 

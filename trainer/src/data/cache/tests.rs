@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::super::Unwatched;
+use super::super::options::Format;
 use super::super::tests::{Files, tokens};
 use super::super::tokenizer::tests::words;
 use super::super::{CacheOptions, Dataset, FileDataset, open, open_watched};

@@ -71,7 +71,7 @@ impl Conversations {
         for source in sources {
             let path = &source.path;
             let mut kind = None;
-            for records in record::in_parallel(source.records()?) {
+            for records in record::in_parallel(source.records(&options.chat.fields())?) {
                 let records = records?;
                 let kind = match kind {
                     Some(kind) => kind,

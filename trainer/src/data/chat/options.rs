@@ -64,6 +64,13 @@ impl Default for ChatOptions {
 }
 
 impl ChatOptions {
+    /// Returns the fields of a record that are used.
+    pub(super) fn fields(&self) -> Vec<&str> {
+        let known =
+            "messages conversations prompt completion chosen rejected instruction input output history system tools";
+        known.split(' ').chain(self.field_messages.as_deref()).collect()
+    }
+
     /// Returns the role that the files call `name`.
     pub(super) fn role(&self, name: &str) -> Option<&str> {
         let found = self.roles.iter().find(|(role, names)| role == name || names.iter().any(|other| other == name));

@@ -88,7 +88,7 @@ impl PairDataset {
                 let record = pair_record::pair(record, &options.chat).map_err(|problem| problem.at(path, at));
                 (at, record.and_then(|record| renderer.pair(record, path, at)))
             };
-            for records in in_parallel(source.records()?) {
+            for records in in_parallel(source.records(&options.chat.fields())?) {
                 for (at, pair) in records?.into_par_iter().map(pair).collect::<Vec<_>>() {
                     all.push(pair?, path, at, options)?;
                 }

@@ -1,22 +1,20 @@
 //! The lines of a file, with their numbers.
 
 use std::io::BufRead;
-use std::path::{Path, PathBuf};
 
-use zero_engine::DataError;
+use zero_engine::{At, DataError};
 
 use super::streams::Reader;
 
 /// Returns each line that is not blank, without its line break, and its number, counted from 1.
 pub(in super::super) struct Lines {
     reader: Reader,
-    path: PathBuf,
     number: u64,
 }
 
 impl Lines {
-    pub(super) fn new(reader: Reader, path: &Path) -> Self {
-        Self { reader, path: path.into(), number: 0 }
+    pub(super) fn new(reader: Reader) -> Self {
+        Self { reader, number: 0 }
     }
 }
 
@@ -26,10 +24,10 @@ impl Iterator for Lines {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let mut line = vec![];
-            match self.reader.read_until(b'\n', &mut line) {
+            match self.reader.bytes.read_until(b'\n', &mut line) {
                 Ok(0) => return None,
                 Ok(_) => self.number += 1,
-                Err(error) => return Some(Err(DataError::io(&self.path)(error))),
+                Err(error) => return Some(Err(self.reader.failed(At::Line(self.number + 1), error))),
             }
             line.pop_if(|last| *last == b'\n');
             if !line.trim_ascii().is_empty() {

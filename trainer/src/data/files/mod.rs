@@ -1,95 +1,278 @@
 //! Opens files of data: the one place that knows how a file is stored.
 //!
 //! A [`Source`] is a file with its format. It gives a stream of [`documents`](Source::documents), of
-//! [`records`](Source::records) or of [`lines`](Source::lines), each with its position in the file. A stream has a
-//! bounded part of the file in memory, besides the item that it returns.
+//! [`records`](Source::records), of [`rows`](Source::rows) or of tokens, each with its position in the file. A stream
+//! has a bounded part of the file in memory, besides the item that it returns.
+//!
+//! | file | stored | in memory |
+//! |---|---|---|
+//! | text, JSON, CSV | plain, gzip or zstd | 8 MiB of a text, a line, an element of an array |
+//! | Parquet, Arrow | | a batch of rows |
+//! | MDS | raw, gzip or zstd | a shard |
 
+mod archive;
+mod encoding;
+mod folder;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod lines;
+mod mds;
 mod records;
+mod shard;
 pub(super) mod streams;
+mod table;
 mod text;
+mod values;
 
-use std::fs::File;
-use std::io::BufReader;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use zero_engine::DataError;
-use zero_engine::files::expand;
+use zero_engine::files::{are_paths, expand};
 
-use super::options::Format;
-use lines::Lines;
+use super::binary;
+use super::options::{Format, TokenDtype};
+use archive::Archive;
+use folder::Folder;
+pub(super) use lines::Lines;
 pub(super) use records::reason;
-use streams::Reader;
+use shard::Shard;
 pub(crate) use streams::{Document, Documents, Object, Records};
+pub(super) use table::Cells;
+use table::Container;
 
 /// A file whose format is known.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Source {
     pub(super) path: PathBuf,
     pub(super) format: Format,
+    storage: Storage,
 }
 
+/// How the content of a file is stored.
+#[derive(Debug, Clone, PartialEq)]
+enum Storage {
+    /// Bytes, compressed or not.
+    Bytes(Option<Archive>),
+    Table(Container),
+    Shard(Arc<Shard>),
+}
+
+/// The rows of a table.
+pub(super) enum Rows {
+    /// Comma-separated values.
+    Lines(Lines),
+    Cells(Box<dyn Iterator<Item = Result<Cells, DataError>>>),
+}
+
+/// Number of bytes at the start of a file by which it is recognized.
+const START: usize = 8192;
+
 impl Source {
-    /// Recognizes the format of the file, unless `format` states it.
-    pub(super) fn new(path: impl Into<PathBuf>, format: Format) -> Self {
+    /// Recognizes a file by its first bytes. `format` states what is read from it; automatically, that follows from the
+    /// bytes of Parquet and Arrow files and otherwise from the name. Token files have no magic number, so that neither
+    /// they nor raw bytes are looked into.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read, or is of another format.
+    pub(super) fn new(path: impl Into<PathBuf>, format: Format) -> Result<Self, DataError> {
         let path = path.into();
-        let format = match (format, path.extension().and_then(|extension| extension.to_str())) {
-            (Format::Auto, Some("bin")) => Format::Tokens,
-            (Format::Auto, Some("jsonl" | "ndjson")) => Format::Jsonl,
-            (Format::Auto, Some("csv")) => Format::Csv,
-            (Format::Auto, _) => Format::Text,
+        let by_name = if format == Format::Auto { format_by_name(&path) } else { format };
+        // What a pipe gives can be read only once.
+        let is_file = fs::metadata(&path).map_err(DataError::io(&path))?.is_file();
+        if !is_file || is_raw(by_name) {
+            return Ok(Self { path, format: by_name, storage: Storage::Bytes(None) });
+        }
+        let mut start = vec![];
+        let file = File::open(&path).map_err(DataError::io(&path))?;
+        file.take(START as u64).read_to_end(&mut start).map_err(DataError::io(&path))?;
+        let container = match binary::kind(&start) {
+            Some("a Parquet file") => Some(Container::Parquet),
+            Some("an Arrow file") => Some(Container::ArrowFile),
+            Some("an Arrow stream") => Some(Container::ArrowStream),
+            _ => None,
+        };
+        let storage = container.map_or_else(|| Storage::Bytes(Archive::recognize(&start)), Storage::Table);
+        let format = match (format, &storage) {
+            (Format::Auto, Storage::Table(Container::Parquet)) => Format::Parquet,
+            (Format::Auto, Storage::Table(_)) => Format::Arrow,
+            (Format::Auto, _) => by_name,
             (format, _) => format,
         };
-        Self { path, format }
+        let source = Self { path, format, storage };
+        match (format, &source.storage) {
+            (Format::Parquet, Storage::Table(Container::Parquet))
+            | (Format::Arrow, Storage::Table(Container::ArrowFile | Container::ArrowStream))
+            | (Format::Csv | Format::Chat, _) => Ok(source),
+            (Format::Parquet, _) => Err(source.is_no("a Parquet file")),
+            (Format::Arrow, _) => Err(source.is_no("an Arrow file")),
+            (Format::Mds, _) => Err(source.is_no("a folder of MDS shards")),
+            (_, Storage::Table(_)) => Err(source.is_no(if format == Format::Jsonl { "JSON lines" } else { "text" })),
+            _ => Ok(source),
+        }
     }
 
-    /// Returns whether the file is read as text for the tokenizer.
-    pub(super) fn has_documents(&self) -> bool {
-        matches!(self.format, Format::Text | Format::Bytes | Format::Jsonl)
+    fn is_no(&self, wanted: &'static str) -> DataError {
+        let found = match &self.storage {
+            Storage::Bytes(None) => "a file of another format",
+            Storage::Bytes(Some(archive)) => archive.name(),
+            Storage::Table(container) => container.name(),
+            Storage::Shard(_) => "a shard of MDS",
+        };
+        DataError::Format { path: self.path.clone(), found, wanted }
     }
 
-    /// Opens the documents of a text file or of JSON lines. `text_key` names the field with the text.
+    /// Returns whether the file is read as text for the tokenizer. `text_key` names the column or field with the text.
+    pub(super) fn has_documents(&self, text_key: &str) -> bool {
+        match &self.storage {
+            Storage::Shard(shard) => self.format == Format::Mds && !mds::has_tokens(shard, text_key),
+            _ => {
+                use Format::{Arrow, Bytes, Jsonl, Parquet, Text};
+                matches!(self.format, Text | Bytes | Jsonl | Parquet | Arrow)
+            }
+        }
+    }
+
+    /// Returns whether the file has tokens.
+    pub(super) fn has_tokens(&self, text_key: &str) -> bool {
+        self.format == Format::Tokens || self.format == Format::Mds && !self.has_documents(text_key)
+    }
+
+    /// Returns what the documents depend on besides the bytes of the file.
+    pub(super) fn key(&self, text_key: &str) -> String {
+        match (self.format, &self.storage) {
+            (Format::Bytes, _) => "bytes".into(),
+            (_, Storage::Bytes(_)) if self.format != Format::Jsonl => "text".into(),
+            (_, Storage::Shard(shard)) => format!("mds {text_key} {}", shard.layout()),
+            // A table is recognized by its bytes.
+            (..) => format!("{:?} {text_key}", self.format),
+        }
+    }
+
+    /// Opens the documents of a file. `text_key` names the column or field with the text.
     ///
     /// A text file is one document. It comes in parts, which end where [`piece_end`](super::tokenizer::piece_end) cuts;
     /// with `is_for_bytes`, for the byte tokenizer, they end anywhere. Empty documents are left out.
     ///
     /// # Errors
-    /// Fails if the file cannot be opened. An item fails if the file cannot be read, if it is binary and for the byte
-    /// tokenizer, or if a line has no text.
+    /// Fails if the file cannot be opened or has no such column. An item fails if the file cannot be read or is cut, if
+    /// it is binary and for the byte tokenizer, or if a line or row has no text.
     pub(super) fn documents(&self, text_key: &str, is_for_bytes: bool) -> Result<Documents, DataError> {
-        let reader = self.reader()?;
-        Ok(match self.format {
-            Format::Jsonl => Box::new(records::texts(self.lines()?, &self.path, text_key)),
-            format => Box::new(text::Parts::new(reader, &self.path, is_for_bytes, format == Format::Bytes)),
-        })
+        match &self.storage {
+            Storage::Table(container) => table::documents(&self.path, *container, text_key),
+            Storage::Shard(shard) => mds::documents(Arc::clone(shard), text_key),
+            Storage::Bytes(archive) => {
+                let reader = archive::open(&self.path, *archive)?;
+                Ok(match self.format {
+                    Format::Jsonl => Box::new(records::texts(reader, text_key)),
+                    format => Box::new(text::Parts::new(reader, is_for_bytes, format == Format::Bytes)),
+                })
+            }
+        }
     }
 
-    /// Opens the records of JSON lines or of a JSON array.
+    /// Opens the records of JSON lines, of a JSON array or of a table. Of a table that has some of `columns`, the others
+    /// are not decoded.
     ///
     /// # Errors
-    /// Fails if the file cannot be opened. An item fails if the file cannot be read, or names the line that is no JSON
-    /// object.
-    pub(super) fn records(&self) -> Result<Records, DataError> {
-        records::open(self.reader()?, &self.path)
+    /// Fails if the file cannot be opened. An item fails if the file cannot be read or is cut, or names the line that is
+    /// no JSON object.
+    pub(super) fn records(&self, columns: &[&str]) -> Result<Records, DataError> {
+        match &self.storage {
+            Storage::Table(container) => table::records(&self.path, *container, columns),
+            Storage::Shard(shard) => mds::records(Arc::clone(shard), columns),
+            Storage::Bytes(archive) => records::open(archive::open(&self.path, *archive)?),
+        }
     }
 
-    /// Opens the lines of the file.
+    /// Opens the rows of a table.
     ///
     /// # Errors
-    /// Fails if the file cannot be opened or read.
-    pub(super) fn lines(&self) -> Result<Lines, DataError> {
-        Ok(Lines::new(self.reader()?, &self.path))
+    /// Fails if the file cannot be opened or has no rows.
+    pub(super) fn rows(&self) -> Result<Rows, DataError> {
+        match &self.storage {
+            Storage::Table(container) => Ok(Rows::Cells(Box::new(table::rows(&self.path, *container)?))),
+            Storage::Shard(_) => Err(self.is_no("a table of numbers")),
+            Storage::Bytes(archive) => Ok(Rows::Lines(Lines::new(archive::open(&self.path, *archive)?))),
+        }
     }
 
-    fn reader(&self) -> Result<Reader, DataError> {
-        Ok(Box::new(BufReader::new(File::open(&self.path).map_err(DataError::io(&self.path))?)))
+    /// Reads the tokens of a shard, and calls `push` with those of each sample.
+    ///
+    /// # Errors
+    /// Fails if the shard cannot be read or a token is not below `vocabulary`.
+    pub(super) fn tokens(
+        &self,
+        dtype: TokenDtype,
+        vocabulary: usize,
+        push: impl FnMut(&[u32]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        match &self.storage {
+            Storage::Shard(shard) => mds::tokens(shard, dtype, vocabulary, push),
+            _ => Err(self.is_no("a folder of MDS shards")),
+        }
     }
 }
 
-/// Returns the files that `sources` name, each with its format.
+/// Returns the format that a file's name states.
+pub(super) fn format_by_name(path: &Path) -> Format {
+    let extension = |path: &Path| path.extension().and_then(|extension| extension.to_str()).map(str::to_string);
+    let archive = extension(path).filter(|end| matches!(end.as_str(), "gz" | "gzip" | "zst" | "zstd"));
+    let name = if archive.is_some() { path.with_extension("") } else { path.into() };
+    match extension(&name).as_deref() {
+        Some("bin") if archive.is_none() => Format::Tokens,
+        Some("jsonl" | "ndjson") => Format::Jsonl,
+        Some("csv") => Format::Csv,
+        Some("parquet") => Format::Parquet,
+        Some("arrow" | "feather") => Format::Arrow,
+        _ => Format::Text,
+    }
+}
+
+/// Returns the files that `sources` name, each with its format. The files of a data set's folder are in its order.
 ///
 /// # Errors
-/// Fails if a file is missing or unreadable.
+/// Fails if a file is missing, unreadable or of another format, or if a folder holds no data set.
 pub(super) fn sources(sources: &[String], format: Format) -> Result<Vec<Source>, DataError> {
-    Ok(expand(sources)?.into_iter().map(|path| Source::new(path, format)).collect())
+    are_paths(sources)?;
+    let mut all: Vec<Source> = vec![];
+    let mut seen = std::collections::BTreeSet::new();
+    for name in sources {
+        let path = Path::new(name);
+        let folder = if path.is_dir() && !is_raw(format) { Folder::open(path)? } else { None };
+        let found: Vec<Source> = match folder {
+            None => {
+                let files = expand(std::slice::from_ref(name))?.into_iter();
+                files.map(|path| Source::new(path, format)).collect::<Result<_, _>>()?
+            }
+            Some(Folder::Arrow(files)) => {
+                files.into_iter().map(|path| Source::new(path, format)).collect::<Result<_, _>>()?
+            }
+            Some(Folder::Mds(shards)) => {
+                let shard = |shard: Shard| Source {
+                    path: shard.path.clone(),
+                    format: if format == Format::Auto { Format::Mds } else { format },
+                    storage: Storage::Shard(Arc::new(shard)),
+                };
+                let shards: Vec<Source> = shards.into_iter().map(shard).collect();
+                if let Some(other) =
+                    shards.iter().find(|_| !matches!(format, Format::Auto | Format::Mds | Format::Chat))
+                {
+                    return Err(other.is_no("a file of the format that is stated"));
+                }
+                shards
+            }
+        };
+        all.extend(found.into_iter().filter(|source| seen.insert(source.path.clone())));
+    }
+    if all.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(all) }
 }
+
+fn is_raw(format: Format) -> bool {
+    matches!(format, Format::Tokens | Format::Bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,6 @@
 //! Records of JSON lines and of JSON arrays, and the texts in them.
 
 use std::io::{BufRead, Cursor, Read};
-use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use zero_engine::{At, DataError};
@@ -12,32 +11,35 @@ use super::streams::{Document, Object, Reader, Records};
 const NO_OBJECT: &str = "a record must be a JSON object";
 
 /// Opens the records of a file: the elements of an array, or one object per line.
-pub(super) fn open(mut reader: Reader, path: &Path) -> Result<Records, DataError> {
-    let mut skipped = vec![];
+pub(super) fn open(mut reader: Reader) -> Result<Records, DataError> {
+    let (mut skipped, mut place) = (vec![], Place::default());
     loop {
-        let bytes = reader.fill_buf().map_err(DataError::io(path))?;
+        let bytes = match reader.bytes.fill_buf() {
+            Ok(bytes) => bytes,
+            Err(error) => return Err(reader.failed(At::Line(place.line), error)),
+        };
         let blank = bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        bytes[..blank].iter().for_each(|&byte| place.advance(byte));
         skipped.extend(&bytes[..blank]);
         match bytes.get(blank) {
             Some(b'[') => {
-                let mut place = Place::default();
-                skipped.iter().chain(b"[").for_each(|&byte| place.advance(byte));
-                reader.consume(blank + 1);
-                return Ok(Box::new(Array { reader, path: path.into(), place, records: 0, is_at_end: false }));
+                place.advance(b'[');
+                reader.bytes.consume(blank + 1);
+                return Ok(Box::new(Array { reader, place, records: 0, is_at_end: false }));
             }
-            None if blank > 0 => reader.consume(blank),
+            None if blank > 0 => reader.bytes.consume(blank),
             _ => {
-                reader.consume(blank);
-                let whole = Box::new(Cursor::new(skipped).chain(reader));
-                return Ok(Box::new(objects(Lines::new(whole, path), path)));
+                reader.bytes.consume(blank);
+                reader.bytes = Box::new(Cursor::new(skipped).chain(reader.bytes));
+                return Ok(Box::new(objects(reader)));
             }
         }
     }
 }
 
-fn objects(lines: Lines, path: &Path) -> impl Iterator<Item = Result<(At, Object), DataError>> + use<> {
-    let path = path.to_path_buf();
-    lines.map(move |line| {
+fn objects(reader: Reader) -> impl Iterator<Item = Result<(At, Object), DataError>> + use<> {
+    let path = reader.path.clone();
+    Lines::new(reader).map(move |line| {
         let (line, bytes) = line?;
         let failed = |message| DataError::Json { path: path.clone(), line, message };
         match serde_json::from_slice(&bytes) {
@@ -49,13 +51,9 @@ fn objects(lines: Lines, path: &Path) -> impl Iterator<Item = Result<(At, Object
 }
 
 /// Returns the text under `text_key` of each line as a document.
-pub(super) fn texts(
-    lines: Lines,
-    path: &Path,
-    text_key: &str,
-) -> impl Iterator<Item = Result<Document, DataError>> + use<> {
-    let (path, text_key) = (path.to_path_buf(), text_key.to_string());
-    let documents = lines.map(move |line| {
+pub(super) fn texts(reader: Reader, text_key: &str) -> impl Iterator<Item = Result<Document, DataError>> + use<> {
+    let (path, text_key) = (reader.path.clone(), text_key.to_string());
+    let documents = Lines::new(reader).map(move |line| {
         let (line, bytes) = line?;
         let failed = |message| DataError::Json { path: path.clone(), line, message };
         let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| failed(reason(&error, 0)))?;
@@ -72,7 +70,6 @@ pub(super) fn texts(
 /// The elements of a JSON array. Each is read and parsed on its own.
 struct Array {
     reader: Reader,
-    path: PathBuf,
     /// The position of the next byte.
     place: Place,
     records: u64,
@@ -103,7 +100,7 @@ impl Place {
 
 impl Array {
     fn failed(&self, Place { line, column }: Place, message: &str) -> DataError {
-        DataError::Json { path: self.path.clone(), line, message: format!("column {column}: {message}") }
+        DataError::Json { path: self.reader.path.clone(), line, message: format!("column {column}: {message}") }
     }
 
     /// Reads up to the next byte that `is_end` accepts, which is not appended.
@@ -113,7 +110,10 @@ impl Array {
         mut is_end: impl FnMut(u8) -> bool,
     ) -> Result<Option<u8>, DataError> {
         loop {
-            let bytes = self.reader.fill_buf().map_err(DataError::io(&self.path))?;
+            let bytes = match self.reader.bytes.fill_buf() {
+                Ok(bytes) => bytes,
+                Err(error) => return Err(self.reader.failed(At::Line(self.place.line), error)),
+            };
             if bytes.is_empty() {
                 return Ok(None);
             }
@@ -123,7 +123,7 @@ impl Array {
             read.iter().chain(&end).for_each(|&byte| self.place.advance(byte));
             element.extend(read);
             let read = read.len() + usize::from(end.is_some());
-            self.reader.consume(read);
+            self.reader.bytes.consume(read);
             if end.is_some() {
                 return Ok(end);
             }
@@ -169,12 +169,12 @@ impl Array {
             Ok(Value::Object(record)) => Ok(Some((at, record))),
             Ok(_) => {
                 let (message, help) = (NO_OBJECT.into(), "write one object per conversation".into());
-                Err(DataError::Conversation { path: self.path.clone(), at, message, help })
+                Err(DataError::Conversation { path: self.reader.path.clone(), at, message, help })
             }
             Err(error) => {
                 let before = if error.line() == 1 { start.column } else { 0 };
                 let line = start.line + error.line().saturating_sub(1) as u64;
-                Err(DataError::Json { path: self.path.clone(), line, message: reason(&error, before) })
+                Err(DataError::Json { path: self.reader.path.clone(), line, message: reason(&error, before) })
             }
         }
     }
@@ -203,6 +203,7 @@ pub(in super::super) fn reason(error: &serde_json::Error, before: usize) -> Stri
 #[cfg(test)]
 mod tests {
     use std::io::BufReader;
+    use std::path::Path;
 
     use serde_json::json;
 
@@ -210,8 +211,8 @@ mod tests {
 
     /// Reads with a small buffer, so that elements cross its end.
     fn read(text: &str) -> Result<Vec<(At, Value)>, String> {
-        let reader = Box::new(BufReader::with_capacity(3, Cursor::new(text.as_bytes().to_vec())));
-        let records = open(reader, Path::new("a.json")).unwrap();
+        let bytes = BufReader::with_capacity(3, Cursor::new(text.as_bytes().to_vec()));
+        let records = open(Reader::new(bytes, Path::new("a.json"), None)).unwrap();
         let records = records.map(|record| record.map(|(at, record)| (at, Value::Object(record))));
         records.collect::<Result<_, _>>().map_err(|error| error.to_string())
     }

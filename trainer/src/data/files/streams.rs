@@ -1,6 +1,7 @@
-//! What a file of data gives: documents or records, one after the other.
+//! What a file of data gives: bytes, documents or records, one after the other.
 
-use std::io::BufRead;
+use std::io::{self, BufRead};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use zero_engine::{At, DataError};
@@ -21,4 +22,33 @@ pub(crate) type Object = Map<String, Value>;
 pub(crate) type Documents = Box<dyn Iterator<Item = Result<Document, DataError>> + Send>;
 pub(crate) type Records = Box<dyn Iterator<Item = Result<(At, Object), DataError>> + Send>;
 
-pub(super) type Reader = Box<dyn BufRead + Send>;
+/// The bytes of a file, unpacked.
+pub(super) struct Reader {
+    pub(super) bytes: Box<dyn BufRead + Send>,
+    pub(super) path: PathBuf,
+    /// The kind of the archive that the bytes come from.
+    archive: Option<&'static str>,
+}
+
+impl Reader {
+    pub(super) fn new(bytes: impl BufRead + Send + 'static, path: &Path, archive: Option<&'static str>) -> Self {
+        Self { bytes: Box::new(bytes), path: path.into(), archive }
+    }
+
+    /// Returns whether the bytes are unpacked from an archive.
+    pub(super) fn is_unpacked(&self) -> bool {
+        self.archive.is_some()
+    }
+
+    /// Returns the error of a read at this position of the unpacked bytes.
+    pub(super) fn failed(&self, at: At, error: io::Error) -> DataError {
+        match self.archive {
+            None => DataError::io(&self.path)(error),
+            Some(kind) => DataError::Damaged {
+                path: self.path.clone(),
+                at: Some(at),
+                message: format!("the {kind} is cut or damaged: {error}"),
+            },
+        }
+    }
+}

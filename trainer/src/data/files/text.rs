@@ -1,7 +1,6 @@
 //! A text file as one document, in parts.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
 
 use zero_engine::{At, DataError};
 
@@ -15,7 +14,6 @@ const PART: usize = 8 << 20;
 /// The parts of a text.
 pub(super) struct Parts {
     reader: Reader,
-    path: PathBuf,
     /// What is read and not returned yet, and its position in the file.
     buffer: Vec<u8>,
     offset: u64,
@@ -28,9 +26,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    pub(super) fn new(reader: Reader, path: &Path, is_for_bytes: bool, accepts_binary: bool) -> Self {
-        let path = path.into();
-        Self { reader, path, buffer: vec![], offset: 0, pieces: 0, is_at_end: false, accepts_binary, is_for_bytes }
+    pub(super) fn new(reader: Reader, is_for_bytes: bool, accepts_binary: bool) -> Self {
+        Self { reader, buffer: vec![], offset: 0, pieces: 0, is_at_end: false, accepts_binary, is_for_bytes }
     }
 
     /// Extends the pieces until a part is complete, and returns its length.
@@ -47,15 +44,16 @@ impl Parts {
     fn read(&mut self) -> Result<(), DataError> {
         // As many bytes again as there are, so that a text without line breaks is not searched too often.
         let count = self.buffer.len().max(PART) as u64;
-        let read = self.reader.by_ref().take(count).read_to_end(&mut self.buffer);
-        self.is_at_end = read.map_err(DataError::io(&self.path))? == 0;
-        // Other tokenizers require UTF-8 and report the position of an invalid byte themselves.
+        let read = self.reader.bytes.by_ref().take(count).read_to_end(&mut self.buffer);
+        let at = At::Byte(self.offset + self.buffer.len() as u64);
+        self.is_at_end = read.map_err(|error| self.reader.failed(at, error))? == 0;
+        // Other tokenizers require UTF-8 and report the position of an invalid byte themselves. A tar archive is UTF-8.
         if self.offset == 0
-            && self.is_for_bytes
+            && (self.is_for_bytes || self.reader.is_unpacked())
             && !self.accepts_binary
             && let Some(kind) = binary::kind(&self.buffer)
         {
-            return Err(DataError::Binary { path: self.path.clone(), kind });
+            return Err(DataError::Binary { path: self.reader.path.clone(), kind });
         }
         Ok(())
     }
@@ -87,13 +85,14 @@ impl Iterator for Parts {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufReader, Cursor};
+    use std::io::Cursor;
+    use std::path::Path;
 
     use super::*;
 
     fn parts(text: &[u8], is_for_bytes: bool) -> Vec<Document> {
-        let reader = Box::new(BufReader::new(Cursor::new(text.to_vec())));
-        Parts::new(reader, Path::new("a.txt"), is_for_bytes, false).map(Result::unwrap).collect()
+        let reader = Reader::new(Cursor::new(text.to_vec()), Path::new("a.txt"), None);
+        Parts::new(reader, is_for_bytes, false).map(Result::unwrap).collect()
     }
 
     /// Each part ends where a piece of the whole text ends, so the tokens are those of the whole text.

@@ -1,0 +1,9 @@
+//! Reads a folder of MDS: the input is `index.json`, a zero byte, and the shard that it may name.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let end = data.iter().position(|&byte| byte == 0).unwrap_or(data.len());
+    zero_train::data::fuzzing::shard(&data[..end], data.get(end + 1..).unwrap_or_default());
+});

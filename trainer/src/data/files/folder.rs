@@ -1,0 +1,90 @@
+//! Folders that hold a data set: those that `datasets` saves, and those of MDS shards.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use zero_engine::DataError;
+
+use super::shard::Shard;
+
+/// What is in a folder.
+pub(super) enum Folder {
+    /// The Arrow files of a data set that `datasets` saved, in order.
+    Arrow(Vec<PathBuf>),
+    /// The shards of mosaicml-streaming, in order.
+    Mds(Vec<Shard>),
+}
+
+/// The parts of `state.json` and of `dataset_dict.json` that are used.
+#[derive(Deserialize)]
+struct State {
+    #[serde(rename = "_data_files")]
+    data_files: Vec<DataFile>,
+}
+
+#[derive(Deserialize)]
+struct DataFile {
+    filename: String,
+}
+
+#[derive(Deserialize)]
+struct Splits {
+    splits: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    version: u32,
+    shards: Vec<super::shard::Entry>,
+}
+
+impl Folder {
+    /// Recognizes a folder by the file that describes it. Returns `None` for any other folder.
+    ///
+    /// # Errors
+    /// Fails if that file is malformed, or lists splits.
+    pub(super) fn open(folder: &Path) -> Result<Option<Self>, DataError> {
+        let [index, state, splits] = ["index.json", "state.json", "dataset_dict.json"].map(|name| folder.join(name));
+        if index.is_file() {
+            let Index { version, shards } = read(&index)?;
+            if version != 2 {
+                return Err(damaged(&index, format!("version {version} of MDS is unsupported, only 2 is supported")));
+            }
+            let shard = |entry| Shard::new(folder, entry).map_err(|message| damaged(&index, message));
+            return Ok(Some(Self::Mds(shards.into_iter().map(shard).collect::<Result<_, _>>()?)));
+        }
+        if state.is_file() {
+            let State { data_files } = read(&state)?;
+            let path = |DataFile { filename }| inside(folder, &filename).map_err(|message| damaged(&state, message));
+            return Ok(Some(Self::Arrow(data_files.into_iter().map(path).collect::<Result<_, _>>()?)));
+        }
+        if splits.is_file() {
+            let Splits { splits: names } = read(&splits)?;
+            return Err(match names.is_empty() {
+                true => damaged(&splits, "the data set has no splits".into()),
+                false => DataError::Splits { path: folder.into(), splits: names },
+            });
+        }
+        Ok(None)
+    }
+}
+
+/// Returns the path of a file in a folder. The name must not lead out of it.
+pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
+    let is_inside = |part: Component| matches!(part, Component::Normal(_) | Component::CurDir);
+    match !name.is_empty() && Path::new(name).components().all(is_inside) {
+        true => Ok(folder.join(name)),
+        false => Err(format!("`{name}` is no file in the folder")),
+    }
+}
+
+fn damaged(path: &Path, message: String) -> DataError {
+    DataError::Damaged { path: path.into(), at: None, message }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T, DataError> {
+    let bytes = fs::read(path).map_err(DataError::io(path))?;
+    serde_json::from_slice(&bytes).map_err(|error| damaged(path, error.to_string()))
+}

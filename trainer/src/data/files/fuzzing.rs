@@ -1,0 +1,41 @@
+//! Entry points of the fuzz targets, which are not part of the public interface.
+
+use std::path::{Path, PathBuf};
+use std::{fs, process};
+
+use super::sources;
+use crate::data::options::{Format, TokenDtype};
+
+/// Reads `data` as a file of this name, as documents and as records.
+pub fn file(name: &str, data: &[u8]) {
+    let path = folder().join(name);
+    fs::write(&path, data).expect("the folder for temporary files is writable");
+    read(&path);
+}
+
+/// Reads a folder of MDS with this index and this shard.
+pub fn shard(index: &[u8], shard: &[u8]) {
+    let folder = folder();
+    fs::write(folder.join("index.json"), index).expect("the folder for temporary files is writable");
+    fs::write(folder.join("shard.00000.mds"), shard).expect("the folder for temporary files is writable");
+    read(&folder);
+}
+
+fn folder() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("zero-train-fuzzing-{}", process::id()));
+    fs::create_dir_all(&folder).expect("the folder for temporary files is writable");
+    folder
+}
+
+fn read(path: &Path) {
+    let name = [path.display().to_string()];
+    for source in sources(&name, Format::Auto).into_iter().flatten() {
+        let documents = source.documents("text", true);
+        documents.into_iter().for_each(|documents| documents.take_while(Result::is_ok).for_each(drop));
+        let _ = source.tokens(TokenDtype::U16, usize::MAX, |_| Ok(()));
+    }
+    for source in sources(&name, Format::Chat).into_iter().flatten() {
+        let records = source.records(&[]);
+        records.into_iter().for_each(|records| records.take_while(Result::is_ok).for_each(drop));
+    }
+}

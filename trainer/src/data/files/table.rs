@@ -1,0 +1,223 @@
+//! Tables of Parquet and Arrow files, read in batches of rows.
+//!
+//! The decoders are meant to return an error for any malformed file. Should one panic, [`guarded`] makes it an error too.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use arrow_array::{Array, RecordBatch};
+use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_schema::{ArrowError, Schema};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::Value;
+use zero_engine::{At, DataError};
+
+use super::streams::{Document, Documents, Records};
+use super::values::{is_text, object, plain, text, value};
+
+/// Number of rows that are decoded at once. Arrow files state their batches themselves.
+const BATCH: usize = 1024;
+/// The last bytes of an Arrow stream that is complete.
+const END_OF_STREAM: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+
+/// How a file holds a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Container {
+    Parquet,
+    ArrowFile,
+    ArrowStream,
+}
+
+impl Container {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Parquet => "a Parquet file",
+            Self::ArrowFile | Self::ArrowStream => "an Arrow file",
+        }
+    }
+}
+
+/// The rows of a file, of some of its columns.
+pub(super) struct Table {
+    batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
+    path: PathBuf,
+    /// The number of the next row, and the number of all rows if the file states it.
+    row: u64,
+    rows: Option<u64>,
+    is_at_end: bool,
+}
+
+impl Table {
+    /// Opens a file. `choose` returns the indices of the columns that are decoded, in ascending order.
+    pub(super) fn open(
+        path: &Path,
+        container: Container,
+        choose: impl FnOnce(&Schema) -> Result<Vec<usize>, DataError>,
+    ) -> Result<Self, DataError> {
+        let damaged = |message| DataError::Damaged { path: path.into(), at: None, message };
+        let (batches, rows): (Box<dyn Iterator<Item = _> + Send>, _) = match container {
+            Container::Parquet => {
+                let open = || ParquetRecordBatchReaderBuilder::try_new(File::open(path)?);
+                let builder = guarded(open).map_err(damaged)?;
+                let columns = choose(builder.schema())?;
+                let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or_default();
+                let mask = ProjectionMask::roots(builder.parquet_schema(), columns);
+                let reader = guarded(|| builder.with_projection(mask).with_batch_size(BATCH).build());
+                (Box::new(reader.map_err(damaged)?), Some(rows))
+            }
+            Container::ArrowFile => {
+                let open = |columns| FileReader::try_new_buffered(File::open(path)?, columns);
+                let columns = choose(&guarded(|| open(None)).map_err(damaged)?.schema())?;
+                (Box::new(guarded(|| open(Some(columns))).map_err(damaged)?), None)
+            }
+            Container::ArrowStream => {
+                let mut file = File::open(path).map_err(DataError::io(path))?;
+                let mut end = [0; END_OF_STREAM.len()];
+                let read = file.seek(SeekFrom::End(-(end.len() as i64))).and_then(|_| file.read_exact(&mut end));
+                if read.is_err() || end != END_OF_STREAM {
+                    return Err(damaged("the Arrow stream is cut: it has no end mark".into()));
+                }
+                let open = |columns| StreamReader::try_new_buffered(File::open(path)?, columns);
+                let columns = choose(&guarded(|| open(None)).map_err(damaged)?.schema())?;
+                (Box::new(guarded(|| open(Some(columns))).map_err(damaged)?), None)
+            }
+        };
+        Ok(Self { batches, path: path.into(), row: 0, rows, is_at_end: false })
+    }
+
+    fn damaged(&self, message: String) -> DataError {
+        DataError::Damaged { path: self.path.clone(), at: Some(At::Row(self.row)), message }
+    }
+}
+
+/// Returns batches that are not empty, each with the number of its first row.
+impl Iterator for Table {
+    type Item = Result<(u64, RecordBatch), DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.is_at_end {
+            match guarded(|| self.batches.next().transpose()) {
+                Ok(Some(batch)) if batch.num_rows() == 0 => {}
+                Ok(Some(batch)) => {
+                    let first = self.row;
+                    self.row += batch.num_rows() as u64;
+                    return Some(Ok((first, batch)));
+                }
+                Ok(None) => {
+                    self.is_at_end = true;
+                    if let Some(rows) = self.rows.filter(|rows| *rows != self.row) {
+                        return Some(Err(self.damaged(format!("the file ends here, and should have {rows} rows"))));
+                    }
+                }
+                Err(message) => {
+                    self.is_at_end = true;
+                    return Some(Err(self.damaged(message)));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Runs a decoder. Makes its error, or its panic, a message.
+fn guarded<T, E: std::fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    let message = match catch_unwind(AssertUnwindSafe(decode)) {
+        Ok(result) => return result.map_err(|error| error.to_string()),
+        Err(panic) => match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+            (Some(message), _) => message.clone(),
+            (_, Some(message)) => message.to_string(),
+            _ => "unknown".into(),
+        },
+    };
+    Err(format!("the file is malformed, and its decoder failed: {message}"))
+}
+
+/// Returns the items that `items` makes of each batch and the number of its first row.
+fn of_batches<T, I>(table: Table, items: I) -> impl Iterator<Item = Result<T, DataError>> + use<T, I>
+where
+    I: Fn(&Path, u64, &RecordBatch) -> Result<Vec<Result<T, DataError>>, String>,
+{
+    let path = table.path.clone();
+    table.flat_map(move |batch| {
+        let made = batch.and_then(|(first, batch)| {
+            let damaged = |message| DataError::Damaged { path: path.clone(), at: Some(At::Row(first)), message };
+            guarded(|| items(&path, first, &batch)).map_err(damaged)
+        });
+        made.unwrap_or_else(|error| vec![Err(error)])
+    })
+}
+
+fn cell(path: &Path, at: At, column: &str, message: impl Into<String>) -> DataError {
+    DataError::Cell { path: path.into(), at, column: column.into(), message: message.into() }
+}
+
+/// Opens the texts of a column.
+pub(super) fn documents(path: &Path, container: Container, column: &str) -> Result<Documents, DataError> {
+    let table = Table::open(path, container, |schema| {
+        let Some((index, field)) = schema.column_with_name(column) else {
+            let columns = schema.fields().iter().map(|field| field.name().clone()).collect();
+            return Err(DataError::Column { path: path.into(), column: column.into(), columns });
+        };
+        match is_text(field.data_type()) {
+            true => Ok(vec![index]),
+            false => Err(cell(path, At::Row(0), column, format!("has the type {}, not text", field.data_type()))),
+        }
+    })?;
+    let column = column.to_string();
+    Ok(Box::new(of_batches(table, move |path, first, batch| {
+        let texts = plain(batch.column(0))?;
+        let document = |row| {
+            let at = At::Row(first + row as u64);
+            match text(&texts, row) {
+                Some("") => None,
+                Some(text) => Some(Ok(Document { at, text: text.into(), is_continued: false })),
+                None => Some(Err(cell(path, at, &column, "is null"))),
+            }
+        };
+        Ok((0..texts.len()).filter_map(document).collect())
+    })))
+}
+
+/// Opens the rows as records. Of a table that has some of these columns, the others are not decoded.
+pub(super) fn records(path: &Path, container: Container, columns: &[&str]) -> Result<Records, DataError> {
+    let table = Table::open(path, container, |schema| {
+        let all = 0..schema.fields().len();
+        let known: Vec<usize> = all.clone().filter(|&i| columns.contains(&schema.field(i).name().as_str())).collect();
+        Ok(if known.is_empty() { all.collect() } else { known })
+    })?;
+    Ok(Box::new(of_batches(table, |path, first, batch| {
+        let schema = batch.schema();
+        let columns = || schema.fields().iter().map(|field| field.name().as_str()).zip(batch.columns());
+        let record = |row| {
+            let at = At::Row(first + row as u64);
+            let record = object(columns(), row).map_err(|(column, message)| cell(path, at, column, message));
+            Ok((at, record?))
+        };
+        Ok((0..batch.num_rows()).map(record).collect())
+    })))
+}
+
+/// A row of a table, with a value for each column.
+pub(in super::super) type Cells = (At, Vec<Value>);
+
+/// Opens the rows of all columns.
+pub(super) fn rows(
+    path: &Path,
+    container: Container,
+) -> Result<impl Iterator<Item = Result<Cells, DataError>> + use<>, DataError> {
+    let table = Table::open(path, container, |schema| Ok((0..schema.fields().len()).collect()))?;
+    Ok(of_batches(table, |path, first, batch| {
+        let schema = batch.schema();
+        let cells = |row| {
+            let at = At::Row(first + row as u64);
+            let columns = schema.fields().iter().zip(batch.columns());
+            let cells = columns
+                .map(|(field, column)| value(column, row).map_err(|message| cell(path, at, field.name(), message)));
+            Ok((at, cells.collect::<Result<_, _>>()?))
+        };
+        Ok((0..batch.num_rows()).map(cells).collect())
+    }))
+}

@@ -1,0 +1,98 @@
+//! Files that are cut or have changed bytes give an error or rows, and never panic.
+
+use parquet::basic::Compression;
+
+use super::super::super::options::Format;
+use super::folders::Mds;
+use super::tables::{arrow_file, arrow_stream, batch, parquet};
+use super::*;
+
+/// Numbers that are the same in each run (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % end as u64) as usize
+    }
+}
+
+/// Reads everything that a path may be read as.
+fn read_all(path: &Path) {
+    let _ = documents(path, Format::Auto, "text");
+    let _ = records(path, &[]);
+    let _ = records(path, &["messages"]);
+}
+
+fn tables() -> Vec<(&'static str, Vec<u8>)> {
+    let batches = [batch(0, 20), batch(20, 10)];
+    vec![
+        ("plain.parquet", parquet(&batches, Compression::UNCOMPRESSED)),
+        ("snappy.parquet", parquet(&batches, Compression::SNAPPY)),
+        ("zstd.parquet", parquet(&batches, Compression::ZSTD(Default::default()))),
+        ("a.arrow", arrow_file(&batches)),
+        ("stream.arrow", arrow_stream(&batches)),
+    ]
+}
+
+#[test]
+fn a_cut_table_is_an_error() {
+    let folder = Folder::new();
+    for (name, whole) in tables() {
+        for cut in (8..whole.len()).step_by(61).chain(whole.len() - 12..whole.len()) {
+            let path = folder.write(name, &whole[..cut]);
+            let found = documents(&path, Format::Auto, "text");
+            assert!(found.is_err(), "{name}: {cut} of {} bytes gave {} rows", whole.len(), found.unwrap().len());
+        }
+    }
+}
+
+#[test]
+fn changed_bytes_of_tables_do_not_panic() {
+    let folder = Folder::new();
+    let mut random = Random(1);
+    for (name, whole) in tables() {
+        for _ in 0..120 {
+            let mut changed = whole.clone();
+            for _ in 0..=random.below(3) {
+                // The description of the columns, at the end, is a small part of the file.
+                let from = if random.below(2) == 0 { 0 } else { whole.len().saturating_sub(1500) };
+                let place = from + random.below(whole.len() - from);
+                changed[place] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
+            }
+            read_all(&folder.write(name, &changed));
+        }
+    }
+}
+
+#[test]
+fn changed_bytes_of_shards_do_not_panic() {
+    let folder = Folder::new();
+    let columns = &[("id", "int", Some(8)), ("list", "ndarray", None), ("text", "str", None)];
+    let sample = |i: u8| vec![vec![i; 8], vec![8, 4, 2, i, i], vec![b'x'; i.into()]];
+    let mds = Mds { columns, compression: None };
+    mds.write(&folder, &[(0..9).map(sample).collect()]);
+    let mut random = Random(2);
+    for name in ["index.json", "shard.00000.mds"] {
+        let mut whole = fs::read(folder.path().join(name)).unwrap();
+        if name == "index.json" {
+            // Without the checksum, that would find each change of the shard.
+            let index = String::from_utf8(whole).unwrap();
+            let start = index.find("\"hashes\":{").unwrap() + 10;
+            let end = start + index[start..].find('}').unwrap();
+            whole = [&index[..start], &index[end..]].concat().into_bytes();
+        }
+        for _ in 0..500 {
+            let mut changed = whole.clone();
+            for _ in 0..=random.below(3) {
+                let place = random.below(whole.len());
+                changed[place] = [0, 1, b'9', 0xff, random.below(256) as u8][random.below(5)];
+            }
+            folder.write(name, &changed);
+            read_all(folder.path());
+        }
+        folder.write(name, &whole);
+    }
+}
