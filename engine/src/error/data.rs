@@ -14,6 +14,14 @@ pub enum DataError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// An image cannot be decoded, or a folder of images is not one of classes.
+    #[error("{}: {message}", path.display())]
+    Image {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
     /// A source is a directory where a file is expected.
     #[error("{0} is a directory; write {0}/**/* for all files in it", path.display())]
     Directory {

@@ -133,6 +133,17 @@ fn trainer() {
     assert_eq!(runs[0], runs[1]);
 }
 
+#[test]
+fn vit() {
+    let losses = [1, 2].map(|ranks| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let printed = run_in(folder.path(), env!("CARGO_BIN_EXE_vit"), &[], ranks);
+        assert!(printed.contains("accuracy"), "{printed}");
+        values(&folder.path().join("runs/vit"), "loss")
+    });
+    assert_eq!(losses[0].len(), losses[1].len());
+}
+
 /// A restarting launcher passes only the fact that it restarts and the job's name. The run must find its own
 /// checkpoints.
 #[test]

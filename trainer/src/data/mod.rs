@@ -26,6 +26,7 @@ mod dataset;
 mod documents;
 mod files;
 mod fingerprint;
+mod images;
 mod in_memory;
 mod joined;
 mod mixture;
@@ -50,6 +51,7 @@ pub use dataset::{BoxError, Dataset};
 #[doc(hidden)]
 pub use files::fuzzing;
 pub(crate) use fingerprint::DocumentFacts;
+pub use images::{ImageFolder, images};
 pub use in_memory::{FromFn, InMemory, from_fn};
 pub(crate) use joined::join;
 pub(crate) use mixture::{MixedPart, Mixture, apportion};

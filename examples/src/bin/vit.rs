@@ -1,0 +1,142 @@
+//! A vision transformer that learns to tell drawn shapes apart: a data set of images in folders, `Trainer`, and layers
+//! from the library's operations.
+//!
+//! ```sh
+//! cargo run --release -p zero-examples --bin vit
+//! ```
+
+use std::ops::Range;
+use std::path::Path;
+
+use candle_core::{D, Result, Tensor};
+use candle_nn::{Module, VarBuilder, loss::cross_entropy, ops::softmax};
+use zero_train::data::{ImageFolder, images};
+use zero_train::metrics::accuracy;
+use zero_train::ops::{LayerNorm, Linear, gelu};
+use zero_train::{Layers, Trainer};
+
+const SIZE: u32 = 16; // pixels on a side
+const PATCH: usize = 4;
+const WIDTH: usize = 32;
+const HEADS: usize = 4;
+const STD: f64 = 0.05; // standard deviation of the initial weights
+const CLASSES: [&str; 3] = ["cross", "disk", "square"];
+
+const CONFIG: &str = "
+train_batch_size: 16
+optimizer: {type: AdamW, params: {lr: 0.003, weight_decay: 0}}
+zero_optimization: {stage: 3}
+training: {epochs: 16, eval_every: 100}
+";
+
+/// Maps images [batch, 3, SIZE, SIZE] to one vector for each patch, [batch, patches, WIDTH].
+struct Patches {
+    linear: Linear,
+    positions: Tensor,
+}
+
+impl Patches {
+    fn new(vb: VarBuilder) -> Result<Self> {
+        let count = (SIZE as usize / PATCH).pow(2);
+        let init = candle_nn::Init::Randn { mean: 0.0, stdev: STD };
+        let positions = vb.get_with_hints((count, WIDTH), "positions", init)?;
+        Ok(Self { linear: Linear::new(3 * PATCH * PATCH, WIDTH, STD, vb.pp("linear"))?, positions })
+    }
+}
+
+impl Module for Patches {
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let (batch, side) = (images.dim(0)?, SIZE as usize / PATCH);
+        let cut = images.reshape((batch, 3, side, PATCH, side, PATCH))?.permute((0, 2, 4, 1, 3, 5))?;
+        let patches = cut.reshape((batch, side * side, 3 * PATCH * PATCH))?;
+        self.linear.forward(&patches)?.broadcast_add(&self.positions)
+    }
+}
+
+/// Attention of all patches to all, and a perceptron.
+struct Block {
+    norms: [LayerNorm; 2],
+    attention: [Linear; 2],
+    perceptron: [Linear; 2],
+}
+
+impl Block {
+    fn new(vb: VarBuilder) -> Result<Self> {
+        let norm = |name: &str| LayerNorm::new(WIDTH, 1e-5, vb.pp(name));
+        let linear = |inputs, outputs, name: &str| Linear::new(inputs, outputs, STD, vb.pp(name));
+        Ok(Self {
+            norms: [norm("norm_1")?, norm("norm_2")?],
+            attention: [linear(WIDTH, 3 * WIDTH, "qkv")?, linear(WIDTH, WIDTH, "out")?],
+            perceptron: [linear(WIDTH, 4 * WIDTH, "up")?, linear(4 * WIDTH, WIDTH, "down")?],
+        })
+    }
+
+    fn attend(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, patches, _) = x.dims3()?;
+        let qkv = self.attention[0].forward(x)?.reshape((batch, patches, 3, HEADS, WIDTH / HEADS))?;
+        let [q, k, v] = [0, 1, 2].map(|part| qkv.narrow(2, part, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous());
+        let scores = (q?.matmul(&k?.t()?.contiguous()?)? / ((WIDTH / HEADS) as f64).sqrt())?;
+        let mixed = softmax(&scores, D::Minus1)?.matmul(&v?)?.transpose(1, 2)?.reshape((batch, patches, WIDTH))?;
+        self.attention[1].forward(&mixed)
+    }
+}
+
+impl Module for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let ([norm_1, norm_2], [up, down]) = (&self.norms, &self.perceptron);
+        let x = (x + self.attend(&norm_1.forward(x)?)?)?;
+        &x + down.forward(&gelu(&up.forward(&norm_2.forward(&x)?)?)?)?
+    }
+}
+
+/// Maps the mean of all patches to scores of the classes.
+struct Head(Linear);
+
+impl Module for Head {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.0.forward(&x.mean(1)?)
+    }
+}
+
+/// Draws these shapes of each class, of several sizes, places and colors: `folder/disk/17.ppm`.
+fn draw(folder: &Path, shapes: Range<i32>) -> std::io::Result<()> {
+    for (class, name) in CLASSES.iter().enumerate() {
+        std::fs::create_dir_all(folder.join(name))?;
+        for i in shapes.clone() {
+            let (x, y, radius) = (5 + i * 7 % 6, 5 + i * 5 % 7, 2 + i % 3);
+            let inside = |dx: i32, dy: i32| match class {
+                0 => (dx == 0 || dy == 0) && dx.abs().max(dy.abs()) <= radius,
+                1 => dx * dx + dy * dy <= radius * radius + 1,
+                _ => dx.abs().max(dy.abs()) == radius,
+            };
+            let color = [60 + i * 3 % 190, 60 + i * 11 % 190, 60 + i * 17 % 190].map(|value| value as u8);
+            let pixel = |at: i32| if inside(at % 16 - x, at / 16 - y) { color } else { [20, 20, 20] };
+            let pixels: Vec<u8> = (0..256).flat_map(pixel).collect();
+            std::fs::write(folder.join(name).join(format!("{i}.ppm")), [&b"P6 16 16 255\n"[..], &pixels].concat())?;
+        }
+    }
+    Ok(())
+}
+
+fn main() -> anyhow::Result<()> {
+    let trainer = Trainer::from_args_over("vit.yaml", CONFIG)?;
+    // Every rank draws the same images, each into a folder of its own.
+    let folder = std::env::temp_dir().join(format!("zero-train-vit-{}", std::process::id()));
+    let drawn = |name: &str, shapes| -> anyhow::Result<ImageFolder> {
+        draw(&folder.join(name), shapes)?;
+        Ok(images(folder.join(name), [SIZE, SIZE])?.normalize([0.5; 3], [0.25; 3]))
+    };
+    let (train, valid) = (drawn("train", 0..100)?, drawn("valid", 100..130)?);
+    assert_eq!(train.classes(), CLASSES);
+    let model = Layers::new()
+        .layer("patches", Patches::new)
+        .layers("block", 2, |_, vb| Block::new(vb))
+        .layer("norm", |vb| LayerNorm::new(WIDTH, 1e-5, vb))
+        .layer("head", |vb| Ok(Head(Linear::new(WIDTH, CLASSES.len(), STD, vb)?)))
+        .loss(cross_entropy);
+    let summary = trainer.model(model).data(train, valid).metric("accuracy", accuracy).fit()?;
+    std::fs::remove_dir_all(&folder)?;
+    let reached = summary.evaluation.and_then(|evaluation| evaluation.metric("accuracy"));
+    assert!(reached.is_some_and(|accuracy| accuracy > 0.9), "it did not learn: {reached:?}");
+    Ok(())
+}
