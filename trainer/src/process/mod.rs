@@ -11,7 +11,9 @@ pub mod resident;
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::OnceLock;
 
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, Launcher};
 
@@ -25,6 +27,8 @@ pub const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
 pub const RESTARTED: &str = "ZERO_TRAIN_RESTARTED";
 /// The name of our launcher's job. All attempts of a job have the same name, and no other job has it.
 pub const JOB: &str = "ZERO_TRAIN_JOB";
+/// The cores that the ranks of this host share, if this rank was bound to a part of them.
+static BOUND_FROM: OnceLock<Cores> = OnceLock::new();
 /// Set when the environment has the values of [`variables`] or values that the user chose.
 const READY: &str = "ZERO_TRAIN_READY";
 
@@ -196,17 +200,31 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
     if threads > share.cpus().len() {
         return "not bound: more threads than cores".into();
     }
-    match share.bind() {
+    let bound = share.bind();
+    if bound.is_ok() {
+        let _ = BOUND_FROM.set(cores.clone());
+    }
+    match bound {
         Ok(()) if place.local_world_size == 1 => format!("bound to {share}"),
         Ok(()) => format!("each rank bound to its own cores (rank {}: {share})", place.rank),
         Err(error) => format!("not bound: {error}"),
     }
 }
 
+/// Creates a pool with a thread for each hardware thread that the ranks of this host may use, for work that one rank does
+/// while the others wait.
+pub(crate) fn pool_of_host() -> Result<ThreadPool, ThreadPoolBuildError> {
+    let cores = BOUND_FROM.get();
+    let threads = cores.map_or_else(quota, |cores| cores.cpus().len());
+    // A thread inherits the cores of the rank. One that cannot leave them works there.
+    let unbind = move |_| drop(cores.map(Cores::bind));
+    ThreadPoolBuilder::new().num_threads(threads).start_handler(unbind).build()
+}
+
 fn compute_threads(threads: usize) {
     zero_model::ops::set_threads(threads);
     // If a pool exists already, for example in a test, it stays as it is.
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    let _ = ThreadPoolBuilder::new().num_threads(threads).build_global();
 }
 
 /// Returns whether our own launcher started this process.

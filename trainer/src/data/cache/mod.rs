@@ -16,10 +16,8 @@ pub(super) mod writer;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
-use rayon::ThreadPoolBuilder;
 use zero_engine::DataError;
 
 use super::documents::{Joined, Sink, Tokenizing};
@@ -30,6 +28,7 @@ use super::tokenizer::Tokenizer;
 use super::tokens::{Documents, Memory, Storage, TokenizedFile};
 use super::watch::{Phase, Watch};
 use super::width::Width;
+use crate::process::pool_of_host;
 use entry::Entry;
 use identity::{Identity, Stamp};
 use lock::Lock;
@@ -172,9 +171,7 @@ impl<'a> Cache<'a> {
         let is_first = |&file: &usize| !paths[..file].contains(&paths[file]);
         let missing: Vec<usize> = (0..sources.len()).filter(|&file| entries[file].is_none()).filter(is_first).collect();
         if !missing.is_empty() {
-            let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-            let threads = ThreadPoolBuilder::new().num_threads(threads).build();
-            let threads = threads.map_err(|error| DataError::cache(&self.entries)(io::Error::other(error)))?;
+            let threads = pool_of_host().map_err(|error| DataError::cache(&self.entries)(io::Error::other(error)))?;
             let files: Vec<&Source> = missing.iter().map(|&file| &sources[file]).collect();
             let total = missing.iter().map(|&file| identities[file].stamp.length).sum();
             let width = Width::for_vocabulary(work.tokenizer.vocabulary());
