@@ -7,9 +7,9 @@ set -eu
 folder=${1:?usage: scripts/install-oracles.sh FOLDER}
 python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet torch==2.15.0 numpy safetensors tokenizers jinja2 transformers==5.24.0 peft==0.21.2 \
-    bitsandbytes==0.50.2 trl==1.16.0 datasets==5.2.0 pyarrow
+    bitsandbytes==0.50.2 trl==1.16.0 datasets==5.2.0 pyarrow pillow boto3
 # mosaicml-streaming asks for versions of PyTorch and of stores that these tests do not need.
 "$folder/bin/pip" install --quiet --no-deps mosaicml-streaming==0.13.0 zstd Brotli python-snappy cramjam catalogue \
-    pillow boto3 botocore torchvision
-"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets, streaming"
+    torchvision
+"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets, streaming, torchvision; from transformers import GPT2LMHeadModel"
 echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace"
