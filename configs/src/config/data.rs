@@ -147,12 +147,6 @@ impl Data {
         }
     }
 
-    /// Returns the files and globs to train on, of all data sets.
-    pub fn train_sources(&self) -> Vec<&String> {
-        let of_sets = self.datasets.iter().flatten().flat_map(|set| &set.path);
-        self.train.iter().flatten().chain(of_sets).collect()
-    }
-
     /// Returns whether evaluation data is configured.
     pub fn has_eval(&self) -> bool {
         let of_sets = self.datasets.iter().flatten().any(|set| set.eval.is_some());

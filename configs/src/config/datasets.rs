@@ -9,6 +9,11 @@ use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{last, section};
 
+/// Returns the path of a key of the data set with that index.
+fn path(index: usize, key: &'static str) -> String {
+    format!("{}.{index}.{}", Data::datasets, last(key))
+}
+
 section! {
     /// A data set of `data.datasets`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -83,7 +88,13 @@ impl MixedDataset {
             let message = format!("`{}` and `{}` both say what to train on", Data::train, Data::datasets);
             resolver.contradiction(&[Data::train, Data::datasets], message, Some("keep one of the two".to_string()));
         }
-        let path = |index: usize, key: &'static str| format!("{}.{index}.{}", Data::datasets, last(key));
+        Self::check_names(sets, resolver);
+        Self::check_shares(sets, resolver);
+        Self::check_evaluation(sets, data, resolver);
+    }
+
+    /// Checks that each data set has a name of its own.
+    fn check_names(sets: &[Self], resolver: &mut Resolver<'_>) {
         let names: Vec<String> = sets.iter().enumerate().map(|(index, set)| set.name_at(index)).collect();
         for (index, name) in names.iter().enumerate() {
             if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
@@ -97,6 +108,10 @@ impl MixedDataset {
                 resolver.contradiction(&[&places[0], &places[1]], message, Some("give each its own name".into()));
             }
         }
+    }
+
+    /// Checks that the shares of the data sets are written in one way and make an epoch.
+    fn check_shares(sets: &[Self], resolver: &mut Resolver<'_>) {
         let keys = [Self::weight, Self::proportion, Self::repeat, Self::choose];
         let written =
             |set: &Self| [set.weight.is_some(), set.proportion.is_some(), set.repeat.is_some(), set.choose.is_some()];
@@ -115,21 +130,13 @@ impl MixedDataset {
             let have = |set: &Self| of(set).any(|other| other == key);
             if let (Some(with), Some(without)) = (sets.iter().position(have), sets.iter().position(|set| !have(set))) {
                 let name = last(key);
-                let message =
-                    format!("`{name}` is written for data set `{}` and not for `{}`", names[with], names[without]);
+                let message = format!(
+                    "`{name}` is written for data set `{}` and not for `{}`",
+                    sets[with].name_at(with),
+                    sets[without].name_at(without)
+                );
                 let place = path(with, key);
                 resolver.contradiction(&[&place], message, Some(help.to_string()));
-            }
-        }
-        if let Some(index) = sets.iter().position(|set| set.eval.is_some()) {
-            let own = path(index, Self::eval);
-            for (other, is_written) in
-                [(Data::eval, data.eval.is_some()), (Data::eval_fraction, data.eval_fraction > 0.0)]
-            {
-                if is_written {
-                    let message = format!("`{own}` and `{other}` both say what to evaluate on");
-                    resolver.contradiction(&[&own, other], message, Some("keep one of the two".into()));
-                }
             }
         }
         let proportions: Vec<f64> = sets.iter().filter_map(|set| set.proportion).collect();
@@ -143,6 +150,21 @@ impl MixedDataset {
         if weights.len() == sets.len() && weights.iter().sum::<f64>() == 0.0 {
             let message = "all weights are 0".to_string();
             resolver.contradiction(&[Data::datasets], message, Some("give a data set a weight above 0".into()));
+        }
+    }
+
+    /// Checks that the evaluation data are written in one way.
+    fn check_evaluation(sets: &[Self], data: &Data, resolver: &mut Resolver<'_>) {
+        if let Some(index) = sets.iter().position(|set| set.eval.is_some()) {
+            let own = path(index, Self::eval);
+            for (other, is_written) in
+                [(Data::eval, data.eval.is_some()), (Data::eval_fraction, data.eval_fraction > 0.0)]
+            {
+                if is_written {
+                    let message = format!("`{own}` and `{other}` both say what to evaluate on");
+                    resolver.contradiction(&[&own, other], message, Some("keep one of the two".into()));
+                }
+            }
         }
     }
 

@@ -231,7 +231,7 @@ fn overrides_win_over_the_file_and_later_ones_over_earlier_ones() {
     );
     assert_eq!(config.zero.stage, ZeroStage::Three);
     assert_eq!(config.optimizer.lr(), 0.1);
-    assert_eq!(config.data.as_ref().expect("data").train_sources(), ["a", "b"]);
+    assert_eq!(config.data.as_ref().and_then(|data| data.train.as_deref()).expect("data"), ["a", "b"]);
     assert_eq!(config.training.output_dir, "a=b");
     assert_eq!(config.origins.get("zero_optimization.stage"), Origin::Set);
     assert_eq!(config.origins.get("zero_optimization.overlap_comm"), Origin::Default);
