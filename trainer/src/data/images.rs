@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
+use image::ImageReader;
 use image::imageops::FilterType;
-use image::{ImageReader, Rgb32FImage};
 use rayon::prelude::*;
 use zero_engine::{Batch, DataError};
 
@@ -84,10 +84,9 @@ impl ImageFolder {
             true => image,
             false => image::imageops::resize(&image, width, height, FilterType::Triangle),
         };
-        let pixels: Rgb32FImage = image::DynamicImage::from(image).into_rgb32f();
         let channel = |channel: usize| {
             let (mean, std) = (self.mean[channel], self.std[channel]);
-            pixels.pixels().map(move |pixel| (pixel.0[channel] - mean) / std)
+            image.pixels().map(move |pixel| (f32::from(pixel.0[channel]) / 255.0 - mean) / std)
         };
         Ok((0..3).flat_map(channel).collect())
     }

@@ -65,7 +65,6 @@ pub use zero_engine::{At, DataError};
 
 use std::path::{Path, PathBuf};
 
-use documents::Store;
 use files::Source;
 
 /// Opens the files that the options name.
@@ -104,15 +103,7 @@ pub(crate) fn open_watched(
             token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
         }
         Format::Mds if sources[0].has_tokens(text_key) => {
-            let mut tokens = tokens::Memory::new(width::Width::for_vocabulary(options.vocabulary));
-            for source in &sources {
-                let push = |row: &[u32]| tokens.begin().and_then(|()| tokens.push(row));
-                source.tokens(options.token_dtype, options.vocabulary, push)?;
-            }
-            let (path, documents) = (sources[0].path.clone(), tokens.documents());
-            let storage = tokens::Storage::Memory(tokens);
-            let joined = tokens::TokenizedFile { path, storage, documents, leading: 0, is_new: false };
-            tokens::Tokens::Documents(tokens::Documents::new([joined], vec![], options.vocabulary)?)
+            tokens::Tokens::of_shards(&sources, options.token_dtype, options.vocabulary)?
         }
         _ => tokens::Tokens::Documents(cache::tokenized(&sources, options, tokenizer, watch)?),
     };
@@ -184,7 +175,7 @@ pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataErr
 /// # Errors
 /// Fails if no file matches, or if a folder or file cannot be read.
 pub(crate) fn have_tokens(names: &[String], format: Format, text_key: &str) -> Result<bool, DataError> {
-    Ok(files::sources(names, format)?.first().is_some_and(|source| source.has_tokens(text_key)))
+    Ok(files::first(names, format)?.is_some_and(|source| source.has_tokens(text_key)))
 }
 
 /// Returns the format that the name of a source states; `None` for a folder, and if a glob leaves the extension open.

@@ -12,6 +12,7 @@ use std::{
 };
 
 use super::options::TokenDtype;
+use super::width::Width;
 use zero_engine::{At, DataError};
 
 /// Number of tokens at the start of each file that are checked against the vocabulary before training begins. This
@@ -29,7 +30,7 @@ pub(super) struct TokenFiles {
 struct TokenFile {
     path: PathBuf,
     file: File,
-    dtype: TokenDtype,
+    width: Width,
     /// Position of the file's first token in the whole corpus.
     start: usize,
     tokens: usize,
@@ -39,7 +40,7 @@ impl TokenFiles {
     pub(super) fn open(paths: &[PathBuf], dtype: TokenDtype, vocabulary: usize) -> Result<Self, DataError> {
         let mut files = TokenFiles { files: Vec::with_capacity(paths.len()), vocabulary };
         for path in paths {
-            let file = TokenFile::open(path, dtype, files.len())?;
+            let file = TokenFile::open(path, dtype.into(), files.len())?;
             file.check(CHECKED_AT_OPEN, vocabulary)?;
             files.files.push(file);
         }
@@ -75,14 +76,14 @@ impl TokenFiles {
 }
 
 impl TokenFile {
-    fn open(path: &Path, dtype: TokenDtype, start: usize) -> Result<Self, DataError> {
+    fn open(path: &Path, width: Width, start: usize) -> Result<Self, DataError> {
         let file = File::open(path).map_err(DataError::io(path))?;
         let bytes = file.metadata().map_err(DataError::io(path))?.len();
-        let width = width(dtype);
-        if bytes % width as u64 != 0 {
-            return Err(DataError::PartialToken { path: path.into(), bytes, width });
+        let each = width.bytes();
+        if bytes % each as u64 != 0 {
+            return Err(DataError::PartialToken { path: path.into(), bytes, width: each });
         }
-        Ok(TokenFile { path: path.into(), file, dtype, start, tokens: (bytes / width as u64) as usize })
+        Ok(TokenFile { path: path.into(), file, width, start, tokens: (bytes / each as u64) as usize })
     }
 
     /// Checks the first `count` tokens against the vocabulary.
@@ -97,17 +98,12 @@ impl TokenFile {
 
     /// Appends tokens of this file. On error, some of them may have been appended.
     fn read(&self, first: usize, count: usize, vocabulary: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
-        let width = width(self.dtype);
+        let width = self.width.bytes();
         let offset = first as u64 * width as u64;
         let mut bytes = vec![0; count * width];
         self.file.read_exact_at(&mut bytes, offset).map_err(DataError::io(&self.path))?;
         let before = out.len();
-        match self.dtype {
-            TokenDtype::U16 => {
-                out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from(u16::from_le_bytes(token))))
-            }
-            TokenDtype::U32 => out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token))),
-        }
+        self.width.decode(&bytes, out);
         match out[before..].iter().position(|&token| token as usize >= vocabulary) {
             None => Ok(()),
             Some(outside) => {
@@ -115,12 +111,5 @@ impl TokenFile {
                 Err(DataError::Token { token: out[before + outside], vocabulary, path: self.path.clone(), at })
             }
         }
-    }
-}
-
-fn width(dtype: TokenDtype) -> usize {
-    match dtype {
-        TokenDtype::U16 => 2,
-        TokenDtype::U32 => 4,
     }
 }

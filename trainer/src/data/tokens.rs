@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use super::cache::entry::Entry;
 use super::documents::Store;
+use super::files::Source;
 use super::fingerprint::{DocumentFacts, Facts};
+use super::options::TokenDtype;
 use super::records::{Records, SampleShape, Samples, TokenizedWhere};
 use super::token_files::TokenFiles;
 use super::width::Width;
@@ -18,6 +20,21 @@ pub(super) enum Tokens {
 }
 
 impl Tokens {
+    /// Reads the tokens of shards, which have no text.
+    ///
+    /// # Errors
+    /// Fails if a shard cannot be read or a token is not below `vocabulary`.
+    pub(super) fn of_shards(shards: &[Source], dtype: TokenDtype, vocabulary: usize) -> Result<Self, DataError> {
+        let mut memory = Memory::new(Width::for_vocabulary(vocabulary));
+        for shard in shards {
+            shard.tokens(dtype, vocabulary, |row| memory.begin().and_then(|()| memory.push(row)))?;
+        }
+        let (path, documents) = (shards[0].path.clone(), memory.documents());
+        let storage = Storage::Memory(memory);
+        let joined = TokenizedFile { path, storage, documents, leading: 0, is_new: false };
+        Ok(Self::Documents(Documents::new([joined], vec![], vocabulary)?))
+    }
+
     fn len(&self) -> usize {
         match self {
             Tokens::Documents(documents) => documents.len,
@@ -105,6 +122,9 @@ struct Part {
 }
 
 impl Documents {
+    /// Number of documents, or of tokens, that are read at once.
+    const BLOCK: u64 = 1 << 16;
+
     /// Joins files. A newline is between documents, but not before the first token of all.
     ///
     /// # Errors
@@ -153,11 +173,6 @@ impl Documents {
         }
         Ok(())
     }
-}
-
-impl Documents {
-    /// Number of documents, or of tokens, that are read at once.
-    const BLOCK: u64 = 1 << 16;
 
     fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.parts.iter().filter_map(|part| match &part.storage {
@@ -211,7 +226,7 @@ impl Memory {
         Self { width, bytes: vec![], starts: vec![] }
     }
 
-    pub(super) fn documents(&self) -> u64 {
+    fn documents(&self) -> u64 {
         self.starts.len() as u64
     }
 

@@ -1,5 +1,7 @@
 //! What a program shows while data are prepared, and how it ends the preparation.
 
+use zero_engine::DataError;
+
 /// The part of a preparation that takes time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -18,6 +20,11 @@ pub(crate) trait Watch {
 
     /// Returns whether to end the preparation with [`DataError::Stopped`](super::DataError::Stopped).
     fn is_stopped(&self) -> bool;
+
+    /// Fails if the preparation is to end.
+    fn goes_on(&self) -> Result<(), DataError> {
+        if self.is_stopped() { Err(DataError::Stopped) } else { Ok(()) }
+    }
 }
 
 /// Shows nothing and never stops.

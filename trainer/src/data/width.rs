@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::options::TokenDtype;
+
 /// Bytes of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -9,6 +11,15 @@ pub(super) enum Width {
     U8,
     U16,
     U32,
+}
+
+impl From<TokenDtype> for Width {
+    fn from(dtype: TokenDtype) -> Self {
+        match dtype {
+            TokenDtype::U16 => Width::U16,
+            TokenDtype::U32 => Width::U32,
+        }
+    }
 }
 
 impl Width {

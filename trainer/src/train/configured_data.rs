@@ -264,11 +264,14 @@ pub(super) fn pairs(
 pub(super) fn refuse(config: &Config) -> Result<(), Error> {
     let (model, data) = config.model_and_data().map(|(model, data)| (Some(model), data))?;
     sequence_length(model, data)?;
-    sets(data).iter().try_for_each(|set| refuse_set(config, set))
+    sets(data).iter().try_for_each(|set| refuse_set(config, (model, data), set))
 }
 
-fn refuse_set(config: &Config, set: &Set<'_>) -> Result<(), Error> {
-    let (model, data) = config.model_and_data().map(|(model, data)| (Some(model), data))?;
+fn refuse_set(
+    config: &Config,
+    (model, data): (Option<&config::Model>, &config::Data),
+    set: &Set<'_>,
+) -> Result<(), Error> {
     let format = match format(model, set.format) {
         data::Format::Auto => set.sources.first().and_then(|source| data::format_of_source(source)),
         format => Some(format),

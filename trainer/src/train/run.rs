@@ -236,7 +236,8 @@ impl<'a> Run<'a> {
             "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm,
             "loss_scale": step.loss_scale, "skipped": step.skipped, "samples": samples, "tokens": samples * length,
             "step_ms": round(seconds * 1e3), "data_wait_ms": round(together.data_wait_ms),
-            "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes, "peak_bytes": together.peak_bytes, "eval_loss": evaluation.map(|it| finite(it.loss)),
+            "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes, "peak_bytes": together.peak_bytes,
+            "eval_loss": evaluation.map(|it| finite(it.loss)),
         });
         for (index, metric) in self.task.metrics.iter().enumerate() {
             line[format!("eval_{}", metric.name())] = json!(evaluation.map(|it| it.metrics[index].1));

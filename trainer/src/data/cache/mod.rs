@@ -79,7 +79,7 @@ fn in_memory(sources: &[Source], work: &Tokenizing<'_>, watch: &dyn Watch) -> Re
         }
 
         fn goes_on(&mut self, _: usize, _: u64) -> Result<(), DataError> {
-            if self.watch.is_stopped() { Err(DataError::Stopped) } else { Ok(()) }
+            self.watch.goes_on()
         }
     }
 
@@ -200,7 +200,7 @@ impl<'a> Cache<'a> {
         for (source, known) in sources.iter().zip(&mut known).filter(|(_, known)| known.is_none()) {
             let identity = Identity::of(&source.path, &self.memos, |bytes| {
                 watch.progress(Phase::Hashing, done + bytes, total);
-                if watch.is_stopped() { Err(DataError::Stopped) } else { Ok(()) }
+                watch.goes_on()
             })?;
             done += identity.stamp.length;
             *known = Some(identity);
@@ -255,7 +255,7 @@ impl Sink for Building<'_> {
         let done = self.done + bytes.min(self.to[file].1.stamp.length);
         self.lock.note(done, self.total);
         self.watch.progress(Phase::Tokenizing, done, self.total);
-        if self.watch.is_stopped() { Err(DataError::Stopped) } else { Ok(()) }
+        self.watch.goes_on()
     }
 }
 

@@ -237,37 +237,51 @@ pub(super) fn format_by_name(path: &Path) -> Format {
 /// Fails if a file is missing, unreadable or of another format, or if a folder holds no data set.
 pub(super) fn sources(sources: &[String], format: Format) -> Result<Vec<Source>, DataError> {
     are_paths(sources)?;
-    let mut all: Vec<Source> = vec![];
-    let mut seen = std::collections::BTreeSet::new();
+    let (mut all, mut seen) = (vec![], std::collections::BTreeSet::new());
     for name in sources {
-        let path = Path::new(name);
-        let folder = if path.is_dir() && !is_raw(format) { Folder::open(path)? } else { None };
-        let found: Vec<Source> = match folder {
-            None => {
-                let files = expand(std::slice::from_ref(name))?.into_iter();
-                files.map(|path| Source::new(path, format)).collect::<Result<_, _>>()?
+        for source in named(name, format)? {
+            let source = source?;
+            if seen.insert(source.path.clone()) {
+                all.push(source);
             }
-            Some(Folder::Arrow(files)) => {
-                files.into_iter().map(|path| Source::new(path, format)).collect::<Result<_, _>>()?
-            }
-            Some(Folder::Mds(shards)) => {
-                let shard = |shard: Shard| Source {
-                    path: shard.path.clone(),
-                    format: if format == Format::Auto { Format::Mds } else { format },
-                    storage: Storage::Shard(Arc::new(shard)),
-                };
-                let shards: Vec<Source> = shards.into_iter().map(shard).collect();
-                if let Some(other) =
-                    shards.iter().find(|_| !matches!(format, Format::Auto | Format::Mds | Format::Chat))
-                {
-                    return Err(other.is_no("a file of the format that is stated"));
-                }
-                shards
-            }
-        };
-        all.extend(found.into_iter().filter(|source| seen.insert(source.path.clone())));
+        }
     }
     if all.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(all) }
+}
+
+/// Returns the first file that `sources` name, without opening the others.
+///
+/// # Errors
+/// The same as those of [`sources`], for that file.
+pub(super) fn first(sources: &[String], format: Format) -> Result<Option<Source>, DataError> {
+    are_paths(sources)?;
+    let Some(name) = sources.first() else { return Ok(None) };
+    named(name, format)?.next().transpose()
+}
+
+/// Returns the files of one source, each of which is opened when it is asked for.
+fn named(name: &String, format: Format) -> Result<Box<dyn Iterator<Item = Result<Source, DataError>>>, DataError> {
+    let path = Path::new(name);
+    let files = match if path.is_dir() && !is_raw(format) { Folder::open(path)? } else { None } {
+        None => expand(std::slice::from_ref(name))?,
+        Some(Folder::Arrow(files)) => files,
+        Some(Folder::Mds(shards)) => {
+            let shard = move |shard: Shard| {
+                let (path, storage) = (shard.path.clone(), Storage::Shard(Arc::new(shard)));
+                let source = |format| Source {
+                    path,
+                    format: if format == Format::Auto { Format::Mds } else { format },
+                    storage,
+                };
+                match format {
+                    Format::Auto | Format::Mds | Format::Chat => Ok(source(format)),
+                    _ => Err(source(format).is_no("a file of the format that is stated")),
+                }
+            };
+            return Ok(Box::new(shards.into_iter().map(shard)));
+        }
+    };
+    Ok(Box::new(files.into_iter().map(move |path| Source::new(path, format))))
 }
 
 fn is_raw(format: Format) -> bool {

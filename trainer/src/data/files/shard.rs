@@ -18,6 +18,7 @@ use zero_engine::{At, DataError};
 use super::archive::Archive;
 use super::encoding::Encoding;
 use super::folder::inside;
+use crate::data::fingerprint;
 
 /// A shard, as `index.json` describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -216,13 +217,12 @@ fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
 
 /// Returns the checksum in hexadecimal digits, or `None` for an unknown algorithm.
 pub(super) fn hex(algorithm: &str, bytes: &[u8]) -> Option<String> {
-    let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     Some(match algorithm {
-        "sha1" => digits(&Sha1::digest(bytes)),
-        "sha224" => digits(&Sha224::digest(bytes)),
-        "sha256" => digits(&Sha256::digest(bytes)),
-        "sha384" => digits(&Sha384::digest(bytes)),
-        "sha512" => digits(&Sha512::digest(bytes)),
+        "sha1" => fingerprint::hex(&Sha1::digest(bytes)),
+        "sha224" => fingerprint::hex(&Sha224::digest(bytes)),
+        "sha256" => fingerprint::hex(&Sha256::digest(bytes)),
+        "sha384" => fingerprint::hex(&Sha384::digest(bytes)),
+        "sha512" => fingerprint::hex(&Sha512::digest(bytes)),
         "xxh32" => format!("{:08x}", XxHash32::oneshot(0, bytes)),
         "xxh64" => format!("{:016x}", XxHash64::oneshot(0, bytes)),
         "xxh3_64" => format!("{:016x}", XxHash3_64::oneshot(bytes)),
