@@ -284,7 +284,8 @@ pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
     }
 }
 
-/// Returns the keys of the section `name` in `keys`, or of each section of that list. Returns none if it is not a section or depends on its `type`.
+/// Returns the keys of the section `name` in `keys`, or of each section of that list. Returns none if it is not a section
+/// or depends on its `type`.
 pub(crate) fn inside(keys: &'static [Key], name: &str) -> &'static [Key] {
     match find(keys, first_name(keys, name)).map(|key| key.kind) {
         Some(Kind::Section(section) | Kind::Sections(section)) => section.keys,

@@ -29,7 +29,7 @@ section! {
         /// Files and globs to evaluate on.
         pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "The same, to evaluate on");
         /// Share of an epoch, relative to the weights of the others.
-        pub weight: Option<f64> = key(NON_NEGATIVE, "null", "Share of an epoch, relative to the weights of the other data sets; an epoch then has as many samples as all data sets together");
+        pub weight: Option<f64> = key(NON_NEGATIVE, "null", "Share of an epoch, relative to the weights of the other data sets; the length of an epoch is the sum of the lengths of all data sets");
         /// Share of an epoch.
         pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; those of all data sets add up to 1");
         /// Passes per epoch.

@@ -42,7 +42,7 @@ impl Parts {
     }
 
     fn read(&mut self) -> Result<(), DataError> {
-        // As many bytes again as there are, so that a text without line breaks is not searched too often.
+        // Doubles the buffer, so that a text without line breaks is searched a few times only.
         let count = self.buffer.len().max(PART) as u64;
         let read = self.reader.bytes.by_ref().take(count).read_to_end(&mut self.buffer);
         let at = At::Byte(self.offset + self.buffer.len() as u64);
