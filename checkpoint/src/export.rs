@@ -167,25 +167,42 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
         1 => "model.safetensors".to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", part + 1),
     };
+    // Running statistics are small, so they go behind the last parameter.
+    let buffers = match contents {
+        Contents::Model | Contents::Merged(_) => manifest.buffers.iter().collect(),
+        Contents::Adapter => vec![],
+    };
     let mut source = Source::new(folder, manifest);
     let (mut files, mut weight_map) = (vec![], serde_json::Map::new());
     for (index, part) in parts.iter().enumerate() {
         let file = file_name(index);
+        let buffers = if index + 1 == parts.len() { &buffers[..] } else { &[] };
         let tensors = part
             .iter()
             .map(|&(name, entry)| (contents.name(manifest, name), options.dtype.of_file(), entry.shape.clone()));
+        let statistics =
+            buffers.iter().map(|(name, values)| ((*name).clone(), options.dtype.of_file(), vec![values.len()]));
         // Hugging Face's library requires this key to know the layout of the tensors.
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        let mut writer = TensorWriter::create(&out.join(&file), tensors, Some(metadata))?;
+        let mut writer = TensorWriter::create(&out.join(&file), tensors.chain(statistics), Some(metadata))?;
         for (name, entry) in part {
             source.copy(name, entry, options, &mut writer)?;
+            weight_map.insert((*name).clone(), json!(file));
+        }
+        for (name, values) in buffers {
+            let (bytes, mut converted): (Vec<u8>, _) = (values.iter().flat_map(|x| x.to_le_bytes()).collect(), vec![]);
+            let converted_all = options.dtype.convert(&bytes, &mut converted);
+            converted_all.ok_or_else(|| too_large(folder, name, options.dtype))?;
+            writer.write(&converted)?;
             weight_map.insert((*name).clone(), json!(file));
         }
         writer.finish()?;
         files.push(file);
     }
-    let bytes = included().map(|(_, entry)| size(entry)).sum();
-    let tensors = included().count();
+    let statistics: usize =
+        buffers.iter().map(|(_, values)| values.len() * options.dtype.of_file().bitsize() / 8).sum();
+    let bytes = included().map(|(_, entry)| size(entry)).sum::<u64>() + statistics as u64;
+    let tensors = included().count() + buffers.len();
     let mut beside = options.beside.clone();
     if parts.len() > 1 {
         let index = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
@@ -198,6 +215,11 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
         files.push(name);
     }
     Ok(Exported { files, tensors, bytes })
+}
+
+fn too_large(file: &Path, name: &str, dtype: ExportDtype) -> CheckpointError {
+    let reason = format!("a value of `{name}` is too large for {dtype:?}; export with --dtype f32");
+    CheckpointError::io(file)(std::io::Error::other(reason))
 }
 
 fn elements(entry: &ParameterEntry) -> usize {
@@ -251,11 +273,8 @@ impl Source<'_> {
                 }
                 None => bytes,
             };
-            options.dtype.convert(bytes, &mut converted).ok_or_else(|| {
-                let reason =
-                    format!("a value of `{name}` is too large for {:?}; export with --dtype f32", options.dtype);
-                CheckpointError::io(shard)(std::io::Error::other(reason))
-            })?;
+            let fits = options.dtype.convert(bytes, &mut converted);
+            fits.ok_or_else(|| too_large(shard, name, options.dtype))?;
             writer.write(&converted).map(drop)
         })
     }

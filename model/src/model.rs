@@ -275,6 +275,11 @@ impl Model {
         &self.buffers
     }
 
+    /// Returns the buffers of a layer, each with its index among all.
+    pub fn buffers_of(&self, layer: usize) -> impl Iterator<Item = (usize, &ModuleBuffer)> {
+        self.buffers.iter().enumerate().filter(move |(_, buffer)| buffer.layer() == layer)
+    }
+
     /// Returns the first layer with a trainable parameter. The layers before it have no backward.
     #[must_use]
     pub fn first_trained(&self) -> usize {

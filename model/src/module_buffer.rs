@@ -1,20 +1,35 @@
 //! Module buffers: tensors of a module that no optimizer updates, such as BatchNorm's running statistics.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::Init;
 
 /// A tensor that a module reads but that has no gradient and no optimizer state: a *buffer* in PyTorch.
 ///
-/// Every rank holds all of its elements. Ranks see different batches, so a module that changes the values, as
-/// [`candle_nn::BatchNorm`] does in training mode, would make them differ. [`ModuleBuffer::is_changed`] detects this.
+/// Every rank holds all of its elements, and they are equal on all ranks. A module may write new values in the forward
+/// of training, as [`zero_ops::BatchNorm`] and [`candle_nn::BatchNorm`] do. [`ModuleBuffer::take`] hands them over and
+/// restores the values before, so that every micro-batch of a step starts from the same values.
 #[derive(Debug)]
 pub struct ModuleBuffer {
     name: String,
+    layer: usize,
     variable: Var,
-    /// The values that were set last, in f32.
-    values: Mutex<Vec<f32>>,
+    set: Mutex<Values>,
+}
+
+/// The values that were set last.
+#[derive(Debug)]
+struct Values {
+    floats: Vec<f32>,
+    /// The same in the dtype and on the device of the variable.
+    tensor: Tensor,
+}
+
+impl Values {
+    fn of(variable: &Var) -> Result<Self> {
+        Ok(Self { floats: floats(variable)?, tensor: variable.as_detached_tensor().copy()? })
+    }
 }
 
 impl ModuleBuffer {
@@ -23,13 +38,23 @@ impl ModuleBuffer {
         matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
     }
 
-    pub(crate) fn new(name: String, shape: Shape, dtype: DType, device: &Device, init: Init) -> Result<Self> {
+    pub(crate) fn new(
+        name: String,
+        layer: usize,
+        shape: Shape,
+        dtype: DType,
+        device: &Device,
+        init: Init,
+    ) -> Result<Self> {
         if !matches!(init, Init::Const(_)) {
             candle_core::bail!("`{name}` is a buffer, which must be initialized with a constant, not with {init:?}");
         }
+        if shape.rank() != 1 {
+            candle_core::bail!("`{name}` is a buffer, which must have one dimension, not the shape {shape:?}");
+        }
         let variable = init.var(shape, dtype, device)?;
-        let values = Mutex::new(floats(&variable)?);
-        Ok(Self { name, variable, values })
+        let set = Mutex::new(Values::of(&variable)?);
+        Ok(Self { name, layer, variable, set })
     }
 
     /// Returns the full name: the layer's name, a dot, and the name inside the layer.
@@ -38,7 +63,13 @@ impl ModuleBuffer {
         &self.name
     }
 
-    /// Returns the shape.
+    /// Returns the index of the layer that has the buffer.
+    #[must_use]
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// Returns the shape, which has one dimension.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         self.variable.shape()
@@ -50,34 +81,56 @@ impl ModuleBuffer {
         self.variable.as_tensor()
     }
 
-    /// Returns the values that were set last, row-major; initially those of the module's constructor.
+    /// Returns the values that were set last; initially those of the module's constructor.
     #[must_use]
     pub fn values(&self) -> Vec<f32> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last().floats.clone()
     }
 
-    /// Sets all values, row-major.
+    /// Sets all values.
     ///
     /// # Errors
     /// Fails if their number differs from the number of elements.
     pub fn set(&self, values: &[f32]) -> Result<()> {
         let tensor = Tensor::from_slice(values, self.shape(), self.variable.device())?;
         self.variable.set(&tensor.to_dtype(self.variable.dtype())?)?;
-        *self.values.lock().unwrap_or_else(PoisonError::into_inner) = floats(&self.variable)?;
+        *self.last() = Values::of(&self.variable)?;
         Ok(())
     }
 
-    /// Returns whether the module has changed the values since they were set. Waits for the device.
+    /// Returns the values that the module has written, and restores those that were set last. Does not wait for the
+    /// device.
+    ///
+    /// # Errors
+    /// Fails if the values cannot be copied.
+    pub fn take(&self) -> Result<Tensor> {
+        let written = self.variable.as_detached_tensor().copy()?;
+        self.restore()?;
+        Ok(written)
+    }
+
+    /// Restores the values that were set last.
+    ///
+    /// # Errors
+    /// Fails if the values cannot be copied.
+    pub fn restore(&self) -> Result<()> {
+        self.variable.set(&self.last().tensor)
+    }
+
+    /// Returns whether the module has written other values. Waits for the device.
     ///
     /// # Errors
     /// Fails if the values cannot be read.
     pub fn is_changed(&self) -> Result<bool> {
         let now = floats(&self.variable)?;
-        let expected = self.values.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(now.iter().zip(&*expected).any(|(a, b)| a.to_bits() != b.to_bits()))
+        Ok(now.iter().zip(&self.last().floats).any(|(a, b)| a.to_bits() != b.to_bits()))
+    }
+
+    fn last(&self) -> MutexGuard<'_, Values> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn floats(variable: &Var) -> Result<Vec<f32>> {
-    variable.as_detached_tensor().to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+    variable.as_detached_tensor().to_dtype(DType::F32)?.to_vec1()
 }

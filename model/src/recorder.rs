@@ -120,7 +120,8 @@ impl Record {
             }
             return Ok(known.tensor().clone());
         }
-        let buffer = ModuleBuffer::new(name.to_string(), shape, dtype, device, init)?;
+        let layer = self.uses.len() - 1;
+        let buffer = ModuleBuffer::new(name.to_string(), layer, shape, dtype, device, init)?;
         let tensor = buffer.tensor().clone();
         self.buffers.push(buffer);
         Ok(tensor)

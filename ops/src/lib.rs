@@ -79,7 +79,7 @@ pub use linear::dora::weight_norms;
 pub use linear::log_probs::linear_log_probs;
 pub use linear::lora::{LinearMap, LoraInit, LoraOptions, MAGNITUDES, asks_adapter, names, with_lora};
 pub use linear::{Conv1D, Linear, Projection};
-pub use norm::{LayerNorm, RmsNorm};
+pub use norm::{BatchNorm, LayerNorm, RmsNorm};
 pub use parallel::{convert, in_parallel, set_threads, threads};
 pub use pass::Pass;
 pub use preference::{PreferenceLoss, preference_loss};

@@ -188,6 +188,7 @@ fn of_layer(
         }));
         outputs = y.unwrap_or(outputs);
     }
+    model.buffers_of(layer).try_for_each(|(_, buffer)| buffer.restore())?;
     let mut cost = best.unwrap_or_default();
     cost.inputs = size(inputs.tensors());
     cost.input_gradients = size(&inputs.tensors().iter().filter(|x| x.dtype().is_float()).cloned().collect::<Vec<_>>());

@@ -182,6 +182,7 @@ impl Engine {
             },
         );
         self.evaluations.insert(count, program);
+        let outcome = outcome.and_then(|outcome| self.buffers_unchanged().map(|()| outcome));
         outcome.inspect_err(|error| self.comm.abort(&error.to_string()))
     }
 }

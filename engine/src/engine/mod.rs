@@ -1,5 +1,6 @@
 //! The engine: turns a model, a communicator and a configuration into training steps.
 
+mod buffers;
 pub(crate) mod evaluation;
 mod loop_keys;
 mod parts;
@@ -315,12 +316,12 @@ impl Engine {
                 observe: None,
             },
         )
-        .and_then(|outcome| self.buffers_unchanged().map(|()| outcome))
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
         self.kept.iter().for_each(ActivationOffload::rest);
         self.step = step;
         self.samples += self.config.train_batch_size as u64;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
+        self.settle_buffers(&outcome)?;
         let loss = self.mean_loss(&outcome)?;
         let (norm, is_admitted) =
             outcome.verdict.map_or((f64::NAN, false), |verdict| (verdict.norm, verdict.is_admitted));
@@ -344,31 +345,29 @@ impl Engine {
         })
     }
 
-    /// Refuses a step that changed a module buffer.
-    fn buffers_unchanged(&self) -> Result<(), Error> {
-        for buffer in self.model().buffers() {
-            if buffer.is_changed()? {
-                return Err(Error::ChangedBuffer { name: buffer.name().to_string() });
-            }
-        }
-        Ok(())
-    }
-
-    /// Computes the mean loss of the global batch on the last pipeline stage, summed over the same trees as the
-    /// gradients, and broadcasts it to all ranks.
+    /// Computes the mean loss of the global batch on the last pipeline stage and broadcasts it to all ranks.
     fn mean_loss(&self, outcome: &StepOutput) -> Result<f32, Error> {
-        let add_up = |losses: &[f32]| match self.settings.zero.order {
-            Order::Arrival => losses.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0),
-            Order::Tree => tree(losses),
-        };
-        let is_last = self.has_last_layer();
-        let total = match self.settings.layout.zero_stage >= ZeroStage::Two {
-            _ if !is_last => 0.0,
-            true => add_up(&self.sum_over_replicas(outcome.losses.clone())?),
-            false => self.sum_over_replicas(vec![add_up(&outcome.losses)])?[0],
+        let total = match self.has_last_layer() {
+            true => self.sum_over_micro_batches(outcome.losses.iter().map(|&loss| vec![loss]).collect())?[0],
+            false => 0.0,
         };
         let total = self.told_by_the_last(Buffer::F32(vec![total]))?.into_f32()?[0];
         Ok(total / (self.settings.micro_batches * self.replicas()) as f32)
+    }
+
+    /// Sums one vector per local micro-batch over all micro-batches of the global batch, over the same trees as the
+    /// gradients. All vectors of the replicas have the same length.
+    fn sum_over_micro_batches(&self, values: Vec<Vec<f32>>) -> Result<Vec<f32>, Error> {
+        let add_up = |values: Vec<Vec<f32>>| match self.settings.zero.order {
+            Order::Arrival => values.into_iter().reduce(sum).unwrap_or_default(),
+            Order::Tree => tree(values),
+        };
+        if self.settings.layout.zero_stage < ZeroStage::Two {
+            return self.sum_over_replicas(add_up(values));
+        }
+        let length = values.first().map_or(0, Vec::len);
+        let sums = self.sum_over_replicas(values.concat())?;
+        Ok(add_up(sums.chunks(length.max(1)).map(<[f32]>::to_vec).collect()))
     }
 
     fn sum_over_replicas(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
@@ -401,15 +400,21 @@ impl Engine {
     }
 }
 
-/// Sums the values over a binary tree, lowest bit first.
-fn tree(values: &[f32]) -> f32 {
-    match values {
-        [] => 0.0,
-        [one] => *one,
-        many => {
-            let level: Vec<f32> =
-                many.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0)).collect();
-            tree(&level)
-        }
+/// Sums the vectors over a binary tree, lowest bit first.
+fn tree(mut values: Vec<Vec<f32>>) -> Vec<f32> {
+    while values.len() > 1 {
+        let mut level = values.into_iter();
+        values = std::iter::from_fn(|| level.next().map(|a| (a, level.next())))
+            .map(|(a, b)| match b {
+                Some(b) => sum(a, b),
+                None => a,
+            })
+            .collect();
     }
+    values.pop().unwrap_or_default()
+}
+
+fn sum(mut a: Vec<f32>, b: Vec<f32>) -> Vec<f32> {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+    a
 }

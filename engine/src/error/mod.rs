@@ -50,10 +50,10 @@ pub enum Error {
     /// The caller's batch does not fit the configuration.
     #[error("the batch does not fit: {0}")]
     Batch(String),
-    /// A step changed a module buffer, such as the running statistics of a BatchNorm in training mode.
+    /// An evaluation changed a module buffer, such as the running statistics of a BatchNorm in training mode.
     #[error(
-        "the step changed the buffer `{name}`: modules that update their buffers are unsupported, because the values would differ between ranks\n  \
-         help: run BatchNorm in evaluation mode (`norm.forward_t(x, false)`), or use a norm without running statistics"
+        "the evaluation changed the buffer `{name}`: a module normalizes with the statistics of the micro-batch\n  \
+         help: use `ops::BatchNorm`, or pass whether the pass trains: `norm.forward_t(x, pass.training)` in `Layer::run`"
     )]
     ChangedBuffer {
         /// Its full name.

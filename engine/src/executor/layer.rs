@@ -67,7 +67,8 @@ pub(super) fn forward(
     let incoming = state.incoming()?;
     let pass = context.pass(layer, state);
     if context.training && layer >= model.first_trained() {
-        return run_and_save(model, layer, incoming, state, &pass);
+        run_and_save(model, layer, incoming, state, &pass)?;
+        return take_buffers(model, layer, micro_batch, outcome);
     }
     let built = &model.layers()[layer];
     let x = state.batch.added_to(incoming, built)?;
@@ -77,6 +78,9 @@ pub(super) fn forward(
         match last {
             true => outcome.outputs.push(outputs),
             false => state.flow = Some(outputs),
+        }
+        if context.training {
+            take_buffers(model, layer, micro_batch, outcome)?;
         }
         let behind = layer + 1..model.layers().len();
         if is_last_reader(model, context.zero, layer, behind.clone()) && !is_here(context.zero, behind.end - 1) {
@@ -123,7 +127,16 @@ fn run_and_save(
     Ok(())
 }
 
-/// Runs a layer's forward again. Dropout masks depend only on the pass, so they equal those of the first run.
+/// Takes what the forward of a micro-batch wrote into the layer's buffers.
+fn take_buffers(model: &Model, layer: LayerId, micro_batch: usize, outcome: &mut StepOutput) -> Result<(), Error> {
+    for (index, buffer) in model.buffers_of(layer) {
+        outcome.written[micro_batch].insert(index, buffer.take()?);
+    }
+    Ok(())
+}
+
+/// Runs a layer's forward again. Dropout masks depend only on the pass, so they equal those of the first run. The first
+/// run's buffers count.
 pub(super) fn recompute(
     model: &Model,
     layer: LayerId,
@@ -135,7 +148,8 @@ pub(super) fn recompute(
         None => state.incoming()?,
     };
     let pass = context.pass(layer, state);
-    run_and_save(model, layer, incoming, state, &pass)
+    run_and_save(model, layer, incoming, state, &pass)?;
+    Ok(model.buffers_of(layer).try_for_each(|(_, buffer)| buffer.restore())?)
 }
 
 /// candle's gradient store, and separately the gradients of a layer's inputs.
@@ -168,6 +182,7 @@ pub(super) fn backward(
             let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
             Ok(backpropagate(&[(loss, seed)], &leaves)?)
         })?;
+        take_buffers(model, layer, state.index, outcome)?;
         let bypass = vec![None; leaves.len()];
         (leaves, gradients, bypass)
     } else {

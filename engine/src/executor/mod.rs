@@ -6,7 +6,7 @@ pub(crate) mod messages;
 pub(crate) mod tensor_bytes;
 pub(crate) mod tracked;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use candle_core::{DType, Tensor};
@@ -97,6 +97,8 @@ pub(crate) struct StepOutput {
     pending_losses: Vec<(usize, Tensor)>,
     /// Outputs of the last layer, for each local micro-batch of a program without a loss.
     pub(crate) outputs: Vec<Activations>,
+    /// For each local micro-batch, what training wrote into the buffers of this stage's layers, by index of the buffer.
+    pub(crate) written: Vec<BTreeMap<usize, Tensor>>,
     /// Gradient norm and whether the update was made; `None` in evaluation.
     pub(crate) verdict: Option<Verdict>,
     /// Tensors that crossed the boundaries of pipeline stages, by the layer after each boundary.
@@ -117,7 +119,7 @@ pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<StepOu
 
 fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput, Error> {
     let model = context.zero.model().clone();
-    let mut outcome = StepOutput::default();
+    let mut outcome = StepOutput { written: vec![BTreeMap::new(); program.micro_batches], ..StepOutput::default() };
     let mut messages = Messages::new(context.zero, context.training);
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches)
         .map(|index| MicroBatch { index, sample: (context.sample)(index), ..MicroBatch::default() })

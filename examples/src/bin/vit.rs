@@ -5,22 +5,20 @@
 //! cargo run --release -p zero-examples --bin vit
 //! ```
 
-use std::ops::Range;
-use std::path::Path;
+#[path = "../shapes.rs"]
+mod shapes;
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Module, VarBuilder, loss::cross_entropy, ops::softmax};
-use zero_train::data::{ImageFolder, images};
+use shapes::{CLASSES, SIZE, Shapes};
 use zero_train::metrics::accuracy;
 use zero_train::ops::{LayerNorm, Linear, gelu};
 use zero_train::{Layers, Trainer};
 
-const SIZE: u32 = 16; // pixels on a side
 const PATCH: usize = 4;
 const WIDTH: usize = 32;
 const HEADS: usize = 4;
 const STD: f64 = 0.05; // standard deviation of the initial weights
-const CLASSES: [&str; 3] = ["cross", "disk", "square"];
 
 const CONFIG: &str = "
 train_batch_size: 16
@@ -98,36 +96,10 @@ impl Module for Head {
     }
 }
 
-/// Draws these shapes of each class, of several sizes, places and colors: `folder/disk/17.ppm`.
-fn draw(folder: &Path, shapes: Range<i32>) -> std::io::Result<()> {
-    for (class, name) in CLASSES.iter().enumerate() {
-        std::fs::create_dir_all(folder.join(name))?;
-        for i in shapes.clone() {
-            let (x, y, radius) = (5 + i * 7 % 6, 5 + i * 5 % 7, 2 + i % 3);
-            let inside = |dx: i32, dy: i32| match class {
-                0 => (dx == 0 || dy == 0) && dx.abs().max(dy.abs()) <= radius,
-                1 => dx * dx + dy * dy <= radius * radius + 1,
-                _ => dx.abs().max(dy.abs()) == radius,
-            };
-            let color = [60 + i * 3 % 190, 60 + i * 11 % 190, 60 + i * 17 % 190].map(|value| value as u8);
-            let pixel = |at: i32| if inside(at % 16 - x, at / 16 - y) { color } else { [20, 20, 20] };
-            let pixels: Vec<u8> = (0..256).flat_map(pixel).collect();
-            std::fs::write(folder.join(name).join(format!("{i}.ppm")), [&b"P6 16 16 255\n"[..], &pixels].concat())?;
-        }
-    }
-    Ok(())
-}
-
 fn main() -> anyhow::Result<()> {
     let trainer = Trainer::from_args_over("vit.yaml", CONFIG)?;
-    // Every rank draws the same images, each into a folder of its own.
-    let folder = std::env::temp_dir().join(format!("zero-train-vit-{}", std::process::id()));
-    let drawn = |name: &str, shapes| -> anyhow::Result<ImageFolder> {
-        draw(&folder.join(name), shapes)?;
-        Ok(images(folder.join(name), [SIZE, SIZE])?.normalize([0.5; 3], [0.25; 3]))
-    };
-    let (train, valid) = (drawn("train", 0..100)?, drawn("valid", 100..130)?);
-    assert_eq!(train.classes(), CLASSES);
+    let shapes = Shapes::draw("vit")?;
+    let (train, valid) = (shapes.images("train")?, shapes.images("valid")?);
     let model = Layers::new()
         .layer("patches", Patches::new)
         .layers("block", 2, |_, vb| Block::new(vb))
@@ -135,7 +107,6 @@ fn main() -> anyhow::Result<()> {
         .layer("head", |vb| Ok(Head(Linear::new(WIDTH, CLASSES.len(), STD, vb)?)))
         .loss(cross_entropy);
     let summary = trainer.model(model).data(train, valid).metric("accuracy", accuracy).fit()?;
-    std::fs::remove_dir_all(&folder)?;
     let reached = summary.evaluation.and_then(|evaluation| evaluation.metric("accuracy"));
     assert!(reached.is_some_and(|accuracy| accuracy > 0.9), "it did not learn: {reached:?}");
     Ok(())

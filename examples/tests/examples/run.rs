@@ -75,6 +75,19 @@ fn mlp() {
     assert!(outputs.iter().all(|output| output.contains("classified right")), "{outputs:?}");
 }
 
+/// Checks that the losses, and evaluations with the running statistics, are the same on one rank and on two if the
+/// micro-batches are.
+#[test]
+fn resnet() {
+    let same = ["--set", "train_micro_batch_size_per_gpu=8", "--set", "training.reproducible=true"];
+    let runs = [1, 2].map(|ranks| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        run_in(folder.path(), env!("CARGO_BIN_EXE_resnet"), &same, ranks);
+        ["loss", "eval_loss", "eval_accuracy"].map(|key| values(&folder.path().join("runs/resnet"), key))
+    });
+    assert_eq!(runs[0], runs[1]);
+}
+
 #[test]
 fn resume() {
     let outputs = [1, 2].map(|ranks| run(env!("CARGO_BIN_EXE_resume"), ranks));

@@ -1,7 +1,9 @@
-//! Layer norm and RMS norm over the last dimension.
+//! Layer norm and RMS norm over the last dimension, and batch norm.
 
+mod batch;
 mod rms;
 
+pub use batch::BatchNorm;
 pub use rms::RmsNorm;
 
 #[cfg(feature = "cuda")]
