@@ -9,56 +9,52 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use zero_engine::DataError;
 
+use super::cache::{self, Sink, Store, Work};
 use super::files::{Document, Source};
+use super::fingerprint::hash_of;
+use super::options::DataOptions;
 use super::tokenizer::{Tokenizer, pieces};
+use super::tokens::Documents;
+use super::watch::Watch;
+use super::width::Width;
 
 /// Bytes of text that are encoded at once, for each thread.
 const GROUP_PER_THREAD: usize = 1 << 20;
 /// Number of groups that are read ahead.
 const AHEAD: usize = 2;
 
+/// Part of every key. Change it whenever the same file gets other tokens than before.
+const VERSION: &[u8] = b"zero-train tokens 1";
+
+/// Tokenizes the documents of files, or opens their tokens in the cache.
+pub(super) fn tokenized(
+    sources: &[Source],
+    options: &DataOptions,
+    tokenizer: &Tokenizer,
+    watch: &dyn Watch,
+) -> Result<Documents, DataError> {
+    let newline = tokenizer.encode("\n")?;
+    let DataOptions { text_key, vocabulary, .. } = options;
+    let work = Tokenizing { text_key, tokenizer, vocabulary: *vocabulary, newline: &newline };
+    let files = cache::tokenized(sources, &options.cache, &work, watch)?;
+    Documents::new(files, newline, *vocabulary)
+}
+
 /// How documents become tokens.
-pub(super) struct Tokenizing<'a> {
-    pub(super) text_key: &'a str,
-    pub(super) tokenizer: &'a Tokenizer,
-    pub(super) vocabulary: usize,
+struct Tokenizing<'a> {
+    text_key: &'a str,
+    tokenizer: &'a Tokenizer,
+    vocabulary: usize,
     /// The tokens between two documents.
-    pub(super) newline: &'a [u32],
-    /// The threads that encode; `None` for those of rayon's own pool.
-    pub(super) threads: Option<&'a ThreadPool>,
-}
-
-/// Receives the tokens of files, one file after the other.
-pub(super) trait Sink {
-    /// Where the tokens of a file go.
-    type Store: Store;
-
-    /// Begins the file of this number.
-    fn begin(&mut self, file: usize) -> Result<Self::Store, DataError>;
-
-    /// Ends the file.
-    fn end(&mut self, file: usize, joined: Joined<Self::Store>) -> Result<(), DataError>;
-
-    /// Called before each group with the number of bytes of text of `file` so far. An error ends the work.
-    fn goes_on(&mut self, file: usize, bytes: u64) -> Result<(), DataError>;
-}
-
-/// The tokens of one file, as they are written.
-pub(super) trait Store {
-    /// Begins a document at the next token.
-    fn begin(&mut self) -> Result<(), DataError>;
-
-    /// Appends tokens.
-    fn push(&mut self, tokens: &[u32]) -> Result<(), DataError>;
+    newline: &'a [u32],
 }
 
 /// The documents of a file, joined by newlines.
-pub(super) struct Joined<S> {
-    pub(super) store: S,
-    /// Number of documents that are not empty.
-    pub(super) documents: u64,
+struct Joined<S> {
+    store: S,
+    documents: u64,
     /// Number of tokens, all between documents, before the first document that has any.
-    pub(super) leading: u64,
+    leading: u64,
     tokens: u64,
     /// Whether a document has tokens.
     has_content: bool,
@@ -78,7 +74,7 @@ impl<S: Store> Joined<S> {
             self.leading = self.tokens;
         }
         self.documents += 1;
-        self.store.begin()
+        self.store.begin(&[])
     }
 
     fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
@@ -95,21 +91,33 @@ struct Group {
     error: Option<DataError>,
 }
 
-impl Tokenizing<'_> {
-    /// Reads and tokenizes files.
-    ///
-    /// # Errors
-    /// Returns the first error in the order of the files.
-    pub(super) fn run(&self, files: &[&Source], sink: &mut impl Sink) -> Result<(), DataError> {
-        let size =
-            GROUP_PER_THREAD * self.threads.map_or_else(rayon::current_num_threads, ThreadPool::current_num_threads);
+impl Work for Tokenizing<'_> {
+    const FACTS: usize = 0;
+
+    fn width(&self) -> Width {
+        Width::for_vocabulary(self.tokenizer.vocabulary())
+    }
+
+    fn name(&self, source: &Source, content: &str) -> String {
+        let key = source.key(self.text_key);
+        hash_of(&[VERSION, content.as_bytes(), self.tokenizer.fingerprint().as_bytes(), key.as_bytes()])
+    }
+
+    fn fits(&self, largest: u32) -> bool {
+        (largest as usize) < self.vocabulary
+    }
+
+    fn run(&self, files: &[&Source], threads: Option<&ThreadPool>, sink: &mut impl Sink) -> Result<(), DataError> {
+        let size = GROUP_PER_THREAD * threads.map_or_else(rayon::current_num_threads, ThreadPool::current_num_threads);
         std::thread::scope(|scope| {
             let (sender, groups) = sync_channel(AHEAD);
             scope.spawn(move || self.read(files, size, &sender));
-            self.write(files, groups, sink)
+            self.write(files, threads, groups, sink)
         })
     }
+}
 
+impl Tokenizing<'_> {
     /// Sends the pieces of all files in groups of about `size` bytes, until the receiver is gone.
     fn read(&self, files: &[&Source], size: usize, groups: &SyncSender<Group>) {
         let mut group = Group::default();
@@ -138,7 +146,13 @@ impl Tokenizing<'_> {
     }
 
     /// Encodes the groups and gives their tokens to the sink.
-    fn write(&self, files: &[&Source], groups: Receiver<Group>, sink: &mut impl Sink) -> Result<(), DataError> {
+    fn write(
+        &self,
+        files: &[&Source],
+        threads: Option<&ThreadPool>,
+        groups: Receiver<Group>,
+        sink: &mut impl Sink,
+    ) -> Result<(), DataError> {
         let (mut file, mut bytes) = (0, 0);
         let mut joined = Joined::new(sink.begin(file)?);
         let encode =
@@ -146,10 +160,10 @@ impl Tokenizing<'_> {
         for group in groups {
             sink.goes_on(file, bytes)?;
             let encode = || group.pieces.par_iter().map(encode).collect::<Vec<_>>();
-            let encoded = self.threads.map_or_else(encode, |threads| threads.install(encode));
+            let encoded = threads.map_or_else(encode, |threads| threads.install(encode));
             for ((of, piece), tokens) in group.pieces.iter().zip(encoded) {
                 while file < *of {
-                    sink.end(file, joined)?;
+                    sink.end(file, joined.store, joined.leading)?;
                     (file, bytes) = (file + 1, 0);
                     joined = Joined::new(sink.begin(file)?);
                 }
@@ -166,10 +180,10 @@ impl Tokenizing<'_> {
             }
         }
         // The last files may have no documents.
-        sink.end(file, joined)?;
+        sink.end(file, joined.store, joined.leading)?;
         (file + 1..files.len()).try_for_each(|file| {
             let store = sink.begin(file)?;
-            sink.end(file, Joined::new(store))
+            sink.end(file, store, 0)
         })
     }
 }

@@ -76,7 +76,7 @@ impl Records for Joined {
         Ok(())
     }
 
-    fn padding(&self, index: usize) -> usize {
+    fn padding(&self, index: usize) -> Result<usize, DataError> {
         let (records, index) = self.find(index);
         records.padding(index)
     }

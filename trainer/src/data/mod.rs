@@ -69,8 +69,8 @@ use files::Source;
 
 /// Opens the files that the options name.
 ///
-/// Text is tokenized into the token cache, unless there is little of it: see [`CacheOptions`]. Small text is kept in
-/// memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
+/// Text and conversations are tokenized into the token cache, unless there is little of them: see [`CacheOptions`].
+/// Then they are kept in memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
 /// Token files stay on disk: the first part of each is checked against the vocabulary now, and the rest when it is
 /// read.
 ///
@@ -96,7 +96,7 @@ pub(crate) fn open_watched(
         return Err(DataError::MixedFormats { one: sources[0].path.clone(), other: other.path.clone() });
     }
     let tokens = match sources[0].format {
-        Format::Chat => return Ok(FileDataset::new(chat::Conversations::open(&sources, options, tokenizer)?)),
+        Format::Chat => return Ok(FileDataset::new(chat::Conversations::open(&sources, options, tokenizer, watch)?)),
         Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&sources, options.vocabulary)?)),
         Format::Tokens => {
             let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();
@@ -105,7 +105,7 @@ pub(crate) fn open_watched(
         Format::Mds if sources[0].has_tokens(text_key) => {
             tokens::Tokens::of_shards(&sources, options.token_dtype, options.vocabulary)?
         }
-        _ => tokens::Tokens::Documents(cache::tokenized(&sources, options, tokenizer, watch)?),
+        _ => tokens::Tokens::Documents(documents::tokenized(&sources, options, tokenizer, watch)?),
     };
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }

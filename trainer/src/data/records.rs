@@ -24,8 +24,11 @@ pub(crate) trait Records: Send + Sync {
     fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError>;
 
     /// Returns the number of positions at the end of sample `index` that are padding.
-    fn padding(&self, _index: usize) -> usize {
-        0
+    ///
+    /// # Errors
+    /// Fails if the sample's length cannot be read.
+    fn padding(&self, _index: usize) -> Result<usize, DataError> {
+        Ok(0)
     }
 
     /// Calls `visit` with each document, in the order of the files.
@@ -112,8 +115,10 @@ impl FileDataset {
     }
 
     /// Returns the number of positions at the end of sample `index` that are padding.
-    #[must_use]
-    pub fn padding(&self, index: usize) -> usize {
+    ///
+    /// # Errors
+    /// Fails if the sample's length cannot be read.
+    pub fn padding(&self, index: usize) -> Result<usize, DataError> {
         self.0.padding(index)
     }
 

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use super::cache::Store;
 use super::cache::entry::Entry;
-use super::documents::Store;
 use super::files::Source;
 use super::fingerprint::{DocumentFacts, Facts};
 use super::options::TokenDtype;
@@ -25,13 +25,12 @@ impl Tokens {
     /// # Errors
     /// Fails if a shard cannot be read or a token is not below `vocabulary`.
     pub(super) fn of_shards(shards: &[Source], dtype: TokenDtype, vocabulary: usize) -> Result<Self, DataError> {
-        let mut memory = Memory::new(Width::for_vocabulary(vocabulary));
+        let mut memory = Memory::new(Width::for_vocabulary(vocabulary), 0);
         for shard in shards {
-            shard.tokens(dtype, vocabulary, |row| memory.begin().and_then(|()| memory.push(row)))?;
+            shard.tokens(dtype, vocabulary, |row| memory.begin(&[]).and_then(|()| memory.push(row)))?;
         }
-        let (path, documents) = (shards[0].path.clone(), memory.documents());
-        let storage = Storage::Memory(memory);
-        let joined = TokenizedFile { path, storage, documents, leading: 0, is_new: false };
+        let (path, storage) = (shards[0].path.clone(), Storage::Memory(memory));
+        let joined = TokenizedFile { path, storage, leading: 0, is_new: false };
         Ok(Self::Documents(Documents::new([joined], vec![], vocabulary)?))
     }
 
@@ -62,12 +61,17 @@ impl Tokens {
 pub(super) struct TokenizedFile {
     pub(super) path: PathBuf,
     pub(super) storage: Storage,
-    /// Number of documents that are not empty.
-    pub(super) documents: u64,
     /// Number of tokens, all between documents, before the first document that has any.
     pub(super) leading: u64,
     /// Whether they were tokenized now.
     pub(super) is_new: bool,
+}
+
+impl TokenizedFile {
+    pub(super) fn described(&self) -> TokenizedWhere {
+        let (documents, tokens) = (self.storage.documents(), self.storage.len() as u64);
+        TokenizedWhere { documents, tokens, is_cached: self.storage.entry().is_some(), is_new: self.is_new }
+    }
 }
 
 /// Where the tokens of a file are.
@@ -77,14 +81,32 @@ pub(super) enum Storage {
 }
 
 impl Storage {
-    fn len(&self) -> usize {
+    /// Returns the entry, if the tokens are in the cache.
+    pub(super) fn entry(&self) -> Option<&Entry> {
+        match self {
+            Storage::Entry(entry) => Some(entry),
+            Storage::Memory(_) => None,
+        }
+    }
+
+    /// Returns the number of tokens.
+    pub(super) fn len(&self) -> usize {
         match self {
             Storage::Memory(memory) => memory.len(),
             Storage::Entry(entry) => entry.footer().tokens as usize,
         }
     }
 
-    fn read(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+    /// Returns the number of documents that are not empty.
+    pub(super) fn documents(&self) -> u64 {
+        match self {
+            Storage::Memory(memory) => (memory.rows.len() / (1 + memory.facts)) as u64,
+            Storage::Entry(entry) => entry.footer().documents,
+        }
+    }
+
+    /// Appends the tokens `start..start + count`, which must exist. Appends nothing on error.
+    pub(super) fn read(&self, start: usize, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
         match self {
             Storage::Memory(memory) => memory.read(start, count, out),
             Storage::Entry(entry) => entry.read(start, count, out)?,
@@ -92,11 +114,14 @@ impl Storage {
         Ok(())
     }
 
-    /// Returns where these documents begin.
-    fn starts(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
+    /// Returns the rows of these documents, one after the other: the number of the first token, and the facts.
+    pub(super) fn rows(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
         match self {
-            Storage::Memory(memory) => Ok(memory.starts[documents.start as usize..documents.end as usize].to_vec()),
-            Storage::Entry(entry) => entry.starts(documents),
+            Storage::Memory(memory) => {
+                let [start, end] = [documents.start, documents.end].map(|at| at as usize * (1 + memory.facts));
+                Ok(memory.rows[start..end].to_vec())
+            }
+            Storage::Entry(entry) => entry.rows(documents),
         }
     }
 }
@@ -136,16 +161,15 @@ impl Documents {
     ) -> Result<Self, DataError> {
         let mut all = Self { parts: vec![], files: vec![], newline, len: 0 };
         let outside = all.newline.iter().copied().find(|&token| token as usize >= vocabulary);
-        for TokenizedFile { path, storage, documents, leading, is_new } in
-            files.into_iter().filter(|file| file.documents > 0)
-        {
+        for file in files.into_iter().filter(|file| file.storage.documents() > 0) {
+            let documents = file.storage.documents();
+            all.files.push(file.described());
+            let TokenizedFile { path, storage, leading, .. } = file;
             if let Some(token) = outside
                 && (documents > 1 || all.len > 0)
             {
                 return Err(DataError::Token { token, vocabulary, path, at: At::Byte(0) });
             }
-            let (tokens, is_cached) = (storage.len() as u64, matches!(storage, Storage::Entry(_)));
-            all.files.push(TokenizedWhere { documents, tokens, is_cached, is_new });
             let (newline, skipped) = if all.len == 0 { (0, leading as usize) } else { (all.newline.len(), 0) };
             let tokens = newline + storage.len() - skipped;
             if tokens > 0 {
@@ -175,10 +199,7 @@ impl Documents {
     }
 
     fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.parts.iter().filter_map(|part| match &part.storage {
-            Storage::Entry(entry) => Some(entry),
-            Storage::Memory(_) => None,
-        })
+        self.parts.iter().filter_map(|part| part.storage.entry())
     }
 
     /// Calls `visit` with each document. A part of a document is in memory.
@@ -187,7 +208,7 @@ impl Documents {
         for Part { storage, documents, .. } in &self.parts {
             for first in (0..*documents).step_by(Self::BLOCK as usize) {
                 let last = documents.min(&(first + Self::BLOCK)).to_owned();
-                let mut starts = storage.starts(first..documents.min(&(last + 1)).to_owned())?;
+                let mut starts = storage.rows(first..documents.min(&(last + 1)).to_owned())?;
                 if last == *documents {
                     starts.push((storage.len() + self.newline.len()) as u64);
                 }
@@ -217,17 +238,15 @@ impl From<TokenFiles> for Tokens {
 pub(super) struct Memory {
     width: Width,
     bytes: Vec<u8>,
-    /// Where each document begins.
-    starts: Vec<u64>,
+    facts: usize,
+    /// A row for each document: the number of its first token, and its facts.
+    rows: Vec<u64>,
 }
 
 impl Memory {
-    pub(super) fn new(width: Width) -> Self {
-        Self { width, bytes: vec![], starts: vec![] }
-    }
-
-    fn documents(&self) -> u64 {
-        self.starts.len() as u64
+    /// Creates an empty storage for documents with this many facts.
+    pub(super) fn new(width: Width, facts: usize) -> Self {
+        Self { width, bytes: vec![], facts, rows: vec![] }
     }
 
     fn len(&self) -> usize {
@@ -241,8 +260,10 @@ impl Memory {
 }
 
 impl Store for Memory {
-    fn begin(&mut self) -> Result<(), DataError> {
-        self.starts.push(self.len() as u64);
+    fn begin(&mut self, facts: &[u64]) -> Result<(), DataError> {
+        debug_assert_eq!(facts.len(), self.facts);
+        self.rows.push(self.len() as u64);
+        self.rows.extend(facts);
         Ok(())
     }
 

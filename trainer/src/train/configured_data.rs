@@ -32,7 +32,7 @@ pub(super) struct Opened<D> {
 /// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
 pub(super) fn open(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Corpus, Error> {
     if let Some(preference) = &config.preference {
-        let opened = pairs(config, preference, has_own_model)?;
+        let opened = pairs(config, preference, has_own_model, watch)?;
         let reference = match preference.has_reference() {
             true => std::iter::once(&opened.train).chain(&opened.eval).cloned().collect(),
             false => vec![],
@@ -254,10 +254,11 @@ pub(super) fn pairs(
     config: &Config,
     preference: &config::Preference,
     has_own_model: bool,
+    watch: &dyn Watch,
 ) -> Result<Opened<Arc<PairDataset>>, Error> {
     let labels_prompts = preference.kind == config::PreferenceType::Orpo;
     Sources::of(config, has_own_model)?
-        .open_all(|options, tokenizer| PairDataset::open(options, tokenizer, labels_prompts).map(Arc::new))
+        .open_all(|options, tokenizer| PairDataset::open(options, tokenizer, labels_prompts, watch).map(Arc::new))
 }
 
 /// Makes those checks of [`open`] that need no file.

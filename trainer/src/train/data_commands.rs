@@ -8,7 +8,7 @@ use zero_engine::Error;
 use super::configured_data;
 use super::preparing::Preparing;
 use super::progress::Output;
-use crate::data::{Dataset, DocumentFacts, FileDataset, SampleShape};
+use crate::data::{DataError, Dataset, DocumentFacts, FileDataset, SampleShape};
 
 /// What the preparation of a data set did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct PreparedData {
     pub cached: usize,
     /// Number of files that each start tokenizes in memory, because there is little of them.
     pub in_memory: usize,
-    /// Number of documents in all these files.
+    /// Number of documents in all these files. A conversation is a document, and so is an answer with its prompt.
     pub documents: u64,
     /// Number of their tokens, with those between documents.
     pub tokens: u64,
@@ -70,10 +70,10 @@ pub struct Lengths {
 /// Fails if the data cannot be opened.
 pub fn prepare_data(config: &Config) -> Result<Vec<PreparedData>, Error> {
     let prepared = |(name, data): (&'static str, Data)| {
-        let Data::Files(data) = data else {
-            return PreparedData { name, new: 0, cached: 0, in_memory: 0, documents: 0, tokens: 0 };
+        let files = match data {
+            Data::Files(data) => data.records().tokenized(),
+            Data::Pairs(pairs) => pairs.tokenized(),
         };
-        let files = data.records().tokenized();
         let count = |is_cached, is_new| {
             files.iter().filter(|file| (file.is_cached, file.is_new) == (is_cached, is_new)).count()
         };
@@ -107,12 +107,13 @@ pub fn data_stats(config: &Config) -> Result<Vec<DataStats>, Error> {
                     SampleShape::Tokens(length) => Some(length),
                     SampleShape::Features(_) => None,
                 };
-                let padding: usize = (0..data.len()).map(|index| data.padding(index)).sum();
+                let padding: usize = (0..data.len()).map(|index| data.padding(index)).sum::<Result<_, _>>()?;
                 (data.len(), tokens, padding, data.description())
             }
             Data::Pairs(pairs) => {
-                pairs.each_document(&mut visit);
-                let used: usize = (0..pairs.len()).flat_map(|pair| pairs.lengths(pair)).sum();
+                pairs.each_document(&mut visit)?;
+                let lengths = |pair| Ok(pairs.lengths(pair)?.iter().sum::<usize>());
+                let used: usize = (0..pairs.len()).map(lengths).sum::<Result<_, DataError>>()?;
                 let length = pairs.tokens_per_sample();
                 (pairs.len(), Some(length), pairs.len() * length - used, Some(pairs.description()))
             }
@@ -135,8 +136,10 @@ pub fn verify_data(config: &Config) -> Result<Vec<(&'static str, usize)>, Error>
             data.records().verify()?;
             Ok((name, data.len()))
         }
-        // Opening them reads everything.
-        Data::Pairs(pairs) => Ok((name, pairs.len())),
+        Data::Pairs(pairs) => {
+            pairs.verify()?;
+            Ok((name, pairs.len()))
+        }
     };
     opened(config)?.into_iter().map(verified).collect()
 }
@@ -149,13 +152,14 @@ enum Data {
 /// Opens the training data, and the evaluation data if any.
 fn opened(config: &Config) -> Result<Vec<(&'static str, Data)>, Error> {
     let has_own_model = config.model.is_none();
+    let watch = &Preparing::new(Output::Auto, None);
     let (train, eval) = match &config.preference {
         Some(preference) => {
-            let opened = configured_data::pairs(config, preference, has_own_model)?;
+            let opened = configured_data::pairs(config, preference, has_own_model, watch)?;
             (Data::Pairs(opened.train), opened.eval.map(Data::Pairs))
         }
         None => {
-            let opened = configured_data::files(config, has_own_model, &Preparing::new(Output::Auto, None))?;
+            let opened = configured_data::files(config, has_own_model, watch)?;
             (Data::Files(opened.train), opened.eval.map(Data::Files))
         }
     };

@@ -44,7 +44,8 @@ pub(super) fn prepare(
     let mut tensors = HashMap::new();
     for pairs in &corpus.reference {
         let log_probs = compute(engine, corpus, pairs)?;
-        tensors.insert(name(pairs), Tensor::from_slice(log_probs.as_flattened(), (log_probs.len(), 2), &Device::Cpu)?);
+        let tensor = Tensor::from_slice(log_probs.as_flattened(), (log_probs.len(), 2), &Device::Cpu)?;
+        tensors.insert(name(pairs)?, tensor);
         pairs.set_reference(log_probs);
     }
     if engine.communicator().rank() == 0 {
@@ -62,8 +63,8 @@ pub(super) fn prepare(
     Ok(())
 }
 
-fn name(pairs: &PairDataset) -> String {
-    format!("pairs-{:08x}", pairs.checksum())
+fn name(pairs: &PairDataset) -> Result<String, Error> {
+    Ok(format!("pairs-{:08x}", pairs.checksum()?))
 }
 
 /// Evaluates every pair once. Replicas without a pair in the last round run one that does not count.
@@ -111,7 +112,7 @@ fn read(corpus: &Corpus, out: &Path, checkpoint: &Path) -> Result<(), Error> {
     };
     let tensors = safetensors::load(&path, &Device::Cpu)?;
     for pairs in &corpus.reference {
-        let Some(tensor) = tensors.get(&name(pairs)) else {
+        let Some(tensor) = tensors.get(&name(pairs)?) else {
             let message = format!("{} is of other pairs than those of `data.train` and `data.eval`", path.display());
             let help = "resume with the files, the tokenizer and the `data` section that the run began with";
             return Err(Error::setting("preference", message, help));

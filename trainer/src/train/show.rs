@@ -52,20 +52,21 @@ pub struct ShownData {
 /// # Errors
 /// Fails if the data cannot be opened, or if there is no sample `first`.
 pub fn show_data(config: &Config, of_eval: bool, first: usize, count: usize) -> Result<ShownData, Error> {
+    let watch = &Preparing::new(Output::Auto, None);
     if let Some(preference) = &config.preference {
         let Opened { train, eval, tokenizer, vocabulary, .. } =
-            configured_data::pairs(config, preference, config.model.is_none())?;
+            configured_data::pairs(config, preference, config.model.is_none(), watch)?;
         let data = chosen((train, eval), of_eval)?;
         let known = vocabulary.map(|_| &tokenizer);
         let shown = samples(data.len(), first, count, |index| pair(&data, index, known))?;
         return Ok(ShownData { samples: data.len(), description: Some(data.description()), shown });
     }
     let Opened { train, eval, tokenizer, vocabulary, .. } =
-        configured_data::files(config, config.model.is_none(), &Preparing::new(Output::Auto, None))?;
+        configured_data::files(config, config.model.is_none(), watch)?;
     let data = chosen((train, eval), of_eval)?;
     let known = vocabulary.map(|_| &tokenizer);
     let sample = |index| match data.shape() {
-        SampleShape::Tokens(_) => tokens(&data, index, data.padding(index), known),
+        SampleShape::Tokens(_) => tokens(&data, index, data.padding(index)?, known),
         SampleShape::Features(_) => row(&data, index),
     };
     let shown = samples(data.len(), first, count, sample)?;
@@ -121,7 +122,7 @@ fn pair(data: &PairDataset, index: usize, tokenizer: Option<&Tokenizer>) -> Resu
     let batch = data.batch(&[index]).map_err(Error::of_dataset)?;
     let inputs = batch.inputs.single()?.flatten_all()?.to_vec1::<u32>()?;
     let labels = batch.get(&[LABELS])?[0].flatten_all()?.to_vec1::<i64>()?;
-    let (room, lengths) = (inputs.len() / 2, data.lengths(index));
+    let (room, lengths) = (inputs.len() / 2, data.lengths(index)?);
     let (mut all, mut tokens) = (vec![], 0);
     for (name, (side, length)) in ["chosen:\n", "\n\nrejected:\n"].into_iter().zip(lengths.into_iter().enumerate()) {
         let (start, end) = (side * room, side * room + length);

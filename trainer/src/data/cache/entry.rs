@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`MAGIC`] | 8 |
 //! | tokens, little-endian | `tokens` × `width` |
-//! | where each document begins, as token numbers, u64 | 8 per document |
+//! | a row for each document, u64: the number of its first token, and its `facts` | 8 × (1 + `facts`) per document |
 //! | CRC-32C of each [`CHUNK`] of all bytes before this part, u32 | 4 per chunk |
 //! | [`Footer`] as JSON | |
 //! | CRC-32C of the checksums and the footer, u32; length of the footer, u32; [`MAGIC`] | 16 |
@@ -43,6 +43,9 @@ pub(in super::super) struct Footer {
     pub(in super::super) width: Width,
     /// Number of documents that are not empty.
     pub(in super::super) documents: u64,
+    /// Number of facts that each document has besides its tokens.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(in super::super) facts: u64,
     /// Number of tokens before the first document that has any.
     pub(in super::super) leading: u64,
     /// The largest token.
@@ -108,11 +111,12 @@ impl Entry {
         Ok(())
     }
 
-    /// Returns where the documents of a range begin, as token numbers.
-    pub(in super::super) fn starts(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
-        let mut bytes = vec![0; 8 * (documents.end - documents.start) as usize];
-        self.read_bytes(self.footer.starts() + 8 * documents.start, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|&start| u64::from_le_bytes(start)).collect())
+    /// Returns the rows of a range of documents, one after the other: the number of the first token, and the facts.
+    pub(in super::super) fn rows(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
+        let row = 8 * (1 + self.footer.facts);
+        let mut bytes = vec![0; (row * (documents.end - documents.start)) as usize];
+        self.read_bytes(self.footer.rows() + row * documents.start, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|&value| u64::from_le_bytes(value)).collect())
     }
 
     /// Reads everything and compares the checksums.
@@ -166,14 +170,19 @@ impl Entry {
 }
 
 impl Footer {
-    /// Returns the position of the documents' starts.
-    fn starts(&self) -> u64 {
+    /// Returns the position of the documents' rows.
+    fn rows(&self) -> u64 {
         MAGIC.len() as u64 + self.tokens * self.width.bytes() as u64
     }
 
     /// Returns the number of bytes before the checksums, or `None` if no file has that many.
     fn body(&self) -> Option<u64> {
         let tokens = self.tokens.checked_mul(self.width.bytes() as u64)?;
-        tokens.checked_add(self.documents.checked_mul(8)?)?.checked_add(MAGIC.len() as u64)
+        let rows = self.documents.checked_mul(self.facts.checked_add(1)?.checked_mul(8)?)?;
+        tokens.checked_add(rows)?.checked_add(MAGIC.len() as u64)
     }
+}
+
+fn is_zero(facts: &u64) -> bool {
+    *facts == 0
 }

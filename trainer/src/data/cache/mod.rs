@@ -1,8 +1,9 @@
-//! The token cache: files of text are tokenized once, for all ranks of a host and for later runs.
+//! The token cache: files are tokenized once, for all ranks of a host and for later runs.
 //!
-//! Each source file has an [`Entry`]. Its name is a hash of everything that its tokens depend on: the bytes of the
-//! file, the tokenizer, the format and the key of the text. A corpus that grows therefore tokenizes only its new files,
-//! and a preparation that was interrupted continues with the files that are missing. Entries are immutable; nothing
+//! Each source file has an [`Entry`]. Its name is a hash of everything that its tokens depend on, which a [`Work`]
+//! knows: the bytes of the file, the tokenizer, the format and the key of a text, or the chat template. A corpus that
+//! grows therefore tokenizes only its new files, and a preparation that was interrupted continues with the files that
+//! are missing. Entries are immutable; nothing
 //! needs to be deleted for correctness, and any file of the cache may be deleted while no run uses it.
 //!
 //! One rank takes the [`Lock`] and tokenizes; the others wait and open what it wrote.
@@ -18,14 +19,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rayon::ThreadPool;
 use zero_engine::DataError;
 
-use super::documents::{Joined, Sink, Tokenizing};
 use super::files::Source;
-use super::fingerprint::hash_of;
-use super::options::DataOptions;
-use super::tokenizer::Tokenizer;
-use super::tokens::{Documents, Memory, Storage, TokenizedFile};
+use super::options::CacheOptions;
+use super::tokens::{Memory, Storage, TokenizedFile};
 use super::watch::{Phase, Watch};
 use super::width::Width;
 use crate::process::pool_of_host;
@@ -34,32 +33,71 @@ use identity::{Identity, Stamp};
 use lock::Lock;
 use writer::Writer;
 
-/// Part of every key. Change it whenever the same file gets other tokens than before.
-const VERSION: &[u8] = b"zero-train tokens 1";
+/// How files become tokens.
+pub(super) trait Work {
+    /// Number of facts that a document has besides its tokens.
+    const FACTS: usize;
 
-/// Tokenizes the documents of files, or opens their tokens in the cache.
-pub(super) fn tokenized(
+    /// Returns the number of bytes in which tokens are stored.
+    fn width(&self) -> Width;
+
+    /// Returns a hash of everything that the stored tokens of a file depend on. `content` is a hash of its bytes.
+    fn name(&self, source: &Source, content: &str) -> String;
+
+    /// Returns whether the model has all stored tokens up to `largest`.
+    fn fits(&self, largest: u32) -> bool;
+
+    /// Reads and tokenizes files, with `threads` or those of rayon's own pool.
+    ///
+    /// # Errors
+    /// Returns the first error in the order of the files.
+    fn run(&self, files: &[&Source], threads: Option<&ThreadPool>, sink: &mut impl Sink) -> Result<(), DataError>;
+}
+
+/// Receives the tokens of files, one file after the other.
+pub(super) trait Sink {
+    /// Where the tokens of a file go.
+    type Store: Store;
+
+    /// Begins the file of this number.
+    fn begin(&mut self, file: usize) -> Result<Self::Store, DataError>;
+
+    /// Ends the file. `leading` is the number of tokens before the first document that has any.
+    fn end(&mut self, file: usize, store: Self::Store, leading: u64) -> Result<(), DataError>;
+
+    /// Called before each group with the number of bytes of text of `file` so far. An error ends the work.
+    fn goes_on(&mut self, file: usize, bytes: u64) -> Result<(), DataError>;
+}
+
+/// The tokens of one file, as they are written.
+pub(super) trait Store {
+    /// Begins a document at the next token, with its facts.
+    fn begin(&mut self, facts: &[u64]) -> Result<(), DataError>;
+
+    /// Appends tokens.
+    fn push(&mut self, tokens: &[u32]) -> Result<(), DataError>;
+}
+
+/// Tokenizes files, or opens their tokens in the cache.
+pub(super) fn tokenized<W: Work>(
     sources: &[Source],
-    options: &DataOptions,
-    tokenizer: &Tokenizer,
+    options: &CacheOptions,
+    work: &W,
     watch: &dyn Watch,
-) -> Result<Documents, DataError> {
-    let newline = tokenizer.encode("\n")?;
-    let DataOptions { text_key, vocabulary, .. } = options;
-    let work = Tokenizing { text_key, tokenizer, vocabulary: *vocabulary, newline: &newline, threads: None };
+) -> Result<Vec<TokenizedFile>, DataError> {
     let sizes = sources.iter().map(|source| fs::metadata(&source.path).map_or(0, |metadata| metadata.len()));
-    let files = match sizes.sum::<u64>() < options.cache.least_bytes {
-        true => in_memory(sources, &work, watch)?,
-        false => Cache::new(options, tokenizer)?.files(sources, work, watch)?,
-    };
-    Documents::new(files, newline, *vocabulary)
+    match sizes.sum::<u64>() < options.least_bytes {
+        true => in_memory(sources, work, watch),
+        false => Cache::new(options, work)?.files(sources, watch),
+    }
 }
 
 /// Tokenizes files and keeps their tokens in memory.
-fn in_memory(sources: &[Source], work: &Tokenizing<'_>, watch: &dyn Watch) -> Result<Vec<TokenizedFile>, DataError> {
+fn in_memory<W: Work>(sources: &[Source], work: &W, watch: &dyn Watch) -> Result<Vec<TokenizedFile>, DataError> {
     struct InMemory<'a> {
         sources: &'a [Source],
         width: Width,
+        facts: usize,
         files: Vec<TokenizedFile>,
         watch: &'a dyn Watch,
     }
@@ -68,13 +106,12 @@ fn in_memory(sources: &[Source], work: &Tokenizing<'_>, watch: &dyn Watch) -> Re
         type Store = Memory;
 
         fn begin(&mut self, _: usize) -> Result<Memory, DataError> {
-            Ok(Memory::new(self.width))
+            Ok(Memory::new(self.width, self.facts))
         }
 
-        fn end(&mut self, file: usize, joined: Joined<Memory>) -> Result<(), DataError> {
-            let Joined { store, documents, leading, .. } = joined;
-            let path = self.sources[file].path.clone();
-            self.files.push(TokenizedFile { path, storage: Storage::Memory(store), documents, leading, is_new: true });
+        fn end(&mut self, file: usize, store: Memory, leading: u64) -> Result<(), DataError> {
+            let (path, storage) = (self.sources[file].path.clone(), Storage::Memory(store));
+            self.files.push(TokenizedFile { path, storage, leading, is_new: true });
             Ok(())
         }
 
@@ -83,40 +120,32 @@ fn in_memory(sources: &[Source], work: &Tokenizing<'_>, watch: &dyn Watch) -> Re
         }
     }
 
-    let width = Width::for_vocabulary(work.tokenizer.vocabulary());
-    let mut sink = InMemory { sources, width, files: vec![], watch };
-    work.run(&sources.iter().collect::<Vec<_>>(), &mut sink)?;
+    let mut sink = InMemory { sources, width: work.width(), facts: W::FACTS, files: vec![], watch };
+    work.run(&sources.iter().collect::<Vec<_>>(), None, &mut sink)?;
     Ok(sink.files)
 }
 
-/// The folder of the cache, and the part of the keys that all files share.
-struct Cache<'a> {
+/// The folder of the cache, and what its files are made from.
+struct Cache<'a, W> {
     entries: PathBuf,
     memos: PathBuf,
-    options: &'a DataOptions,
-    tokenizer: String,
+    work: &'a W,
 }
 
-impl<'a> Cache<'a> {
-    fn new(options: &'a DataOptions, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let folder = match &options.cache.folder {
+impl<'a, W: Work> Cache<'a, W> {
+    fn new(options: &CacheOptions, work: &'a W) -> Result<Self, DataError> {
+        let folder = match &options.folder {
             Some(folder) => folder.clone(),
             None => folder::default_folder(|name| std::env::var_os(name)).ok_or_else(|| DataError::Cache {
                 path: "~/.cache/zero-train".into(),
                 source: io::Error::other("the environment has no HOME"),
             })?,
         };
-        let tokenizer = tokenizer.fingerprint().to_string();
-        Ok(Self { entries: folder.join("tokens"), memos: folder.join("files"), options, tokenizer })
+        Ok(Self { entries: folder.join("tokens"), memos: folder.join("files"), work })
     }
 
     /// Opens the entries of all files, after building those that are missing.
-    fn files(
-        &self,
-        sources: &[Source],
-        work: Tokenizing<'_>,
-        watch: &dyn Watch,
-    ) -> Result<Vec<TokenizedFile>, DataError> {
+    fn files(&self, sources: &[Source], watch: &dyn Watch) -> Result<Vec<TokenizedFile>, DataError> {
         let known = |source: &Source| match Identity::remembered(&source.path, &self.memos)? {
             Some(identity) => self.entry(&self.path(source, &identity)),
             None => Ok(None),
@@ -126,12 +155,11 @@ impl<'a> Cache<'a> {
             Some(entries) => entries.into_iter().map(|entry| (entry, false)).collect(),
             None => {
                 let lock = self.lock(watch)?;
-                self.build(sources, work, watch, &lock)?
+                self.build(sources, watch, &lock)?
             }
         };
         let file = |(source, (entry, is_new)): (&Source, (Entry, bool))| TokenizedFile {
             path: source.path.clone(),
-            documents: entry.footer().documents,
             leading: entry.footer().leading,
             storage: Storage::Entry(entry),
             is_new,
@@ -157,13 +185,7 @@ impl<'a> Cache<'a> {
     }
 
     /// Builds the entries that are missing, and opens all. Returns with each whether it is new.
-    fn build(
-        &self,
-        sources: &[Source],
-        work: Tokenizing<'_>,
-        watch: &dyn Watch,
-        lock: &Lock,
-    ) -> Result<Vec<(Entry, bool)>, DataError> {
+    fn build(&self, sources: &[Source], watch: &dyn Watch, lock: &Lock) -> Result<Vec<(Entry, bool)>, DataError> {
         let identities = self.identities(sources, watch)?;
         let paths: Vec<PathBuf> = sources.iter().zip(&identities).map(|(source, id)| self.path(source, id)).collect();
         let entries = paths.iter().map(|path| self.entry(path)).collect::<Result<Vec<_>, _>>()?;
@@ -174,10 +196,10 @@ impl<'a> Cache<'a> {
             let threads = pool_of_host().map_err(|error| DataError::cache(&self.entries)(io::Error::other(error)))?;
             let files: Vec<&Source> = missing.iter().map(|&file| &sources[file]).collect();
             let total = missing.iter().map(|&file| identities[file].stamp.length).sum();
-            let width = Width::for_vocabulary(work.tokenizer.vocabulary());
+            let (width, facts) = (self.work.width(), W::FACTS);
             let to: Vec<(&Path, &Identity)> = missing.iter().map(|&file| (&*paths[file], &identities[file])).collect();
-            let mut building = Building { files: &files, to: &to, width, lock, watch, done: 0, total };
-            Tokenizing { threads: Some(&threads), ..work }.run(&files, &mut building)?;
+            let mut building = Building { files: &files, to: &to, width, facts, lock, watch, done: 0, total };
+            self.work.run(&files, Some(&threads), &mut building)?;
         }
         let open = |(path, entry): (&PathBuf, Option<Entry>)| match entry {
             Some(entry) => Ok((entry, false)),
@@ -210,16 +232,14 @@ impl<'a> Cache<'a> {
 
     /// Returns the path of the entry for a file.
     fn path(&self, source: &Source, identity: &Identity) -> PathBuf {
-        let key = source.key(&self.options.text_key);
-        let parts = [VERSION, identity.hash.as_bytes(), self.tokenizer.as_bytes(), key.as_bytes()];
-        self.entries.join(hash_of(&parts))
+        self.entries.join(self.work.name(source, &identity.hash))
     }
 
     /// Opens an entry if it exists, and if the model has all its tokens. If the model has not, the file is tokenized
     /// again, which finds the position of the token.
     fn entry(&self, path: &Path) -> Result<Option<Entry>, DataError> {
         let entry = Entry::open(path).map_err(DataError::cache(path))?;
-        Ok(entry.filter(|entry| (entry.footer().largest as usize) < self.options.vocabulary))
+        Ok(entry.filter(|entry| self.work.fits(entry.footer().largest)))
     }
 }
 
@@ -229,6 +249,7 @@ struct Building<'a> {
     /// The path of each entry, and the content of the file.
     to: &'a [(&'a Path, &'a Identity)],
     width: Width,
+    facts: usize,
     lock: &'a Lock,
     watch: &'a dyn Watch,
     /// Bytes of the files that are complete, and of all files.
@@ -240,14 +261,14 @@ impl Sink for Building<'_> {
     type Store = Writer;
 
     fn begin(&mut self, file: usize) -> Result<Writer, DataError> {
-        Writer::new(self.to[file].0, self.width)
+        Writer::new(self.to[file].0, self.width, self.facts)
     }
 
-    fn end(&mut self, file: usize, joined: Joined<Writer>) -> Result<(), DataError> {
+    fn end(&mut self, file: usize, store: Writer, leading: u64) -> Result<(), DataError> {
         let (path, (_, identity)) = (&self.files[file].path, self.to[file]);
         identity.is_unchanged(path)?;
         self.done += identity.stamp.length;
-        joined.store.finish(path, joined.leading)
+        store.finish(path, leading)
     }
 
     fn goes_on(&mut self, file: usize, bytes: u64) -> Result<(), DataError> {

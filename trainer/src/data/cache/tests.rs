@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::super::Unwatched;
 use super::super::options::Format;
 use super::super::tests::{Files, tokens};
+use super::super::tokenizer::Tokenizer;
 use super::super::tokenizer::tests::words;
-use super::super::{CacheOptions, Dataset, FileDataset, open, open_watched};
+use super::super::{DataOptions, Dataset, FileDataset, open, open_watched};
 use super::*;
 
 /// Files of every kind that text comes in, with documents without tokens in every place.

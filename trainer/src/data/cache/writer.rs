@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use zero_engine::DataError;
 
-use super::super::documents::Store;
 use super::super::width::Width;
+use super::Store;
 use super::entry::{CHUNK, Footer, MAGIC};
 
 /// The extension of unfinished files.
@@ -21,10 +21,11 @@ pub(in super::super) struct Writer {
     width: Width,
     tokens: u64,
     largest: u32,
-    /// The documents' starts, which follow the tokens. They go through a file, because there may be many.
-    starts: BufWriter<File>,
+    /// The documents' rows, which follow the tokens. They go through a file, because there may be many.
+    rows: BufWriter<File>,
     documents: u64,
-    /// The unfinished entry, and the file of the starts.
+    facts: usize,
+    /// The unfinished entry, and the file of the rows.
     unfinished: [PathBuf; 2],
 }
 
@@ -38,20 +39,20 @@ struct Checksummed {
 }
 
 impl Writer {
-    pub(super) fn new(path: &Path, width: Width) -> Result<Self, DataError> {
-        Self::create(path, width).map_err(DataError::cache(path))
+    pub(super) fn new(path: &Path, width: Width, facts: usize) -> Result<Self, DataError> {
+        Self::create(path, width, facts).map_err(DataError::cache(path))
     }
 
-    fn create(path: &Path, width: Width) -> io::Result<Self> {
+    fn create(path: &Path, width: Width, facts: usize) -> io::Result<Self> {
         // Where a file system has no locks, two processes may write the same entry.
         let name = |part: &str| path.with_extension(format!("{}.{part}{UNFINISHED}", std::process::id()));
-        let unfinished = [name(""), name("starts.")];
+        let unfinished = [name(""), name("rows.")];
         let file = File::create(&unfinished[0])?;
-        let starts = File::options().read(true).write(true).create(true).truncate(true).open(&unfinished[1])?;
+        let rows = File::options().read(true).write(true).create(true).truncate(true).open(&unfinished[1])?;
         let mut body = Checksummed { file: BufWriter::new(file), checksums: vec![], crc: 0, filled: 0 };
         body.write(&MAGIC)?;
-        let starts = BufWriter::new(starts);
-        Ok(Self { path: path.into(), body, width, tokens: 0, largest: 0, starts, documents: 0, unfinished })
+        let rows = BufWriter::new(rows);
+        Ok(Self { path: path.into(), body, width, tokens: 0, largest: 0, rows, documents: 0, facts, unfinished })
     }
 
     /// Completes the entry. A crash of the machine may still cut it, which [`Entry::open`](super::entry::Entry::open)
@@ -61,9 +62,9 @@ impl Writer {
     }
 
     fn complete(&mut self, source: &Path, leading: u64) -> io::Result<()> {
-        self.starts.rewind()?;
-        let mut starts = BufReader::new(self.starts.get_ref());
-        io::copy(&mut starts, &mut Through(&mut self.body))?;
+        self.rows.rewind()?;
+        let mut rows = BufReader::new(self.rows.get_ref());
+        io::copy(&mut rows, &mut Through(&mut self.body))?;
         let Checksummed { file, checksums, crc, filled } = &mut self.body;
         let last = (*filled > 0).then_some(*crc);
         let checksums: Vec<u8> = checksums.iter().chain(&last).flat_map(|crc| crc.to_le_bytes()).collect();
@@ -72,6 +73,7 @@ impl Writer {
             tokens: self.tokens,
             width: self.width,
             documents: self.documents,
+            facts: self.facts as u64,
             leading,
             largest: self.largest,
         };
@@ -87,9 +89,11 @@ impl Writer {
 }
 
 impl Store for Writer {
-    fn begin(&mut self) -> Result<(), DataError> {
+    fn begin(&mut self, facts: &[u64]) -> Result<(), DataError> {
+        debug_assert_eq!(facts.len(), self.facts);
         self.documents += 1;
-        self.starts.write_all(&self.tokens.to_le_bytes()).map_err(DataError::cache(&self.path))
+        let row: Vec<u8> = [self.tokens].iter().chain(facts).flat_map(|value| value.to_le_bytes()).collect();
+        self.rows.write_all(&row).map_err(DataError::cache(&self.path))
     }
 
     fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {

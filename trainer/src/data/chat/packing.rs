@@ -3,18 +3,38 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Distributes items of these lengths, each at most `room`, over few bins of `room`. Returns the items of each bin.
+/// Items in bins. An item is a number, counted from 0.
+pub(super) struct Packs {
+    /// The items of all bins, one bin after the other.
+    items: Vec<u32>,
+    /// Where each bin begins, and the number of all items at the end.
+    starts: Vec<u32>,
+}
+
+impl Packs {
+    /// Returns the number of bins.
+    pub(super) fn len(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Returns the items of a bin, in order.
+    pub(super) fn bin(&self, bin: usize) -> &[u32] {
+        &self.items[self.starts[bin] as usize..self.starts[bin + 1] as usize]
+    }
+}
+
+/// Distributes items of these lengths, each at most `room`, over few bins of `room`.
 ///
 /// Best-fit decreasing, as in TRL: the items, longest first, each go to the fullest bin that has room. Bins and their
 /// items are then put into the order of the items.
-pub(super) fn pack(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
-    let mut items: Vec<usize> = (0..lengths.len()).collect();
-    items.sort_by_key(|&item| Reverse(lengths[item]));
-    let mut bins: Vec<Vec<usize>> = vec![];
+pub(super) fn pack(lengths: &[u32], room: usize) -> Packs {
+    let mut items: Vec<u32> = (0..lengths.len() as u32).collect();
+    items.sort_by_key(|&item| Reverse(lengths[item as usize]));
+    let (mut bin_of, mut bins) = (vec![0; lengths.len()], 0u32);
     // The bins by the room that is left in them.
-    let mut open: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut open: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     for item in items {
-        let length = lengths[item];
+        let length = lengths[item as usize] as usize;
         let (left, bin) = match open.range_mut(length..).next() {
             Some((&left, same)) => {
                 let bin = same.pop().expect("a list of bins is never empty");
@@ -24,39 +44,66 @@ pub(super) fn pack(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
                 (left, bin)
             }
             None => {
-                bins.push(vec![]);
-                (room, bins.len() - 1)
+                bins += 1;
+                (room, bins - 1)
             }
         };
-        bins[bin].push(item);
+        bin_of[item as usize] = bin;
         open.entry(left.saturating_sub(length)).or_default().push(bin);
     }
-    bins.iter_mut().for_each(|bin| bin.sort_unstable());
-    bins.sort_unstable();
-    bins
+    in_order(bin_of, bins as usize)
+}
+
+/// Sorts bins by their first items. `bin_of` has the bin of each item.
+fn in_order(mut bin_of: Vec<u32>, bins: usize) -> Packs {
+    let (mut numbers, mut next) = (vec![None; bins], 0);
+    // Counts the items of the bin before each.
+    let mut starts = vec![0; bins + 1];
+    for bin in &mut bin_of {
+        let number = numbers[*bin as usize].get_or_insert_with(|| {
+            next += 1;
+            next - 1
+        });
+        *bin = *number;
+        starts[*number as usize + 1] += 1;
+    }
+    (1..=bins).for_each(|bin| starts[bin] += starts[bin - 1]);
+    let (mut items, mut ends) = (vec![0; bin_of.len()], starts.clone());
+    for (item, &bin) in bin_of.iter().enumerate() {
+        let end = &mut ends[bin as usize];
+        items[*end as usize] = item as u32;
+        *end += 1;
+    }
+    Packs { items, starts }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn packed(lengths: &[u32], room: usize) -> Vec<Vec<u32>> {
+        let packs = pack(lengths, room);
+        (0..packs.len()).map(|bin| packs.bin(bin).to_vec()).collect()
+    }
+
     #[test]
     fn the_fullest_bin_with_room_takes_an_item() {
-        assert_eq!(pack(&[3, 6, 4, 5, 1], 10), [vec![0, 3, 4], vec![1, 2]]);
-        assert_eq!(pack(&[10, 10, 1], 10), [vec![0], vec![1], vec![2]]);
-        assert!(pack(&[], 10).is_empty());
+        assert_eq!(packed(&[3, 6, 4, 5, 1], 10), [vec![0, 3, 4], vec![1, 2]]);
+        assert_eq!(packed(&[10, 10, 1], 10), [vec![0], vec![1], vec![2]]);
+        assert!(packed(&[], 10).is_empty());
     }
 
     #[test]
     fn every_item_is_in_one_bin_and_bins_are_nearly_full() {
-        let lengths: Vec<usize> = (0u64..5000).map(|i| 1 + (i * i * 7919 % 1009) as usize).collect();
-        let bins = pack(&lengths, 2048);
-        let mut items: Vec<usize> = bins.concat();
+        let lengths: Vec<u32> = (0u64..5000).map(|i| 1 + (i * i * 7919 % 1009) as u32).collect();
+        let bins = packed(&lengths, 2048);
+        assert!(bins.is_sorted() && bins.iter().all(|bin| bin.is_sorted()));
+        let mut items: Vec<u32> = bins.concat();
         items.sort_unstable();
-        assert!(items.into_iter().eq(0..lengths.len()));
-        assert!(bins.iter().all(|bin| bin.iter().map(|&item| lengths[item]).sum::<usize>() <= 2048));
+        assert!(items.into_iter().eq(0..lengths.len() as u32));
+        assert!(bins.iter().all(|bin| bin.iter().map(|&item| lengths[item as usize]).sum::<u32>() <= 2048));
         // No packing needs fewer bins than the sum of lengths.
-        let least = lengths.iter().sum::<usize>().div_ceil(2048);
+        let least = lengths.iter().sum::<u32>().div_ceil(2048) as usize;
         assert!(bins.len() <= least + 1, "{} bins, at least {least}", bins.len());
     }
 }

@@ -3,14 +3,12 @@
 //! A sample is both answers, each after the prompt and each a document of its own, padded to T tokens: 2·T positions. An
 //! answer begins where its tokens differ from those of the prompt with the template's generation prompt, as in TRL.
 
-use std::path::Path;
 use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
-use rayon::prelude::*;
 use zero_config::Untrained;
 use zero_engine::format::counted;
-use zero_engine::{At, Batch, DataError};
+use zero_engine::{Batch, DataError};
 use zero_model::ops::{IGNORE_INDEX, PreferenceLoss};
 use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, REFERENCE_LOG_PROBS};
 
@@ -18,12 +16,13 @@ use super::super::dataset::{BoxError, Dataset};
 use super::super::files::sources;
 use super::super::fingerprint::DocumentFacts;
 use super::super::options::{DataOptions, Format};
+use super::super::records::TokenizedWhere;
 use super::super::tokenizer::Tokenizer;
+use super::super::watch::Watch;
 use super::excess::Excess;
-use super::mask::shown;
-use super::pair_record;
-use super::record::{Problem, in_parallel};
 use super::renderer::Renderer;
+use super::rendering::{Layout, Rendering};
+use super::texts::{Chosen, Text, Texts};
 
 /// The label groups of a pair: [`LABEL_GROUPS`].
 const CHOSEN: u8 = 0;
@@ -42,13 +41,12 @@ pub(super) struct Pair {
     pub(super) texts: [String; 2],
 }
 
-/// Pairs of a chosen and a rejected answer, in memory.
+/// Pairs of a chosen and a rejected answer.
 pub(crate) struct PairDataset {
-    tokens: Vec<u32>,
-    /// Where each text begins, two per pair, and the number of all tokens at the end.
-    starts: Vec<usize>,
-    /// The number of tokens before both answers of each pair.
-    prompts: Vec<usize>,
+    /// Two of each pair: the prompt with the chosen answer, and with the rejected answer.
+    texts: Texts,
+    /// The pairs that are used.
+    used: Chosen,
     sequence_length: usize,
     padding: u32,
     labels_prompts: bool,
@@ -59,21 +57,29 @@ pub(crate) struct PairDataset {
     unanswered: usize,
     /// Number of pairs whose prompt ends in other tokens than before an answer.
     cut: usize,
+    /// Number of inputs of all texts, and of the labels of all answers.
+    positions: usize,
+    answers: usize,
 }
 
 impl PairDataset {
-    /// Reads, renders and tokenizes the files that the options name. `labels_prompts` says whether the prompts before
-    /// chosen answers get labels too, which ORPO needs.
+    /// Reads, renders and tokenizes the files that the options name, or opens what the cache has of them.
+    /// `labels_prompts` says whether the prompts before chosen answers get labels too, which ORPO needs.
     ///
     /// # Errors
     /// Fails if a file cannot be read, a record is no pair, or the template rejects it.
-    pub(crate) fn open(options: &DataOptions, tokenizer: &Tokenizer, labels_prompts: bool) -> Result<Self, DataError> {
+    pub(crate) fn open(
+        options: &DataOptions,
+        tokenizer: &Tokenizer,
+        labels_prompts: bool,
+        watch: &dyn Watch,
+    ) -> Result<Self, DataError> {
         let sources = sources(&options.sources, Format::Chat)?;
-        let renderer = Renderer::new(&options.chat, tokenizer, options.vocabulary)?;
+        let renderer = &Renderer::new(&options.chat, tokenizer, options.vocabulary)?;
+        let rendering = Rendering { renderer, tokenizer, options, layout: Layout::Pairs };
         let mut all = Self {
-            tokens: vec![],
-            starts: vec![0],
-            prompts: vec![],
+            texts: Texts::open(&sources, &options.cache, &rendering, watch)?,
+            used: Chosen::default(),
             sequence_length: options.sequence_length,
             padding: renderer.padding,
             labels_prompts,
@@ -81,75 +87,61 @@ impl PairDataset {
             excess: Excess::new(options),
             unanswered: 0,
             cut: 0,
+            positions: 0,
+            answers: 0,
         };
-        for source in &sources {
-            let path = &source.path;
-            let pair = |(at, record)| {
-                let record = pair_record::pair(record, &options.chat).map_err(|problem| problem.at(path, at));
-                (at, record.and_then(|record| renderer.pair(record, path, at)))
-            };
-            for records in in_parallel(source.records(&options.chat.fields())?) {
-                for (at, pair) in records?.into_par_iter().map(pair).collect::<Vec<_>>() {
-                    all.push(pair?, path, at, options)?;
-                }
-            }
-        }
-        all.excess.check()?;
-        match all.prompts.is_empty() {
-            true => Err(DataError::Empty { sources: options.sources.clone() }),
-            false => Ok(all),
-        }
-    }
-
-    /// Adds a pair, or leaves it out.
-    fn push(&mut self, mut pair: Pair, path: &Path, at: At, options: &DataOptions) -> Result<(), DataError> {
-        let tokens = || pair.tokens.iter().flatten();
-        if let Some(&token) = tokens().find(|&&token| token as usize >= options.vocabulary) {
-            return Err(DataError::Token { token, vocabulary: options.vocabulary, path: path.into(), at });
-        }
-        let (length, most) = (pair.tokens[0].len().max(pair.tokens[1].len()), self.excess.most());
-        if !self.excess.admits(length, path, at) {
-            return Ok(());
-        }
-        pair.tokens.iter_mut().for_each(|tokens| tokens.truncate(most));
-        if let Some(side) = pair.tokens.iter().position(|tokens| tokens.len() <= pair.prompt.max(1)) {
-            if options.chat.untrained == Untrained::Drop {
-                self.unanswered += 1;
+        let (mut chosen, most) = (None, rendering.most());
+        all.texts.each(|rejected, file, number| {
+            let Some(chosen) = chosen.take() else {
+                chosen = Some(rejected);
                 return Ok(());
-            }
-            let which = ["chosen", "rejected"][side];
-            let why = match length > most {
-                true => format!("the first {most} tokens contain nothing of the {which} answer"),
-                false => format!("the {which} answer has no tokens"),
             };
-            let help = "correct the record, or leave such ones out: `data.chat.untrained_strategy: drop`";
-            return Err(Problem::new(format!("{why}\n{}", shown(&pair.texts[side])), help).at(path, at));
+            let (pair, facts) = ([chosen, rejected], rejected.facts);
+            let longest = chosen.length.max(rejected.length);
+            let mut is_used = all.excess.admits(longest, &sources[file].path, facts.at);
+            if is_used && pair.iter().any(|text| text.length.min(most) <= facts.first.max(1)) {
+                if options.chat.untrained == Untrained::Raise {
+                    return Err(rendering.error(&sources[file], number / rendering.layout.texts()));
+                }
+                (is_used, all.unanswered) = (false, all.unanswered + 1);
+            }
+            if is_used {
+                all.cut += usize::from(facts.is_cut);
+                all.positions += pair.iter().map(|text| text.length.min(options.sequence_length)).sum::<usize>();
+                let [chosen, rejected, _] = label_counts(pair, options.sequence_length);
+                all.answers += chosen + rejected;
+            }
+            all.used.push(is_used);
+            Ok(())
+        })?;
+        all.excess.check()?;
+        match all.used.len() {
+            0 => Err(DataError::Empty { sources: options.sources.clone() }),
+            _ => Ok(all),
         }
-        self.cut += usize::from(pair.is_cut);
-        for tokens in pair.tokens {
-            self.tokens.extend(tokens);
-            self.starts.push(self.tokens.len());
-        }
-        self.prompts.push(pair.prompt);
-        Ok(())
     }
 
-    /// Returns the prompt with the chosen answer (`side` 0) or with the rejected answer (1).
-    fn text(&self, pair: usize, side: usize) -> &[u32] {
-        &self.tokens[self.starts[2 * pair + side]..self.starts[2 * pair + side + 1]]
+    /// Returns the number of the prompt with the chosen answer (`side` 0) or with the rejected answer (1).
+    fn text(&self, pair: usize, side: usize) -> usize {
+        2 * self.used.get(pair) + side
+    }
+
+    /// Returns both texts without their tokens.
+    fn pair(&self, pair: usize) -> Result<[Text; 2], DataError> {
+        Ok([self.texts.text(self.text(pair, 0))?, self.texts.text(self.text(pair, 1))?])
+    }
+
+    /// Reads the tokens of a text that samples use.
+    fn read(&self, pair: usize, side: usize) -> Result<Vec<u32>, DataError> {
+        Ok(self.texts.read(self.text(pair, side), self.sequence_length + 1)?.0)
     }
 
     /// Returns the number of inputs of both texts, without padding.
-    pub(crate) fn lengths(&self, pair: usize) -> [usize; 2] {
-        [0, 1].map(|side| self.text(pair, side).len().min(self.sequence_length))
-    }
-
-    /// Returns how many labels the answers, and the prompt before the chosen answer, have.
-    fn label_counts(&self, pair: usize) -> [usize; PreferenceLoss::SUMS] {
-        // The first token of a text is no label.
-        let prompt = self.prompts[pair];
-        let answer = |side| self.text(pair, side).len() - prompt.max(1);
-        [answer(0), answer(1), prompt.saturating_sub(1)]
+    ///
+    /// # Errors
+    /// Fails if the cache cannot be read.
+    pub(crate) fn lengths(&self, pair: usize) -> Result<[usize; 2], DataError> {
+        Ok(self.pair(pair)?.map(|text| text.length.min(self.sequence_length)))
     }
 
     /// Sets the log-probabilities of the chosen and the rejected answer of each pair under the reference model, once.
@@ -160,29 +152,66 @@ impl PairDataset {
     }
 
     /// Returns a checksum of the tokens, by which log-probabilities of other data are recognized.
-    pub(crate) fn checksum(&self) -> u32 {
-        let crc = self.tokens.iter().fold(0, |crc, token| crc32c::crc32c_append(crc, &token.to_le_bytes()));
-        let sizes = self.starts.iter().chain(&self.prompts).chain([&self.sequence_length]);
-        sizes.fold(crc, |crc, &size| crc32c::crc32c_append(crc, &(size as u64).to_le_bytes()))
+    ///
+    /// # Errors
+    /// Fails if the cache cannot be read.
+    pub(crate) fn checksum(&self) -> Result<u32, DataError> {
+        let mut crc = 0;
+        for_each_text(self.len(), |pair, side| {
+            let tokens = self.read(pair, side)?;
+            crc = tokens.iter().fold(crc, |crc, token| crc32c::crc32c_append(crc, &token.to_le_bytes()));
+            Ok(())
+        })?;
+        let mut push = |size: usize| crc = crc32c::crc32c_append(crc, &(size as u64).to_le_bytes());
+        // Where each text begins in the tokens of all, and the number of all tokens.
+        let mut start = 0;
+        push(start);
+        for pair in 0..self.len() {
+            for text in self.pair(pair)? {
+                start += text.length.min(self.sequence_length + 1);
+                push(start);
+            }
+        }
+        for pair in 0..self.len() {
+            push(self.pair(pair)?[0].facts.first);
+        }
+        push(self.sequence_length);
+        Ok(crc)
     }
 
     /// Calls `visit` with the prompt and each answer of all pairs.
-    pub(crate) fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) {
-        self.starts.windows(2).for_each(|text| visit(DocumentFacts::of(&self.tokens[text[0]..text[1]])));
+    ///
+    /// # Errors
+    /// Fails if the cache cannot be read.
+    pub(crate) fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
+        for_each_text(self.len(), |pair, side| {
+            visit(DocumentFacts::of(&self.read(pair, side)?));
+            Ok(())
+        })
+    }
+
+    /// Reads everything that is in the cache and compares the checksums.
+    ///
+    /// # Errors
+    /// Fails at the first damage.
+    pub(crate) fn verify(&self) -> Result<(), DataError> {
+        self.texts.verify()
+    }
+
+    /// Returns where the tokens of each file are. A pair is two documents.
+    pub(crate) fn tokenized(&self) -> Vec<TokenizedWhere> {
+        self.texts.tokenized()
     }
 
     /// Describes the pairs in one line.
     pub(crate) fn description(&self) -> String {
         let positions = self.len() * 2 * self.sequence_length;
         let share = |part: usize| format!("{:.1} %", 100.0 * part as f64 / positions as f64);
-        let used: usize = (0..self.len()).flat_map(|pair| self.lengths(pair)).sum();
-        let answers =
-            (0..self.len()).map(|pair| self.label_counts(pair)).map(|[chosen, rejected, _]| chosen + rejected);
         let text = format!(
             "{}, {} of positions belong to answers, {} padding",
             counted(self.len(), "pair", "pairs"),
-            share(answers.sum()),
-            share(positions - used)
+            share(self.answers),
+            share(positions - self.positions)
         );
         let others = [
             (self.unanswered, "left out without an answer"),
@@ -190,6 +219,18 @@ impl PairDataset {
         ];
         text + &self.excess.description(others)
     }
+}
+
+fn for_each_text(pairs: usize, mut visit: impl FnMut(usize, usize) -> Result<(), DataError>) -> Result<(), DataError> {
+    (0..pairs).try_for_each(|pair| [0, 1].into_iter().try_for_each(|side| visit(pair, side)))
+}
+
+/// Returns how many labels the answers, and the prompt before the chosen answer, have in samples of `sequence_length`.
+fn label_counts(pair: [Text; 2], sequence_length: usize) -> [usize; PreferenceLoss::SUMS] {
+    // The first token of a text is no label.
+    let prompt = pair[0].facts.first;
+    let [chosen, rejected] = pair.map(|text| text.length.min(sequence_length + 1) - prompt.max(1));
+    [chosen, rejected, prompt.saturating_sub(1)]
 }
 
 impl std::fmt::Debug for PairDataset {
@@ -200,7 +241,7 @@ impl std::fmt::Debug for PairDataset {
 
 impl Dataset for PairDataset {
     fn len(&self) -> usize {
-        self.prompts.len()
+        self.used.len()
     }
 
     /// Returns tokens `[rows, 2·T]` with the inputs [`POSITION_IDS`], [`LABELS`] and [`LABEL_GROUPS`], and the targets
@@ -214,8 +255,10 @@ impl Dataset for PairDataset {
             if index >= self.len() {
                 return Err(DataError::Index { index, samples: self.len() }.into());
             }
+            let pair = self.pair(index)?;
+            let prompt = pair[0].facts.first;
             for (side, answer) in [CHOSEN, REJECTED].into_iter().enumerate() {
-                let text = self.text(index, side);
+                let text = self.read(index, side)?;
                 let used = text.len().min(self.sequence_length);
                 let padding = self.sequence_length - used;
                 tokens.extend(&text[..used]);
@@ -224,7 +267,7 @@ impl Dataset for PairDataset {
                 position_ids.extend((0..used as u32).chain(0..padding as u32));
                 for next in 1..=self.sequence_length {
                     let (label, group) = match text.get(next) {
-                        Some(&token) if next >= self.prompts[index] => (i64::from(token), answer),
+                        Some(&token) if next >= prompt => (i64::from(token), answer),
                         Some(&token) if self.labels_prompts && answer == CHOSEN => (i64::from(token), PROMPT),
                         _ => (IGNORE_INDEX, answer),
                     };
@@ -232,7 +275,7 @@ impl Dataset for PairDataset {
                     groups.push(group);
                 }
             }
-            counts.extend(self.label_counts(index).map(|count| count as f32));
+            counts.extend(label_counts(pair, self.sequence_length).map(|count| count as f32));
             reference.extend(self.reference.get().map_or([0.0; 2], |reference| reference[index]));
         }
         let (cpu, shape) = (&Device::Cpu, (rows, self.tokens_per_sample()));

@@ -49,7 +49,7 @@ impl Problem {
 }
 
 /// Number of records that are rendered at once.
-const GROUP: usize = 4096;
+const GROUP: usize = 1024;
 
 /// Groups records that are rendered in parallel, so that a part of a file is in memory. No group is empty.
 pub(super) fn in_parallel(mut records: Records) -> impl Iterator<Item = Result<Vec<(At, Object)>, DataError>> {

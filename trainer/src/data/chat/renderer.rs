@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use minijinja::value::Value;
-use zero_config::Untrained;
+use zero_config::{ExcessLength, Untrained};
 use zero_engine::format::counted;
 use zero_engine::{At, DataError};
 
+use super::super::fingerprint::hash_of;
 use super::super::tokenizer::{HuggingFace, Tokenizer};
 use super::mask::{Tokens, Turns, mask, ranges};
 use super::model_files::ModelFiles;
@@ -14,7 +15,7 @@ use super::options::ChatOptions;
 use super::pair_record::PairRecord;
 use super::pairs::Pair;
 use super::record::{Conversation, Object, Problem, Record};
-use super::template::{Rendered, Template};
+use super::template::{Rendered, Template, is_dated, today};
 
 /// The tokens of a conversation.
 pub(super) struct Sample {
@@ -32,6 +33,8 @@ pub(super) struct Renderer<'a> {
     pub(super) template: Result<Template, String>,
     eos: Option<u32>,
     pub(super) padding: u32,
+    /// A hash of everything that the tokens of a record depend on, besides the tokenizer.json.
+    pub(super) key: String,
 }
 
 impl<'a> Renderer<'a> {
@@ -88,6 +91,8 @@ impl<'a> Renderer<'a> {
             let message = "the template ends turns with the `eos_token`, which the tokenizer does not name".to_string();
             return Err(failed(origin, message, "name it in tokenizer_config.json beside the tokenizer.json"));
         }
+        let is_dated = source.as_ref().is_some_and(|(source, _)| is_dated(source));
+        let key = key(options, source.as_ref().map(|(source, _)| &**source), &files, is_dated.then(today));
         let template = match source {
             Some((source, origin)) => Ok(Template::new(&source, origin, files.special_tokens)?),
             None => {
@@ -96,7 +101,12 @@ impl<'a> Renderer<'a> {
                 Err(format!("no chat template in {}", searched.join(", ")))
             }
         };
-        Ok(Self { options, tokenizer, template, eos, padding })
+        Ok(Self { options, tokenizer, template, eos, padding, key })
+    }
+
+    /// Returns whether the template asks for the date.
+    pub(super) fn is_dated(&self) -> bool {
+        self.template.as_ref().is_ok_and(|template| template.is_dated)
     }
 
     pub(super) fn sample(&self, record: Record, path: &Path, at: At) -> Result<Sample, DataError> {
@@ -257,6 +267,17 @@ impl<'a> Renderer<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns a hash of everything that the tokens of a record depend on, besides the tokenizer.json. `today` is the date, if
+/// the template asks for it.
+fn key(options: &ChatOptions, template: Option<&str>, files: &ModelFiles, today: Option<String>) -> String {
+    // The template is here with its text. Length decides nothing before the files are opened.
+    let options =
+        ChatOptions { chat_template: None, pretrained: None, excess_length: ExcessLength::Raise, ..options.clone() };
+    let special_tokens = files.special_tokens.iter().map(|(name, text)| format!("{name} {text}")).collect::<Vec<_>>();
+    let parts = [format!("{options:?}"), format!("{template:?}"), format!("{special_tokens:?}"), format!("{today:?}")];
+    hash_of(&parts.each_ref().map(|part| part.as_bytes()))
 }
 
 /// Returns the messages and the tools of a conversation as values for a template.

@@ -96,7 +96,7 @@ impl Template {
             origin,
             special_tokens,
             marks_generation: rewritten != source,
-            is_dated: source.contains("strftime_now"),
+            is_dated: is_dated(&source),
         })
     }
 
@@ -122,6 +122,16 @@ impl Template {
         let marked = self.environment.get_template(NAME).and_then(|template| template.render(context));
         unmark(&marked.map_err(|error| reason(&error))?)
     }
+}
+
+/// Returns whether a template asks for the date.
+pub(super) fn is_dated(source: &str) -> bool {
+    source.contains("strftime_now")
+}
+
+/// Returns the number of the day in UTC, whose date templates see.
+pub(super) fn today() -> String {
+    (now() / 86_400).to_string()
 }
 
 /// Replaces the tags `generation` and `endgeneration`, and nothing else, so that lines keep their numbers.

@@ -1,6 +1,7 @@
 //! Reads conversations of every layout, and checks which tokens are trained and the error for each way in which a record
 //! or a template can be wrong.
 
+mod cached;
 mod oracle;
 mod pairs;
 pub(crate) mod templates;
@@ -150,7 +151,10 @@ fn samples_have_the_sequence_length() {
     let all = raw(length - 1, ExcessLength::Raise).unwrap();
     let mut samples = Samples::default();
     all.append(0, &mut samples).unwrap();
-    assert_eq!((samples.tokens.len(), samples.labels.len(), all.padding(0), all.padding(1)), (26, 26, 0, 4));
+    assert_eq!(
+        (samples.tokens.len(), samples.labels.len(), all.padding(0).unwrap(), all.padding(1).unwrap()),
+        (26, 26, 0, 4)
+    );
     // A byte is the token of that number.
     assert_eq!(samples.tokens[..3], [262, u32::from(b'u'), u32::from(b's')]);
     assert_eq!(samples.labels[17..19], [IGNORE_INDEX, i64::from(b'b')]);
@@ -217,7 +221,7 @@ fn a_sample_can_hold_several_conversations() {
     assert!(batch.names().eq(["input", "position_ids", "target"]));
     // The longest conversation fills a sample; its last token is a target only.
     let dataset = packed(39).unwrap();
-    assert_eq!((dataset.len(), dataset.padding(0)), (4, 0));
+    assert_eq!((dataset.len(), dataset.padding(0).unwrap()), (4, 0));
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn ours(folder: &Folder, records: &[Value]) -> Vec<(Vec<u32>, Vec<bool>)> {
     let sample = |index| {
         let mut samples = Samples::default();
         dataset.append(index, &mut samples).unwrap();
-        let length = samples.tokens.len() - dataset.padding(index);
+        let length = samples.tokens.len() - dataset.padding(index).unwrap();
         let mask = samples.labels[..length - 1].iter().map(|&label| label != IGNORE_INDEX);
         (samples.tokens[..length].to_vec(), std::iter::once(false).chain(mask).collect())
     };

@@ -116,7 +116,7 @@ impl Folder {
         let mut samples = Samples::default();
         dataset.append(index, &mut samples).unwrap();
         assert_eq!(samples.tokens.len(), samples.labels.len());
-        let length = samples.tokens.len() - dataset.padding(index);
+        let length = samples.tokens.len() - dataset.padding(index).unwrap();
         assert!(samples.labels[length..].iter().all(|&label| label == IGNORE_INDEX));
         let (mut text, mut bytes, mut is_trained) = (String::new(), vec![], false);
         let tokenizer = self.tokenizer();

@@ -1,0 +1,180 @@
+//! The texts of all files, in the cache or in memory: their tokens, and what is known of each without reading them.
+
+use zero_engine::{At, DataError};
+
+use super::super::cache;
+use super::super::cache::entry::Entry;
+use super::super::files::Source;
+use super::super::options::CacheOptions;
+use super::super::records::TokenizedWhere;
+use super::super::tokens::TokenizedFile;
+use super::super::watch::Watch;
+use super::rendering::Rendering;
+
+/// Number of texts whose facts are read at once.
+const BLOCK: u64 = 1 << 14;
+
+/// What is stored of a text besides its tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Facts {
+    /// The first trained token after the first token of all; the number of tokens if none is. Of a pair, the first token
+    /// of the answer.
+    pub(super) first: usize,
+    /// Number of trained tokens after the first token of all.
+    pub(super) trained: usize,
+    /// Whether the end of a pair's prompt alone has other tokens than before an answer.
+    pub(super) is_cut: bool,
+    /// The position of the record.
+    pub(super) at: At,
+}
+
+/// A text without its tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Text {
+    /// Its first token in the file's tokens.
+    start: usize,
+    /// Number of tokens.
+    pub(super) length: usize,
+    pub(super) facts: Facts,
+}
+
+impl Facts {
+    /// Number of words that hold the facts.
+    pub(super) const COUNT: usize = 3;
+
+    pub(super) fn words(&self) -> [u64; Self::COUNT] {
+        let at = match self.at {
+            At::Byte(at) => at << 2,
+            At::Line(at) => at << 2 | 1,
+            At::Record(at) => at << 2 | 2,
+            At::Row(at) => at << 2 | 3,
+        };
+        [self.first as u64, (self.trained as u64) << 1 | u64::from(self.is_cut), at]
+    }
+
+    fn of([first, trained, at]: [u64; Self::COUNT]) -> Self {
+        let place = [At::Byte, At::Line, At::Record, At::Row][(at & 3) as usize];
+        Self { first: first as usize, trained: (trained >> 1) as usize, is_cut: trained & 1 == 1, at: place(at >> 2) }
+    }
+}
+
+/// Texts that can be read in any order.
+pub(super) struct Texts {
+    files: Vec<TokenizedFile>,
+    /// The number of each file's first text, and the number of all texts at the end.
+    firsts: Vec<usize>,
+}
+
+impl Texts {
+    /// Renders and tokenizes files, or opens their texts in the cache.
+    pub(super) fn open(
+        sources: &[Source],
+        options: &CacheOptions,
+        rendering: &Rendering<'_>,
+        watch: &dyn Watch,
+    ) -> Result<Self, DataError> {
+        let files = cache::tokenized(sources, options, rendering, watch)?;
+        let mut firsts = vec![0];
+        for file in &files {
+            firsts.push(firsts[firsts.len() - 1] + file.storage.documents() as usize);
+        }
+        let (texts, path) = (firsts[firsts.len() - 1], sources[0].path.clone());
+        match u32::try_from(texts) {
+            Ok(_) => Ok(Self { files, firsts }),
+            Err(_) => Err(DataError::Tokenizer { path, message: format!("a data set of {texts} texts is too large") }),
+        }
+    }
+
+    /// Calls `visit` with each text, the number of its file, and its own number in the file.
+    pub(super) fn each(
+        &self,
+        mut visit: impl FnMut(Text, usize, usize) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        for (number, file) in self.files.iter().enumerate() {
+            let documents = file.storage.documents();
+            for first in (0..documents).step_by(BLOCK as usize) {
+                let count = BLOCK.min(documents - first);
+                for (i, text) in of_file(file, first, count)?.into_iter().enumerate() {
+                    visit(text, number, first as usize + i)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a text without its tokens.
+    pub(super) fn text(&self, index: usize) -> Result<Text, DataError> {
+        let (file, number) = self.find(index);
+        Ok(of_file(file, number, 1)?[0])
+    }
+
+    /// Reads the first `most` tokens of a text, and whether each is trained.
+    pub(super) fn read(&self, index: usize, most: usize) -> Result<(Vec<u32>, Vec<bool>), DataError> {
+        let (file, number) = self.find(index);
+        let text = of_file(file, number, 1)?[0];
+        let mut tokens = vec![];
+        file.storage.read(text.start, text.length.min(most), &mut tokens)?;
+        let trained = tokens.iter().map(|token| token & 1 == 1).collect();
+        tokens.iter_mut().for_each(|token| *token >>= 1);
+        Ok((tokens, trained))
+    }
+
+    /// Reads everything that is in the cache and compares the checksums.
+    pub(super) fn verify(&self) -> Result<(), DataError> {
+        self.files.iter().filter_map(|file| file.storage.entry()).try_for_each(Entry::verify)
+    }
+
+    /// Returns where the tokens of each file are.
+    pub(super) fn tokenized(&self) -> Vec<TokenizedWhere> {
+        self.files.iter().map(TokenizedFile::described).collect()
+    }
+
+    /// Returns the file of a text, and the text's number in it.
+    fn find(&self, index: usize) -> (&TokenizedFile, u64) {
+        let file = self.firsts.partition_point(|&first| first <= index) - 1;
+        (&self.files[file], (index - self.firsts[file]) as u64)
+    }
+}
+
+/// Returns `count` texts of a file.
+fn of_file(file: &TokenizedFile, first: u64, count: u64) -> Result<Vec<Text>, DataError> {
+    let storage = &file.storage;
+    let end = first + count;
+    let rows = storage.rows(first..storage.documents().min(end + 1))?;
+    let rows = rows.as_chunks::<{ 1 + Facts::COUNT }>().0;
+    let text = |(i, &[start, ref facts @ ..]): (usize, &[u64; 1 + Facts::COUNT])| {
+        let end = rows.get(i + 1).map_or(storage.len(), |next| next[0] as usize);
+        Text { start: start as usize, length: end - start as usize, facts: Facts::of(*facts) }
+    };
+    Ok(rows.iter().take(count as usize).enumerate().map(text).collect())
+}
+
+/// Numbers out of `0..count`, in order. Those of all of them need no memory.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    seen: usize,
+    chosen: Option<Vec<u32>>,
+}
+
+impl Chosen {
+    /// Takes or leaves out the next number.
+    pub(super) fn push(&mut self, is_chosen: bool) {
+        let next = self.seen as u32;
+        match &mut self.chosen {
+            None if is_chosen => {}
+            None => self.chosen = Some((0..next).collect()),
+            Some(chosen) if is_chosen => chosen.push(next),
+            Some(_) => {}
+        }
+        self.seen += 1;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.chosen.as_ref().map_or(self.seen, Vec::len)
+    }
+
+    /// Returns the number at `index`, which must be below [`len`](Self::len).
+    pub(super) fn get(&self, index: usize) -> usize {
+        self.chosen.as_ref().map_or(index, |chosen| chosen[index] as usize)
+    }
+}
