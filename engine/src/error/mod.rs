@@ -59,6 +59,12 @@ pub enum Error {
         /// Its full name.
         name: String,
     },
+    /// A signal ended a command that prepares or reads data.
+    #[error("stopped by {}; no unfinished file is left", signal_name(*signal))]
+    Interrupted {
+        /// The number of the signal.
+        signal: i32,
+    },
     /// A parameter that does not exist.
     #[error("the model has no parameter `{0}`")]
     NoParameter(String),
@@ -131,6 +137,7 @@ impl Error {
             Self::Disk(DiskError::Missing { .. } | DiskError::NotAFolder { .. } | DiskError::NotWritable { .. }) => 2,
             Self::Disk(DiskError::NoSpace { .. } | DiskError::Invalid { .. }) => 2,
             Self::Diverged { .. } => 5,
+            Self::Interrupted { signal } => 128 + u8::try_from(*signal).unwrap_or(0),
             Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) => 1,
             Self::Zero(_) | Self::Disk(_) | Self::Io { .. } => 1,
         }
@@ -198,6 +205,15 @@ impl Error {
     /// Creates the error of a key whose value does not fit.
     pub fn setting(key: &str, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Setting { key: key.into(), message: message.into(), help: help.into() }
+    }
+}
+
+/// Returns the name of a signal that ends a command, or its number.
+fn signal_name(signal: i32) -> String {
+    match signal {
+        2 => "SIGINT".into(),
+        15 => "SIGTERM".into(),
+        other => format!("signal {other}"),
     }
 }
 

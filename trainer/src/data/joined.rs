@@ -6,6 +6,7 @@ use zero_engine::DataError;
 
 use super::fingerprint::DocumentFacts;
 use super::records::{FileDataset, Records, SampleShape, Samples, TokenizedWhere};
+use super::watch::Watch;
 
 /// Parts of data sets. If one has labels or positions, those of the others are derived, because a batch may have samples of
 /// several.
@@ -85,8 +86,8 @@ impl Records for Joined {
         self.whole().try_for_each(|records| records.each_document(visit))
     }
 
-    fn verify(&self) -> Result<(), DataError> {
-        self.whole().try_for_each(Records::verify)
+    fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+        self.whole().try_for_each(|records| records.verify(watch))
     }
 
     fn tokenized(&self) -> Vec<TokenizedWhere> {

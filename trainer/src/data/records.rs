@@ -8,6 +8,7 @@ use zero_model::zoo::POSITION_IDS;
 
 use super::dataset::{BoxError, Dataset};
 use super::fingerprint::DocumentFacts;
+use super::watch::Watch;
 
 /// A reader of files. Reading a record changes no state and does not wait for other readers.
 pub(crate) trait Records: Send + Sync {
@@ -42,8 +43,8 @@ pub(crate) trait Records: Send + Sync {
     /// Reads everything that opening the files left unread, and checks it.
     ///
     /// # Errors
-    /// Fails at the first position that is damaged, or that has a token outside the vocabulary.
-    fn verify(&self) -> Result<(), DataError> {
+    /// Fails at the first position that is damaged, or that has a token outside the vocabulary, and if `watch` stops it.
+    fn verify(&self, _watch: &dyn Watch) -> Result<(), DataError> {
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use super::options::TokenDtype;
+use super::watch::{Unwatched, Watch};
 use super::width::Width;
 use zero_engine::{At, DataError};
 
@@ -41,15 +42,15 @@ impl TokenFiles {
         let mut files = TokenFiles { files: Vec::with_capacity(paths.len()), vocabulary };
         for path in paths {
             let file = TokenFile::open(path, dtype.into(), files.len())?;
-            file.check(CHECKED_AT_OPEN, vocabulary)?;
+            file.check(CHECKED_AT_OPEN, vocabulary, &Unwatched)?;
             files.files.push(file);
         }
         Ok(files)
     }
 
     /// Checks all tokens against the vocabulary.
-    pub(super) fn verify(&self) -> Result<(), DataError> {
-        self.files.iter().try_for_each(|file| file.check(file.tokens, self.vocabulary))
+    pub(super) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+        self.files.iter().try_for_each(|file| file.check(file.tokens, self.vocabulary, watch))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -87,9 +88,10 @@ impl TokenFile {
     }
 
     /// Checks the first `count` tokens against the vocabulary.
-    fn check(&self, count: usize, vocabulary: usize) -> Result<(), DataError> {
+    fn check(&self, count: usize, vocabulary: usize, watch: &dyn Watch) -> Result<(), DataError> {
         let mut chunk = Vec::new();
         for first in (0..self.tokens.min(count)).step_by(CHECK_CHUNK) {
+            watch.goes_on()?;
             chunk.clear();
             self.read(first, CHECK_CHUNK.min(self.tokens - first), vocabulary, &mut chunk)?;
         }

@@ -10,6 +10,7 @@ use super::fingerprint::{DocumentFacts, Facts};
 use super::options::TokenDtype;
 use super::records::{Records, SampleShape, Samples, TokenizedWhere};
 use super::token_files::TokenFiles;
+use super::watch::Watch;
 use super::width::Width;
 use zero_engine::{At, DataError};
 
@@ -41,10 +42,10 @@ impl Tokens {
         }
     }
 
-    fn verify(&self) -> Result<(), DataError> {
+    fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
         match self {
-            Tokens::Documents(documents) => documents.entries().try_for_each(Entry::verify),
-            Tokens::Files(files) => files.verify(),
+            Tokens::Documents(documents) => documents.entries().try_for_each(|entry| entry.verify(watch)),
+            Tokens::Files(files) => files.verify(watch),
         }
     }
 
@@ -312,8 +313,8 @@ impl Records for TokenCorpus {
         }
     }
 
-    fn verify(&self) -> Result<(), DataError> {
-        self.tokens.verify()
+    fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+        self.tokens.verify(watch)
     }
 
     fn tokenized(&self) -> Vec<TokenizedWhere> {

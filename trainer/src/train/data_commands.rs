@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 
 use zero_config::Config;
-use zero_engine::Error;
+use zero_engine::{DataError, Error};
 
 use super::configured_data;
 use super::preparing::Preparing;
-use super::progress::Output;
-use crate::data::{DataError, Dataset, DocumentFacts, FileDataset, SampleShape};
+use super::signals::Requests;
+use crate::data::{Dataset, DocumentFacts, FileDataset, SampleShape, Watch};
 
 /// What the preparation of a data set did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,8 +66,10 @@ pub struct Lengths {
 
 /// Opens the data of a configuration, which builds the token cache. Does not build the model.
 ///
+/// SIGINT and SIGTERM end it before the next group of documents; nothing unfinished stays in the cache.
+///
 /// # Errors
-/// Fails if the data cannot be opened.
+/// Fails if the data cannot be opened, and with [`Error::Interrupted`] after a signal.
 pub fn prepare_data(config: &Config) -> Result<Vec<PreparedData>, Error> {
     let prepared = |(name, data): (&'static str, Data)| {
         let files = match data {
@@ -86,13 +88,14 @@ pub fn prepare_data(config: &Config) -> Result<Vec<PreparedData>, Error> {
             tokens: files.iter().map(|file| file.tokens).sum(),
         }
     };
-    Ok(opened(config)?.into_iter().map(prepared).collect())
+    let requests = Requests::of_command();
+    Ok(opened(config, &requests)?.into_iter().map(prepared).collect())
 }
 
 /// Counts the documents, tokens and samples of a configuration's data.
 ///
 /// # Errors
-/// Fails if the data cannot be opened or read.
+/// Fails if the data cannot be opened or read, and with [`Error::Interrupted`] after a signal.
 pub fn data_stats(config: &Config) -> Result<Vec<DataStats>, Error> {
     let stats = |(name, data): (&'static str, Data)| {
         let (mut lengths, mut seen, mut duplicates) = (vec![], HashSet::new(), 0);
@@ -123,25 +126,30 @@ pub fn data_stats(config: &Config) -> Result<Vec<DataStats>, Error> {
         let documents = Lengths::of(lengths);
         Ok(DataStats { name, samples, tokens_per_sample, documents, duplicates, padding, description })
     };
-    opened(config)?.into_iter().map(stats).collect()
+    let requests = Requests::of_command();
+    let opened = opened(config, &requests)?;
+    requests.end_at_once();
+    opened.into_iter().map(stats).collect()
 }
 
 /// Reads all data of a configuration and checks them. Returns the name and the number of samples of each data set.
 ///
 /// # Errors
-/// Fails at the first problem, with its position.
+/// Fails at the first problem, with its position, and with [`Error::Interrupted`] after a signal.
 pub fn verify_data(config: &Config) -> Result<Vec<(&'static str, usize)>, Error> {
+    let requests = Requests::of_command();
+    let watch = Preparing::of_command(&requests);
     let verified = |(name, data): (&'static str, Data)| match data {
         Data::Files(data) => {
-            data.records().verify()?;
+            data.records().verify(&watch).map_err(|error| interrupted(error.into(), &requests))?;
             Ok((name, data.len()))
         }
         Data::Pairs(pairs) => {
-            pairs.verify()?;
+            pairs.verify(&watch).map_err(|error| interrupted(error.into(), &requests))?;
             Ok((name, pairs.len()))
         }
     };
-    opened(config)?.into_iter().map(verified).collect()
+    opened(config, &requests)?.into_iter().map(verified).collect()
 }
 
 enum Data {
@@ -150,9 +158,23 @@ enum Data {
 }
 
 /// Opens the training data, and the evaluation data if any.
-fn opened(config: &Config) -> Result<Vec<(&'static str, Data)>, Error> {
+fn opened(config: &Config, requests: &Requests) -> Result<Vec<(&'static str, Data)>, Error> {
+    let watch = Preparing::of_command(requests);
+    // Tables are opened without a look at the signals.
+    let opened = open(config, &watch).and_then(|opened| watch.goes_on().map(|()| opened).map_err(Error::from));
+    opened.map_err(|error| interrupted(error, requests))
+}
+
+/// Names the signal that stopped a preparation.
+fn interrupted(error: Error, requests: &Requests) -> Error {
+    match error {
+        Error::Data(DataError::Stopped) => Error::Interrupted { signal: requests.stop() as i32 },
+        error => error,
+    }
+}
+
+fn open(config: &Config, watch: &dyn Watch) -> Result<Vec<(&'static str, Data)>, Error> {
     let has_own_model = config.model.is_none();
-    let watch = &Preparing::new(Output::Auto, None);
     let (train, eval) = match &config.preference {
         Some(preference) => {
             let opened = configured_data::pairs(config, preference, has_own_model, watch)?;

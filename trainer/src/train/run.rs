@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use zero_comm::Buffer;
+use zero_config::Training;
 
 use super::corpus::Corpus;
 use super::divergence::Divergence;
@@ -41,6 +42,8 @@ pub(super) struct Run<'a> {
     stragglers: Stragglers,
     breakdown: Breakdown,
     seen: communication::Seen,
+    /// Seconds that steps behind the first took, and that they waited for data.
+    waited: [f64; 2],
     /// Loss of the last step of this run.
     pub(super) loss: Option<f32>,
     pub(super) evaluation: Option<Evaluation>,
@@ -83,6 +86,7 @@ impl<'a> Run<'a> {
             stragglers,
             breakdown,
             seen,
+            waited: [0.0; 2],
             loss,
             evaluation,
         }
@@ -114,6 +118,11 @@ impl<'a> Run<'a> {
                 self.profile(&step)?;
             }
             let together = self.gather(&step, requests, batches.waited())?;
+            // The first step loads its own micro-batches.
+            if self.loss.is_some() {
+                self.waited[0] += together.micros as f64 / 1e6;
+                self.waited[1] += together.data_wait_ms / 1e3;
+            }
             self.saves.look(&mut self.engine, &self.progress)?;
             self.loss = Some(step.loss);
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
@@ -373,6 +382,9 @@ impl<'a> Run<'a> {
             self.progress.say(&format!("\n--- sample ---\n{text}\n--------------\n"));
         }
         let out = files.folder.path();
+        if let Some(hint) = waiting_hint(self.waited, &self.engine.config().training) {
+            self.progress.say(&hint);
+        }
         self.progress.say(&format!("{}", self.report));
         if let Some(saved) = saved {
             self.progress.say(&format!("checkpoint  {}", saved.display()));
@@ -386,6 +398,18 @@ impl<'a> Run<'a> {
 fn overflow(step: u64, before: f64, after: f64) -> String {
     let then = if after == before { "the scale stays".to_string() } else { format!("the scale is now {after}") };
     format!("step {step:>6}  gradients overflowed at a loss scale of {before}, so the update was skipped; {then}")
+}
+
+/// Returns a hint if the steps waited at least a second, and a tenth of their time, for data.
+fn waiting_hint([all, waited]: [f64; 2], training: &Training) -> Option<String> {
+    let Training { dataloader_num_workers: workers, dataloader_prefetch_factor: factor, .. } = training;
+    (waited >= 1.0 && waited >= 0.1 * all).then(|| {
+        format!(
+            "hint        the steps waited for data {:.0} % of their time; increase `training.dataloader_num_workers` \
+             (now {workers}) or `training.dataloader_prefetch_factor` (now {factor})",
+            100.0 * waited / all
+        )
+    })
 }
 
 fn round(x: f64) -> f64 {
@@ -402,6 +426,16 @@ pub(super) fn finite(x: f32) -> Value {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn long_waits_for_data_give_a_hint() {
+        let training = zero_config::Config::parse("ds.yaml", "train_batch_size: 1").unwrap().training;
+        for quiet in [[0.0, 0.0], [2.0, 0.9], [100.0, 9.9]] {
+            assert_eq!(waiting_hint(quiet, &training), None, "{quiet:?}");
+        }
+        let hint = waiting_hint([10.0, 4.0], &training).unwrap();
+        assert!(hint.contains("40 %") && hint.contains("`training.dataloader_num_workers` (now 1)"), "{hint}");
+    }
 
     proptest! {
         #[test]

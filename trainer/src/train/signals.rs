@@ -21,22 +21,46 @@ pub fn note_save_requests() {
 }
 
 /// Signals that this process has received.
-pub(super) struct Requests(Arc<AtomicUsize>);
+pub(super) struct Requests {
+    received: Arc<AtomicUsize>,
+    /// Whether the next signal ends the process.
+    ends: Arc<AtomicBool>,
+}
 
 impl Requests {
     /// Installs the handlers. If that is not allowed, the signals keep their default actions.
     pub(super) fn listen() -> Self {
         note_save_requests();
-        let received = Arc::new(AtomicUsize::new(0));
+        let requests = Self { received: Arc::default(), ends: Arc::default() };
+        requests.note();
+        requests
+    }
+
+    /// Installs the handlers of a command without ranks. A second signal ends the process.
+    pub(super) fn of_command() -> Self {
+        let requests = Self { received: Arc::default(), ends: Arc::default() };
         for signal in [SIGINT, SIGTERM] {
-            let _ = signal_hook::flag::register_usize(signal, received.clone(), signal as usize);
+            let _ = signal_hook::flag::register_conditional_default(signal, requests.ends.clone());
+            let _ = signal_hook::flag::register(signal, requests.ends.clone());
         }
-        Self(received)
+        requests.note();
+        requests
+    }
+
+    fn note(&self) {
+        for signal in [SIGINT, SIGTERM] {
+            let _ = signal_hook::flag::register_usize(signal, self.received.clone(), signal as usize);
+        }
+    }
+
+    /// Lets the next signal end the process: a command does nothing more that a signal could leave unfinished.
+    pub(super) fn end_at_once(&self) {
+        self.ends.store(true, Ordering::Relaxed);
     }
 
     /// Returns the number of the signal that asked the run to stop, or 0.
     pub(super) fn stop(&self) -> i64 {
-        self.0.load(Ordering::Relaxed) as i64
+        self.received.load(Ordering::Relaxed) as i64
     }
 
     /// Returns whether a checkpoint was requested since the last call.

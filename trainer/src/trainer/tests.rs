@@ -425,3 +425,32 @@ fn a_single_process_rejects_several_ranks() {
         assert!(error.contains("zero-train launch --nproc-per-node 2 "), "{error}");
     }
 }
+
+/// The order of samples, the place in it and the loader hold nothing for each sample: a byte for each of these would be a
+/// petabyte.
+#[test]
+fn the_number_of_samples_costs_no_memory() {
+    const SAMPLES: usize = 1_000_000_000_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let [seen, again] = [(); 2].map(|()| std::sync::Arc::new(std::sync::Mutex::new(vec![])));
+    let trainer = |max_steps: usize, resumes: bool, seen: &std::sync::Arc<std::sync::Mutex<Vec<usize>>>| {
+        let seen = seen.clone();
+        let lines = from_fn(SAMPLES, move |i| {
+            seen.lock().unwrap().push(i);
+            let x = Tensor::new(&[i as f32 / SAMPLES as f32, 0.5], &Device::Cpu)?;
+            Ok((x, Tensor::new(u32::from(i > SAMPLES / 2), &Device::Cpu)?))
+        });
+        let trainer = quiet(config(folder.path(), &format!("max_steps: {max_steps}"))).model(model()).train_data(lines);
+        if resumes { trainer.resume(crate::train::Resume::Auto) } else { trainer }
+    };
+    fit_on(1, || trainer(3, false, &seen)).remove(0).unwrap();
+    fit_on(4, || trainer(6, true, &again)).into_iter().for_each(|rank| drop(rank.unwrap()));
+    let seed = config(folder.path(), "").training.seed;
+    let mut all = [seen.lock().unwrap().clone(), again.lock().unwrap().clone()].concat();
+    all.sort_unstable();
+    // Every rank loads the first micro-batch once more, to see the shape of the samples.
+    all.dedup();
+    let mut expected: Vec<usize> = (0..48).map(|at| crate::data::sample_index(seed, at, SAMPLES, true)).collect();
+    expected.sort_unstable();
+    assert_eq!(all, expected, "the samples of all steps, those of the first three on one rank");
+}

@@ -1,8 +1,9 @@
 //! `zero-train data prepare`, `stats` and `verify`.
 
 use std::fs;
+use std::process::Stdio;
 
-use crate::case::{Case, text};
+use crate::case::{Case, signal, text, wait_for};
 
 /// More than the 4 MiB that are tokenized in memory.
 const LINES: usize = 60_000;
@@ -72,4 +73,36 @@ fn damage_and_a_folder_that_cannot_be_written_are_found() {
     let (status, _, err) = run(&case, "prepare");
     assert_eq!(status, Some(3));
     assert!(err.contains("in: data.cache_dir\n  help: set it to a folder that this process can write"), "{err}");
+}
+
+/// A signal while the second of two files is tokenized.
+#[test]
+fn a_signal_ends_a_preparation_that_the_next_start_continues() {
+    for (what, name, status) in [("prepare", "TERM", 143), ("verify", "INT", 130)] {
+        let case = case();
+        let line = format!("{{\"text\": \"{}\"}}\n", "abcdefgh ".repeat(200));
+        fs::write(case.path("more.jsonl"), line.repeat(60_000)).unwrap();
+        let data = "data={train: [large.jsonl, more.jsonl], cache_dir: cache}";
+        let arguments = ["data", what, "--config", "ds.yaml", "--set", data];
+        let started = case.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let entries = || -> Vec<String> {
+            let found = fs::read_dir(case.path("cache/tokens")).into_iter().flatten();
+            found.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+        };
+        let is_unfinished = |name: &String| name.ends_with(".tmp");
+        let is_complete = |name: &&String| !is_unfinished(name) && !name.starts_with('.');
+        wait_for(|| {
+            let entries = entries();
+            entries.iter().filter(is_complete).count() == 1 && entries.iter().any(is_unfinished)
+        });
+        signal(started.id(), name);
+        let output = started.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{error}");
+        assert_eq!(error, format!("error: stopped by SIG{name}; no unfinished file is left\n"));
+        assert_eq!(entries().len(), 2, "an entry and the lock: {:?}", entries());
+        let output = case.command(&["data", "prepare", "--config", "ds.yaml", "--set", data]).output().unwrap();
+        let out = text(&output.stdout);
+        assert!(out.contains("2 files, 1 tokenized now, 1 in the cache before"), "{out}");
+    }
 }

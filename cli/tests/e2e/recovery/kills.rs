@@ -2,6 +2,7 @@
 //! bit-identical to an undisturbed run.
 #![allow(unreachable_pub)] // only one test uses it
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -51,6 +52,78 @@ pub fn sweep(kills: usize) {
     println!("| killed | runs | recovered on the first try | until the survivor had ended: median | p99 | longest |");
     println!("|---|---|---|---|---|---|");
     println!("| {killed} | {runs} | {killed} | {:.0?} | {:.0?} | {:.0?} |", at(0.5), at(0.99), at(1.0));
+}
+
+/// Kills all processes of a run at `kills` random steps, each time continuing it on another number of ranks, and prints
+/// a table of the results. Losses and the last checkpoint must be bit-identical to those of an undisturbed run.
+pub fn sweep_over_ranks(kills: usize) {
+    /// Steps and kills of a run.
+    const OF_A_RUN: (u64, usize) = (200, 10);
+    let case = Case::new();
+    let mut random = Random::new();
+    println!("seed {}", random.0);
+    let start = |out: &str, ranks: usize| {
+        let (steps, ranks) = (OF_A_RUN.0.to_string(), ranks.to_string());
+        let args = ["--config", "ds.yaml", "--plain", "-n", &ranks, "--out", out, "--max-steps", &steps];
+        let mut command = case.command(&args);
+        // Micro-batches of two samples on every number of ranks.
+        for set in ["train_batch_size=8", "training.reproducible=true", "training.save_every=7", "steps_per_print=0"] {
+            command.args(["--set", set]);
+        }
+        command.args(["--resume", "auto"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let end = |run: Child| {
+        let output = run.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    };
+    end(start("whole", 1));
+    let expected = (case.losses("whole"), case.shards("whole", OF_A_RUN.0));
+    let (mut killed, mut runs, mut pairs) = (0, 0, BTreeMap::new());
+    while killed < kills {
+        let out = format!("run-{runs}");
+        let (mut ranks, mut done) = ([1, 2, 4][random.below(3)], 0);
+        let mut at: Vec<usize> = (0..OF_A_RUN.1.min(kills - killed)).map(|_| random.below(OF_A_RUN.0 - 5)).collect();
+        at.sort_unstable();
+        for step in at {
+            let mut run = start(&out, ranks);
+            // An earlier kill came later than it was meant to, if processes were slow.
+            let lines = || fs::read_to_string(case.path(&out).join("metrics.jsonl")).map_or(0, |it| it.lines().count());
+            while lines() < step && run.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let of_run = [vec![run.id()], ranks::of(run.id())].concat();
+            if run.try_wait().unwrap().is_some() {
+                break;
+            }
+            kill_all(&of_run);
+            run.wait().unwrap();
+            let others: Vec<usize> = [1, 2, 4].into_iter().filter(|&other| other != ranks).collect();
+            let next = others[random.below(2)];
+            *pairs.entry((ranks, next)).or_insert(0) += 1;
+            (ranks, done) = (next, done + 1);
+        }
+        // The last part runs on one rank, as the undisturbed run, so that their checkpoints have the same shards.
+        end(start(&out, 1));
+        assert_eq!(case.losses(&out), expected.0, "{out}");
+        assert_eq!(case.shards(&out, OF_A_RUN.0), expected.1, "{out}");
+        fs::remove_dir_all(case.path(&out)).unwrap();
+        (killed, runs) = (killed + done, runs + 1);
+    }
+    println!("{killed} kills in {runs} runs, all bit-identical; ranks before and after a kill: {pairs:?}");
+}
+
+/// Kills processes, the launcher first, and waits until all but it have ended.
+fn kill_all(processes: &[u32]) {
+    for &process in processes {
+        let process = rustix::process::Pid::from_raw(process.cast_signed()).unwrap();
+        // A rank may have ended with its launcher.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+    }
+    let killed = Instant::now();
+    while !processes[1..].iter().all(|&process| has_ended(process)) {
+        assert!(killed.elapsed() < Duration::from_secs(60), "a killed rank does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Starts a run of two ranks, with synchronous or background saves.

@@ -261,3 +261,10 @@ fn a_killed_rank_is_recovered_from_whenever_it_is_killed() {
     let kills = std::env::var("ZERO_TRAIN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
     kills::sweep(kills);
 }
+
+/// Six kills, or as many as `ZERO_TRAIN_KILLS` says.
+#[test]
+fn a_killed_run_continues_on_another_number_of_ranks_with_the_same_bits() {
+    let kills = std::env::var("ZERO_TRAIN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);
+    kills::sweep_over_ranks(kills);
+}

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use zero_engine::DataError;
 
+use super::super::watch::Watch;
 use super::super::width::Width;
 
 /// The first and the last bytes of an entry. The digit is the version of the layout.
@@ -122,9 +123,9 @@ impl Entry {
     /// Reads everything and compares the checksums.
     ///
     /// # Errors
-    /// Fails at the first chunk that is damaged.
-    pub(in super::super) fn verify(&self) -> Result<(), DataError> {
-        (0..self.checksums.len()).try_for_each(|chunk| self.chunk(chunk).map(drop))
+    /// Fails at the first chunk that is damaged, and if `watch` stops it.
+    pub(in super::super) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+        (0..self.checksums.len()).try_for_each(|chunk| watch.goes_on().and_then(|()| self.chunk(chunk).map(drop)))
     }
 
     /// Reads bytes before the checksums. Chunks that were not read before are read whole and checked.

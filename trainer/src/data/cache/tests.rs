@@ -221,7 +221,7 @@ fn a_cut_or_changed_entry_is_built_again_and_never_read() {
         fs::write(&entry, &changed).unwrap();
         let opened = Entry::open(&entry).unwrap();
         if let Some(opened) = opened {
-            let message = opened.verify().unwrap_err().to_string();
+            let message = opened.verify(&Unwatched).unwrap_err().to_string();
             let chunk = at as u64 / entry::CHUNK * entry::CHUNK;
             assert!(message.contains(&format!("byte {chunk}: the cached tokens are damaged")), "{at}: {message}");
             assert!(!entry.exists());

@@ -175,8 +175,8 @@ impl Records for Conversations {
         })
     }
 
-    fn verify(&self) -> Result<(), DataError> {
-        self.texts.verify()
+    fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+        self.texts.verify(watch)
     }
 
     fn tokenized(&self) -> Vec<TokenizedWhere> {

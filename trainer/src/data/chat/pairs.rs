@@ -194,8 +194,8 @@ impl PairDataset {
     ///
     /// # Errors
     /// Fails at the first damage.
-    pub(crate) fn verify(&self) -> Result<(), DataError> {
-        self.texts.verify()
+    pub(crate) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+        self.texts.verify(watch)
     }
 
     /// Returns where the tokens of each file are. A pair is two documents.

@@ -3,7 +3,6 @@
 use zero_engine::{At, DataError};
 
 use super::super::cache;
-use super::super::cache::entry::Entry;
 use super::super::files::Source;
 use super::super::options::CacheOptions;
 use super::super::records::TokenizedWhere;
@@ -120,8 +119,8 @@ impl Texts {
     }
 
     /// Reads everything that is in the cache and compares the checksums.
-    pub(super) fn verify(&self) -> Result<(), DataError> {
-        self.files.iter().filter_map(|file| file.storage.entry()).try_for_each(Entry::verify)
+    pub(super) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+        self.files.iter().filter_map(|file| file.storage.entry()).try_for_each(|entry| entry.verify(watch))
     }
 
     /// Returns where the tokens of each file are.

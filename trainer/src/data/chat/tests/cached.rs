@@ -52,7 +52,7 @@ fn of_conversations(folder: &Folder, options: &DataOptions, watch: &dyn Watch) -
         (0..data.len()).try_for_each(|index| data.append(index, &mut samples))?;
         let padding = (0..data.len()).map(|index| data.padding(index)).collect::<Result<Vec<_>, _>>()?;
         data.records().each_document(&mut |document| documents.push(document))?;
-        data.records().verify()?;
+        data.records().verify(&Unwatched)?;
         Ok(format!("{samples:?} {padding:?} {documents:?} {:?}", data.description()))
     };
     open_watched(options, &folder.tokenizer(), watch).and_then(given).map_err(|error| error.to_string())
@@ -67,7 +67,7 @@ fn of_pairs(folder: &Folder, options: &DataOptions, watch: &dyn Watch) -> Result
             batch.tensors().for_each(|tensor| text += &tensor.to_string());
             text += &format!("{:?}", data.lengths(index)?);
         }
-        data.verify()?;
+        data.verify(&Unwatched)?;
         Ok(text)
     };
     let opened = PairDataset::open(options, &folder.tokenizer(), true, watch);
