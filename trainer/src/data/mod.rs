@@ -40,6 +40,7 @@ mod tokenizer;
 mod tokens;
 mod watch;
 mod width;
+mod words;
 
 pub use chat::options::ChatOptions;
 pub(crate) use chat::pairs::PairDataset;

@@ -9,6 +9,7 @@ use zero_engine::DataError;
 
 use super::files::streams::Document;
 use super::fingerprint::hash_of;
+use super::words::Words;
 
 /// Text is encoded in pieces of about this many bytes, each cut at the end of a line. While the encoder works, it needs
 /// a hundred times the memory of its tokens.
@@ -28,6 +29,8 @@ pub struct HuggingFace {
     /// SHA-256 of the file.
     fingerprint: String,
     tokenizer: tokenizers::Tokenizer,
+    /// Encodes most texts faster, if the tokenizer is of a known kind.
+    words: Option<Words>,
 }
 
 impl Tokenizer {
@@ -42,7 +45,8 @@ impl Tokenizer {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
         // A file saved after inference may cut or pad each text.
         tokenizer.with_padding(None).with_truncation(None).map_err(failed(path))?;
-        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), fingerprint, tokenizer })))
+        let words = Words::of(&tokenizer);
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), fingerprint, tokenizer, words })))
     }
 
     /// Returns a text that differs between tokenizers.
@@ -73,10 +77,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         match self {
             Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::HuggingFace(this) => {
-                let encoding = this.tokenizer.encode_fast(text, false).map_err(failed(&this.path))?;
-                Ok(encoding.get_ids().to_vec())
-            }
+            Tokenizer::HuggingFace(this) => this.ids(text).map_err(failed(&this.path)),
         }
     }
 
@@ -179,16 +180,23 @@ impl HuggingFace {
         self.tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
     }
 
+    /// Returns the tokens of a text, without special tokens that the tokenizer adds.
+    fn ids(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+        match self.words.as_ref().and_then(|words| words.encode(&self.tokenizer, text)) {
+            Some(tokens) => Ok(tokens),
+            None => Ok(self.tokenizer.encode_fast(text, false)?.get_ids().to_vec()),
+        }
+    }
+
     /// Encodes a text of the file `path`.
     fn encode_piece(&self, piece: &Document, path: &Path, vocabulary: usize) -> Result<Vec<u32>, DataError> {
         let text = std::str::from_utf8(&piece.text).map_err(|error| DataError::NotUtf8 {
             path: path.into(),
             at: piece.at.after(error.valid_up_to() as u64),
         })?;
-        let encoding = self.tokenizer.encode_fast(text, false).map_err(failed(path))?;
-        let tokens = encoding.get_ids();
+        let tokens = self.ids(text).map_err(failed(path))?;
         match tokens.iter().position(|&token| token as usize >= vocabulary) {
-            None => Ok(tokens.to_vec()),
+            None => Ok(tokens),
             Some(i) => {
                 // The fast encoder does not report offsets.
                 let encoding = self.tokenizer.encode(text, false).map_err(failed(path))?;
