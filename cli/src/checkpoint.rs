@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
 use zero_engine::{Error, ExportDtype, Exported, Weights, bytes, counted};
+use zero_train::train::write_folder;
 
 use crate::arguments::{ExportArgs, Floats};
 use crate::printed::show;
@@ -207,7 +208,8 @@ pub(crate) fn export(
         Floats::Bf16 => ExportDtype::Bf16,
         Floats::F16 => ExportDtype::F16,
     };
-    let (exported, left_out) = write(&folder, out, Weights { dtype, max_shard_bytes: *max_shard_size })?;
+    let weights = Weights { dtype, max_shard_bytes: *max_shard_size };
+    let (exported, left_out) = write_folder(out, &folder, |out| write(&folder, out, weights))?;
     show(&format!(
         "{} -> {}\n{} tensors, {}: {}\n",
         folder.display(),

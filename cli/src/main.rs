@@ -36,6 +36,7 @@ fn main() -> ExitCode {
     let _failpoints = zero_checkpoint::failpoints();
     zero_tier::observe_mapped(SharedAllocator::note_elsewhere);
     process::follow_launcher();
+    zero_train::train::read_addresses();
     let cli = Cli::read();
     let result = known_instructions().and_then(|()| match (cli.command, cli.train) {
         (Some(Command::Check(args)), _) => check(&args.config),

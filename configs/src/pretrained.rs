@@ -3,7 +3,8 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value as Json};
 
@@ -19,12 +20,44 @@ use crate::table::last;
 const MAX_BYTES: u64 = 1 << 20;
 const KEY: &str = Gpt2::pretrained;
 
+/// Downloads the files that describe a model, and returns their folder; or a message and what to do.
+pub type FetchPretrained = fn(&str) -> Result<PathBuf, (String, String)>;
+
+static FETCH: OnceLock<FetchPretrained> = OnceLock::new();
+
+/// Sets how this process makes a `model.pretrained` available that is an address, such as `hf://owner/name`. The first
+/// call decides. This crate has no connection to the network.
+pub fn fetch_pretrained_with(fetch: FetchPretrained) {
+    let _ = FETCH.set(fetch);
+}
+
+/// Returns the folder that the key names, on this machine.
+fn local(folder: &str) -> Result<PathBuf, (String, String)> {
+    match FETCH.get() {
+        _ if !folder.contains("://") => Ok(folder.into()),
+        Some(fetch) => fetch(folder),
+        None => {
+            let message = format!("{folder} is a remote address, which this program does not download");
+            Err((message, "download the folder, and name the local one".into()))
+        }
+    }
+}
+
 /// Adds the keys of `config.json` to the section that names its folder, and the folder's tokenizer if none is set.
 /// After an error it removes the section, so that no further errors about it follow.
 pub(crate) fn apply(root: &mut Node, report: &mut Report) {
     let Some(model) = section(root, Config::model) else { return };
     let Some(Node { value: Value::Text(folder), at }) = written(model, last(KEY)).cloned() else { return };
-    let folder = Path::new(&folder);
+    let folder = match local(&folder) {
+        Ok(folder) => folder,
+        Err((message, help)) => {
+            report.error(ErrorKind::Unreadable, KEY, at, message, Some(help));
+            return remove(root, Config::model);
+        }
+    };
+    if let Some(entry) = model.iter_mut().find(|entry| entry.key == last(KEY)) {
+        entry.value.value = Value::Text(folder.display().to_string());
+    }
     let path = folder.join("config.json");
     let has_type = written(model, TYPE).is_some();
     let config = match read(&path) {

@@ -394,7 +394,7 @@ pub(crate) struct ExportArgs {
     /// Folder of a checkpoint, or of a run for its newest checkpoint
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
-    /// Folder to write; must be new or empty
+    /// Folder to write, or address in a store such as s3://bucket/model; must be new or empty
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
     /// Number type of the weights

@@ -23,7 +23,7 @@ const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "help
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
 
 /// Third-party crates, each with the lowest crate that may depend on it.
-const ENTER: [(&str, &str); 12] = [
+const ENTER: [(&str, &str); 13] = [
     ("anyhow", "cli"),
     ("arrow-array", "trainer"),
     ("clap", "cli"),
@@ -34,7 +34,8 @@ const ENTER: [(&str, &str); 12] = [
     ("nvml-wrapper", "trainer"),
     ("parquet", "trainer"),
     ("tokenizers", "trainer"),
-    ("ureq", "trainer"),
+    ("object_store", "store"),
+    ("reqwest", "store"),
     ("zstd", "trainer"),
 ];
 

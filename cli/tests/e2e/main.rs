@@ -10,4 +10,5 @@ mod commands;
 mod launch;
 mod planning;
 mod recovery;
+mod stores;
 mod training;

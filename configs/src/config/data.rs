@@ -15,7 +15,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Data(keys) in Config::data {
         /// Files and globs to train on, relative to the working directory; `None` with `datasets`.
-        pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, or list of them, relative to the working directory");
+        pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, address of a store, or list of them; paths are relative to the working directory");
         /// Several data sets to train on, and how they are mixed.
         pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets in place of train, and how many samples of each an epoch has");
         /// Files and globs to evaluate on.
@@ -38,6 +38,8 @@ section! {
         pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
         /// Folder of the token cache; `None` is the user's.
         pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder where tokens of text are kept between runs; without it $ZERO_TRAIN_CACHE, or else zero-train in $XDG_CACHE_HOME, or else ~/.cache/zero-train");
+        /// Maximum number of bytes of downloaded objects in the cache; `None` for no limit.
+        pub cache_limit: Option<u64> = key(Kind::Bytes { min: 0 }, "= no limit", "How much of what is downloaded from stores is kept in the cache; the least recently used objects are removed first");
         /// Draw samples in a random order that depends only on the seed.
         pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends on the seed only");
     }

@@ -42,11 +42,19 @@ pub enum DataError {
         /// The pattern as written.
         pattern: String,
     },
-    /// A source is an address such as `s3://…`, not a local file.
-    #[error("{address} is a remote address; data is read from local files only")]
+    /// An address such as `s3://…` where only local files can be used.
+    #[error("{address} is a remote address, but only local files can be used here")]
     Address {
         /// The address as written.
         address: String,
+    },
+    /// An object store, or the download of one of its objects, failed.
+    #[error("{message}")]
+    Store {
+        /// Names the address, and the byte if it is known.
+        message: String,
+        /// What to do.
+        help: Option<&'static str>,
     },
     /// A binary file, which the byte tokenizer would train on as if it were text.
     #[error("{}: {kind}, not text", path.display())]
@@ -339,6 +347,7 @@ impl DataError {
             Self::Address { .. } => {
                 Some("copy the files to this machine or mount the store, then name the local paths")
             }
+            Self::Store { help, .. } => *help,
             Self::Binary { .. } => {
                 Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }

@@ -21,6 +21,7 @@
 
 mod binary;
 mod cache;
+mod cache_folder;
 mod chat;
 mod dataset;
 mod documents;
@@ -51,6 +52,7 @@ pub use dataset::{BoxError, Dataset};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use files::fuzzing;
+pub(crate) use files::remote;
 pub(crate) use fingerprint::DocumentFacts;
 pub use images::{ImageFolder, images};
 pub use in_memory::{FromFn, InMemory, from_fn};
@@ -66,7 +68,7 @@ pub use zero_engine::{At, DataError};
 
 use std::path::{Path, PathBuf};
 
-use files::Source;
+use files::{Access, Source};
 
 /// Opens the files that the options name.
 ///
@@ -88,7 +90,7 @@ pub(crate) fn open_watched(
     tokenizer: &Tokenizer,
     watch: &dyn Watch,
 ) -> Result<FileDataset, DataError> {
-    let sources = files::sources(&options.sources, options.format)?;
+    let sources = files::sources(&options.sources, options.format, &Access::new(&options.cache, watch))?;
     let text_key = &options.text_key;
     let fits = |other: &Source| {
         other.format == sources[0].format || other.has_documents(text_key) && sources[0].has_documents(text_key)
@@ -175,8 +177,13 @@ pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataErr
 ///
 /// # Errors
 /// Fails if no file matches, or if a folder or file cannot be read.
-pub(crate) fn have_tokens(names: &[String], format: Format, text_key: &str) -> Result<bool, DataError> {
-    Ok(files::first(names, format)?.is_some_and(|source| source.has_tokens(text_key)))
+pub(crate) fn have_tokens(
+    names: &[String],
+    format: Format,
+    text_key: &str,
+    (cache, watch): (&CacheOptions, &dyn Watch),
+) -> Result<bool, DataError> {
+    Ok(files::first(names, format, &Access::new(cache, watch))?.is_some_and(|source| source.has_tokens(text_key)))
 }
 
 /// Returns the format that the name of a source states; `None` for a folder, and if a glob leaves the extension open.

@@ -54,11 +54,13 @@ pub struct CacheOptions {
     pub folder: Option<PathBuf>,
     /// Sources with fewer bytes together are tokenized in memory, by each rank.
     pub least_bytes: u64,
+    /// Maximum number of bytes of objects that are kept after they were downloaded from a store; `None` for no limit.
+    pub limit: Option<u64>,
 }
 
 impl Default for CacheOptions {
     fn default() -> Self {
-        Self { folder: None, least_bytes: 4 << 20 }
+        Self { folder: None, least_bytes: 4 << 20, limit: None }
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 
 use zero_engine::DataError;
 
+use super::files::remote;
 use super::files::streams::Document;
 use super::fingerprint::hash_of;
 use super::words::Words;
@@ -34,12 +35,15 @@ pub struct HuggingFace {
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`.
+    /// Reads a Hugging Face `tokenizer.json`, which may be at an address such as `hf://gpt2/tokenizer.json`.
     ///
     /// # Errors
-    /// Fails if the file cannot be read or is not a tokenizer.
+    /// Fails if the file cannot be read or downloaded, or is not a tokenizer.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
-        let path = path.as_ref();
+        let path = match path.as_ref().to_str().filter(|path| zero_store::is_address(path)) {
+            Some(address) => &remote::with_its_folder(address)?,
+            None => path.as_ref(),
+        };
         let bytes = fs::read(path).map_err(DataError::io(path))?;
         let fingerprint = hash_of(&[&bytes]);
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;

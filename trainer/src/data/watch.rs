@@ -5,6 +5,8 @@ use zero_engine::DataError;
 /// The part of a preparation that takes time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
+    /// Objects of a store are downloaded.
+    Downloading,
     /// Another process or thread tokenizes.
     Waiting,
     /// Files are read to find out whether their content is in the cache.

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use reqwest::blocking::{Client, RequestBuilder};
 use serde_json::{Value, json};
 
 use super::metric::{Record, now};
@@ -34,16 +35,8 @@ pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String
         let help = "set this key or the environment variable MLFLOW_TRACKING_URI";
         return Err(Error::setting(key, "the address of the tracking server is missing", help));
     };
-    let is_http = uri.strip_prefix("http://").is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'));
-    if uri.starts_with("https://") {
-        let message = format!("{uri} requires TLS, which is unsupported");
-        return Err(Error::setting(
-            key,
-            message,
-            "write the http:// address of a proxy or tunnel to it on this machine",
-        ));
-    }
-    if !is_http {
+    let rest = uri.strip_prefix("http://").or_else(|| uri.strip_prefix("https://"));
+    if !rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/')) {
         let message = format!("{uri} is not the address of a tracking server");
         return Err(Error::setting(
             key,
@@ -54,8 +47,15 @@ pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String
     Ok(Some(uri))
 }
 
+/// Returns the client, or the reason why it cannot be built, such as a damaged certificate of this machine.
+fn client() -> Result<Client, String> {
+    zero_store::use_tls();
+    let builder = Client::builder().timeout(DEADLINE).user_agent(concat!("zero-train/", env!("CARGO_PKG_VERSION")));
+    builder.build().map_err(|error| zero_store::on_one_line(&error))
+}
+
 pub(super) struct Mlflow {
-    agent: ureq::Agent,
+    client: Result<Client, String>,
     uri: String,
     token: Option<String>,
     experiment: String,
@@ -85,12 +85,8 @@ impl Mlflow {
         goes_on: bool,
         params: Vec<(String, String)>,
     ) -> Self {
-        let settings = ureq::Agent::config_builder()
-            .timeout_global(Some(DEADLINE))
-            .http_status_as_error(false)
-            .user_agent(concat!("zero-train/", env!("CARGO_PKG_VERSION")));
         Self {
-            agent: settings.build().into(),
+            client: client(),
             uri,
             token: std::env::var("MLFLOW_TRACKING_TOKEN").ok().filter(|token| !token.is_empty()),
             experiment: config.experiment_name.clone(),
@@ -104,37 +100,31 @@ impl Mlflow {
 
     /// Returns the server's answer, or `None` if the requested object does not exist.
     fn ask(&self, path: &str, query: &[(&str, &str)]) -> Result<Option<Value>, Trouble> {
-        let request = self.agent.get(self.url(path)).query_pairs(query.iter().copied());
-        let request = match &self.token {
-            Some(token) => request.header("Authorization", format!("Bearer {token}")),
-            None => request,
-        };
-        self.read(path, request.call())
+        self.send(path, |client, url| client.get(url).query(query))
     }
 
     fn tell(&self, path: &str, body: &Value) -> Result<Value, Trouble> {
-        let request = self.agent.post(self.url(path)).header("Content-Type", "application/json");
-        let request = match &self.token {
-            Some(token) => request.header("Authorization", format!("Bearer {token}")),
-            None => request,
-        };
-        let answer = self.read(path, request.send(body.to_string()))?;
+        let json = |client: &Client, url| client.post(url).header("Content-Type", "application/json");
+        let answer = self.send(path, |client, url| json(client, url).body(body.to_string()))?;
         answer.ok_or_else(|| Trouble(format!("{}: the server does not know {path}", self.uri)))
     }
 
-    fn url(&self, path: &str) -> String {
-        format!("{}/api/2.0/mlflow/{path}", self.uri)
-    }
-
-    fn read(
+    fn send(
         &self,
         path: &str,
-        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+        request: impl FnOnce(&Client, String) -> RequestBuilder,
     ) -> Result<Option<Value>, Trouble> {
         let trouble = |error: String| Trouble(format!("{}: {path}: {error}", self.uri));
-        let mut answer = answer.map_err(|error| trouble(error.to_string()))?;
+        let failed = |error: reqwest::Error| trouble(zero_store::on_one_line(&error));
+        let client = self.client.as_ref().map_err(|error| trouble(error.clone()))?;
+        let request = request(client, format!("{}/api/2.0/mlflow/{path}", self.uri));
+        let request = match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        };
+        let answer = request.send().map_err(failed)?;
         let status = answer.status();
-        let text = answer.body_mut().read_to_string().map_err(|error| trouble(error.to_string()))?;
+        let text = answer.text().map_err(failed)?;
         let value: Option<Value> = serde_json::from_str(&text).ok();
         if status.is_success() {
             return value.map(Some).ok_or_else(|| trouble("the response is not JSON".into()));
@@ -321,11 +311,11 @@ mod tests {
             tracking_uri(&config).map_err(|error| error.to_string())
         };
         assert_eq!(of("http://localhost:5000/"), Ok(Some("http://localhost:5000".into())));
-        for uri in ["https://mlflow.example.com", "file:///tmp/mlruns", "databricks", "http://", "http:///a"] {
+        assert_eq!(of("https://mlflow.example.com"), Ok(Some("https://mlflow.example.com".into())));
+        for uri in ["https://", "file:///tmp/mlruns", "databricks", "http://", "http:///a"] {
             let error = of(uri).expect_err(uri);
             assert!(error.contains("\n  in: mlflow.tracking_uri\n  help: "), "{error}");
         }
-        assert!(of("https://a").expect_err("TLS").contains("TLS"));
     }
 
     #[test]

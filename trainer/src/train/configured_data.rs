@@ -81,7 +81,7 @@ struct Sources<'c> {
 }
 
 impl<'c> Sources<'c> {
-    fn of(config: &'c Config, has_own_model: bool) -> Result<Self, Error> {
+    fn of(config: &'c Config, has_own_model: bool, watch: &dyn Watch) -> Result<Self, Error> {
         let (model, data) = match (&config.data, has_own_model) {
             (Some(data), true) => (None, data),
             _ => {
@@ -95,7 +95,7 @@ impl<'c> Sources<'c> {
                 Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
             })?,
         };
-        let vocabulary = vocabulary(model, data, &tokenizer)?;
+        let vocabulary = vocabulary(model, data, &tokenizer, watch)?;
         if vocabulary.is_some() {
             are_the_models(config, model, vocabulary)?;
         }
@@ -143,7 +143,7 @@ impl<'c> Sources<'c> {
             vocabulary: model.and_then(classes).or(self.vocabulary).unwrap_or(usize::MAX),
             sample_packing: data.sample_packing,
             chat: data.chat.as_ref().map_or_else(ChatOptions::default, |chat| chat_options(chat, model)),
-            cache: CacheOptions { folder: data.cache_dir.clone().map(Into::into), ..CacheOptions::default() },
+            cache: cache_options(data),
         };
         open(&options, &self.tokenizer).map_err(|error| match error {
             DataError::Cache { .. } => Error::from(error).named("data.cache_dir", WRITABLE),
@@ -236,7 +236,7 @@ fn sets(data: &config::Data) -> Vec<Set<'_>> {
 
 /// Opens the files that the configuration names.
 pub(super) fn files(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Opened<FileDataset>, Error> {
-    let sources = Sources::of(config, has_own_model)?;
+    let sources = Sources::of(config, has_own_model, watch)?;
     let (model, length) = (sources.model, sources.has_length());
     let opened = match &sources.data.datasets {
         None => sources.open_all(|options, tokenizer| data::open_watched(options, tokenizer, watch))?,
@@ -257,7 +257,7 @@ pub(super) fn pairs(
     watch: &dyn Watch,
 ) -> Result<Opened<Arc<PairDataset>>, Error> {
     let labels_prompts = preference.kind == config::PreferenceType::Orpo;
-    Sources::of(config, has_own_model)?
+    Sources::of(config, has_own_model, watch)?
         .open_all(|options, tokenizer| PairDataset::open(options, tokenizer, labels_prompts, watch).map(Arc::new))
 }
 
@@ -288,6 +288,11 @@ fn refuse_set(
             configured_model::from_config(config, vocabulary).map(drop)
         }
     }
+}
+
+fn cache_options(data: &config::Data) -> CacheOptions {
+    let (folder, limit) = (data.cache_dir.clone().map(Into::into), data.cache_limit);
+    CacheOptions { folder, limit, ..CacheOptions::default() }
 }
 
 fn chat_options(chat: &config::Chat, model: Option<&config::Model>) -> ChatOptions {
@@ -337,6 +342,7 @@ fn vocabulary(
     model: Option<&config::Model>,
     data: &config::Data,
     tokenizer: &Tokenizer,
+    watch: &dyn Watch,
 ) -> Result<Option<usize>, Error> {
     let mut is_of_tokenizer = false;
     for set in sets(data) {
@@ -344,7 +350,8 @@ fn vocabulary(
             (Some(config::Model::Mlp(_)), ..) | (_, config::DataFormat::Csv, _) => false,
             (_, config::DataFormat::Tokens, Tokenizer::Byte) => false,
             (_, config::DataFormat::Auto | config::DataFormat::Mds, Tokenizer::Byte) => {
-                let numbers = data::have_tokens(set.sources, format(model, set.format), set.text_key);
+                let (cache, format) = (cache_options(data), format(model, set.format));
+                let numbers = data::have_tokens(set.sources, format, set.text_key, (&cache, watch));
                 !numbers.map_err(|error| Error::from(error).named(&set.key, READABLE))?
             }
             _ => true,

@@ -1,6 +1,7 @@
 //! The training loop around [`Engine`], which `zero-train --config ds.yaml` runs on each rank. [`Trainer`](crate::Trainer)
 //! runs it for programs with a model or data of their own.
 
+mod addresses;
 mod autos;
 mod bar;
 mod configured_data;
@@ -59,12 +60,12 @@ use zero_engine::Engine;
 use zero_engine::checkpoint::start::{Start, of_pretrained};
 use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
-use zero_engine::files::are_paths;
 use zero_engine::settings::{Settings, with_total_steps};
 use zero_engine::{DataError, Error, Layers};
 use zero_planner::{Plan, Planner};
 
 pub use crate::report_page::report_page;
+pub use addresses::{read_addresses, write_folder};
 pub use connection::connect;
 pub use data_commands::{DataStats, Lengths, PreparedData, data_stats, prepare_data, verify_data};
 pub use evaluation::Evaluation;
@@ -128,6 +129,13 @@ pub(crate) fn fit(
     let sample = || corpus.training_batch(0, rows);
     let resident_before = resident::peak();
     let start = start(&config, options)?;
+    if start == Start::Anew {
+        let preparing = Preparing::of_rank(comm.rank(), options.output.at(config.log_level), &requests);
+        config = match addresses::fetch_weights(&config, &preparing) {
+            Err(Error::Data(DataError::Stopped)) => return Ok(Summary::stopped(requests.stop(), out)),
+            config => config?,
+        };
+    }
     let mut early = EarlyStop::new(config.training.early_stopping.clone());
     early.check(&task.metrics)?;
     let mut engine = Engine::measured_with(config, layers, comm.clone(), start, sample)?;
@@ -241,10 +249,11 @@ pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     if config.world_size > 1 && config.launcher.transport != Transport::Threads {
         check_interface(config)?;
     }
-    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
-        && start(config, options)? == Start::Anew
+    if start(config, options)? == Start::Anew
+        && let config = addresses::fetch_weights(config, &Preparing::new(Output::Auto, None))?
+        && let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
     {
-        let model = layers(config)?.build(DType::F32)?;
+        let model = layers(&config)?.build(DType::F32)?;
         zero_checkpoint::check_pretrained(folder.as_ref(), &model).map_err(of_pretrained)?;
     }
     let plan = planned(config)?;
@@ -255,27 +264,7 @@ pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
 /// Rejects servers, files and folders at addresses that this program cannot reach.
 fn refuse_addresses(config: &Config) -> Result<(), Error> {
     monitor::check(config)?;
-    let paths = |key: &str, sources: Option<&[String]>| {
-        are_paths(sources.unwrap_or_default()).map_err(|error| Error::from(error).named(key, ""))
-    };
-    if let Some(data) = &config.data {
-        paths("data.train", data.train.as_deref())?;
-        for (index, set) in data.datasets.iter().flatten().enumerate() {
-            paths(&format!("data.datasets.{index}.path"), Some(&set.path))?;
-            paths(&format!("data.datasets.{index}.eval"), set.eval.as_deref())?;
-        }
-        paths("data.eval", data.eval.as_deref())?;
-        if let zero_config::Tokenizer::File(path) = &data.tokenizer {
-            paths("data.tokenizer", Some(std::slice::from_ref(path)))?;
-        }
-    }
-    paths("training.initial_weights", config.training.initial_weights.as_deref())?;
-    let folder = &config.training.output_dir;
-    if are_paths(std::slice::from_ref(folder)).is_err() {
-        let message = format!("{folder} is a remote address, but a run is written to a local folder");
-        return Err(Error::setting("training.output_dir", message, "name a local folder, and copy it after the run"));
-    }
-    Ok(())
+    addresses::check(config)
 }
 
 /// Computes the plan without reading the data.

@@ -47,6 +47,7 @@ impl<'a> Preparing<'a> {
 impl Watch for Preparing<'_> {
     fn progress(&self, phase: Phase, done: u64, total: u64) {
         let what = match phase {
+            Phase::Downloading => "downloaded",
             Phase::Waiting => "tokenized by another process",
             Phase::Hashing => "compared with the token cache",
             Phase::Tokenizing => "tokenized",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use lexopt::prelude::{Long, Short, ValueExt};
 use zero_config::{Source, Typed};
 
-use crate::train::{Output, Resume};
+use crate::train::{Output, Resume, read_addresses};
 use zero_engine::Error;
 
 const OPTIONS: &str = "Options:
@@ -89,6 +89,7 @@ impl Arguments {
         if sources.is_empty() {
             return Err(Error::setting("--config", "--config FILE is missing", "name the configuration, a ds.yaml"));
         }
+        read_addresses();
         Ok(zero_config::load_files(sources, &self.overrides())?)
     }
 

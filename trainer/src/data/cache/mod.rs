@@ -9,7 +9,6 @@
 //! One rank takes the [`Lock`] and tokenizes; the others wait and open what it wrote.
 
 pub(super) mod entry;
-mod folder;
 mod identity;
 mod lock;
 pub(super) mod writer;
@@ -22,6 +21,7 @@ use std::path::{Path, PathBuf};
 use rayon::ThreadPool;
 use zero_engine::DataError;
 
+use super::cache_folder::folder_of;
 use super::files::Source;
 use super::options::CacheOptions;
 use super::tokens::{Memory, Storage, TokenizedFile};
@@ -134,13 +134,7 @@ struct Cache<'a, W> {
 
 impl<'a, W: Work> Cache<'a, W> {
     fn new(options: &CacheOptions, work: &'a W) -> Result<Self, DataError> {
-        let folder = match &options.folder {
-            Some(folder) => folder.clone(),
-            None => folder::default_folder(|name| std::env::var_os(name)).ok_or_else(|| DataError::Cache {
-                path: "~/.cache/zero-train".into(),
-                source: io::Error::other("the environment has no HOME"),
-            })?,
-        };
+        let folder = folder_of(options)?;
         Ok(Self { entries: folder.join("tokens"), memos: folder.join("files"), work })
     }
 

@@ -31,7 +31,7 @@ fn corpus() -> Files {
 /// Options that use the cache for every file.
 fn cached(files: &Files, sources: &[&str]) -> DataOptions {
     let options = files.options(sources);
-    let cache = CacheOptions { folder: Some(files.path("cache")), least_bytes: 0 };
+    let cache = CacheOptions { folder: Some(files.path("cache")), least_bytes: 0, ..CacheOptions::default() };
     DataOptions { sequence_length: 1, cache, ..options }
 }
 

@@ -13,7 +13,7 @@ use zero_model::ops::{IGNORE_INDEX, PreferenceLoss};
 use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, REFERENCE_LOG_PROBS};
 
 use super::super::dataset::{BoxError, Dataset};
-use super::super::files::sources;
+use super::super::files::{Access, sources};
 use super::super::fingerprint::DocumentFacts;
 use super::super::options::{DataOptions, Format};
 use super::super::records::TokenizedWhere;
@@ -74,7 +74,7 @@ impl PairDataset {
         labels_prompts: bool,
         watch: &dyn Watch,
     ) -> Result<Self, DataError> {
-        let sources = sources(&options.sources, Format::Chat)?;
+        let sources = sources(&options.sources, Format::Chat, &Access::new(&options.cache, watch))?;
         let renderer = &Renderer::new(&options.chat, tokenizer, options.vocabulary)?;
         let rendering = Rendering { renderer, tokenizer, options, layout: Layout::Pairs };
         let mut all = Self {

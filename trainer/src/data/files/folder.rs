@@ -9,6 +9,9 @@ use zero_engine::DataError;
 
 use super::shard::Shard;
 
+/// The files that describe a folder of MDS shards, an Arrow data set, and several of these.
+pub(super) const DESCRIPTIONS: [&str; 3] = ["index.json", "state.json", "dataset_dict.json"];
+
 /// What is in a folder.
 pub(super) enum Folder {
     /// The Arrow files of a data set that `datasets` saved, in order.
@@ -46,7 +49,7 @@ impl Folder {
     /// # Errors
     /// Fails if that file is malformed, or lists splits.
     pub(super) fn open(folder: &Path) -> Result<Option<Self>, DataError> {
-        let [index, state, splits] = ["index.json", "state.json", "dataset_dict.json"].map(|name| folder.join(name));
+        let [index, state, splits] = DESCRIPTIONS.map(|name| folder.join(name));
         if index.is_file() {
             let Index { version, shards } = read(&index)?;
             if version != 2 {

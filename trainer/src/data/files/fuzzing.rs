@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::{fs, process};
 
-use super::sources;
+use super::super::options::CacheOptions;
+use super::super::watch::Unwatched;
+use super::{Access, sources};
 use crate::data::options::{Format, TokenDtype};
 
 /// Reads `data` as a file of this name, as documents and as records.
@@ -28,13 +30,14 @@ fn folder() -> PathBuf {
 }
 
 fn read(path: &Path) {
-    let name = [path.display().to_string()];
-    for source in sources(&name, Format::Auto).into_iter().flatten() {
+    let (name, cache) = ([path.display().to_string()], CacheOptions::default());
+    let access = Access::new(&cache, &Unwatched);
+    for source in sources(&name, Format::Auto, &access).into_iter().flatten() {
         let documents = source.documents("text", true);
         documents.into_iter().for_each(|documents| documents.take_while(Result::is_ok).for_each(drop));
         let _ = source.tokens(TokenDtype::U16, usize::MAX, |_| Ok(()));
     }
-    for source in sources(&name, Format::Chat).into_iter().flatten() {
+    for source in sources(&name, Format::Chat, &access).into_iter().flatten() {
         let records = source.records(&[]);
         records.into_iter().for_each(|records| records.take_while(Result::is_ok).for_each(drop));
     }

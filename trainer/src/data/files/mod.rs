@@ -18,6 +18,7 @@ pub mod fuzzing;
 mod lines;
 mod mds;
 mod records;
+pub(crate) mod remote;
 mod shard;
 pub(super) mod streams;
 mod table;
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zero_engine::DataError;
-use zero_engine::files::{are_paths, expand};
+use zero_engine::files::expand;
 
 use super::binary;
 use super::options::{Format, TokenDtype};
@@ -38,6 +39,8 @@ use archive::Archive;
 use folder::Folder;
 pub(super) use lines::Lines;
 pub(super) use records::reason;
+pub(super) use remote::Access;
+use remote::Downloaded;
 use shard::Shard;
 pub(crate) use streams::{Document, Documents, Object, Records};
 pub(super) use table::Cells;
@@ -49,6 +52,8 @@ pub(super) struct Source {
     pub(super) path: PathBuf,
     pub(super) format: Format,
     storage: Storage,
+    /// Keeps a downloaded file in the cache.
+    local: Option<zero_store::Local>,
 }
 
 /// How the content of a file is stored.
@@ -83,7 +88,7 @@ impl Source {
         // What a pipe gives can be read only once.
         let is_file = fs::metadata(&path).map_err(DataError::io(&path))?.is_file();
         if !is_file || is_raw(by_name) {
-            return Ok(Self { path, format: by_name, storage: Storage::Bytes(None) });
+            return Ok(Self { path, format: by_name, storage: Storage::Bytes(None), local: None });
         }
         let mut start = vec![];
         let file = File::open(&path).map_err(DataError::io(&path))?;
@@ -101,7 +106,7 @@ impl Source {
             (Format::Auto, _) => by_name,
             (format, _) => format,
         };
-        let source = Self { path, format, storage };
+        let source = Self { path, format, storage, local: None };
         match (format, &source.storage) {
             (Format::Parquet, Storage::Table(Container::Parquet))
             | (Format::Arrow, Storage::Table(Container::ArrowFile | Container::ArrowStream))
@@ -231,15 +236,15 @@ pub(super) fn format_by_name(path: &Path) -> Format {
     }
 }
 
-/// Returns the files that `sources` name, each with its format. The files of a data set's folder are in its order.
+/// Returns the files that `sources` name, each with its format. The files of a data set's folder are in its order. Files
+/// of stores are downloaded.
 ///
 /// # Errors
-/// Fails if a file is missing, unreadable or of another format, or if a folder holds no data set.
-pub(super) fn sources(sources: &[String], format: Format) -> Result<Vec<Source>, DataError> {
-    are_paths(sources)?;
+/// Fails if a file is missing, unreadable or of another format, if a folder holds no data set, or if a store fails.
+pub(super) fn sources(sources: &[String], format: Format, access: &Access<'_>) -> Result<Vec<Source>, DataError> {
     let (mut all, mut seen) = (vec![], std::collections::BTreeSet::new());
     for name in sources {
-        for source in named(name, format)? {
+        for source in named(name, format, access)? {
             let source = source?;
             if seen.insert(source.path.clone()) {
                 all.push(source);
@@ -253,17 +258,36 @@ pub(super) fn sources(sources: &[String], format: Format) -> Result<Vec<Source>,
 ///
 /// # Errors
 /// The same as those of [`sources`], for that file.
-pub(super) fn first(sources: &[String], format: Format) -> Result<Option<Source>, DataError> {
-    are_paths(sources)?;
+pub(super) fn first(sources: &[String], format: Format, access: &Access<'_>) -> Result<Option<Source>, DataError> {
     let Some(name) = sources.first() else { return Ok(None) };
-    named(name, format)?.next().transpose()
+    named(name, format, access)?.next().transpose()
 }
 
 /// Returns the files of one source, each of which is opened when it is asked for.
-fn named(name: &String, format: Format) -> Result<Box<dyn Iterator<Item = Result<Source, DataError>>>, DataError> {
-    let path = Path::new(name);
+fn named(
+    name: &String,
+    format: Format,
+    access: &Access<'_>,
+) -> Result<Box<dyn Iterator<Item = Result<Source, DataError>>>, DataError> {
+    let folder;
+    let path = match zero_store::is_address(name) {
+        false => Path::new(name),
+        true => match access.download(name)? {
+            Downloaded::Folder(found) => {
+                folder = found;
+                &folder
+            }
+            Downloaded::Files(files) => {
+                let source = move |local: zero_store::Local| {
+                    let source = Source::new(&local.path, format)?;
+                    Ok(Source { local: Some(local), ..source })
+                };
+                return Ok(Box::new(files.into_iter().map(source)));
+            }
+        },
+    };
     let files = match if path.is_dir() && !is_raw(format) { Folder::open(path)? } else { None } {
-        None => expand(std::slice::from_ref(name))?,
+        None => expand(&[path.to_string_lossy().into_owned()])?,
         Some(Folder::Arrow(files)) => files,
         Some(Folder::Mds(shards)) => {
             let shard = move |shard: Shard| {
@@ -272,6 +296,7 @@ fn named(name: &String, format: Format) -> Result<Box<dyn Iterator<Item = Result
                     path,
                     format: if format == Format::Auto { Format::Mds } else { format },
                     storage,
+                    local: None,
                 };
                 match format {
                     Format::Auto | Format::Mds | Format::Chat => Ok(source(format)),

@@ -35,7 +35,7 @@ impl Watch for Tokenized {
 /// Options that keep everything in memory, and options that keep everything in the cache.
 fn both(folder: &Folder, options: &DataOptions) -> [DataOptions; 2] {
     [u64::MAX, 0].map(|least_bytes| {
-        let cache = CacheOptions { folder: Some(folder.path().join("cache")), least_bytes };
+        let cache = CacheOptions { folder: Some(folder.path().join("cache")), least_bytes, ..CacheOptions::default() };
         DataOptions { cache, ..options.clone() }
     })
 }

@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zero_engine::{At, DataError};
 
-use super::super::options::Format;
-use super::{Source, sources};
+use super::super::options::{CacheOptions, Format};
+use super::super::watch::Unwatched;
+use super::{Access, Source, sources};
 
 /// A folder that is removed afterwards.
 pub(super) struct Folder(tempfile::TempDir);
@@ -44,7 +45,7 @@ impl Folder {
 }
 
 fn open(path: &Path, format: Format) -> Result<Vec<Source>, DataError> {
-    sources(&[path.display().to_string()], format)
+    sources(&[path.display().to_string()], format, &Access::new(&CacheOptions::default(), &Unwatched))
 }
 
 /// Returns all documents below a path, each with its position.

@@ -160,7 +160,8 @@ fn the_token_cache_keeps_the_columns_of_a_file_apart() {
     for (column, expected) in
         [("kind", "even\nodd\neven"), ("text", "text 0\ntext 1\ntext 2"), ("kind", "even\nodd\neven")]
     {
-        let cache = CacheOptions { folder: Some(folder.path().join("cache")), least_bytes: 0 };
+        let cache =
+            CacheOptions { folder: Some(folder.path().join("cache")), least_bytes: 0, ..CacheOptions::default() };
         let options = DataOptions::new([path.display().to_string()], Format::Auto);
         let options = DataOptions { text_key: column.into(), vocabulary: 256, cache, ..options };
         let dataset = open(&options, &Tokenizer::Byte).unwrap();

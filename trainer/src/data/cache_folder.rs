@@ -1,13 +1,32 @@
-//! Where the token cache is.
+//! Where tokens and downloads are kept between runs.
 
+use std::io;
 use std::path::{Path, PathBuf};
+
+use zero_engine::DataError;
+
+use super::options::CacheOptions;
 
 /// The variable with the folder of the cache.
 const VARIABLE: &str = "ZERO_TRAIN_CACHE";
 
+/// Returns the folder of the cache.
+///
+/// # Errors
+/// Fails if neither the options nor the environment have one.
+pub(super) fn folder_of(options: &CacheOptions) -> Result<PathBuf, DataError> {
+    match &options.folder {
+        Some(folder) => Ok(folder.clone()),
+        None => default_folder(|name| std::env::var_os(name)).ok_or_else(|| DataError::Cache {
+            path: "~/.cache/zero-train".into(),
+            source: io::Error::other("the environment has no HOME"),
+        }),
+    }
+}
+
 /// Returns the folder without `data.cache_dir`: `$ZERO_TRAIN_CACHE`, or else `zero-train` in `$XDG_CACHE_HOME`, or else
 /// `~/.cache/zero-train`. `None` if the environment has none of them.
-pub(in super::super) fn default_folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
+fn default_folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     // An empty variable counts as unset, and the specification of XDG ignores relative paths.
     let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     path(VARIABLE)

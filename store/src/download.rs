@@ -1,0 +1,268 @@
+//! Downloads objects: in parts at the same time, again from the byte at which a connection broke, and compared with the
+//! store's checksum.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::ObjectStore;
+
+use crate::cache::Slot;
+use crate::digest::Checksum;
+use crate::list::{open, range};
+use crate::{Error, Local, Object, Stores, Watch, client};
+
+/// Bytes of a request. A part is in memory until those before it are written.
+const PART: u64 = 4 << 20;
+/// Parts that are requested at the same time.
+const AT_ONCE: usize = 8;
+/// Pauses between attempts.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// How often a wait asks whether to end.
+const TICK: Duration = Duration::from_millis(50);
+
+impl Stores {
+    /// Returns the object as a file on this machine, after downloading it if it is not there.
+    ///
+    /// # Errors
+    /// Fails if the store stays unreachable, refuses access, has another content now than when the object was listed,
+    /// or gives a content with another checksum than it states; if the cache has no room; or if `watch` ends the wait.
+    pub fn fetch(&self, object: &Object, watch: &dyn Watch) -> Result<Local, Error> {
+        let slot = Slot::new(&self.folder, object);
+        if let Some(local) = slot.present(object)? {
+            return Ok(local);
+        }
+        let lock = slot.lock(watch)?;
+        if let Some(local) = slot.shared(&lock, object)? {
+            return Ok(local);
+        }
+        self.make_room(object, &slot)?;
+        let part = slot.part();
+        let mut is_second = false;
+        loop {
+            let stated = self.receive(object, &part, watch)?;
+            let Some(stated) = stated.or_else(|| object.checksum.clone()) else { break };
+            let found = stated.of_file(&part).map_err(Error::local(&part))?;
+            if found == stated {
+                break;
+            }
+            // Once more, which mends what the network damaged, and shows where two downloads differ.
+            let again = part.with_extension("damaged");
+            if is_second {
+                let byte = first_difference(&part, &again).map_err(Error::local(&part))?;
+                let _ = (fs::remove_file(&part), fs::remove_file(&again));
+                let (stated, found) = (stated.to_string(), found.to_string());
+                return Err(Error::Corrupt { address: object.address.clone(), stated, found, byte });
+            }
+            fs::rename(&part, &again).map_err(Error::local(&part))?;
+            is_second = true;
+        }
+        let _ = fs::remove_file(part.with_extension("damaged"));
+        fs::rename(&part, slot.content()).map_err(Error::local(&part))?;
+        match slot.shared(&lock, object)? {
+            Some(local) => Ok(local),
+            None => Err(Error::local(&slot.content())(io::ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// Returns the first `count` bytes of an object, which are kept when the object itself is removed from the cache.
+    ///
+    /// # Errors
+    /// The same as those of [`fetch`](Self::fetch).
+    pub fn start(&self, object: &Object, count: u64, watch: &dyn Watch) -> Result<Vec<u8>, Error> {
+        let slot = Slot::new(&self.folder, object);
+        let count = count.min(object.size);
+        for path in [slot.content(), slot.start()] {
+            let mut bytes = vec![];
+            if let Ok(file) = File::open(path)
+                && file.take(count).read_to_end(&mut bytes).is_ok()
+                && bytes.len() as u64 == count
+            {
+                return Ok(bytes);
+            }
+        }
+        if count == 0 {
+            return Ok(vec![]);
+        }
+        let lock = slot.lock(watch)?;
+        let bytes = patiently(self.patience, watch, async || {
+            let store = open(&object.location)?;
+            let received = store.get_opts(&object.key, range(object, 0..count)).await;
+            let received = async { received?.bytes().await }.await;
+            received.map_err(|error| Error::of(&object.address, 0, &error))
+        })?;
+        let unfinished = slot.start().with_extension("part");
+        let written = fs::write(&unfinished, &bytes).and_then(|()| fs::rename(&unfinished, slot.start()));
+        written.map_err(Error::local(&unfinished))?;
+        drop(lock);
+        Ok(bytes.to_vec())
+    }
+
+    /// Completes the file `part`, and returns the checksum that the store states.
+    fn receive(&self, object: &Object, part: &Path, watch: &dyn Watch) -> Result<Option<Checksum>, Error> {
+        let mut file = File::options().append(true).create(true).open(part).map_err(Error::local(part))?;
+        let mut done = file.metadata().map_err(Error::local(part))?.len();
+        if done > object.size {
+            file.set_len(0).map_err(Error::local(part))?;
+            done = 0;
+        }
+        let mut stated = None;
+        let mut pause = Pause::new(self.patience);
+        while done < object.size {
+            let from = done;
+            let received = client::runtime().map_err(Error::local(part))?.block_on(async {
+                let store = open(&object.location)?;
+                let starts = (from..object.size).step_by(PART as usize);
+                let parts = stream::iter(starts).map(|start| {
+                    let end = object.size.min(start + PART);
+                    get(store.as_ref(), object, start..end)
+                });
+                let mut parts = parts.buffered(AT_ONCE);
+                loop {
+                    let next = tokio::select! {
+                        next = parts.try_next() => next?,
+                        () = stopped(watch) => return Err(Error::Stopped),
+                    };
+                    let Some((bytes, checksum)) = next else { return Ok(()) };
+                    file.write_all(&bytes).map_err(Error::local(part))?;
+                    done += bytes.len() as u64;
+                    stated = checksum.or(stated.take());
+                    watch.progress(done, object.size);
+                }
+            });
+            match received {
+                Ok(()) => {}
+                Err(error) if error.is_transient() => {
+                    if done > from {
+                        pause = Pause::new(self.patience);
+                    }
+                    pause.wait(error, watch)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        file.sync_all().map_err(Error::local(part))?;
+        Ok(stated)
+    }
+}
+
+/// Returns a range of an object, and the checksum that the answer states.
+async fn get(
+    store: &dyn ObjectStore,
+    object: &Object,
+    bytes: std::ops::Range<u64>,
+) -> Result<(Vec<u8>, Option<Checksum>), Error> {
+    let mut received = Vec::with_capacity((bytes.end - bytes.start) as usize);
+    let failed = |at: usize, error| Error::of(&object.address, bytes.start + at as u64, &error);
+    let answer = store.get_opts(&object.key, range(object, bytes.clone())).await.map_err(|error| failed(0, error))?;
+    if answer.range != bytes || answer.meta.size != object.size {
+        return Err(Error::Changed { address: object.address.clone(), byte: bytes.start });
+    }
+    let checksum = answer.extensions.get::<Checksum>().cloned();
+    let mut stream = answer.into_stream();
+    while let Some(piece) = stream.try_next().await.map_err(|error| failed(received.len(), error))? {
+        received.extend_from_slice(&piece);
+    }
+    match received.len() as u64 == bytes.end - bytes.start {
+        true => Ok((received, checksum)),
+        false => {
+            let (address, byte) = (object.address.clone(), bytes.start + received.len() as u64);
+            Err(Error::Unreachable { address, byte, message: "the answer is too short".into() })
+        }
+    }
+}
+
+/// Ends when the caller wants to stop.
+async fn stopped(watch: &dyn Watch) {
+    while !watch.is_stopped() {
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+/// Makes a request again while it fails for a reason that may pass.
+pub(crate) fn patiently<T>(
+    patience: Duration,
+    watch: &dyn Watch,
+    mut request: impl AsyncFnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let runtime = client::runtime().map_err(Error::local(Path::new("threads")))?;
+    let mut pause = Pause::new(patience);
+    loop {
+        let answer = runtime.block_on(async {
+            tokio::select! {
+                answer = request() => answer,
+                () = stopped(watch) => Err(Error::Stopped),
+            }
+        });
+        match answer {
+            Err(error) if error.is_transient() => pause.wait(error, watch)?,
+            answer => return answer,
+        }
+    }
+}
+
+/// Growing pauses, up to a time without progress.
+struct Pause {
+    next: Duration,
+    ends: Instant,
+}
+
+impl Pause {
+    fn new(patience: Duration) -> Self {
+        Self { next: FIRST_PAUSE, ends: Instant::now() + patience }
+    }
+
+    /// Waits, or returns the error if the time is over.
+    fn wait(&mut self, error: Error, watch: &dyn Watch) -> Result<(), Error> {
+        let left = self.ends.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(error);
+        }
+        watch.waits(&error, left);
+        let until = Instant::now() + self.next.min(left);
+        while Instant::now() < until {
+            if watch.is_stopped() {
+                return Err(Error::Stopped);
+            }
+            std::thread::sleep(TICK);
+        }
+        self.next = (2 * self.next).min(LONGEST_PAUSE);
+        Ok(())
+    }
+}
+
+/// Returns the first byte in which two files differ.
+fn first_difference(one: &Path, other: &Path) -> io::Result<Option<u64>> {
+    let (mut one, mut other) = (io::BufReader::new(File::open(one)?), io::BufReader::new(File::open(other)?));
+    let (mut a, mut b) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let mut at = 0;
+    loop {
+        let (n, m) = (read_full(&mut one, &mut a)?, read_full(&mut other, &mut b)?);
+        if let Some(index) = a[..n].iter().zip(&b[..m]).position(|(a, b)| a != b) {
+            return Ok(Some(at + index as u64));
+        }
+        if n != m {
+            return Ok(Some(at + n.min(m) as u64));
+        }
+        if n == 0 {
+            return Ok(None);
+        }
+        at += n as u64;
+    }
+}
+
+fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut count = 0;
+    while count < buffer.len() {
+        match reader.read(&mut buffer[count..]) {
+            Ok(0) => break,
+            Ok(more) => count += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(count)
+}

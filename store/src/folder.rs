@@ -1,0 +1,133 @@
+//! Downloads the objects of a folder, such as a model on the Hub, as a folder on this machine.
+//!
+//! The name of the local folder depends on what is in the store, so that a folder never has files of two versions.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::location::{Location, Service};
+use crate::{Error, Object, Stores, Watch};
+
+/// The name of the file that says where a folder is from.
+const SOURCE: &str = ".source.json";
+
+/// Where a folder is from.
+#[derive(Serialize, Deserialize)]
+struct Source {
+    address: String,
+    /// The folder with downloads.
+    stores: PathBuf,
+    is_complete: bool,
+}
+
+impl Stores {
+    /// Downloads those objects in a folder whose name, relative to it, `is_wanted` accepts, and returns a folder with
+    /// them. [`complete`] adds others. The limit of the cache does not apply.
+    ///
+    /// # Errors
+    /// Fails if there are no such objects, and for the reasons of [`fetch`](Stores::fetch).
+    pub fn fetch_folder(
+        &self,
+        address: &str,
+        is_wanted: impl Fn(&str) -> bool,
+        watch: &dyn Watch,
+    ) -> Result<PathBuf, Error> {
+        let location = Location::parse(address)?;
+        let objects = self.list_folder(address, watch)?;
+        let named = objects.iter().map(|object| (relative(&location, object), object));
+        let all: Vec<(&str, &Object)> = named.filter(|(name, _)| !name.is_empty()).collect();
+        if all.is_empty() {
+            return Err(Error::Missing { address: address.into() });
+        }
+        let mut hash = Sha256::new();
+        for (_, object) in &all {
+            let (place, version) = (object.location.local(&object.key), object.version.as_deref().unwrap_or(""));
+            hash.update(format!("{}\n{}\n{version}\n{}\n", place.display(), object.key, object.size));
+        }
+        let hash: String = hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = address.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or("folder");
+        let folder = self.folder.join("folders").join(hash).join(name.split('@').next().unwrap_or(name));
+        let wanted: Vec<_> = all.iter().copied().filter(|(name, _)| is_wanted(name)).collect();
+        let without_limit = Self { limit: None, ..self.clone() };
+        for (name, object) in &wanted {
+            let path = folder.join(name);
+            if path.is_file() {
+                continue;
+            }
+            let local = without_limit.fetch(object, watch)?;
+            let parent = path.parent().unwrap_or(&folder);
+            fs::create_dir_all(parent).map_err(Error::local(parent))?;
+            place(&local.path, &path).map_err(Error::local(&path))?;
+        }
+        if !folder.join(SOURCE).is_file() {
+            let (address, stores) = (pinned(address, &all), self.folder.clone());
+            write(&folder, &Source { address, stores, is_complete: false })?;
+        }
+        Ok(folder)
+    }
+}
+
+/// Adds to a folder that [`Stores::fetch_folder`] returned the files that `is_wanted` accepts. Does nothing to other
+/// folders, nor a second time.
+///
+/// # Errors
+/// Fails if the content of the store has changed since, and for the reasons of [`Stores::fetch`].
+pub fn complete(folder: &Path, is_wanted: impl Fn(&str) -> bool, watch: &dyn Watch) -> Result<(), Error> {
+    let Ok(text) = fs::read(folder.join(SOURCE)) else { return Ok(()) };
+    let Ok(source) = serde_json::from_slice::<Source>(&text) else { return Ok(()) };
+    if source.is_complete {
+        return Ok(());
+    }
+    let stores = Stores::new(source.stores.clone(), None);
+    match stores.fetch_folder(&source.address, is_wanted, watch)? == folder {
+        true => write(folder, &Source { is_complete: true, ..source }),
+        false => Err(Error::Changed { address: source.address, byte: 0 }),
+    }
+}
+
+/// Returns the name of an object relative to a folder.
+fn relative<'o>(folder: &Location, object: &'o Object) -> &'o str {
+    let name = object.key.as_ref();
+    name.strip_prefix(folder.folder()).unwrap_or(name).trim_start_matches('/')
+}
+
+/// Returns the address with the commit that was listed.
+fn pinned(address: &str, objects: &[(&str, &Object)]) -> String {
+    let Ok(location) = Location::parse(address) else { return address.into() };
+    let (Service::Hub { kind, repo, .. }, Some((_, first))) = (&location.service, objects.first()) else {
+        return address.into();
+    };
+    let Service::Hub { revision, .. } = &first.location.service else { return address.into() };
+    format!("hf://{}/{repo}@{revision}/{}", kind.plural(), location.key).trim_end_matches('/').into()
+}
+
+/// Makes a downloaded file available at another path, which other threads and processes may do at the same time.
+fn place(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::hard_link(from, to) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            let unfinished = unfinished(to);
+            fs::copy(from, &unfinished).and_then(|_| fs::rename(&unfinished, to))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the path of a temporary file that no other thread uses.
+fn unfinished(path: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    path.with_file_name(format!(".{}-{count}.part", std::process::id()))
+}
+
+fn write(folder: &Path, source: &Source) -> Result<(), Error> {
+    let path = folder.join(SOURCE);
+    fs::create_dir_all(folder).map_err(Error::local(folder))?;
+    let unfinished = unfinished(&path);
+    let text = serde_json::to_vec(source).map_err(|error| Error::local(&path)(error.into()))?;
+    fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, &path)).map_err(Error::local(&path))
+}

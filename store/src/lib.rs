@@ -1,0 +1,93 @@
+//! Object stores for zero-train: Amazon S3 and what has its interface, Google Cloud Storage, Azure Blob Storage, the
+//! Hugging Face Hub and web servers.
+//!
+//! A [`Stores`] lists what an address or a pattern names, and keeps downloaded objects in a folder that all processes of
+//! a host share. Nothing else in zero-train talks to a store.
+//!
+//! | address | names |
+//! |---|---|
+//! | `s3://bucket/key` | an object in S3 |
+//! | `gs://bucket/key` | an object in Google Cloud Storage |
+//! | `az://container/key`, `abfss://container@account.dfs.core.windows.net/key` | a blob in Azure |
+//! | `hf://owner/name/file`, `hf://datasets/owner/name@revision/file` | a file in a repository of the Hub |
+//! | `https://host/file` | a file on a web server, which cannot be listed |
+
+mod cache;
+mod client;
+mod digest;
+mod download;
+mod error;
+mod folder;
+mod hub;
+mod list;
+mod location;
+mod profile;
+mod upload;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use cache::Local;
+pub use client::use_tls;
+pub use error::{Error, on_one_line};
+pub use folder::complete;
+pub use location::{check, is_address};
+
+use digest::Checksum;
+use location::Location;
+
+/// An object of a store as it was when it was listed.
+#[derive(Debug, Clone)]
+pub struct Object {
+    /// The address of this object alone.
+    pub address: String,
+    location: Location,
+    key: object_store::path::Path,
+    /// Length in bytes.
+    pub size: u64,
+    /// What the store calls this content, such as its `ETag`. It changes when the object is replaced.
+    pub version: Option<String>,
+    checksum: Option<Checksum>,
+}
+
+impl PartialEq for Object {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.address, self.size, &self.version) == (&other.address, other.size, &other.version)
+    }
+}
+
+/// What a caller learns while it waits for a store, and how it ends that.
+pub trait Watch {
+    /// `done` of `total` bytes of an object are on this machine.
+    fn progress(&self, done: u64, total: u64);
+
+    /// A request failed and will be made again, for at most `left`.
+    fn waits(&self, problem: &Error, left: Duration);
+
+    /// Returns whether to end with [`Error::Stopped`]. It is asked often.
+    fn is_stopped(&self) -> bool;
+}
+
+/// Access to all stores, with a folder for what was downloaded.
+#[derive(Debug, Clone)]
+pub struct Stores {
+    folder: PathBuf,
+    limit: Option<u64>,
+    patience: Duration,
+}
+
+/// Time without any progress after which a store counts as unreachable.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+
+impl Stores {
+    /// Keeps downloads in `folder`, with at most `limit` bytes; the least recently used are removed first.
+    pub fn new(folder: impl Into<PathBuf>, limit: Option<u64>) -> Self {
+        Self { folder: folder.into(), limit, patience: PATIENCE }
+    }
+
+    /// Sets the time without any progress after which a store counts as unreachable. By default it is 5 minutes.
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+}

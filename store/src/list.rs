@@ -1,0 +1,142 @@
+//! Finds the objects that an address names.
+
+use std::sync::Arc;
+
+use futures_util::TryStreamExt;
+use glob::{MatchOptions, Pattern};
+use object_store::path::Path as Key;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
+
+use crate::download::patiently;
+use crate::location::{Location, Service};
+use crate::{Error, Object, Stores, Watch, client, hub};
+
+/// As for local patterns.
+const MATCHING: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
+impl Stores {
+    /// Returns the object that an address names, or those that match a pattern, sorted by address.
+    ///
+    /// # Errors
+    /// Fails if there are none, or if the store cannot be used.
+    pub fn list(&self, address: &str, watch: &dyn Watch) -> Result<Vec<Object>, Error> {
+        let location = Location::parse(address)?;
+        let is_pattern = location.is_pattern();
+        if !is_pattern && !address.ends_with('/') && !location.key.is_empty() {
+            if let Some(object) = patiently(self.patience, watch, async || head(&location).await)? {
+                return Ok(vec![object]);
+            }
+            let objects = self.folder_objects(&location, watch)?.len();
+            return Err(match objects {
+                0 => Error::Missing { address: address.into() },
+                _ => Error::Folder { address: address.into(), objects },
+            });
+        }
+        if !is_pattern {
+            let objects = self.folder_objects(&location, watch)?.len();
+            return Err(Error::Folder { address: address.into(), objects });
+        }
+        let pattern = Pattern::new(&location.key)
+            .map_err(|error| Error::Address { address: address.into(), problem: error.msg.into() })?;
+        let mut objects = patiently(self.patience, watch, async || all(&location, location.literal_folder()).await)?;
+        objects.retain(|object| pattern.matches_with(object.key.as_ref(), MATCHING));
+        if objects.is_empty() { Err(Error::NoMatch { pattern: address.into() }) } else { Ok(objects) }
+    }
+
+    /// Returns all objects in a folder and in the folders below it, sorted by address. A missing folder has none.
+    ///
+    /// # Errors
+    /// Fails if the store cannot be used.
+    pub fn list_folder(&self, address: &str, watch: &dyn Watch) -> Result<Vec<Object>, Error> {
+        self.folder_objects(&Location::parse(address)?, watch)
+    }
+
+    fn folder_objects(&self, location: &Location, watch: &dyn Watch) -> Result<Vec<Object>, Error> {
+        if matches!(location.service, Service::Http(_)) {
+            return Ok(vec![]);
+        }
+        patiently(self.patience, watch, async || all(location, location.folder()).await)
+    }
+}
+
+/// Opens the store of an address.
+pub(crate) fn open(location: &Location) -> Result<Arc<dyn ObjectStore>, Error> {
+    client::store(location).map_err(|error| Error::Setup { address: location.to_string(), message: error.to_string() })
+}
+
+/// Returns the object at an address, if there is one.
+async fn head(location: &Location) -> Result<Option<Object>, Error> {
+    if let Service::Hub { .. } = location.service {
+        let folder = location.key.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let objects = all(location, folder).await?;
+        return Ok(objects.into_iter().find(|object| object.key.as_ref() == location.key));
+    }
+    let key = key(location)?;
+    let options = GetOptions { head: true, ..GetOptions::default() };
+    match open(location)?.get_opts(&key, options).await {
+        Ok(found) => match object(location, found.meta) {
+            Object { version: None, address, .. } => {
+                let problem = "the server states neither `ETag` nor `Last-Modified`, without which a changed file cannot be told from the old one";
+                Err(Error::Answer { address, problem: problem.into() })
+            }
+            found => Ok(Some(found)),
+        },
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(Error::of(&location.to_string(), 0, &error)),
+    }
+}
+
+/// Returns the objects in a folder and in the folders below it.
+async fn all(location: &Location, folder: &str) -> Result<Vec<Object>, Error> {
+    let mut objects = match &location.service {
+        Service::Http(_) => {
+            let problem = "a web server does not list its files; name each file".into();
+            return Err(Error::Address { address: location.to_string(), problem });
+        }
+        Service::Hub { kind, repo, revision } => {
+            let commit = hub::commit(location, (*kind, repo, revision)).await?;
+            let mut objects = hub::list(location, (*kind, repo, &commit), folder).await?;
+            for object in &mut objects {
+                object.location.service = Service::Hub { kind: *kind, repo: repo.clone(), revision: commit.clone() };
+            }
+            objects
+        }
+        _ => {
+            let store = open(location)?;
+            let prefix = Key::parse(folder).map_err(|error| Error::of(&location.to_string(), 0, &error.into()))?;
+            let listed: Result<Vec<ObjectMeta>, _> = store.list(Some(&prefix)).try_collect().await;
+            let listed = listed.map_err(|error| Error::of(&location.to_string(), 0, &error))?;
+            // Some stores have an empty object for each folder.
+            let is_file = |meta: &ObjectMeta| meta.size > 0 || !meta.location.as_ref().is_empty();
+            listed.into_iter().filter(is_file).map(|meta| object(location, meta)).collect()
+        }
+    };
+    objects.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(objects)
+}
+
+pub(crate) fn key(location: &Location) -> Result<Key, Error> {
+    Key::parse(&location.key)
+        .map_err(|error| Error::Address { address: location.to_string(), problem: error.to_string() })
+}
+
+fn object(location: &Location, meta: ObjectMeta) -> Object {
+    let modified = (meta.last_modified.timestamp() > 0).then(|| meta.last_modified.to_rfc3339());
+    Object {
+        address: location.address(meta.location.as_ref()),
+        location: location.clone(),
+        size: meta.size,
+        version: meta.e_tag.clone().or(modified),
+        key: meta.location,
+        checksum: None,
+    }
+}
+
+/// Returns the options for a range of an object, if it still has the content that was listed.
+pub(crate) fn range(object: &Object, range: std::ops::Range<u64>) -> GetOptions {
+    // The address of a file on the Hub has its commit, and a web server need not compare tags.
+    let is_checked = !matches!(object.location.service, Service::Hub { .. } | Service::Http(_));
+    let tag = object.version.clone().filter(|version| is_checked && version.contains('"'));
+    GetOptions { range: Some(GetRange::Bounded(range)), if_match: tag, ..GetOptions::default() }
+}

@@ -1,0 +1,110 @@
+//! Uploads folders: whoever sees the last files sees all.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use object_store::path::Path as Key;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
+
+use crate::download::patiently;
+use crate::list::open;
+use crate::location::{Location, Service};
+use crate::{Error, Stores, Watch};
+
+/// Files up to this length are uploaded in one request, longer ones in parts of it.
+const PART: u64 = 16 << 20;
+/// Parts that are sent at the same time.
+const AT_ONCE: usize = 4;
+
+impl Stores {
+    /// Uploads the files in a folder and in the folders below it to the same names below an address. Files that
+    /// `is_last` accepts by their relative name are uploaded when all others are in the store.
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read, or if the store stays unreachable or refuses it. Objects that were uploaded
+    /// before stay in the store.
+    pub fn upload_folder(
+        &self,
+        folder: &Path,
+        address: &str,
+        is_last: impl Fn(&str) -> bool,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let mut files = vec![];
+        find(folder, Path::new(""), &mut files)?;
+        files.sort();
+        let (last, first): (Vec<_>, Vec<_>) = files.into_iter().partition(|name| is_last(&name.to_string_lossy()));
+        for name in first.iter().chain(&last) {
+            let to = format!("{}/{}", address.trim_end_matches('/'), name.to_string_lossy());
+            self.upload(&folder.join(name), &to, watch)?;
+        }
+        Ok(())
+    }
+
+    /// Uploads a file. Readers see the old object or the new one, never a part of it.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read, or if the store stays unreachable or refuses it.
+    pub fn upload(&self, file: &Path, address: &str, watch: &dyn Watch) -> Result<(), Error> {
+        let location = Location::parse(address)?;
+        if matches!(location.service, Service::Http(_) | Service::Hub { .. }) {
+            let problem = "files are uploaded to s3://, gs:// and az:// only".into();
+            return Err(Error::Address { address: address.into(), problem });
+        }
+        let key = Key::parse(&location.key)
+            .map_err(|error| Error::Address { address: address.into(), problem: error.to_string() })?;
+        patiently(self.patience, watch, async || {
+            let store = open(&location)?;
+            send(store.as_ref(), &key, file, address, watch).await
+        })
+    }
+}
+
+async fn send(store: &dyn ObjectStore, key: &Key, path: &Path, address: &str, watch: &dyn Watch) -> Result<(), Error> {
+    let failed = |byte: u64, error| Error::of(address, byte, &error);
+    let mut file = File::open(path).map_err(Error::local(path))?;
+    let length = file.metadata().map_err(Error::local(path))?.len();
+    let mut next = || -> Result<Bytes, Error> {
+        let mut bytes = Vec::new();
+        (&mut file).take(PART).read_to_end(&mut bytes).map_err(Error::local(path))?;
+        Ok(bytes.into())
+    };
+    if length <= PART {
+        store.put(key, PutPayload::from(next()?)).await.map_err(|error| failed(0, error))?;
+        watch.progress(length, length);
+        return Ok(());
+    }
+    let upload = store.put_multipart(key).await.map_err(|error| failed(0, error))?;
+    let mut parts = WriteMultipart::new_with_chunk_size(upload, PART as usize);
+    let mut sent = 0;
+    loop {
+        let part = next()?;
+        if part.is_empty() {
+            break;
+        }
+        if let Err(error) = parts.wait_for_capacity(AT_ONCE).await {
+            let _ = parts.abort().await;
+            return Err(failed(sent, error));
+        }
+        sent += part.len() as u64;
+        parts.put(part);
+        watch.progress(sent, length);
+    }
+    parts.finish().await.map(drop).map_err(|error| failed(sent, error))
+}
+
+/// Finds the files in a folder, by their names relative to `root`.
+fn find(root: &Path, relative: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+    let folder = root.join(relative);
+    for entry in fs::read_dir(&folder).map_err(Error::local(&folder))? {
+        let entry = entry.map_err(Error::local(&folder))?;
+        let name = relative.join(entry.file_name());
+        match root.join(&name).is_dir() {
+            true => find(root, &name, files)?,
+            false => files.push(name),
+        }
+    }
+    Ok(())
+}

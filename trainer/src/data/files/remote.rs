@@ -1,0 +1,122 @@
+//! Files in object stores and on the Hub, which are downloaded before they are opened.
+
+use std::cell::Cell;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use zero_engine::DataError;
+use zero_store::{Local, Stores};
+
+use super::super::cache_folder::folder_of;
+use super::super::options::CacheOptions;
+use super::super::watch::{Phase, Unwatched, Watch};
+use super::folder::DESCRIPTIONS;
+
+/// How files are reached that are not on this machine.
+pub(in super::super) struct Access<'a> {
+    options: &'a CacheOptions,
+    watch: &'a dyn Watch,
+}
+
+/// What an address names, on this machine.
+pub(super) enum Downloaded {
+    Files(Vec<Local>),
+    /// A folder that holds a data set.
+    Folder(PathBuf),
+}
+
+impl<'a> Access<'a> {
+    pub(in super::super) fn new(options: &'a CacheOptions, watch: &'a dyn Watch) -> Self {
+        Self { options, watch }
+    }
+
+    /// Downloads the object that an address names, those that match a pattern, or a folder of shards.
+    ///
+    /// # Errors
+    /// Fails if there are none, if the store cannot be used, or if the watch ends the download.
+    pub(super) fn download(&self, address: &str) -> Result<Downloaded, DataError> {
+        let stores = stores(self.options)?;
+        let shown = Download::of(self.watch);
+        let objects = match stores.list(address, &shown) {
+            Err(zero_store::Error::Folder { .. }) if self.is_data_set(&stores, address)? => {
+                let is_wanted = |_: &str| true;
+                return Ok(Downloaded::Folder(stores.fetch_folder(address, is_wanted, &shown).map_err(failed)?));
+            }
+            objects => objects.map_err(failed)?,
+        };
+        let shown = Download { total: objects.iter().map(|object| object.size).sum(), ..shown };
+        let fetch = |object: &zero_store::Object| {
+            let local = stores.fetch(object, &shown).map_err(failed);
+            shown.before.set(shown.before.get() + object.size);
+            local
+        };
+        objects.iter().map(fetch).collect::<Result<_, _>>().map(Downloaded::Files)
+    }
+
+    /// Returns whether a folder has one of the files that describe a data set.
+    fn is_data_set(&self, stores: &Stores, address: &str) -> Result<bool, DataError> {
+        let objects = stores.list_folder(address, &Download::of(self.watch)).map_err(failed)?;
+        let folder = address.trim_end_matches('/');
+        let describes = |name: &str| objects.iter().any(|object| object.address == format!("{folder}/{name}"));
+        Ok(DESCRIPTIONS.into_iter().any(describes))
+    }
+}
+
+/// Returns the stores with the folder for downloads in the cache.
+pub(crate) fn stores(options: &CacheOptions) -> Result<Stores, DataError> {
+    Ok(Stores::new(folder_of(options)?.join("stores"), options.limit))
+}
+
+/// Returns whether a file at the top of a model's folder says how the model and its tokenizer work.
+pub(crate) fn describes(name: &str) -> bool {
+    let ends = [".json", ".jinja", ".txt", ".model"];
+    !name.contains('/') && ends.iter().any(|end| name.ends_with(end))
+}
+
+/// Downloads the file at an address, and the files beside it that describe a model. Returns the path of the file.
+///
+/// # Errors
+/// Fails if a store does.
+pub(in super::super) fn with_its_folder(address: &str) -> Result<PathBuf, DataError> {
+    let (folder, name) = address.rsplit_once('/').unwrap_or((address, ""));
+    let stores = stores(&CacheOptions::default())?;
+    Ok(stores.fetch_folder(folder, describes, &Download::of(&Unwatched)).map_err(failed)?.join(name))
+}
+
+/// Adds the program's way of waiting and stopping to that of a store.
+pub(crate) struct Download<'a> {
+    watch: &'a dyn Watch,
+    /// Bytes of the objects before this one, and of all.
+    before: Cell<u64>,
+    total: u64,
+}
+
+impl<'a> Download<'a> {
+    /// Shows the download of each object by itself.
+    pub(crate) fn of(watch: &'a dyn Watch) -> Self {
+        Self { watch, before: Cell::new(0), total: 0 }
+    }
+}
+
+impl zero_store::Watch for Download<'_> {
+    fn progress(&self, done: u64, total: u64) {
+        self.watch.progress(Phase::Downloading, self.before.get() + done, self.total.max(total));
+    }
+
+    fn waits(&self, problem: &zero_store::Error, left: Duration) {
+        let _ = writeln!(io::stderr(), "warning: {problem}; trying again, for {} s at most", left.as_secs());
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.watch.is_stopped()
+    }
+}
+
+pub(crate) fn failed(error: zero_store::Error) -> DataError {
+    match error {
+        zero_store::Error::Stopped => DataError::Stopped,
+        zero_store::Error::Local { path, source } => DataError::Cache { path, source },
+        error => DataError::Store { help: error.help(), message: error.to_string() },
+    }
+}

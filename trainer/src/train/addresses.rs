@@ -1,0 +1,127 @@
+//! Addresses of stores in a configuration. What they name is downloaded before it is used: the files that describe a
+//! model when the configuration is read, its weights when a run begins.
+
+use std::path::Path;
+
+use zero_config::Config;
+use zero_engine::Error;
+
+use crate::data::remote::{self, Download, describes};
+use crate::data::{CacheOptions, DataError, Unwatched, Watch};
+
+const HELP: &str = "write a local path, or an address such as s3://bucket/key, gs://bucket/key, az://container/key or \
+                    hf://datasets/owner/name/file";
+
+/// From now on, `model.pretrained` may be an address such as `hf://owner/name` in every configuration that this process
+/// reads. [`Trainer::from_args`](crate::Trainer::from_args) calls this itself.
+pub fn read_addresses() {
+    zero_config::fetch_pretrained_with(|address| {
+        let wanted = |name: &str| describes(name);
+        let folder = remote::stores(&CacheOptions::default())
+            .and_then(|stores| stores.fetch_folder(address, wanted, &Download::of(&Unwatched)).map_err(remote::failed));
+        folder.map_err(|error| {
+            let help = match &error {
+                DataError::Store { help: Some(help), .. } => (*help).into(),
+                _ => "name a folder with config.json and model.safetensors, or hf://owner/name".into(),
+            };
+            (error.to_string(), help)
+        })
+    });
+}
+
+/// Checks the addresses of a configuration without a request.
+///
+/// # Errors
+/// Fails on the first that no store can have, and on one where only a local path can be used.
+pub(super) fn check(config: &Config) -> Result<(), Error> {
+    let check = |key: &str, sources: Option<&[String]>| {
+        let mut addresses = sources.unwrap_or_default().iter().filter(|source| zero_store::is_address(source));
+        addresses.try_for_each(|source| {
+            zero_store::check(source).map_err(|error| Error::setting(key, error.to_string(), HELP))
+        })
+    };
+    if let Some(data) = &config.data {
+        check("data.train", data.train.as_deref())?;
+        for (index, set) in data.datasets.iter().flatten().enumerate() {
+            check(&format!("data.datasets.{index}.path"), Some(&set.path))?;
+            check(&format!("data.datasets.{index}.eval"), set.eval.as_deref())?;
+        }
+        check("data.eval", data.eval.as_deref())?;
+        if let zero_config::Tokenizer::File(path) = &data.tokenizer {
+            check("data.tokenizer", Some(std::slice::from_ref(path)))?;
+        }
+    }
+    check("training.initial_weights", config.training.initial_weights.as_deref())?;
+    let adapter = config.adapter.as_ref().and_then(|adapter| adapter.pretrained.as_ref());
+    check("adapter.pretrained", adapter.map(std::slice::from_ref))?;
+    let folder = &config.training.output_dir;
+    if zero_store::is_address(folder) {
+        let message = format!("{folder} is a remote address, but a run is written to a local folder");
+        return Err(Error::setting("training.output_dir", message, "name a local folder, and copy it after the run"));
+    }
+    Ok(())
+}
+
+/// Downloads the weights that a new run starts from. Returns the configuration with their local paths.
+///
+/// # Errors
+/// Fails if a store does, or if the watch ends the download.
+pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config, Error> {
+    let (mut config, download) = (config.clone(), Download::of(watch));
+    let of = |key: &'static str| move |error: zero_store::Error| Error::from(remote::failed(error)).named(key, HELP);
+    if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained()) {
+        let wanted = |name: &str| describes(name) || is_weights(name);
+        zero_store::complete(Path::new(folder), wanted, &download).map_err(of("model.pretrained"))?;
+    }
+    let stores = || remote::stores(&CacheOptions::default()).map_err(Error::from);
+    if let Some(pretrained) = config.adapter.as_mut().and_then(|adapter| adapter.pretrained.as_mut())
+        && zero_store::is_address(pretrained)
+    {
+        let wanted = |name: &str| describes(name) || is_weights(name);
+        let folder = stores()?.fetch_folder(pretrained, wanted, &download).map_err(of("adapter.pretrained"))?;
+        *pretrained = folder.display().to_string();
+    }
+    if let Some(sources) = &mut config.training.initial_weights {
+        let mut files = vec![];
+        for source in &*sources {
+            if !zero_store::is_address(source) {
+                files.push(source.clone());
+                continue;
+            }
+            let (stores, of) = (stores()?, || of("training.initial_weights"));
+            for object in stores.list(source, &download).map_err(of())? {
+                let local = stores.fetch(&object, &download).map_err(of())?;
+                files.push(local.path.display().to_string());
+            }
+        }
+        *sources = files;
+    }
+    Ok(config)
+}
+
+/// Writes a folder: at `out`, or, if that is an address of a store, in a temporary folder beside `near` and from there
+/// in the store. `config.json` and `adapter_config.json` come last, so that a reader finds a complete model or none.
+///
+/// # Errors
+/// Fails if `write` does, if objects are below the address already, or if the store fails.
+pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
+    let Some(address) = out.to_str().filter(|out| zero_store::is_address(out)) else { return write(out) };
+    let (stores, download) = (remote::stores(&CacheOptions::default())?, Download::of(&Unwatched));
+    let failed = |error: zero_store::Error| Error::from(remote::failed(error)).named("--out", HELP);
+    if let Some(object) = stores.list_folder(address, &download).map_err(failed)?.first() {
+        let message = format!("{} exists already", object.address);
+        return Err(Error::setting("--out", message, "name a folder without objects"));
+    }
+    let folder = near.with_file_name(format!(".export-{}", std::process::id()));
+    let is_last = |name: &str| matches!(name, "config.json" | "adapter_config.json");
+    let written = write(&folder).and_then(|written| {
+        stores.upload_folder(&folder, address, is_last, &download).map_err(failed)?;
+        Ok(written)
+    });
+    let _ = std::fs::remove_dir_all(&folder);
+    written
+}
+
+fn is_weights(name: &str) -> bool {
+    !name.contains('/') && name.ends_with(".safetensors")
+}
