@@ -31,10 +31,16 @@ pub fn fetch_pretrained_with(fetch: FetchPretrained) {
     let _ = FETCH.set(fetch);
 }
 
+/// Returns whether a value begins with a scheme of two or more characters, such as `s3://`, `https://` or `hf://`.
+pub fn is_address(text: &str) -> bool {
+    let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
+    scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+}
+
 /// Returns the folder that the key names, on this machine.
 fn local(folder: &str) -> Result<PathBuf, (String, String)> {
     match FETCH.get() {
-        _ if !folder.contains("://") => Ok(folder.into()),
+        _ if !is_address(folder) => Ok(folder.into()),
         Some(fetch) => fetch(folder),
         None => {
             let message = format!("{folder} is a remote address, which this program does not download");

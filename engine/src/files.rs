@@ -11,6 +11,7 @@ use std::{
 };
 
 use glob::{MatchOptions, Pattern};
+use zero_config::is_address;
 
 use crate::error::DataError;
 
@@ -55,12 +56,6 @@ pub fn are_paths(sources: &[String]) -> Result<(), DataError> {
         Some(address) => Err(DataError::Address { address: address.clone() }),
         None => Ok(()),
     }
-}
-
-/// Returns whether `source` begins with a scheme of two or more characters, such as `s3://`, `https://` or `hf://`.
-fn is_address(source: &str) -> bool {
-    let scheme = source.split_once("://").map_or("", |(scheme, _)| scheme);
-    scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
 fn expand_one(source: &str) -> Result<Vec<PathBuf>, DataError> {

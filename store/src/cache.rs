@@ -1,8 +1,8 @@
 //! Downloaded objects on this machine. All processes of the host share them, and a limit bounds them.
 //!
-//! An object has a slot, which its address and its content decide: a folder with the file, under the object's own name,
-//! beside a lock, the part of an unfinished download, and the start of the object. Whoever holds the lock alone may
-//! write or remove the file; whoever reads it holds the lock with others.
+//! Each version of an object has a slot. A slot is a folder with the downloaded file, under the object's own name. Beside
+//! the folder are a lock file, the part of an unfinished download, and the first bytes of the object. A process writes or
+//! removes the downloaded file only while it holds an exclusive lock. A process that reads the file holds a shared lock.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -47,13 +47,7 @@ pub(crate) struct Lock(Option<File>);
 
 impl Slot {
     pub(crate) fn new(folder: &Path, object: &Object) -> Self {
-        let mut hash = Sha256::new();
-        for part in [object.key.as_ref(), object.version.as_deref().unwrap_or("")] {
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        hash.update(object.size.to_le_bytes());
-        let hash: String = hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = hash_of([object]);
         let name = object.key.filename().unwrap_or("object").to_string();
         Self { folder: folder.join(object.location.local(&object.key)).join(hash), name }
     }
@@ -137,6 +131,21 @@ impl Slot {
     fn local(&self, lock: Option<File>) -> Local {
         Local { path: self.content(), _lock: lock.map(Arc::new) }
     }
+}
+
+/// Returns a name for the content of objects: 16 hexadecimal digits, which depend on what and where they are.
+pub(crate) fn hash_of<'o>(objects: impl IntoIterator<Item = &'o Object>) -> String {
+    let mut hash = Sha256::new();
+    for object in objects {
+        let folder = object.location.local(&object.key);
+        let folder = folder.as_os_str().as_encoded_bytes();
+        for part in [folder, object.key.as_ref().as_bytes(), object.version.as_deref().unwrap_or("").as_bytes()] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.update(object.size.to_le_bytes());
+    }
+    hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Stores {

@@ -25,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 const TICK: Duration = Duration::from_millis(50);
 
 impl Stores {
-    /// Returns the object as a file on this machine, after downloading it if it is not there.
+    /// Downloads an object, unless it is on this machine already, and returns the local file.
     ///
     /// # Errors
     /// Fails if the store stays unreachable, refuses access, has another content now than when the object was listed,

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use crate::cache::hash_of;
 use crate::location::{Location, Service};
 use crate::{Error, Object, Stores, Watch};
 
@@ -37,19 +37,28 @@ impl Stores {
         is_wanted: impl Fn(&str) -> bool,
         watch: &dyn Watch,
     ) -> Result<PathBuf, Error> {
+        self.fetch_listed(address, &self.list_folder(address, watch)?, is_wanted, watch)
+    }
+
+    /// Does the same with the objects that [`find`](Stores::find) or [`list_folder`](Stores::list_folder) returned for
+    /// the address.
+    ///
+    /// # Errors
+    /// The same as those of [`fetch_folder`](Stores::fetch_folder).
+    pub fn fetch_listed(
+        &self,
+        address: &str,
+        objects: &[Object],
+        is_wanted: impl Fn(&str) -> bool,
+        watch: &dyn Watch,
+    ) -> Result<PathBuf, Error> {
         let location = Location::parse(address)?;
-        let objects = self.list_folder(address, watch)?;
         let named = objects.iter().map(|object| (relative(&location, object), object));
         let all: Vec<(&str, &Object)> = named.filter(|(name, _)| !name.is_empty()).collect();
         if all.is_empty() {
             return Err(Error::Missing { address: address.into() });
         }
-        let mut hash = Sha256::new();
-        for (_, object) in &all {
-            let (place, version) = (object.location.local(&object.key), object.version.as_deref().unwrap_or(""));
-            hash.update(format!("{}\n{}\n{version}\n{}\n", place.display(), object.key, object.size));
-        }
-        let hash: String = hash.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = hash_of(all.iter().map(|(_, object)| *object));
         let name = address.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or("folder");
         let folder = self.folder.join("folders").join(hash).join(name.split('@').next().unwrap_or(name));
         let wanted: Vec<_> = all.iter().copied().filter(|(name, _)| is_wanted(name)).collect();

@@ -31,7 +31,8 @@ pub use cache::Local;
 pub use client::use_tls;
 pub use error::{Error, on_one_line};
 pub use folder::complete;
-pub use location::{check, is_address};
+pub use list::Found;
+pub use location::check;
 
 use digest::Checksum;
 use location::Location;

@@ -15,33 +15,52 @@ use crate::{Error, Object, Stores, Watch, client, hub};
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
+/// What an address names. Objects are sorted by address.
+#[derive(Debug)]
+pub enum Found {
+    /// The object, or those that match a pattern: one or more.
+    Objects(Vec<Object>),
+    /// A folder: the objects in it and in the folders below it.
+    Folder(Vec<Object>),
+}
+
 impl Stores {
     /// Returns the object that an address names, or those that match a pattern, sorted by address.
     ///
     /// # Errors
-    /// Fails if there are none, or if the store cannot be used.
+    /// Fails if there are none, if it is a folder, or if the store cannot be used.
     pub fn list(&self, address: &str, watch: &dyn Watch) -> Result<Vec<Object>, Error> {
-        let location = Location::parse(address)?;
-        let is_pattern = location.is_pattern();
-        if !is_pattern && !address.ends_with('/') && !location.key.is_empty() {
-            if let Some(object) = patiently(self.patience, watch, async || head(&location).await)? {
-                return Ok(vec![object]);
-            }
-            let objects = self.folder_objects(&location, watch)?.len();
-            return Err(match objects {
-                0 => Error::Missing { address: address.into() },
-                _ => Error::Folder { address: address.into(), objects },
-            });
+        match self.find(address, watch)? {
+            Found::Objects(objects) => Ok(objects),
+            Found::Folder(objects) => Err(Error::Folder { address: address.into(), objects: objects.len() }),
         }
-        if !is_pattern {
-            let objects = self.folder_objects(&location, watch)?.len();
-            return Err(Error::Folder { address: address.into(), objects });
+    }
+
+    /// Returns what an address names.
+    ///
+    /// # Errors
+    /// Fails if there is nothing, or if the store cannot be used.
+    pub fn find(&self, address: &str, watch: &dyn Watch) -> Result<Found, Error> {
+        let location = Location::parse(address)?;
+        if !location.is_pattern() {
+            let is_folder = address.ends_with('/') || location.key.is_empty();
+            if !is_folder && let Some(object) = patiently(self.patience, watch, async || head(&location).await)? {
+                return Ok(Found::Objects(vec![object]));
+            }
+            let objects = self.folder_objects(&location, watch)?;
+            return match !is_folder && objects.is_empty() {
+                true => Err(Error::Missing { address: address.into() }),
+                false => Ok(Found::Folder(objects)),
+            };
         }
         let pattern = Pattern::new(&location.key)
             .map_err(|error| Error::Address { address: address.into(), problem: error.msg.into() })?;
         let mut objects = patiently(self.patience, watch, async || all(&location, location.literal_folder()).await)?;
         objects.retain(|object| pattern.matches_with(object.key.as_ref(), MATCHING));
-        if objects.is_empty() { Err(Error::NoMatch { pattern: address.into() }) } else { Ok(objects) }
+        match objects.is_empty() {
+            true => Err(Error::NoMatch { pattern: address.into() }),
+            false => Ok(Found::Objects(objects)),
+        }
     }
 
     /// Returns all objects in a folder and in the folders below it, sorted by address. A missing folder has none.

@@ -51,12 +51,6 @@ pub(crate) struct Location {
     pub(crate) key: String,
 }
 
-/// Returns whether `text` begins with a scheme of two or more characters, such as `s3://`, `https://` or `hf://`.
-pub fn is_address(text: &str) -> bool {
-    let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
-    scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
-}
-
 /// Checks an address without a request.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Uploads folders: whoever sees the last files sees all.
+//! Uploads files and folders. Of a folder, chosen files come last, when all others are in the store.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,7 +9,7 @@ use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
 
 use crate::download::patiently;
-use crate::list::open;
+use crate::list::{key, open};
 use crate::location::{Location, Service};
 use crate::{Error, Stores, Watch};
 
@@ -53,8 +53,7 @@ impl Stores {
             let problem = "files are uploaded to s3://, gs:// and az:// only".into();
             return Err(Error::Address { address: address.into(), problem });
         }
-        let key = Key::parse(&location.key)
-            .map_err(|error| Error::Address { address: address.into(), problem: error.to_string() })?;
+        let key = key(&location)?;
         patiently(self.patience, watch, async || {
             let store = open(&location)?;
             send(store.as_ref(), &key, file, address, watch).await

@@ -31,7 +31,7 @@ impl Engine {
             let changes: candle_core::Result<Vec<Vec<f32>>> = written.iter().map(change).collect();
             Ok(changes?.concat())
         });
-        let changes = changes.collect::<Result<Vec<_>, Error>>()?;
+        let mut changes = changes.collect::<Result<Vec<_>, Error>>()?;
         let micro_batches = (self.settings.micro_batches * self.replicas()) as f32;
         for stage in 0..mesh.pipe() {
             let of_stage: Vec<&ModuleBuffer> =
@@ -40,7 +40,7 @@ impl Engine {
                 continue;
             }
             let mut total = match stage == own {
-                true => self.sum_over_micro_batches(changes.clone())?,
+                true => self.sum_over_micro_batches(std::mem::take(&mut changes))?,
                 false => vec![0.0; of_stage.iter().map(|buffer| buffer.shape().elem_count()).sum()],
             };
             if mesh.pipe() > 1 {

@@ -16,9 +16,9 @@ const HELP: &str = "write a local path, or an address such as s3://bucket/key, g
 /// reads. [`Trainer::from_args`](crate::Trainer::from_args) calls this itself.
 pub fn read_addresses() {
     zero_config::fetch_pretrained_with(|address| {
-        let wanted = |name: &str| describes(name);
-        let folder = remote::stores(&CacheOptions::default())
-            .and_then(|stores| stores.fetch_folder(address, wanted, &Download::of(&Unwatched)).map_err(remote::failed));
+        let folder = remote::stores(&CacheOptions::default()).and_then(|stores| {
+            stores.fetch_folder(address, describes, &Download::of(&Unwatched)).map_err(remote::failed)
+        });
         folder.map_err(|error| {
             let help = match &error {
                 DataError::Store { help: Some(help), .. } => (*help).into(),
@@ -35,7 +35,7 @@ pub fn read_addresses() {
 /// Fails on the first that no store can have, and on one where only a local path can be used.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
     let check = |key: &str, sources: Option<&[String]>| {
-        let mut addresses = sources.unwrap_or_default().iter().filter(|source| zero_store::is_address(source));
+        let mut addresses = sources.unwrap_or_default().iter().filter(|source| zero_config::is_address(source));
         addresses.try_for_each(|source| {
             zero_store::check(source).map_err(|error| Error::setting(key, error.to_string(), HELP))
         })
@@ -55,7 +55,7 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     let adapter = config.adapter.as_ref().and_then(|adapter| adapter.pretrained.as_ref());
     check("adapter.pretrained", adapter.map(std::slice::from_ref))?;
     let folder = &config.training.output_dir;
-    if zero_store::is_address(folder) {
+    if zero_config::is_address(folder) {
         let message = format!("{folder} is a remote address, but a run is written to a local folder");
         return Err(Error::setting("training.output_dir", message, "name a local folder, and copy it after the run"));
     }
@@ -70,21 +70,20 @@ pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config
     let (mut config, download) = (config.clone(), Download::of(watch));
     let of = |key: &'static str| move |error: zero_store::Error| Error::from(remote::failed(error)).named(key, HELP);
     if let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained()) {
-        let wanted = |name: &str| describes(name) || is_weights(name);
-        zero_store::complete(Path::new(folder), wanted, &download).map_err(of("model.pretrained"))?;
+        zero_store::complete(Path::new(folder), belongs_to_model, &download).map_err(of("model.pretrained"))?;
     }
     let stores = || remote::stores(&CacheOptions::default()).map_err(Error::from);
     if let Some(pretrained) = config.adapter.as_mut().and_then(|adapter| adapter.pretrained.as_mut())
-        && zero_store::is_address(pretrained)
+        && zero_config::is_address(pretrained)
     {
-        let wanted = |name: &str| describes(name) || is_weights(name);
-        let folder = stores()?.fetch_folder(pretrained, wanted, &download).map_err(of("adapter.pretrained"))?;
+        let folder =
+            stores()?.fetch_folder(pretrained, belongs_to_model, &download).map_err(of("adapter.pretrained"))?;
         *pretrained = folder.display().to_string();
     }
     if let Some(sources) = &mut config.training.initial_weights {
         let mut files = vec![];
         for source in &*sources {
-            if !zero_store::is_address(source) {
+            if !zero_config::is_address(source) {
                 files.push(source.clone());
                 continue;
             }
@@ -105,7 +104,7 @@ pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config
 /// # Errors
 /// Fails if `write` does, if objects are below the address already, or if the store fails.
 pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
-    let Some(address) = out.to_str().filter(|out| zero_store::is_address(out)) else { return write(out) };
+    let Some(address) = out.to_str().filter(|out| zero_config::is_address(out)) else { return write(out) };
     let (stores, download) = (remote::stores(&CacheOptions::default())?, Download::of(&Unwatched));
     let failed = |error: zero_store::Error| Error::from(remote::failed(error)).named("--out", HELP);
     if let Some(object) = stores.list_folder(address, &download).map_err(failed)?.first() {
@@ -122,6 +121,7 @@ pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Res
     written
 }
 
-fn is_weights(name: &str) -> bool {
-    !name.contains('/') && name.ends_with(".safetensors")
+/// Returns whether a file of a model's folder describes the model, or has its weights.
+fn belongs_to_model(name: &str) -> bool {
+    describes(name) || !name.contains('/') && name.ends_with(".safetensors")
 }

@@ -262,7 +262,7 @@ fn a_killed_rank_is_recovered_from_whenever_it_is_killed() {
     kills::sweep(kills);
 }
 
-/// Six kills, or as many as `ZERO_TRAIN_KILLS` says.
+/// Kills the run six times, or `ZERO_TRAIN_KILLS` times.
 #[test]
 fn a_killed_run_continues_on_another_number_of_ranks_with_the_same_bits() {
     let kills = std::env::var("ZERO_TRAIN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);

@@ -264,13 +264,13 @@ pub(super) fn first(sources: &[String], format: Format, access: &Access<'_>) -> 
 }
 
 /// Returns the files of one source, each of which is opened when it is asked for.
-fn named(
-    name: &String,
+fn named<'a>(
+    name: &str,
     format: Format,
-    access: &Access<'_>,
-) -> Result<Box<dyn Iterator<Item = Result<Source, DataError>>>, DataError> {
+    access: &Access<'a>,
+) -> Result<Box<dyn Iterator<Item = Result<Source, DataError>> + 'a>, DataError> {
     let folder;
-    let path = match zero_store::is_address(name) {
+    let path = match zero_config::is_address(name) {
         false => Path::new(name),
         true => match access.download(name)? {
             Downloaded::Folder(found) => {
@@ -278,7 +278,8 @@ fn named(
                 &folder
             }
             Downloaded::Files(files) => {
-                let source = move |local: zero_store::Local| {
+                let source = move |local: Result<zero_store::Local, DataError>| {
+                    let local = local?;
                     let source = Source::new(&local.path, format)?;
                     Ok(Source { local: Some(local), ..source })
                 };

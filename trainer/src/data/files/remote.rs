@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use zero_engine::DataError;
-use zero_store::{Local, Stores};
+use zero_store::{Found, Local, Object, Stores};
 
 use super::super::cache_folder::folder_of;
 use super::super::options::CacheOptions;
@@ -19,10 +19,11 @@ pub(in super::super) struct Access<'a> {
     watch: &'a dyn Watch,
 }
 
-/// What an address names, on this machine.
-pub(super) enum Downloaded {
-    Files(Vec<Local>),
-    /// A folder that holds a data set.
+/// What an address names.
+pub(super) enum Downloaded<'a> {
+    /// Files, each of which is downloaded when it is asked for.
+    Files(Box<dyn Iterator<Item = Result<Local, DataError>> + 'a>),
+    /// A folder that holds a data set, on this machine.
     Folder(PathBuf),
 }
 
@@ -31,36 +32,37 @@ impl<'a> Access<'a> {
         Self { options, watch }
     }
 
-    /// Downloads the object that an address names, those that match a pattern, or a folder of shards.
+    /// Finds the object that an address names, or those that match a pattern. Downloads a folder of shards.
     ///
     /// # Errors
-    /// Fails if there are none, if the store cannot be used, or if the watch ends the download.
-    pub(super) fn download(&self, address: &str) -> Result<Downloaded, DataError> {
+    /// Fails if there are none, if the store cannot be used, or if the watch ends the download. So does the iterator.
+    pub(super) fn download(&self, address: &str) -> Result<Downloaded<'a>, DataError> {
         let stores = stores(self.options)?;
         let shown = Download::of(self.watch);
-        let objects = match stores.list(address, &shown) {
-            Err(zero_store::Error::Folder { .. }) if self.is_data_set(&stores, address)? => {
-                let is_wanted = |_: &str| true;
-                return Ok(Downloaded::Folder(stores.fetch_folder(address, is_wanted, &shown).map_err(failed)?));
+        let objects = match stores.find(address, &shown).map_err(failed)? {
+            Found::Objects(objects) => objects,
+            Found::Folder(objects) if is_data_set(address, &objects) => {
+                let folder = stores.fetch_listed(address, &objects, |_| true, &shown);
+                return folder.map(Downloaded::Folder).map_err(failed);
             }
-            objects => objects.map_err(failed)?,
+            Found::Folder(objects) => {
+                return Err(failed(zero_store::Error::Folder { address: address.into(), objects: objects.len() }));
+            }
         };
         let shown = Download { total: objects.iter().map(|object| object.size).sum(), ..shown };
-        let fetch = |object: &zero_store::Object| {
-            let local = stores.fetch(object, &shown).map_err(failed);
+        Ok(Downloaded::Files(Box::new(objects.into_iter().map(move |object| {
+            let local = stores.fetch(&object, &shown).map_err(failed);
             shown.before.set(shown.before.get() + object.size);
             local
-        };
-        objects.iter().map(fetch).collect::<Result<_, _>>().map(Downloaded::Files)
+        }))))
     }
+}
 
-    /// Returns whether a folder has one of the files that describe a data set.
-    fn is_data_set(&self, stores: &Stores, address: &str) -> Result<bool, DataError> {
-        let objects = stores.list_folder(address, &Download::of(self.watch)).map_err(failed)?;
-        let folder = address.trim_end_matches('/');
-        let describes = |name: &str| objects.iter().any(|object| object.address == format!("{folder}/{name}"));
-        Ok(DESCRIPTIONS.into_iter().any(describes))
-    }
+/// Returns whether a folder has one of the files that describe a data set.
+fn is_data_set(address: &str, objects: &[Object]) -> bool {
+    let folder = address.trim_end_matches('/');
+    let describes = |name: &str| objects.iter().any(|object| object.address == format!("{folder}/{name}"));
+    DESCRIPTIONS.into_iter().any(describes)
 }
 
 /// Returns the stores with the folder for downloads in the cache.
