@@ -29,18 +29,6 @@ const CHOSEN: u8 = 0;
 const REJECTED: u8 = 1;
 const PROMPT: u8 = 2;
 
-/// Both answers to a prompt, as tokens.
-pub(super) struct Pair {
-    /// The prompt with the chosen answer, and with the rejected answer.
-    pub(super) tokens: [Vec<u32>; 2],
-    /// The number of tokens before each answer.
-    pub(super) prompt: usize,
-    /// Whether the end of the prompt alone has other tokens than before an answer.
-    pub(super) is_cut: bool,
-    /// The rendered texts, for errors.
-    pub(super) texts: [String; 2],
-}
-
 /// Pairs of a chosen and a rejected answer.
 pub(crate) struct PairDataset {
     /// Two of each pair: the prompt with the chosen answer, and with the rejected answer.

@@ -13,7 +13,6 @@ use super::mask::{Tokens, Turns, mask, ranges};
 use super::model_files::ModelFiles;
 use super::options::ChatOptions;
 use super::pair_record::PairRecord;
-use super::pairs::Pair;
 use super::record::{Conversation, Object, Problem, Record};
 use super::template::{Rendered, Template, is_dated, today};
 
@@ -23,6 +22,18 @@ pub(super) struct Sample {
     pub(super) trained: Vec<bool>,
     /// The rendered text, for errors.
     pub(super) text: String,
+}
+
+/// Both answers to a prompt, as tokens.
+pub(super) struct Pair {
+    /// The prompt with the chosen answer, and with the rejected answer.
+    pub(super) tokens: [Vec<u32>; 2],
+    /// The number of tokens before each answer.
+    pub(super) prompt: usize,
+    /// Whether the end of the prompt alone has other tokens than before an answer.
+    pub(super) is_cut: bool,
+    /// The rendered texts, for errors.
+    pub(super) texts: [String; 2],
 }
 
 /// Makes samples of records.

@@ -2,13 +2,12 @@
 
 use zero_engine::{At, DataError};
 
-use super::super::cache;
+use super::super::cache::{self, Work};
 use super::super::files::Source;
 use super::super::options::CacheOptions;
 use super::super::records::TokenizedWhere;
 use super::super::tokens::TokenizedFile;
 use super::super::watch::Watch;
-use super::rendering::Rendering;
 
 /// Number of texts whose facts are read at once.
 const BLOCK: u64 = 1 << 14;
@@ -69,10 +68,10 @@ impl Texts {
     pub(super) fn open(
         sources: &[Source],
         options: &CacheOptions,
-        rendering: &Rendering<'_>,
+        work: &impl Work,
         watch: &dyn Watch,
     ) -> Result<Self, DataError> {
-        let files = cache::tokenized(sources, options, rendering, watch)?;
+        let files = cache::tokenized(sources, options, work, watch)?;
         let mut firsts = vec![0];
         for file in &files {
             firsts.push(firsts[firsts.len() - 1] + file.storage.documents() as usize);
