@@ -11,20 +11,24 @@ use case::{Case, text};
 fn check_reports_the_same_errors_as_a_run() {
     let case = Case::new();
     let refused = [
-        ("data.train=s3://bucket/a.txt", "s3://bucket/a.txt is a remote address", "data.train"),
-        ("data={train: corpus.txt, eval: gs://bucket/a.txt}", "gs://bucket/a.txt is a remote address", "data.eval"),
+        ("data.train=ftp://bucket/a.txt", "`ftp` is not a scheme of a store", "data.train"),
+        ("data={train: corpus.txt, eval: gs:///a.txt}", "gs:///a.txt is not an address of data", "data.eval"),
         (
-            "data.tokenizer=https://host/tokenizer.json",
-            "https://host/tokenizer.json is a remote address",
+            "data.tokenizer=https://host/tokenizer.json?x",
+            "https://host/tokenizer.json?x is not an address of data",
             "data.tokenizer",
         ),
         (
-            "training.initial_weights=hf://model/a.safetensors",
-            "hf://model/a.safetensors is a remote address",
+            "training.initial_weights=hf://../a.safetensors",
+            "hf://../a.safetensors is not an address of data",
             "initial_weights",
         ),
         ("training.output_dir=s3://bucket/run", "s3://bucket/run is a remote address", "training.output_dir"),
-        ("mlflow={enabled: true, tracking_uri: https://host}", "https://host requires TLS", "mlflow.tracking_uri"),
+        (
+            "mlflow={enabled: true, tracking_uri: https://}",
+            "https: is not the address of a tracking server",
+            "mlflow.tracking_uri",
+        ),
         ("data.format=csv", "a language model trains on text or tokens, not on a table", "data.format"),
         ("model.vocab_size=61", "61 is smaller than the data's vocabulary of 256 tokens", "model.vocab_size"),
         ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
