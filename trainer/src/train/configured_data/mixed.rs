@@ -1,0 +1,70 @@
+//! Opens the data sets of `data.datasets`.
+
+use std::ops::Range;
+
+use zero_config as config;
+use zero_engine::Error;
+
+use super::{Opened, Set, Sources, sets};
+use crate::data::{self, DataOptions, Dataset, FileDataset, SampleShape, Tokenizer, Watch};
+use crate::train::mixing::MixedSet;
+
+impl Sources<'_> {
+    /// Opens the data sets of `data.datasets`.
+    pub(super) fn open_mixed(
+        self,
+        mixed: &[config::MixedDataset],
+        watch: &dyn Watch,
+    ) -> Result<Opened<FileDataset>, Error> {
+        let open = |options: &DataOptions, tokenizer: &Tokenizer| data::open_watched(options, tokenizer, watch);
+        let (data, fraction) = (self.data, self.data.eval_fraction);
+        let (mut train, mut eval, mut opened): (Vec<(FileDataset, Range<usize>)>, Vec<_>, Vec<_>) = Default::default();
+        let all = |data: FileDataset| {
+            let samples = data.len();
+            (data, 0..samples)
+        };
+        for (index, (set, written)) in sets(data).iter().zip(mixed).enumerate() {
+            let own = self.open((&set.key, set.sources), set, open)?;
+            let cut = match fraction > 0.0 {
+                true => data::split(own.clone(), fraction)?.0.len(),
+                false => own.len(),
+            };
+            let evaluated = match &written.eval {
+                Some(sources) => {
+                    let key = format!("data.datasets.{index}.eval");
+                    Some(all(self.open((&key, sources), set, open)?))
+                }
+                None => (cut < own.len()).then(|| (own.clone(), cut..own.len())),
+            };
+            let (name, share, description) = (written.name_at(index), written.share(), own.description());
+            train.push((own, 0..cut));
+            for (other, _) in train.last().into_iter().chain(&evaluated) {
+                has_shape(&set.key, other.shape(), train[0].0.shape())?;
+            }
+            let part = evaluated.clone().map(|part| data::join(vec![part])).transpose()?;
+            opened.push(MixedSet { name, samples: cut, share, description, eval: part });
+            eval.extend(evaluated);
+        }
+        if let Some(sources) = &data.eval {
+            let set = Set { key: String::new(), sources, format: data.format, text_key: &data.text_key };
+            let own = self.open(("data.eval", sources), &set, open)?;
+            has_shape("data.eval", own.shape(), train[0].0.shape())?;
+            eval.push(all(own));
+        }
+        let eval = (!eval.is_empty()).then(|| data::join(eval)).transpose()?;
+        let (tokenizer, vocabulary) = (self.tokenizer, self.vocabulary);
+        Ok(Opened { train: data::join(train)?, eval, sets: opened, tokenizer, vocabulary })
+    }
+}
+
+/// Fails if the samples of a data set do not fit into a batch with those of the first.
+fn has_shape(key: &str, shape: SampleShape, first: SampleShape) -> Result<(), Error> {
+    match shape == first {
+        true => Ok(()),
+        false => Err(Error::setting(
+            key,
+            format!("its samples are {shape:?}, and those of the first data set are {first:?}"),
+            "mix data sets whose samples have the same shape",
+        )),
+    }
+}
