@@ -49,7 +49,7 @@ impl Fields {
 pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     match &root.value {
         Value::Map(entries) => {
-            let mut check = Check { report, fields: Fields::default(), root: entries };
+            let mut check = Check { report, fields: Fields::default(), root: entries, is_off: false };
             check.section("", At::Default, entries, &[schema::TOP.keys]);
             Some(check.fields)
         }
@@ -72,6 +72,8 @@ pub(crate) struct Check<'r> {
     pub(crate) fields: Fields,
     /// Entries at the top of the file.
     pub(crate) root: &'r [Entry],
+    /// Whether the section is in one that is switched off.
+    pub(crate) is_off: bool,
 }
 
 impl Check<'_> {
@@ -218,11 +220,14 @@ impl Check<'_> {
         match &entry.value.value {
             Value::Map(entries) => {
                 self.fields.sections.insert(path.to_string(), entry.key_at);
-                let live: Vec<Entry> = match is_switched_off(section, entries) {
+                let before = self.is_off;
+                self.is_off |= is_switched_off(section, entries);
+                let live: Vec<Entry> = match self.is_off {
                     true => entries.iter().filter(|entry| !is_inactive(section, entry)).cloned().collect(),
                     false => entries.clone(),
                 };
                 self.section(path, entry.key_at, &live, &[section.keys]);
+                self.is_off = before;
             }
             Value::Bool(false) if !matches!(section.switch, Switch::Keys) => {}
             // The oldest form in DeepSpeed: a boolean in place of the section.

@@ -9,6 +9,7 @@ mod adapter;
 mod autotuning;
 mod chat;
 mod data;
+mod data_efficiency;
 mod datasets;
 mod launcher;
 mod layers;
@@ -42,6 +43,10 @@ pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};
 pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
 pub use chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
+pub use data_efficiency::{
+    Curriculum, CurriculumConfig, CurriculumLearning, CurriculumMetrics, CurriculumSchedule, DataEfficiency,
+    DataSampling,
+};
 pub use datasets::{MixedDataset, Share};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
@@ -134,6 +139,8 @@ section! {
         pub preference: Option<Preference> = section(&Preference::SECTION, "Train on pairs of a chosen and a rejected answer, with `data.format: chat`; without the section every conversation is one to imitate");
         /// The training data; `None` if the program provides its own batches.
         pub data: Option<Data> = section(&Data::SECTION, "What to train on; a program may feed its own batches instead");
+        /// A curriculum over the sequence length.
+        pub data_efficiency: DataEfficiency = section(&DataEfficiency::SECTION, "Short sequences first");
         /// Duration of training, evaluation and checkpoints.
         pub training: Training = section(&Training::SECTION, "How long to train, when to evaluate and save");
         /// How ranks are started and how they communicate.
@@ -142,7 +149,6 @@ section! {
         pub autotuning: Autotuning = section(&Autotuning::SECTION, "What `zero-train autotune` searches. The section may be left out; training ignores it");
         = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
         = section("timers", &TIMERS, "Timers");
-        = later_section("data_efficiency", &DATA_EFFICIENCY, "Curriculum and dynamic batches");
         = later_section("wandb", &WANDB, "Weights & Biases");
         = section("tensor_parallel", &TENSOR_PARALLEL, "Tensor parallelism");
         = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
@@ -172,7 +178,7 @@ section! {
         = removed("sparse_attention", "its kernels are gone; delete the section");
         = removed("elasticity", "checkpoints load at any world size; delete the section");
         = removed("graph_harvesting", "CUDA graphs are gone; delete the key");
-        = removed("curriculum_learning", "the legacy curriculum is gone; delete the section");
+        = removed("curriculum_learning", "write the curriculum as `data_efficiency.data_sampling.curriculum_learning`");
         = removed("progressive_layer_drop", "it is gone; delete the section");
     }
     and {

@@ -159,6 +159,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
         quantization.check(config.working_dtype(), resolver);
     }
     Preference::check(config, resolver);
+    DataEfficiency::check(config, resolver);
     config.zero.check(resolver);
     config.pipeline.check(resolver);
     if let Some(activation_checkpointing) = &config.activation_checkpointing {

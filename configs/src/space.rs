@@ -170,7 +170,7 @@ impl Check<'_> {
         let mut first = None;
         for index in 0..target.len() {
             let mut report = Report::new(crate::Source { name: String::new(), text: String::new() }, &[]);
-            let mut scratch = Check { report: &mut report, fields: Fields::default(), root: &[] };
+            let mut scratch = Check { report: &mut report, fields: Fields::default(), root: &[], is_off: false };
             target.check(index, &mut scratch, place, item);
             if !report.has_errors() {
                 return true;
@@ -178,7 +178,7 @@ impl Check<'_> {
             first.get_or_insert(index);
         }
         if let Some(index) = first {
-            let mut told = Check { report: self.report, fields: Fields::default(), root: &[] };
+            let mut told = Check { report: self.report, fields: Fields::default(), root: &[], is_off: false };
             target.check(index, &mut told, place, item);
         }
         false

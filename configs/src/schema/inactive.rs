@@ -45,32 +45,7 @@ static THROUGHPUT: Section = Section { switch: Switch::Keys, keys: &[
 ] };
 
 #[rustfmt::skip]
-pub(crate) static DATA_EFFICIENCY: Section = Section { switch: ENABLED, keys: &[
-    later("enabled", "false", "Use it").instead("`data.shuffle: false` takes samples in the order of the files"),
-    later("seed", "1234", "Seed"),
-    later_section("data_sampling", &DATA_SAMPLING, "Order of samples, dynamic batches"),
-    rejected_section("data_routing", &DATA_ROUTING, "random layer-token drop is not supported"),
-] };
-
-#[rustfmt::skip]
-static DATA_SAMPLING: Section = Section { switch: ENABLED, keys: &[
-    later("enabled", "false", "Use it"),
-    later("num_epochs", "1000", "Passes over the data"),
-    later("num_workers", "0", "Processes that load"),
-    later("pin_memory", "false", "Page-locked host memory"),
-    later_section("curriculum_learning", &CURRICULUM_LEARNING, "Easy samples first"),
-    later_section("dynamic_batching", &DYNAMIC_BATCHING, "As many samples as tokens allow"),
-] };
-
-#[rustfmt::skip]
-static CURRICULUM_LEARNING: Section = Section { switch: ENABLED, keys: &[
-    later("enabled", "false", "Use it"),
-    later("data_cluster_path", "null", "Folder of the clusters"),
-    later("curriculum_metrics", "null", "What is difficult, by name"),
-] };
-
-#[rustfmt::skip]
-static DYNAMIC_BATCHING: Section = Section { switch: ENABLED, keys: &[
+pub(crate) static DYNAMIC_BATCHING: Section = Section { switch: ENABLED, keys: &[
     later("enabled", "false", "Use it"),
     later("metrics_path", "null", "File of the samples' lengths"),
     later("lr_scaling_method", "linear", "linear, sqrt or none"),
@@ -82,7 +57,7 @@ static DYNAMIC_BATCHING: Section = Section { switch: ENABLED, keys: &[
 ] };
 
 #[rustfmt::skip]
-static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
+pub(crate) static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
     rejected("enabled", "false", "random layer-token drop is not supported"),
     rejected("random_ltd", "null", "random layer-token drop is not supported"),
 ] };

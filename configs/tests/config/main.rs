@@ -3,6 +3,7 @@
 
 mod activations;
 mod autotuning;
+mod curriculum;
 mod deepspeed_forms;
 mod edit;
 mod errors;

@@ -33,6 +33,7 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
         ("machine_monitor", config.machine_monitor.enabled),
         ("flops_profiler", config.flops_profiler.enabled),
         ("data", config.data.is_some()),
+        ("data_efficiency", config.data_efficiency.curriculum().is_some()),
     ];
     let written = WRITTEN.into_iter().filter(|key| config.origins.is_written(key));
     written.chain(active.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key)).collect()

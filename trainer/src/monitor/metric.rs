@@ -74,6 +74,7 @@ metrics! {
     STEP_TIME = gauge("Train/Samples/elapsed_time_ms", "step_seconds", 1e-3, "Time of the last step on the slowest rank.");
     DATA_WAIT = gauge("Train/Samples/data_wait_ms", "data_wait_seconds", 1e-3, "Longest time of any rank that the last step waited for data.");
     TOKENS_PER_SECOND = gauge("Train/Samples/tokens_per_second", "tokens_per_second", 1.0, "Tokens per second in the last step.");
+    SEQLEN = gauge("Train/Samples/seqlen", "sequence_length_tokens", 1.0, "Tokens per sample in the last step, with a curriculum.");
     PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "Largest peak of tracked bytes of any rank.");
     SENT_BYTES = counter("Train/Samples/sent_bytes", "sent_bytes_total", "Bytes sent by all ranks since this process started.");
     SKIPPED = counter("Train/Samples/skipped", "skipped_steps_total", "Skipped updates since this process started.");

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use zero_config::Config;
 
+use super::curriculum::Lengths;
 use super::mixing::{MixedSet, Mixing};
 use crate::data::{Dataset, PairDataset, Tokenizer, sample_index};
 use crate::monitor::metric::{self, Metric};
@@ -44,10 +45,24 @@ pub(super) struct Sampler {
     pub(super) per_epoch: u64,
     /// How `data` is mixed from several data sets.
     pub(super) mixing: Option<Mixing>,
+    /// How many tokens of a sample are trained at each step; `None` for all of them.
+    pub(super) lengths: Option<Lengths>,
 }
 
 impl Sampler {
-    /// Loads the samples at positions `position..position + rows` of the run.
+    /// Loads the samples at positions `position..position + rows` of the run, as step `step` trains on them.
+    ///
+    /// # Errors
+    /// Fails as the data set does.
+    pub(super) fn step_batch(&self, step: u64, position: u64, rows: usize) -> Result<Batch, Error> {
+        let batch = self.batch(position, rows)?;
+        match &self.lengths {
+            Some(lengths) => lengths.truncate(batch, step),
+            None => Ok(batch),
+        }
+    }
+
+    /// Loads the whole samples at positions `position..position + rows` of the run.
     ///
     /// # Errors
     /// Fails as the data set does.
@@ -92,13 +107,15 @@ impl Corpus {
         let mixing = (!sets.is_empty()).then(|| Mixing::new(&sets)).transpose()?;
         let samples = mixing.as_ref().map_or(train.len() as u64, Mixing::per_epoch);
         let per_epoch = samples_per_epoch(samples, config)?;
-        let notes = mixing.as_ref().map_or(vec![], |mixing| mixing.lines(&sets));
+        let mut notes = mixing.as_ref().map_or(vec![], |mixing| mixing.lines(&sets));
+        let lengths = Lengths::of(config, &*train);
+        notes.extend(lengths.as_ref().map(Lengths::describe));
         let of_set = |set: MixedSet| {
             let monitored = metric::evaluated(&format!("loss_{}", set.name));
             Some(EvalSet { data: Arc::new(set.eval?), name: set.name, monitored })
         };
         Ok(Self {
-            sampler: Sampler { data: train, order, per_epoch, mixing },
+            sampler: Sampler { data: train, order, per_epoch, mixing, lengths },
             eval,
             eval_sets: sets.into_iter().filter_map(of_set).collect(),
             extent,
@@ -125,6 +142,11 @@ impl Corpus {
                 ));
             }
         }
+        if config.data_efficiency.curriculum().is_some() {
+            let message = "a curriculum truncates the samples of a `data` section, and the program has its own";
+            let help = "leave the section out, or read the data through a `data` section";
+            return Err(Error::setting("data_efficiency", message, help));
+        }
         evaluates_on(config, eval.as_ref(), "pass an evaluation data set to `Trainer::data`, or leave the key out")?;
         let order = Order { seed: config.training.seed, shuffle };
         let extent = match config.origins.is_written("training.eval_batches") {
@@ -142,7 +164,7 @@ impl Corpus {
         }
     }
 
-    /// Loads the training samples at positions `position..position + rows` of the run.
+    /// Loads the whole training samples at positions `position..position + rows` of the run.
     pub(super) fn training_batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
         self.sampler.batch(position, rows)
     }
@@ -156,6 +178,11 @@ impl Corpus {
     /// Returns the number of tokens per sample; a row of a table counts as one token.
     pub(super) fn tokens_per_sample(&self) -> usize {
         self.sampler.data.tokens_per_sample()
+    }
+
+    /// Returns the number of tokens per sample that a step trains on.
+    pub(super) fn tokens_at(&self, step: u64) -> usize {
+        self.sampler.lengths.as_ref().map_or_else(|| self.tokens_per_sample(), |lengths| lengths.at(step))
     }
 
     /// Returns the number of optimizer steps in `epochs` epochs, rounded up.

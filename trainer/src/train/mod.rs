@@ -7,6 +7,7 @@ mod bar;
 mod configured_data;
 mod connection;
 mod corpus;
+mod curriculum;
 mod data_commands;
 mod disk;
 mod divergence;

@@ -18,8 +18,11 @@ use super::corpus::Sampler;
 /// What came of loading a micro-batch: also a panic of the data set, which continues on the thread that asks for it.
 type Loaded = thread::Result<Result<Batch, Error>>;
 
-/// A micro-batch to load: the position of its first sample in the run, and where the result goes.
-type Job = (u64, Sender<Loaded>);
+/// The step of a micro-batch, and the position of its first sample in the run.
+type Place = (u64, u64);
+
+/// A micro-batch to load, and where the result goes.
+type Job = (Place, Sender<Loaded>);
 
 /// Micro-batches of training, loaded ahead of their use.
 pub(super) struct Prefetcher {
@@ -34,11 +37,11 @@ pub(super) struct Prefetcher {
     /// Positions of micro-batches in the step, in the order of the last step, and those of this step so far.
     order: Vec<u64>,
     asked: Vec<u64>,
-    /// First position of this step.
-    start: u64,
-    /// First position of the step that is loaded next, and the index in `order`.
-    next: (u64, usize),
-    queue: VecDeque<(u64, Receiver<Loaded>)>,
+    /// This step, and its first position.
+    start: Place,
+    /// The step that is loaded next, and the index in `order`.
+    next: (Place, usize),
+    queue: VecDeque<(Place, Receiver<Loaded>)>,
     /// How long this step waited.
     waited: Duration,
     workers: Workers,
@@ -63,23 +66,23 @@ impl Prefetcher {
             end,
             order: vec![],
             asked: vec![],
-            start: 0,
-            next: (0, 0),
+            start: (1, 0),
+            next: ((1, 0), 0),
             queue: VecDeque::new(),
             waited: Duration::ZERO,
         }
     }
 
-    /// Begins the step whose first sample is `start`.
-    pub(super) fn begin(&mut self, start: u64) {
+    /// Begins step `step`, counted from 1, whose first sample is `start`.
+    pub(super) fn begin(&mut self, step: u64, start: u64) {
         let asked = std::mem::take(&mut self.asked);
         if asked != self.order {
             self.order = asked;
             self.queue.clear();
         }
-        (self.start, self.waited) = (start, Duration::ZERO);
+        (self.start, self.waited) = ((step, start), Duration::ZERO);
         if self.queue.is_empty() {
-            self.next = (start, 0);
+            self.next = (self.start, 0);
         }
         self.load_ahead();
     }
@@ -90,7 +93,8 @@ impl Prefetcher {
     /// Fails as the data set does.
     pub(super) fn load(&mut self, index: usize) -> Result<Batch, Error> {
         let began = Instant::now();
-        let batch = self.wait(self.start + (index * self.rows) as u64);
+        let (step, start) = self.start;
+        let batch = self.wait((step, start + (index * self.rows) as u64));
         self.waited += began.elapsed();
         self.load_ahead();
         batch
@@ -101,13 +105,14 @@ impl Prefetcher {
         self.waited
     }
 
-    fn wait(&mut self, position: u64) -> Result<Batch, Error> {
-        self.asked.push(position - self.start);
-        let Some((_, loaded)) = self.queue.pop_front().filter(|(expected, _)| *expected == position) else {
+    fn wait(&mut self, place: Place) -> Result<Batch, Error> {
+        let (step, position) = place;
+        self.asked.push(position - self.start.1);
+        let Some((_, loaded)) = self.queue.pop_front().filter(|(expected, _)| *expected == place) else {
             // The next step begins to load ahead again.
             self.queue.clear();
             self.order.clear();
-            return self.sampler.batch(position, self.rows);
+            return self.sampler.step_batch(step, position, self.rows);
         };
         let loaded = loaded.recv().expect("a worker answers every job");
         loaded.unwrap_or_else(|panic| resume_unwind(panic))
@@ -117,14 +122,15 @@ impl Prefetcher {
         while self.queue.len() < self.ahead
             && let Some(offset) = self.order.get(self.next.1)
         {
-            let position = self.next.0 + offset;
-            if position >= self.end {
+            let (step, start) = self.next.0;
+            let place = (step, start + offset);
+            if place.1 >= self.end {
                 return;
             }
-            self.queue.push_back((position, self.workers.start(position)));
+            self.queue.push_back((place, self.workers.start(place)));
             self.next.1 += 1;
             if self.next.1 == self.order.len() {
-                self.next = (self.next.0 + self.train_batch_size, 0);
+                self.next = ((step + 1, start + self.train_batch_size), 0);
             }
         }
     }
@@ -144,9 +150,9 @@ impl Workers {
             let (waiting, sampler) = (waiting.clone(), sampler.clone());
             let work = move || {
                 let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                while let Ok((position, done)) = next() {
+                while let Ok(((step, position), done)) = next() {
                     // Nobody waits for a micro-batch that turned out not to be needed.
-                    let _ = done.send(catch_unwind(AssertUnwindSafe(|| sampler.batch(position, rows))));
+                    let _ = done.send(catch_unwind(AssertUnwindSafe(|| sampler.step_batch(step, position, rows))));
                 }
             };
             // Where no thread can be started, the rank loads more by itself.
@@ -155,10 +161,10 @@ impl Workers {
         Self { jobs: Some(jobs), threads: (0..count).filter_map(worker).collect() }
     }
 
-    fn start(&self, position: u64) -> Receiver<Loaded> {
+    fn start(&self, place: Place) -> Receiver<Loaded> {
         let (done, loaded) = channel();
         let jobs = self.jobs.as_ref().expect("there are jobs until this is dropped");
-        jobs.send((position, done)).expect("workers wait for jobs until this is dropped");
+        jobs.send((place, done)).expect("workers wait for jobs until this is dropped");
         loaded
     }
 }
@@ -206,8 +212,8 @@ mod tests {
     /// A loader of micro-batches of 2 samples, in global batches of 8.
     fn prefetcher(workers: usize, factor: usize, end: u64) -> (Arc<Watched>, Prefetcher) {
         let data = Arc::new(Watched::default());
-        let sampler =
-            Sampler { data: data.clone(), order: Order { seed: 1, shuffle: false }, per_epoch: 1000, mixing: None };
+        let order = Order { seed: 1, shuffle: false };
+        let sampler = Sampler { data: data.clone(), order, per_epoch: 1000, mixing: None, lengths: None };
         (data, Prefetcher::new(sampler, (2, 8), (workers, factor), end))
     }
 
@@ -220,7 +226,7 @@ mod tests {
         for (workers, factor) in [(0, 2), (1, 1), (1, 2), (3, 2), (2, 9)] {
             let (data, mut loader) = prefetcher(workers, factor, 48);
             for step in 0..6 {
-                loader.begin(8 * step);
+                loader.begin(step + 1, 8 * step);
                 // A rank of two, with the second and the fourth micro-batch.
                 for index in [1, 3] {
                     assert_eq!(first(loader.load(index)), 8 * step as u32 + 2 * index as u32, "{workers} × {factor}");
@@ -237,16 +243,16 @@ mod tests {
     #[test]
     fn what_is_not_expected_is_loaded_at_once() {
         let (_, mut loader) = prefetcher(1, 3, 1000);
-        loader.begin(0);
+        loader.begin(1, 0);
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (0, 2));
-        loader.begin(8);
+        loader.begin(2, 8);
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (8, 10));
         // Samples are skipped, then the order changes.
-        loader.begin(40);
+        loader.begin(3, 40);
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (40, 42));
-        loader.begin(48);
+        loader.begin(4, 48);
         assert_eq!((first(loader.load(1)), first(loader.load(0))), (50, 48));
-        loader.begin(56);
+        loader.begin(5, 56);
         assert_eq!((first(loader.load(1)), first(loader.load(0)), first(loader.load(3))), (58, 56, 62));
     }
 
@@ -255,16 +261,16 @@ mod tests {
         let (_, mut loader) = prefetcher(1, 8, 1000);
         loader.train_batch_size = 2;
         for start in [60, 62, 64, 66, 68] {
-            loader.begin(start);
+            loader.begin(start / 2, start);
             assert_eq!(first(loader.load(0)), start as u32);
         }
-        loader.begin(70);
+        loader.begin(35, 70);
         assert_eq!(loader.load(0).unwrap_err().to_string(), "the data set failed: sample 70 is broken");
         for start in [72, 74, 76, 78] {
-            loader.begin(start);
+            loader.begin(start / 2, start);
             assert_eq!(first(loader.load(0)), start as u32);
         }
-        loader.begin(80);
+        loader.begin(40, 80);
         let panic = catch_unwind(AssertUnwindSafe(|| loader.load(0))).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"sample 80 panics"));
     }

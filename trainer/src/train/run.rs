@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
         let workers = (training.dataloader_num_workers, training.dataloader_prefetch_factor);
         let mut batches = Prefetcher::new(self.corpus.sampler.clone(), (rows, train_batch_size), workers, end);
         while self.engine.steps() < steps {
-            batches.begin(self.engine.samples());
+            batches.begin(self.engine.steps() + 1, self.engine.samples());
             self.divergence.prepare(&mut self.engine);
             self.breakdown.begin(self.engine.timing());
             let profiles = self.engine.config().flops_profiler.is_due(self.engine.steps() + 1);
@@ -208,7 +208,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), Error> {
         let config = self.engine.config();
         let samples = config.train_batch_size as u64;
-        let length = self.corpus.tokens_per_sample() as u64;
+        let length = self.corpus.tokens_at(step.step) as u64;
         let seconds = together.micros as f64 / 1e6;
         let tokens_per_s = (samples * length) as f64 / seconds;
         self.report.step(step, together.peak_bytes);
@@ -248,6 +248,9 @@ impl<'a> Run<'a> {
             "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes, "peak_bytes": together.peak_bytes,
             "eval_loss": evaluation.map(|it| finite(it.loss)),
         });
+        if self.corpus.sampler.lengths.is_some() {
+            line["seqlen"] = json!(length);
+        }
         for (index, metric) in self.task.metrics.iter().enumerate() {
             line[format!("eval_{}", metric.name())] = json!(evaluation.map(|it| it.metrics[index].1));
         }
@@ -269,6 +272,7 @@ impl<'a> Run<'a> {
             scalar(&metric::SENT_BYTES, together.sent_bytes as f64),
             scalar(&metric::SKIPPED, f64::from(u8::from(step.skipped))),
         ];
+        scalars.extend(self.corpus.sampler.lengths.as_ref().map(|_| scalar(&metric::SEQLEN, length as f64)));
         scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
         if let Some(evaluation) = evaluation {
             scalars.push(scalar(&metric::EVAL_LOSS, f64::from(evaluation.loss)));

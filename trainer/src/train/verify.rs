@@ -44,7 +44,7 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
     let (rows, batch) = (engine.config().train_micro_batch_size_per_gpu, engine.config().train_batch_size as u64);
     let mut losses = vec![];
     for step in 0..steps {
-        let load = |m: usize| corpus.training_batch(step * batch + (m * rows) as u64, rows);
+        let load = |m: usize| corpus.sampler.step_batch(step + 1, step * batch + (m * rows) as u64, rows);
         losses.push(engine.train_with(load)?.loss);
     }
     Ok(losses)

@@ -1,0 +1,254 @@
+//! `data_efficiency`: DeepSpeed's curriculum over the sequence length.
+
+use serde::Serialize;
+
+use crate::check::NO_EFFECT;
+use crate::choice::{Choice as _, choice};
+use crate::config::{Config, Data, DataFormat, MixedDataset, Model};
+use crate::errors::ErrorKind;
+use crate::node::At;
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::{last, section};
+
+section! {
+    /// `data_efficiency`: which parts of samples are trained at a step.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct DataEfficiency(keys) in Config::data_efficiency, off while enabled is ["false"] {
+        /// Whether the section has an effect.
+        pub enabled: bool = now(Kind::Bool, "false", "Use the section");
+        = ignored("seed", SIZE, "1234", "`training.seed` decides the order of the samples");
+        /// Which samples are drawn.
+        pub data_sampling: DataSampling = section(&DataSampling::SECTION, "How samples are drawn");
+        = rejected_section("data_routing", &DATA_ROUTING, "random layer-token drop is not supported");
+    }
+}
+
+section! {
+    /// `data_efficiency.data_sampling`: how samples are drawn.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct DataSampling(keys) in DataEfficiency::data_sampling, off while enabled is ["false"] {
+        /// Whether the section has an effect.
+        pub enabled: bool = now(Kind::Bool, "false", "Use the section");
+        = ignored("num_epochs", COUNT, "1000", "`training.epochs` or `training.max_steps` says how long to train");
+        = ignored("num_workers", COUNT_OR_0, "0", "`training.dataloader_num_workers` is the number of threads that load samples");
+        = ignored("pin_memory", Kind::Bool, "false", "it changes how batches reach a GPU, not what a step trains on");
+        /// Training on short sequences first.
+        pub curriculum_learning: CurriculumLearning = section(&CurriculumLearning::SECTION, "Short sequences first");
+        = later_section("dynamic_batching", &DYNAMIC_BATCHING, "As many samples as tokens allow");
+    }
+}
+
+section! {
+    /// `data_efficiency.data_sampling.curriculum_learning`: training on short sequences first.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct CurriculumLearning(keys) in DataSampling::curriculum_learning, off while enabled is ["false"] {
+        /// Whether the section has an effect.
+        pub enabled: bool = now(Kind::Bool, "false", "Use the section");
+        = ignored("data_cluster_path", Kind::Path, "= not given", "the order of the samples is computed, not kept in files");
+        /// What the curriculum is over.
+        pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "What the curriculum is over: the sequence length");
+    }
+}
+
+section! {
+    /// `curriculum_metrics`: what the curriculum is over.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct CurriculumMetrics(keys) in CurriculumLearning::curriculum_metrics {
+        /// The sequence length.
+        pub seqlen: Option<Curriculum> = section(&Curriculum::SECTION, "Tokens per sample: each sample is truncated to the length of the step");
+        = alias("seqlen_truncate", CurriculumMetrics::seqlen);
+    }
+}
+
+section! {
+    /// `curriculum_metrics.seqlen`: the number of tokens per sample at each step.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Curriculum(keys) in CurriculumMetrics::seqlen {
+        = ignored("index_to_sample_path", Kind::Text, "= not given", "samples are truncated, not looked up by their length; with `single_cluster` DeepSpeed does not read it either");
+        = ignored("index_to_metric_path", Kind::Text, "= not given", "samples are truncated, not looked up by their length; with `single_cluster` DeepSpeed does not read it either");
+        = later("difficulty_type", "value", "value: lengths in tokens").instead("difficulties are lengths in tokens");
+        = later("clustering_type", "single_cluster", "single_cluster: every sample is drawn, and truncated").instead("every sample is drawn and truncated to the length of the step");
+        /// Tokens per sample at the start.
+        pub min_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the start");
+        /// Tokens per sample at the end.
+        pub max_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the end");
+        /// How the length grows.
+        pub schedule_type: CurriculumSchedule = now(Kind::Choice { names: CurriculumSchedule::NAMES, later: &["custom"] }, REQUIRED, "fixed_linear: in proportion to the step; fixed_root: to a root of it; fixed_discrete: a list of lengths");
+        /// The parameters of the schedule.
+        pub schedule_config: CurriculumConfig = key(Kind::Section(&CurriculumConfig::SECTION), REQUIRED, "Parameters of the schedule");
+    }
+}
+
+section! {
+    /// `schedule_config`: the parameters of a schedule. Those of other schedules are not set.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct CurriculumConfig(keys) in Curriculum::schedule_config {
+        /// The step at which the length reaches `max_difficulty`.
+        pub total_curriculum_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: the step at which the length reaches max_difficulty");
+        /// The length is a multiple of this.
+        pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this");
+        /// Which root of the step.
+        pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: which root; 2 is the square root");
+        /// Lengths, one after the other.
+        pub difficulty: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the lengths, one after the other");
+        /// The last step of each length but the last.
+        pub max_step: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the last step of each length but the last");
+    }
+}
+
+choice! {
+    /// How the length grows with the step.
+    pub enum CurriculumSchedule {
+        /// In proportion to the step.
+        Linear = "fixed_linear",
+        /// In proportion to a root of the step.
+        Root = "fixed_root",
+        /// In steps.
+        Discrete = "fixed_discrete",
+    }
+}
+
+impl DataEfficiency {
+    /// Returns the curriculum, if it is on.
+    pub fn curriculum(&self) -> Option<&Curriculum> {
+        let sampling = &self.data_sampling;
+        let is_on = self.enabled && sampling.enabled && sampling.curriculum_learning.enabled;
+        sampling.curriculum_learning.curriculum_metrics.seqlen.as_ref().filter(|_| is_on)
+    }
+
+    /// Checks the keys against each other and against the data.
+    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
+        let Self { enabled, data_sampling, .. } = &config.data_efficiency;
+        let learning = &data_sampling.curriculum_learning;
+        let switches = [
+            (Self::enabled, *enabled),
+            (DataSampling::enabled, data_sampling.enabled),
+            (CurriculumLearning::enabled, learning.enabled),
+        ];
+        let off = switches.iter().position(|(_, is_on)| !is_on);
+        let on = switches.iter().rposition(|(_, is_on)| *is_on);
+        match (off.map(|index| (index, switches[index].0)), on.map(|index| (index, switches[index].0))) {
+            (None, _) => {}
+            // A section that says `enabled: false` switches off those inside it. One without the key was meant to be on.
+            (Some((outside, outer)), Some((inside, inner))) if inside > outside => {
+                if resolver.at(outer) == At::Default {
+                    let message = format!("`{inner}: true` has no effect without `{outer}: true`");
+                    resolver.contradiction(&[inner], message, Some(format!("write `{outer}: true`")));
+                }
+                return;
+            }
+            (Some((_, inner)), outer) => {
+                if let Some((_, outer)) = outer {
+                    resolver.warn(outer, format!("`{outer}` {NO_EFFECT}: `{inner}` is not true"));
+                }
+                return;
+            }
+        }
+        match config.data_efficiency.curriculum() {
+            Some(curriculum) => {
+                curriculum.check(resolver);
+                curriculum.fits(config, resolver);
+            }
+            None => {
+                let key = CurriculumMetrics::seqlen;
+                if !resolver.report.is_poisoned(key) && !resolver.has_section(key) {
+                    let (at, message) = (resolver.at(CurriculumLearning::enabled), format!("`{key}` is missing"));
+                    let help =
+                        "write min_difficulty, max_difficulty, schedule_type and schedule_config in it".to_string();
+                    resolver.report.error(ErrorKind::Missing, key, at, message, Some(help));
+                }
+            }
+        }
+    }
+}
+
+impl Curriculum {
+    /// Checks the schedule.
+    fn check(&self, resolver: &mut Resolver<'_>) {
+        let Self { min_difficulty: min, max_difficulty: max, schedule_config: config, .. } = self;
+        if min > max {
+            let message = format!("`min_difficulty` {min} is more than `max_difficulty` {max}");
+            resolver.contradiction(&[Self::min_difficulty, Self::max_difficulty], message, None);
+        }
+        use CurriculumSchedule::{Discrete, Linear, Root};
+        let keys = [
+            (CurriculumConfig::total_curriculum_step, config.total_curriculum_step.is_some(), &[Linear, Root][..]),
+            (CurriculumConfig::difficulty_step, config.difficulty_step.is_some(), &[Linear, Root]),
+            (CurriculumConfig::root_degree, config.root_degree.is_some(), &[Root]),
+            (CurriculumConfig::difficulty, config.difficulty.is_some(), &[Discrete]),
+            (CurriculumConfig::max_step, config.max_step.is_some(), &[Discrete]),
+        ];
+        for (key, is_written, schedules) in keys {
+            let (name, kind) = (last(key), self.schedule_type);
+            match (is_written, schedules.contains(&kind)) {
+                (true, false) => {
+                    let message = format!("`{name}` has no effect with `schedule_type: {kind}`");
+                    let help = Some("leave it out, or write another `schedule_type`".to_string());
+                    resolver.contradiction(&[key, Self::schedule_type], message, help);
+                }
+                (false, true)
+                    if !resolver.report.is_poisoned(key) && !resolver.report.is_poisoned(Self::schedule_config) =>
+                {
+                    let at = resolver.at(Self::schedule_config);
+                    let message = format!("`{key}` is missing");
+                    let help = format!("`schedule_type: {kind}` needs it");
+                    resolver.report.error(ErrorKind::Missing, key, at, message, Some(help));
+                }
+                _ => {}
+            }
+        }
+        let (Some(lengths), Some(steps)) = (&config.difficulty, &config.max_step) else { return };
+        if steps.is_empty() || lengths.len() != steps.len() + 1 {
+            let message = format!(
+                "{} lengths need {} last steps, found {}",
+                lengths.len(),
+                lengths.len().max(2) - 1,
+                steps.len()
+            );
+            let help = "the last length is for all steps after the last of `max_step`".to_string();
+            resolver.contradiction(&[CurriculumConfig::difficulty, CurriculumConfig::max_step], message, Some(help));
+        } else if steps.windows(2).any(|pair| pair[0] >= pair[1]) {
+            let message = format!("the steps {steps:?} do not increase");
+            resolver.contradiction(&[CurriculumConfig::max_step], message, None);
+        } else if let Some(length) = lengths.iter().find(|length| !(*min..=*max).contains(length)) {
+            let message = format!("the length {length} is not between {min} and {max}");
+            let help = Some("change it, or `min_difficulty` or `max_difficulty`".to_string());
+            resolver.contradiction(&[CurriculumConfig::difficulty], message, help);
+        }
+    }
+
+    /// Checks that the samples are sequences that can be truncated to these lengths.
+    fn fits(&self, config: &Config, resolver: &mut Resolver<'_>) {
+        let mut refused = |key: &'static str, message: &str, help: &str| {
+            resolver.contradiction(&[Self::max_difficulty, key], message.to_string(), Some(help.to_string()));
+        };
+        let leave = "leave the section `data_efficiency` out";
+        if matches!(config.model, Some(Model::Mlp(_))) {
+            return refused(Model::TYPE, "an mlp trains on rows, which have no length", leave);
+        }
+        if config.preference.is_some() {
+            return refused(Config::preference, "a pair of answers cannot be truncated to the length of a step", leave);
+        }
+        let Some(data) = &config.data else { return };
+        let formats = MixedDataset::formats(data.datasets.as_ref(), data.format);
+        if formats.contains(&DataFormat::Chat) {
+            let message = "a conversation cannot be truncated to the length of a step: its answers come last";
+            return refused(Data::format, message, leave);
+        }
+        if formats.contains(&DataFormat::Csv) {
+            return refused(Data::format, "rows of a table have no length", leave);
+        }
+        let (length, key) = match (data.sequence_length, resolver.facts.longest) {
+            (Some(length), _) => (length, Data::sequence_length),
+            (None, Some(length)) => (length, Config::model),
+            (None, None) => return,
+        };
+        let max = self.max_difficulty;
+        if max > length {
+            let message = format!("`max_difficulty` is {max}, but a sample has {length} tokens");
+            let help = Some(format!("write {length}, or increase `{}`", Data::sequence_length));
+            resolver.contradiction(&[Self::max_difficulty, key], message, help);
+        }
+    }
+}

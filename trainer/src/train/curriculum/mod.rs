@@ -1,0 +1,85 @@
+//! The curriculum of `data_efficiency`: how many tokens of each sample a step trains on.
+//!
+//! The length is a function of the step alone, the difficulty that DeepSpeed's `CurriculumScheduler` has there. A step
+//! draws the samples that it would draw without a curriculum and trains on their first tokens, so the order of samples
+//! does not change, and all ranks truncate alike.
+
+use candle_core::Tensor;
+use zero_config::{Config, Curriculum, CurriculumSchedule};
+use zero_engine::format::counted;
+use zero_engine::{Batch, Error};
+
+use crate::data::Dataset;
+
+/// The number of tokens per sample at each step.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Lengths {
+    curriculum: Curriculum,
+    /// Tokens of a whole sample.
+    whole: usize,
+}
+
+impl Lengths {
+    /// Returns the curriculum of the configuration, if it has one, for the samples of `data`.
+    pub(super) fn of(config: &Config, data: &dyn Dataset) -> Option<Self> {
+        let curriculum = config.data_efficiency.curriculum()?.clone();
+        Some(Self { curriculum, whole: data.tokens_per_sample() })
+    }
+
+    /// Returns the tokens per sample at a step, counted from 1.
+    pub(super) fn at(&self, step: u64) -> usize {
+        let Curriculum { min_difficulty: min, max_difficulty: max, schedule_config: config, .. } = &self.curriculum;
+        if let (Some(lengths), Some(steps)) = (&config.difficulty, &config.max_step) {
+            // DeepSpeed keeps the length once it is the largest, and a curriculum that begins there never changes.
+            let now = steps.partition_point(|&last| (last as u64) < step);
+            let reached = lengths[..=now].iter().find(|length| *length >= max);
+            return if min >= max { *min } else { *reached.unwrap_or(&lengths[now]) };
+        }
+        let (total, multiple) = (config.total_curriculum_step.unwrap_or(1), config.difficulty_step.unwrap_or(1));
+        let degree = match self.curriculum.schedule_type {
+            CurriculumSchedule::Root => config.root_degree.unwrap_or(1.0),
+            CurriculumSchedule::Linear | CurriculumSchedule::Discrete => 1.0,
+        };
+        let progress = (step as f64 / total as f64).powf(1.0 / degree);
+        let length = (progress * (max - min) as f64 + *min as f64).floor() as usize;
+        // Lengths are multiples, but neither below the first multiple from the smallest length on nor above the largest.
+        (length - length % multiple).max(min.next_multiple_of(multiple)).min(*max)
+    }
+
+    /// Truncates the samples of a batch to the length of a step.
+    ///
+    /// # Errors
+    /// Fails if a tensor does not have one position for each token.
+    pub(super) fn truncate(&self, batch: Batch, step: u64) -> Result<Batch, Error> {
+        let (whole, length) = (self.whole, self.at(step));
+        if length == whole {
+            return Ok(batch);
+        }
+        let truncate = |tensor: &Tensor| match tensor.dims().get(1) == Some(&whole) {
+            true => tensor.narrow(1, 0, length)?.contiguous(),
+            false => candle_core::bail!(
+                "a curriculum truncates sequences of {whole} tokens, and a tensor of the batch has the shape {:?}",
+                tensor.dims()
+            ),
+        };
+        Ok(batch.map(truncate)?)
+    }
+
+    /// Describes the curriculum in a line.
+    pub(super) fn describe(&self) -> String {
+        let Curriculum { max_difficulty: max, .. } = self.curriculum;
+        let at_most = if max < self.whole {
+            format!("; the last {} of a sample are never trained", self.whole - max)
+        } else {
+            String::new()
+        };
+        format!(
+            "curriculum: {} of each sample at step 1, at most {max} of {}{at_most}",
+            counted(self.at(1), "token", "tokens"),
+            self.whole
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;
