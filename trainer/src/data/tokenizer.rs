@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -12,8 +13,8 @@ use super::files::streams::Document;
 use super::fingerprint::hash_of;
 use super::words::Words;
 
-/// Text is encoded in pieces of about this many bytes, each cut at the end of a line. While the encoder works, it needs
-/// a hundred times the memory of its tokens.
+/// Text is encoded in pieces of about this many bytes. While the encoder works, it needs a hundred times the memory of its
+/// tokens.
 const PIECE: usize = 1 << 18;
 
 /// Converts text into tokens.
@@ -192,13 +193,27 @@ impl HuggingFace {
         }
     }
 
+    /// Returns the tokens of a piece of a text.
+    fn piece_ids(&self, piece: &str, is_continued: bool) -> Result<Vec<u32>, tokenizers::Error> {
+        // Some tokenizers, such as that of Llama 2, add a space to the beginning of a text, but not to that of a piece. So
+        // such a piece is encoded after what was before it.
+        if is_continued && self.words.is_none() {
+            let before = if piece.starts_with(' ') { "a" } else { "\n" };
+            let (before_ids, mut ids) = (self.ids(before)?, self.ids(&format!("{before}{piece}"))?);
+            if ids.starts_with(&before_ids) {
+                return Ok(ids.split_off(before_ids.len()));
+            }
+        }
+        self.ids(piece)
+    }
+
     /// Encodes a text of the file `path`.
     fn encode_piece(&self, piece: &Document, path: &Path, vocabulary: usize) -> Result<Vec<u32>, DataError> {
         let text = std::str::from_utf8(&piece.text).map_err(|error| DataError::NotUtf8 {
             path: path.into(),
             at: piece.at.after(error.valid_up_to() as u64),
         })?;
-        let tokens = self.ids(text).map_err(failed(path))?;
+        let tokens = self.piece_ids(text, piece.is_continued).map_err(failed(path))?;
         match tokens.iter().position(|&token| token as usize >= vocabulary) {
             None => Ok(tokens),
             Some(i) => {
@@ -216,8 +231,7 @@ fn failed(path: &Path) -> impl FnOnce(tokenizers::Error) -> DataError {
     move |error| DataError::Tokenizer { path, message: error.to_string() }
 }
 
-/// Cuts a document into pieces that are encoded on their own. Each ends at a newline that is followed by a character
-/// other than white space.
+/// Cuts a document into pieces that are encoded on their own, with the tokens of the whole document.
 pub(super) fn pieces(document: Document) -> impl Iterator<Item = Document> {
     let Document { at, mut text, is_continued } = document;
     let (mut start, mut is_at_end) = (0, false);
@@ -234,11 +248,39 @@ pub(super) fn pieces(document: Document) -> impl Iterator<Item = Document> {
     })
 }
 
-/// Returns the length of the first piece, or `None` if the text is not longer than one.
+/// Returns the length of the first piece, or `None` if the text is not longer than one or may become longer before this
+/// can be said.
 pub(super) fn piece_end(text: &[u8]) -> Option<usize> {
-    let later = text.get(PIECE..).unwrap_or_default();
-    let end = later.windows(2).position(|pair| pair[0] == b'\n' && !pair[1].is_ascii_whitespace());
-    end.map(|end| PIECE + end + 1)
+    word_start(text, PIECE..2 * PIECE).or_else(|| {
+        // Some tokenizers have a token for several line breaks, and join one of them with the word before it.
+        let later = text.get(2 * PIECE..)?;
+        let end = later.windows(2).position(|pair| pair[0] == b'\n' && !pair[1].is_ascii_whitespace())?;
+        Some(2 * PIECE + end + 1)
+    })
+}
+
+/// Returns the first position in `range` at which a word begins for all tokenizers, whatever is before and after it: that
+/// after a single line break, and that of a single space between small Latin letters.
+pub(super) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
+    let is_word = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
+    let range = range.start.max(1)..range.end.min(text.len());
+    range.clone().zip(text.get(range)?).find_map(|(at, byte)| match byte {
+        b' ' if text[at - 1].is_ascii_lowercase() && text.get(at + 1)?.is_ascii_lowercase() => Some(at),
+        b'\n' if is_word(last_char(&text[..at])) && is_word(first_char(&text[at + 1..])) => Some(at + 1),
+        _ => None,
+    })
+}
+
+/// Returns the first character, or `None` at the end of the text and if it is not whole.
+fn first_char(text: &[u8]) -> Option<char> {
+    let start = &text[..text.len().min(4)];
+    start.utf8_chunks().next()?.valid().chars().next()
+}
+
+/// Does the same with the last character.
+fn last_char(text: &[u8]) -> Option<char> {
+    let start = (1..=text.len().min(4)).map(|length| text.len() - length).find(|&at| text[at] & 0xc0 != 0x80)?;
+    first_char(&text[start..])
 }
 
 #[cfg(test)]
@@ -341,8 +383,46 @@ pub(super) mod tests {
             at += piece.text.len() as u64;
         }
         let whole = &cut[..cut.len() - 1];
-        assert!(whole.iter().all(|piece| piece.text.ends_with(b"indented\n") && piece.text.len() < PIECE + line.len()));
+        let is_cut =
+            |piece: &Document| [&b"indented\n"[..], b"a", b"line", b"of"].iter().any(|end| piece.text.ends_with(end));
+        assert!(whole.iter().all(|piece| is_cut(piece) && piece.text.len() < PIECE + line.len()));
         let endless = "é".repeat(PIECE);
         assert_eq!(pieces(document(&endless)).collect::<Vec<_>>(), [document(&endless)]);
+        // Without a better place, a piece ends after several line breaks.
+        let paragraphs = "字\n\n".repeat(PIECE);
+        let cut: Vec<Document> = pieces(document(&paragraphs)).collect();
+        assert!(cut.len() == 3 && cut.iter().all(|piece| piece.text.ends_with(b"\n\n")), "{}", cut.len());
+    }
+
+    /// Tokenizers of two kinds that this module does not know more about: one that adds a space to each text, and one that
+    /// splits at white space.
+    #[test]
+    fn pieces_have_the_tokens_of_the_whole() {
+        let symbols: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
+        let plain = ["▁", "a", "b", "▁a", "ab", "▁ab"].map(String::from);
+        let vocabulary: serde_json::Map<String, serde_json::Value> =
+            symbols.into_iter().chain(plain).enumerate().map(|(id, text)| (text, id.into())).collect();
+        let llama_2 = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "pre_tokenizer": null,
+            "post_processor": null, "decoder": null,
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+            "model": {"type": "BPE", "byte_fallback": true, "vocab": vocabulary, "merges": ["▁ a", "a b", "▁ ab"]},
+        });
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), llama_2.to_string()).unwrap();
+        for tokenizer in [Tokenizer::from_file(file.path()).unwrap(), words()] {
+            for text in ["ab ab\nab b aé", "the cat\nsat\n\non the mat", "a b\n字 \n x"] {
+                let Tokenizer::HuggingFace(this) = &tokenizer else { unreachable!() };
+                let mut at = 0;
+                while let Some(start) = word_start(text.as_bytes(), at..text.len()) {
+                    let mut tokens = this.piece_ids(&text[..start], false).unwrap();
+                    tokens.extend(this.piece_ids(&text[start..], true).unwrap());
+                    assert_eq!(tokens, tokenizer.encode(text).unwrap(), "{text:?} at {start}");
+                    at = start + 1;
+                }
+                assert!(at > 0, "{text:?}");
+            }
+        }
     }
 }

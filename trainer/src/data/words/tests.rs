@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
+use super::super::tokenizer::word_start;
 use super::*;
 use crate::python;
 
@@ -108,6 +109,26 @@ fn tokens_of_random_text_are_those_of_the_crate() {
             }
         }
     });
+}
+
+#[test]
+fn a_text_may_be_cut_where_a_word_begins() {
+    let all = recognized();
+    let config = ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() };
+    let cuts = std::cell::Cell::new(0);
+    proptest!(config, |(text in texts())| {
+        let mut at = 0;
+        while let Some(start) = word_start(text.as_bytes(), at..text.len()) {
+            for (json, tokenizer, _) in &all {
+                let (mut tokens, after) = (expected(tokenizer, &text[..start]), expected(tokenizer, &text[start..]));
+                tokens.extend(after);
+                prop_assert_eq!(tokens, expected(tokenizer, &text), "{:?} at {} {}", text, start, json["pre_tokenizer"]);
+            }
+            at = start + 1;
+            cuts.set(cuts.get() + 1);
+        }
+    });
+    assert!(cuts.get() > 100, "{cuts:?}");
 }
 
 /// Every character of the planes that have any, between others, has the class that the crate gives it.
