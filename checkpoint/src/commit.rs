@@ -11,7 +11,7 @@ use zero_comm::{Buffer, Communicator};
 
 use crate::error::CheckpointError;
 use crate::failpoint;
-use crate::folders::committed;
+use crate::folders::{committed, name};
 use crate::manifest::{Manifest, ShardEntry, shard_file};
 use crate::save::Save;
 use crate::shard::Written;
@@ -75,7 +75,7 @@ pub(crate) fn exchange(
 /// Turns synced shards into a checkpoint.
 pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<(), CheckpointError> {
     let unfinished = unfinished(root, manifest.step);
-    let folder = root.join(format!("step-{:08}", manifest.step));
+    let folder = root.join(name(manifest.step));
     manifest.write(&unfinished)?;
     sync(&unfinished)?;
     failpoint::at("save::manifest-written", &unfinished)?;
@@ -113,21 +113,28 @@ fn point(root: &Path, folder: &Path) -> Result<(), CheckpointError> {
     failpoint::at("save::pointed", &latest)
 }
 
-/// Removes old checkpoints. Keeps the new checkpoint of `step`, the newest `keep_last - 1` older ones, and those of
-/// every `keep_every`th step.
+/// Removes old checkpoints.
 fn retain(root: &Path, step: u64, save: &Save) -> Result<(), CheckpointError> {
-    if save.keep_last == 0 {
-        return Ok(());
-    }
-    let mut older = committed(root)?;
-    older.retain(|&(other, _)| other < step && (save.keep_every == 0 || !other.is_multiple_of(save.keep_every)));
-    let excess = older.len().saturating_sub(save.keep_last - 1);
-    older[..excess].iter().try_for_each(|(_, old)| {
+    let all = committed(root)?;
+    let steps: Vec<u64> = all.iter().map(|&(step, _)| step).collect();
+    let old = superfluous(&steps, step, (save.keep_last, save.keep_every));
+    all.iter().filter(|(step, _)| old.contains(step)).try_for_each(|(_, old)| {
         // Remove the manifest first: if the process is killed here, the rest does not count as a checkpoint.
         let manifest = old.join("manifest.json");
         fs::remove_file(&manifest).map_err(CheckpointError::io(&manifest))?;
         remove(old)
     })
+}
+
+/// Returns which checkpoints to remove when that of `step` is new. Of the others in `all`, which begins with the oldest, the
+/// newest `keep_last - 1` older ones remain, those of every `keep_every`th step, and later ones. 0 is no limit and no rule.
+#[must_use]
+pub fn superfluous(all: &[u64], step: u64, (keep_last, keep_every): (usize, u64)) -> Vec<u64> {
+    let is_old = |&&other: &&u64| other < step && (keep_every == 0 || !other.is_multiple_of(keep_every));
+    let mut old: Vec<u64> = all.iter().filter(is_old).copied().collect();
+    let kept = if keep_last == 0 { old.len() } else { keep_last - 1 };
+    old.truncate(old.len().saturating_sub(kept));
+    old
 }
 
 fn sync(path: &Path) -> Result<(), CheckpointError> {

@@ -116,7 +116,14 @@ fn numbered(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     Ok(found)
 }
 
+/// Returns the name of the folder with the checkpoint of a step.
+#[must_use]
+pub fn name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
 /// Parses the step from a folder's name.
-fn step(path: &Path) -> Option<u64> {
-    path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
+#[must_use]
+pub fn step(folder: &Path) -> Option<u64> {
+    folder.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }

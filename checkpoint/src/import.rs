@@ -9,7 +9,7 @@ use zero_partition::Range;
 
 use crate::commit;
 use crate::error::CheckpointError;
-use crate::folders::committed;
+use crate::folders::{committed, name};
 use crate::manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file, tensor_name};
 use crate::pretrained;
 use crate::save::Save;
@@ -53,7 +53,7 @@ pub fn import(
         lock: None,
     };
     commit::commit(root, &written?, &save)?;
-    Ok(root.join(format!("step-{:08}", save.step)))
+    Ok(root.join(name(save.step)))
 }
 
 /// Writes the only shard. Returns the manifest, which the commit writes.

@@ -10,6 +10,7 @@ use zero_partition::ShardedState;
 
 use crate::commit::{self, commit, exchange, unfinished};
 use crate::error::CheckpointError;
+use crate::folders::name;
 use crate::layout::{Shard, entries};
 use crate::lock::RunLock;
 use crate::manifest::{FORMAT, LossScale, Manifest, VERSION};
@@ -227,7 +228,7 @@ fn step_back() {
 }
 
 fn folder(root: &Path, save: &Save) -> PathBuf {
-    root.join(format!("step-{:08}", save.step))
+    root.join(name(save.step))
 }
 
 /// Waits for a thread to end without taking its result.

@@ -26,7 +26,10 @@ const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 /// Runs `work`, which may take much longer on one rank than on another. Collective. A rank that finished early would
 /// time out in the next collective and report the others as lost, so all ranks keep telling each other that they work
 /// until the last one has finished.
-pub(crate) fn patiently<T>(comm: &dyn Communicator, work: impl FnOnce() -> T) -> Result<T, CommError> {
+///
+/// # Errors
+/// Fails if a rank is lost.
+pub fn patiently<T>(comm: &dyn Communicator, work: impl FnOnce() -> T) -> Result<T, CommError> {
     thread::scope(|scope| {
         let (done, wait) = mpsc::channel::<()>();
         let signs = scope.spawn(move || {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
 use zero_engine::{Error, ExportDtype, Exported, Weights, bytes, counted};
-use zero_train::train::write_folder;
+use zero_train::train::{fetch_checkpoint, write_folder};
 
 use crate::arguments::{ExportArgs, Floats};
 use crate::printed::show;
@@ -14,9 +14,17 @@ use crate::printed::show;
 /// Returns the newest checkpoint of `path` with its manifest. `path` is a checkpoint, a run, or a run's `checkpoints`
 /// folder.
 fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
-    let folder = zero_checkpoint::newest_meant(path).map_err(of_folder)?;
+    let folder = zero_checkpoint::newest_meant(&local(path)?).map_err(of_folder)?;
     let manifest = Manifest::read(&folder).map_err(of_folder)?;
     Ok((folder, manifest))
+}
+
+/// Downloads a checkpoint if `path` is an address of a store.
+fn local(path: &Path) -> Result<PathBuf, Error> {
+    match path.to_str().filter(|path| zero_engine::config::is_address(path)) {
+        Some(address) => fetch_checkpoint(address, "<DIR>"),
+        None => Ok(path.to_path_buf()),
+    }
 }
 
 /// Converts an error about the folder named on the command line.
@@ -138,6 +146,7 @@ fn value(folder: &Path, manifest: &Manifest) -> Value {
 /// # Errors
 /// Fails if `path` contains no checkpoint.
 pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
+    let path = &local(path)?;
     let meant = zero_checkpoint::meant(path).map_err(of_folder)?;
     let (mut intact, mut damaged) = (None, 0);
     for folder in &meant {

@@ -52,6 +52,14 @@ pub enum Error {
         /// The store's answer.
         message: String,
     },
+    /// The store will not answer this request, however often it is made.
+    #[error("{address}: the store answered {message}")]
+    Rejected {
+        /// The address.
+        address: String,
+        /// The status and the store's reason.
+        message: String,
+    },
     /// The store did not answer, or its connection broke.
     #[error("{address}: the store could not be reached at byte {byte}: {message}")]
     Unreachable {
@@ -115,6 +123,9 @@ pub enum Error {
     Stopped,
 }
 
+/// How object_store begins the description of an answer that is an error.
+const STATUS: &str = "Server returned non-2xx status code: ";
+
 fn at(byte: Option<u64>) -> String {
     byte.map_or(String::new(), |byte| format!(" at byte {byte}"))
 }
@@ -145,11 +156,16 @@ impl Error {
         }
     }
 
-    /// A failure that may pass, unless the store is not the one that it claims to be.
+    /// A failure that may pass, unless the store is not the one that it claims to be, or finds fault with the request.
     fn failed(address: String, byte: u64, message: String) -> Self {
-        match message.contains("invalid peer certificate") {
-            true => Self::Setup { address, message },
-            false => Self::Unreachable { address, byte, message },
+        // Request timeout, too early, too many requests.
+        let passes = |status: &str| !status.starts_with('4') || ["408", "425", "429"].contains(&status);
+        match message.strip_prefix(STATUS) {
+            _ if message.contains("invalid peer certificate") => Self::Setup { address, message },
+            Some(answer) if !passes(answer.get(..3).unwrap_or_default()) => {
+                Self::Rejected { address, message: answer.into() }
+            }
+            _ => Self::Unreachable { address, byte, message },
         }
     }
 
@@ -162,6 +178,7 @@ impl Error {
     pub fn help(&self) -> Option<&'static str> {
         match self {
             Self::Address { .. } | Self::Missing { .. } | Self::NoMatch { .. } => Some("correct the address"),
+            Self::Rejected { .. } => Some("correct the address, or the endpoint and region in the environment"),
             Self::Folder { .. } => Some("name its objects with a pattern, such as `folder/*.parquet`"),
             Self::Setup { message, .. } if message.contains("certificate") => {
                 Some("set SSL_CERT_FILE to the certificates that this machine shall trust")
@@ -190,7 +207,13 @@ pub fn on_one_line(error: &dyn std::error::Error) -> String {
         Some((attempts, cause)) if attempts.contains("Error performing") => cause.into(),
         _ => line,
     };
-    // The answer of a store may be a page of HTML or XML.
+    // S3 and Azure explain themselves in XML.
+    let told = line.split_once('<').and_then(|(status, rest)| {
+        let (reason, _) = rest.split_once("<Message>")?.1.split_once("</Message>")?;
+        Some(format!("{}: {}", status.trim_end_matches([' ', ':']), reason.trim()))
+    });
+    let line = told.unwrap_or(line);
+    // Other answers may be a page of HTML.
     match line.char_indices().nth(300) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,

@@ -33,6 +33,7 @@ pub use error::{Error, on_one_line};
 pub use folder::complete;
 pub use list::Found;
 pub use location::check;
+pub use upload::check_writable;
 
 use digest::Checksum;
 use location::Location;

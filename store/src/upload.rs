@@ -1,4 +1,5 @@
-//! Uploads files and folders. Of a folder, chosen files come last, when all others are in the store.
+//! Uploads files and folders, and moves and removes objects. Of a folder, chosen files come last, when all others are in the
+//! store.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,10 +12,12 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
 use crate::download::patiently;
 use crate::list::{key, open};
 use crate::location::{Location, Service};
-use crate::{Error, Stores, Watch};
+use crate::{Error, Object, Stores, Watch};
 
-/// Files up to this length are uploaded in one request, longer ones in parts of it.
+/// Files up to this length are uploaded in one request, longer ones in parts of at least this length.
 const PART: u64 = 16 << 20;
+/// The most parts of an object. S3 accepts 10,000.
+const PARTS: u64 = 9_000;
 /// Parts that are sent at the same time.
 const AT_ONCE: usize = 4;
 
@@ -48,16 +51,55 @@ impl Stores {
     /// # Errors
     /// Fails if the file cannot be read, or if the store stays unreachable or refuses it.
     pub fn upload(&self, file: &Path, address: &str, watch: &dyn Watch) -> Result<(), Error> {
-        let location = Location::parse(address)?;
-        if matches!(location.service, Service::Http(_) | Service::Hub { .. }) {
-            let problem = "files are uploaded to s3://, gs:// and az:// only".into();
-            return Err(Error::Address { address: address.into(), problem });
-        }
+        let location = writable(address)?;
         let key = key(&location)?;
         patiently(self.patience, watch, async || {
             let store = open(&location)?;
             send(store.as_ref(), &key, file, address, watch).await
         })
+    }
+
+    /// Removes an object. One that does not exist any more is no error.
+    ///
+    /// # Errors
+    /// Fails if the store stays unreachable or refuses it.
+    pub fn remove(&self, object: &Object, watch: &dyn Watch) -> Result<(), Error> {
+        let location = writable(&object.address)?;
+        patiently(self.patience, watch, async || match open(&location)?.delete(&object.key).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(Error::of(&object.address, 0, &error)),
+        })
+    }
+
+    /// Moves an object to another address of the same store, whose servers copy it.
+    ///
+    /// # Errors
+    /// Fails if the store stays unreachable or refuses it. S3 copies no object above 5 GB.
+    pub fn rename(&self, object: &Object, address: &str, watch: &dyn Watch) -> Result<(), Error> {
+        let location = writable(address)?;
+        let to = key(&location)?;
+        patiently(self.patience, watch, async || {
+            open(&location)?.rename(&object.key, &to).await.map_err(|error| Error::of(&object.address, 0, &error))
+        })
+    }
+}
+
+/// Checks without a request that objects can be written below an address.
+///
+/// # Errors
+/// Fails on an address that no store can have, and on one of a store that is only read.
+pub fn check_writable(address: &str) -> Result<(), Error> {
+    writable(address).map(drop)
+}
+
+fn writable(address: &str) -> Result<Location, Error> {
+    let location = Location::parse(address)?;
+    match location.service {
+        Service::Http(_) | Service::Hub { .. } => {
+            let problem = "files are uploaded to s3://, gs:// and az:// only".into();
+            Err(Error::Address { address: address.into(), problem })
+        }
+        _ => Ok(location),
     }
 }
 
@@ -65,9 +107,10 @@ async fn send(store: &dyn ObjectStore, key: &Key, path: &Path, address: &str, wa
     let failed = |byte: u64, error| Error::of(address, byte, &error);
     let mut file = File::open(path).map_err(Error::local(path))?;
     let length = file.metadata().map_err(Error::local(path))?.len();
+    let part_length = PART.max(length.div_ceil(PARTS));
     let mut next = || -> Result<Bytes, Error> {
         let mut bytes = Vec::new();
-        (&mut file).take(PART).read_to_end(&mut bytes).map_err(Error::local(path))?;
+        (&mut file).take(part_length).read_to_end(&mut bytes).map_err(Error::local(path))?;
         Ok(bytes.into())
     };
     if length <= PART {
@@ -76,7 +119,7 @@ async fn send(store: &dyn ObjectStore, key: &Key, path: &Path, address: &str, wa
         return Ok(());
     }
     let upload = store.put_multipart(key).await.map_err(|error| failed(0, error))?;
-    let mut parts = WriteMultipart::new_with_chunk_size(upload, PART as usize);
+    let mut parts = WriteMultipart::new_with_chunk_size(upload, part_length as usize);
     let mut sent = 0;
     loop {
         let part = next()?;

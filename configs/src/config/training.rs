@@ -51,6 +51,8 @@ section! {
         pub keep_last: usize = key(COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all");
         /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
         pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: no such rule");
+        /// Address below which finished checkpoints are copied while training goes on.
+        pub checkpoint_store: Option<String> = key(Kind::Text, "null", "Address such as `s3://bucket/run` to which checkpoints are copied while training goes on");
         /// Folder of the run.
         pub output_dir: String = key(Kind::Text, "= runs/<name of the file>", "Folder of the run") [else format!("runs/{}", stem(keys.file()))];
         /// Reaction to a gradient or loss that is not finite.

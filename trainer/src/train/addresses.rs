@@ -6,6 +6,7 @@ use std::path::Path;
 use zero_config::Config;
 use zero_engine::Error;
 
+use super::checkpoint_store;
 use crate::data::remote::{self, Download, describes};
 use crate::data::{CacheOptions, DataError, Unwatched, Watch};
 
@@ -57,9 +58,10 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     let folder = &config.training.output_dir;
     if zero_config::is_address(folder) {
         let message = format!("{folder} is a remote address, but a run is written to a local folder");
-        return Err(Error::setting("training.output_dir", message, "name a local folder, and copy it after the run"));
+        let help = "name a local folder here, and the address in `training.checkpoint_store`";
+        return Err(Error::setting("training.output_dir", message, help));
     }
-    Ok(())
+    checkpoint_store::check(config)
 }
 
 /// Downloads the weights that a new run starts from. Returns the configuration with their local paths.

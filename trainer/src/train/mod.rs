@@ -4,6 +4,7 @@
 mod addresses;
 mod autos;
 mod bar;
+mod checkpoint_store;
 mod configured_data;
 mod connection;
 mod corpus;
@@ -48,6 +49,7 @@ use zero_config::{Config, Transport};
 
 use crate::monitor;
 use crate::process::resident;
+use checkpoint_store::{Begun, Uploads};
 use divergence::Divergence;
 use early_stop::EarlyStop;
 use files::Files;
@@ -67,6 +69,7 @@ use zero_planner::{Plan, Planner};
 
 pub use crate::report_page::report_page;
 pub use addresses::{read_addresses, write_folder};
+pub use checkpoint_store::fetch_checkpoint;
 pub use connection::connect;
 pub use data_commands::{DataStats, Lengths, PreparedData, data_stats, prepare_data, verify_data};
 pub use evaluation::Evaluation;
@@ -94,21 +97,33 @@ pub(crate) fn fit(
     config: &Config,
     options: &RunOptions,
     comm: &Arc<dyn Communicator>,
+    task: Task<'_>,
+) -> Result<Summary, Error> {
+    let requests = Requests::listen();
+    let config = config.for_world_size(comm.size())?;
+    let out = PathBuf::from(&config.training.output_dir);
+    match begin(config, options, comm, task, &requests) {
+        Err(Error::Data(DataError::Stopped)) => Ok(Summary::stopped(requests.stop(), out)),
+        ended => ended,
+    }
+}
+
+/// Trains, or fails with [`DataError::Stopped`] on a signal before the first step. A collective.
+fn begin(
+    mut config: Config,
+    options: &RunOptions,
+    comm: &Arc<dyn Communicator>,
     mut task: Task<'_>,
+    requests: &Requests,
 ) -> Result<Summary, Error> {
     let started = Instant::now();
-    let requests = Requests::listen();
-    let mut config = config.for_world_size(comm.size())?;
     if comm.rank() == 0 {
         monitor::check(&config)?;
     }
     let out = PathBuf::from(&config.training.output_dir);
-    let preparing = Preparing::of_rank(comm.rank(), options.output.at(config.log_level), &requests);
-    let mut corpus = match task.corpus(&config, &preparing) {
-        Err(Error::Data(DataError::Stopped)) => return Ok(Summary::stopped(requests.stop(), out)),
-        corpus => corpus?,
-    };
-    drop(preparing);
+    let output = options.output.at(config.log_level);
+    let preparing = || Preparing::of_rank(comm.rank(), output, requests);
+    let mut corpus = task.corpus(&config, &preparing())?;
     if let (Some(preference), Some(_)) = (&config.preference, &corpus.eval) {
         task.metrics.extend(preference::metrics(preference)?);
     }
@@ -125,17 +140,14 @@ pub(crate) fn fit(
         return Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from, folder: out });
     }
     let restarts = restart::found(&options.restarts, options.job.as_deref(), &out, &**comm)?;
-    let options = &RunOptions { restarts, ..options.clone() };
+    let options = RunOptions { restarts, ..options.clone() };
+    let options = &checkpoint_store::completed(&options, &config, &**comm, &preparing())?;
     let rows = config.train_micro_batch_size_per_gpu;
     let sample = || corpus.training_batch(0, rows);
     let resident_before = resident::peak();
     let start = start(&config, options)?;
     if start == Start::Anew {
-        let preparing = Preparing::of_rank(comm.rank(), options.output.at(config.log_level), &requests);
-        config = match addresses::fetch_weights(&config, &preparing) {
-            Err(Error::Data(DataError::Stopped)) => return Ok(Summary::stopped(requests.stop(), out)),
-            config => config?,
-        };
+        config = addresses::fetch_weights(&config, &preparing())?;
     }
     let mut early = EarlyStop::new(config.training.early_stopping.clone());
     early.check(&task.metrics)?;
@@ -144,7 +156,7 @@ pub(crate) fn fit(
         engine.lift_memory_limit();
     }
     let main = comm.rank() == 0;
-    let resumed = resume(&mut engine, options, &out)?;
+    let resumed = resume(&mut engine, options, &out, &preparing())?;
     let mut divergence = Divergence::new(engine.config());
     if let Some((_, state)) = &resumed {
         early.restore(state);
@@ -159,8 +171,12 @@ pub(crate) fn fit(
             engine.steps() + (steps * batch).saturating_sub(engine.samples()).div_ceil(batch)
         }
     };
-    let output = if main { options.output.at(engine.config().log_level) } else { Output::Quiet };
-    let progress = Progress::new(output, engine.config().steps_per_print, engine.steps(), steps);
+    let progress = Progress::new(
+        if main { output } else { Output::Quiet },
+        engine.config().steps_per_print,
+        engine.steps(),
+        steps,
+    );
     // A run that resumes from a checkpoint in another folder is a new run in this one.
     let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;
@@ -172,14 +188,15 @@ pub(crate) fn fit(
         progress.warn(&format!("`training.sample` has no effect: {reason}"));
     }
     reference::prepare(&mut engine, &corpus, &out, from.as_deref(), &progress)?;
-    let saves = Saves::new(&out, from.as_ref().map(|_| engine.steps()));
+    let uploads = uploads(&engine, options, (&out, goes_on), &progress, &preparing())?;
+    let saves = Saves::new(&out, from.as_ref().map(|_| engine.steps()), uploads);
     if main {
         progress.say(&saves.foretell(&engine));
     }
     let report = Report::new(started, resident_before, options.restarts.restarts.clone());
     let mut run = Run::new(engine, (corpus, task), (early, divergence, saves), progress, report);
-    let finished = run.train(steps, &requests, files.as_mut())?;
-    let checkpoint = run.save_last(finished)?;
+    let finished = run.train(steps, requests, files.as_mut())?;
+    let checkpoint = run.save_last(finished, requests)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };
     run.finish(files.as_mut(), checkpoint.as_deref(), text.as_deref(), finished)?;
     comm.barrier().wait()?;
@@ -302,16 +319,51 @@ fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
     })
 }
 
+/// Begins to copy the checkpoints to the store of the configuration, if it names one. Only rank 0 does. A collective.
+fn uploads(
+    engine: &Engine,
+    options: &RunOptions,
+    (out, goes_on): (&Path, bool),
+    progress: &Progress,
+    preparing: &Preparing<'_>,
+) -> Result<Option<Uploads>, Error> {
+    let comm = engine.communicator();
+    if engine.config().training.checkpoint_store.is_none() {
+        return Ok(None);
+    }
+    let from = match &options.resume {
+        Some(Resume::From(folder)) => address(folder),
+        _ => None,
+    };
+    let begun = Begun { goes_on, address: from, steps: engine.steps() };
+    let begin = || Uploads::begin(engine.config(), out, begun, progress, preparing);
+    let begin = || (comm.rank() == 0).then(begin).transpose();
+    zero_checkpoint::patiently(&**comm, begin)?
+}
+
+/// Returns a folder that is an address of a store.
+fn address(folder: &Path) -> Option<&str> {
+    folder.to_str().filter(|folder| zero_config::is_address(folder))
+}
+
 /// Resumes as the options say. `auto` loads the newest checkpoint; if it is damaged, this prints a warning and tries
 /// the one before.
-fn resume(engine: &mut Engine, options: &RunOptions, out: &Path) -> Result<Option<(PathBuf, Value)>, Error> {
+fn resume(
+    engine: &mut Engine,
+    options: &RunOptions,
+    out: &Path,
+    preparing: &Preparing<'_>,
+) -> Result<Option<(PathBuf, Value)>, Error> {
     let mut candidates = match &options.resume {
         _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
         None => return Ok(None),
         Some(Resume::From(folder)) => {
             let named =
                 |error: Error| error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`");
-            let folder = zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?;
+            let folder = match address(folder) {
+                Some(address) => checkpoint_store::fetch(address, &**engine.communicator(), preparing)?,
+                None => zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?,
+            };
             let state = engine.load_checkpoint(&folder).map_err(named)?;
             return Ok(Some((folder, state)));
         }

@@ -8,9 +8,10 @@ use super::restart::Restarts;
 /// The checkpoint to resume from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
-    /// The newest checkpoint in the run's own folder. Starts a new run if there is none.
+    /// The newest checkpoint in the run's own folder or, if there is none, in its `training.checkpoint_store`. Starts a new
+    /// run if that has none either.
     Auto,
-    /// The checkpoint in this folder, or the newest one if it is a run's folder.
+    /// The checkpoint in this folder or at this address of a store, or the newest one if it is a run's folder.
     From(PathBuf),
 }
 

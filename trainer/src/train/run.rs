@@ -296,18 +296,20 @@ impl<'a> Run<'a> {
 
     /// Saves the final checkpoint. A run that a signal stopped always saves one, even with `save_last: false`, so that
     /// it can be resumed.
-    pub(super) fn save_last(&mut self, finished: Finished) -> Result<Option<PathBuf>, Error> {
-        match finished {
+    pub(super) fn save_last(&mut self, finished: Finished, requests: &Requests) -> Result<Option<PathBuf>, Error> {
+        let saved = match finished {
             Finished::Done if !self.engine.config().training.save_last => {
                 self.engine.finish_save()?;
                 self.saves.look(&mut self.engine, &self.progress)?;
-                Ok(None)
+                None
             }
             Finished::Done | Finished::Stopped(_) => {
                 let state = self.state();
-                self.saves.last(&mut self.engine, state, &self.progress).map(Some)
+                Some(self.saves.last(&mut self.engine, state, &self.progress)?)
             }
-        }
+        };
+        self.saves.finish(&self.engine, requests, &self.progress)?;
+        Ok(saved)
     }
 
     /// Returns the state that checkpoints hold in addition to the engine's.

@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use zero_checkpoint::patiently;
 
+use super::checkpoint_store::Uploads;
 use super::progress::Progress;
+use super::signals::Requests;
 use zero_engine::Ended;
 use zero_engine::Engine;
 use zero_engine::Error;
@@ -17,13 +20,15 @@ pub(super) struct Saves {
     /// When the save in flight began.
     begun: Option<Instant>,
     newest: Option<u64>,
+    /// Copies the checkpoints to a store, on rank 0.
+    uploads: Option<Uploads>,
 }
 
 impl Saves {
     /// Creates the state for a run in the folder `out`. `from` is the step of the checkpoint that it resumes from, if
     /// any.
-    pub(super) fn new(out: &Path, from: Option<u64>) -> Self {
-        Self { root: out.join("checkpoints"), begun: None, newest: from }
+    pub(super) fn new(out: &Path, from: Option<u64>, uploads: Option<Uploads>) -> Self {
+        Self { root: out.join("checkpoints"), begun: None, newest: from, uploads }
     }
 
     /// Saves a checkpoint during training. A full disk causes a warning and does not end training. A collective.
@@ -48,8 +53,11 @@ impl Saves {
         }
     }
 
-    /// Reports a background save that has ended.
+    /// Reports a background save that has ended, and what was copied to a store.
     pub(super) fn look(&mut self, engine: &mut Engine, progress: &Progress) -> Result<(), Error> {
+        if let Some(uploads) = &mut self.uploads {
+            uploads.look(progress);
+        }
         let Some(ended) = engine.ended_save() else { return Ok(()) };
         let began = self.begun.take().unwrap_or_else(Instant::now);
         self.ended(ended, began, progress)
@@ -59,11 +67,30 @@ impl Saves {
     pub(super) fn last(&mut self, engine: &mut Engine, state: Value, progress: &Progress) -> Result<PathBuf, Error> {
         engine.finish_save()?;
         self.look(engine, progress)?;
-        engine.save_checkpoint_with(&self.root, state).inspect_err(|_| {
+        let folder = engine.save_checkpoint_with(&self.root, state).inspect_err(|_| {
             if let Some(newest) = self.newest {
                 progress.warn(&format!("the last step was not saved; --resume auto continues after step {newest}"));
             }
-        })
+        })?;
+        self.upload(engine.steps(), &folder, progress);
+        Ok(folder)
+    }
+
+    fn upload(&mut self, step: u64, folder: &Path, progress: &Progress) {
+        if let Some(uploads) = &mut self.uploads {
+            uploads.add(step, folder, progress);
+        }
+    }
+
+    /// Waits until the checkpoints are in the store, if there is one. A signal ends the wait and the process, because all
+    /// checkpoints are on disk. A collective.
+    pub(super) fn finish(&mut self, engine: &Engine, requests: &Requests, progress: &Progress) -> Result<(), Error> {
+        if engine.config().training.checkpoint_store.is_none() {
+            return Ok(());
+        }
+        requests.end_at_once();
+        let uploads = self.uploads.take();
+        patiently(&**engine.communicator(), || uploads.map_or(Ok(()), |uploads| uploads.finish(progress)))?
     }
 
     fn ended(&mut self, ended: Ended, began: Instant, progress: &Progress) -> Result<(), Error> {
@@ -71,6 +98,7 @@ impl Saves {
             Ok(folder) => {
                 self.newest = Some(ended.step);
                 progress.say(&format!("saved {} in {}", folder.display(), time(began.elapsed())));
+                self.upload(ended.step, &folder, progress);
                 Ok(())
             }
             Err(error) if error.is_only_a_file() => {
@@ -100,7 +128,7 @@ impl Saves {
     }
 }
 
-fn time(duration: Duration) -> String {
+pub(super) fn time(duration: Duration) -> String {
     match duration.as_secs_f64() {
         seconds if seconds < 1e-3 => "1 ms".into(),
         seconds if seconds < 1.0 => format!("{:.0} ms", seconds * 1e3),

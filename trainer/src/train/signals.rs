@@ -28,10 +28,13 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Installs the handlers. If that is not allowed, the signals keep their default actions.
+    /// Installs the handlers of a run. If that is not allowed, the signals keep their default actions.
     pub(super) fn listen() -> Self {
         note_save_requests();
         let requests = Self { received: Arc::default(), ends: Arc::default() };
+        for signal in [SIGINT, SIGTERM] {
+            let _ = signal_hook::flag::register_conditional_default(signal, requests.ends.clone());
+        }
         requests.note();
         requests
     }
@@ -53,7 +56,7 @@ impl Requests {
         }
     }
 
-    /// Lets the next signal end the process: a command does nothing more that a signal could leave unfinished.
+    /// Lets the next signal end the process: it does nothing more that a signal could leave unfinished.
     pub(super) fn end_at_once(&self) {
         self.ends.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,6 @@
 //! Data and models at addresses of stores.
 
+mod checkpoints;
 mod services;
 mod web;
 

@@ -11,7 +11,7 @@ use super::{corpus, data, local_losses};
 use crate::case::{Case, text};
 
 /// A process that ends with the test.
-struct Service(Child);
+pub(super) struct Service(Child);
 
 impl Drop for Service {
     fn drop(&mut self) {
@@ -20,7 +20,7 @@ impl Drop for Service {
     }
 }
 
-fn installed() -> Option<PathBuf> {
+pub(super) fn installed() -> Option<PathBuf> {
     let folder = std::env::var_os("ZERO_TRAIN_STORES");
     if folder.is_none() {
         println!("skipped: ZERO_TRAIN_STORES names no folder of scripts/install-stores.sh");
@@ -29,7 +29,7 @@ fn installed() -> Option<PathBuf> {
 }
 
 /// Starts a server with its port as the last argument, and waits until it answers.
-fn serve(mut command: Command) -> (Service, u16) {
+pub(super) fn serve(mut command: Command) -> (Service, u16) {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let child = command.arg(port.to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut service = Service(child);
@@ -40,7 +40,7 @@ fn serve(mut command: Command) -> (Service, u16) {
     (service, port)
 }
 
-fn python(program: &Path, script: &str, arguments: &[&str]) -> String {
+pub(super) fn python(program: &Path, script: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(["-c", script]).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout)
@@ -139,6 +139,19 @@ fn azure() {
         ("AZURE_STORAGE_ENDPOINT", endpoint.as_str()),
     ];
     assert_eq!(train(&case, "run", "\"az://books/deep/*.txt\"", &variables), Ok(losses));
+    // Checkpoints in the store, and a run that is set back there.
+    let stored = |out: &str, more: &[&str]| {
+        let mut command = case.command(&["--config", "ds.yaml", "--max-steps", "3", "--out", out]);
+        command.args(["--set", "training={checkpoint_store: az://books/run, save_every: 1, keep_last: 0}"]).args(more);
+        let output = command.env("ZERO_TRAIN_CACHE", case.path("copies")).envs(variables).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (text(&output.stdout), case.losses(out))
+    };
+    let (said, all) = stored("here", &[]);
+    assert!(said.contains("copied az://books/run/step-00000003 in "), "{said}");
+    let (said, rest) = stored("there", &["--resume", "az://books/run/step-00000002"]);
+    assert!(said.contains("moved a checkpoint of a later step to az://books/run/superseded-step-00000003"), "{said}");
+    assert_eq!(rest, all[2..]);
     let wrong = [variables[0], ("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc="), variables[2]];
     let refused = train(&case, "none", "az://books/deep/c.txt", &wrong).unwrap_err();
     assert!(refused.contains("az://books/deep/c.txt: access was refused"), "{refused}");

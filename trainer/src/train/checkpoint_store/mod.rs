@@ -1,0 +1,217 @@
+//! Checkpoints in an object store: found, downloaded, copied there, and removed when there are newer ones.
+//!
+//! A store has the folders that a run has on disk, such as `step-00000100`. The manifest of a checkpoint is uploaded last and
+//! removed first, so a checkpoint with a manifest is complete.
+
+mod uploads;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use zero_checkpoint::patiently;
+use zero_comm::{Buffer, Communicator};
+use zero_config::Config;
+use zero_engine::Error;
+use zero_store::{Object, Stores, Watch};
+
+use super::options::{Resume, RunOptions};
+use crate::data::CacheOptions;
+use crate::data::remote::{self, Download};
+pub(super) use uploads::{Begun, Uploads};
+
+/// The key that names the store.
+const KEY: &str = "training.checkpoint_store";
+const HELP: &str = "name an address such as s3://bucket/run, gs://bucket/run or az://container/run";
+/// The file that completes a checkpoint.
+const MANIFEST: &str = "manifest.json";
+
+/// The folder of checkpoints at an address.
+#[derive(Debug, Clone)]
+struct CheckpointStore {
+    address: String,
+    stores: Stores,
+}
+
+/// The objects of checkpoints, by step.
+type Listed = BTreeMap<u64, Vec<Object>>;
+
+impl CheckpointStore {
+    fn new(address: &str) -> Result<Self, Error> {
+        let stores = remote::stores(&CacheOptions::default())?;
+        Ok(Self { address: address.trim_end_matches('/').into(), stores })
+    }
+
+    /// Returns the address of a folder in the store.
+    fn at(&self, name: &str) -> String {
+        format!("{}/{name}", self.address)
+    }
+
+    /// Returns whether an address is that of the folder or of something in it.
+    fn holds(&self, address: &str) -> bool {
+        address.strip_prefix(&self.address).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Returns the folders named `step-…`, those of uploads that did not end as well, and the names of all folders.
+    fn list(&self, watch: &dyn Watch) -> Result<(Listed, Vec<String>), zero_store::Error> {
+        let (mut listed, mut names) = (Listed::new(), vec![]);
+        for object in self.stores.list_folder(&self.address, watch)? {
+            let name = object.address.strip_prefix(&self.address).unwrap_or_default().trim_start_matches('/');
+            let Some((folder, _)) = name.split_once('/') else { continue };
+            names.push(folder.to_string());
+            if let Some(step) = zero_checkpoint::step(Path::new(folder)) {
+                listed.entry(step).or_default().push(object);
+            }
+        }
+        Ok((listed, names))
+    }
+
+    /// Returns the steps of complete checkpoints, the oldest first.
+    fn steps(&self, watch: &dyn Watch) -> Result<Vec<u64>, zero_store::Error> {
+        Ok(complete(&self.list(watch)?.0))
+    }
+
+    /// Uploads the checkpoint of a step from a folder, then removes those that are old.
+    fn upload(
+        &self,
+        (step, folder): (u64, &Path),
+        keep: (usize, u64),
+        watch: &dyn Watch,
+    ) -> Result<(), zero_store::Error> {
+        let address = self.at(&zero_checkpoint::name(step));
+        // What is there has the same name, and is of no use while it is replaced.
+        remove(&self.stores, &self.stores.list_folder(&address, watch)?, watch)?;
+        self.stores.upload_folder(folder, &address, |name| name == MANIFEST, watch)?;
+        let (listed, _) = self.list(watch)?;
+        let old = zero_checkpoint::superfluous(&complete(&listed), step, keep);
+        let is_left_over = |other: u64, objects: &[Object]| other < step && !is_complete(objects);
+        let removed = listed.iter().filter(|(other, objects)| old.contains(other) || is_left_over(**other, objects));
+        removed.into_iter().try_for_each(|(_, objects)| remove(&self.stores, objects, watch))
+    }
+
+    /// Gives the checkpoints after `step` other names, because a run that resumes after `step` repeats their steps.
+    /// Returns their new addresses.
+    fn set_back(&self, step: u64, watch: &dyn Watch) -> Result<Vec<String>, zero_store::Error> {
+        let (listed, names) = self.list(watch)?;
+        let mut aside = vec![];
+        for (later, mut objects) in listed.into_iter().filter(|(other, _)| *other > step) {
+            let name = format!("superseded-{}", zero_checkpoint::name(later));
+            let numbered = std::iter::once(name.clone()).chain((1..).map(|n| format!("{name}.{n}")));
+            let Some(free) = numbered.into_iter().find(|name| !names.contains(name)) else { continue };
+            let (from, to) = (self.at(&zero_checkpoint::name(later)), self.at(&free));
+            // The manifest first: what has lost a file does not count as a checkpoint.
+            objects.sort_by_key(|object| !is_manifest(object));
+            for object in &objects {
+                let renamed = object.address.replacen(&from, &to, 1);
+                self.stores.rename(object, &renamed, watch)?;
+            }
+            aside.push(to);
+        }
+        Ok(aside)
+    }
+}
+
+fn is_manifest(object: &Object) -> bool {
+    object.address.rsplit('/').next() == Some(MANIFEST)
+}
+
+fn is_complete(objects: &[Object]) -> bool {
+    objects.iter().any(is_manifest)
+}
+
+fn complete(listed: &Listed) -> Vec<u64> {
+    listed.iter().filter(|(_, objects)| is_complete(objects)).map(|(&step, _)| step).collect()
+}
+
+/// Removes objects, the manifest first.
+fn remove(stores: &Stores, objects: &[Object], watch: &dyn Watch) -> Result<(), zero_store::Error> {
+    let (manifests, others): (Vec<&Object>, Vec<&Object>) = objects.iter().partition(|object| is_manifest(object));
+    manifests.into_iter().chain(others).try_for_each(|object| stores.remove(object, watch))
+}
+
+fn failed(key: &'static str) -> impl Fn(zero_store::Error) -> Error {
+    move |error| Error::from(remote::failed(error)).named(key, HELP)
+}
+
+/// Checks the address of the store without a request.
+///
+/// # Errors
+/// Fails on one that no store can have, and on one of a store that is only read.
+pub(super) fn check(config: &Config) -> Result<(), Error> {
+    match &config.training.checkpoint_store {
+        Some(address) => {
+            zero_store::check_writable(address).map_err(|error| Error::setting(KEY, error.to_string(), HELP))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Completes `--resume auto` for a run whose folder has no checkpoint: names the newest one in its store. Collective.
+pub(super) fn completed(
+    options: &RunOptions,
+    config: &Config,
+    comm: &dyn Communicator,
+    watch: &dyn crate::data::Watch,
+) -> Result<RunOptions, Error> {
+    let root = Path::new(&config.training.output_dir).join("checkpoints");
+    let Some(address) = &config.training.checkpoint_store else { return Ok(options.clone()) };
+    if options.resume != Some(Resume::Auto)
+        || !options.restarts.from.is_empty()
+        || !zero_checkpoint::committed(&root)?.is_empty()
+    {
+        return Ok(options.clone());
+    }
+    let newest = on_first_rank(comm, || {
+        let steps = CheckpointStore::new(address)?.steps(&Download::of(watch)).map_err(failed(KEY))?;
+        Ok(steps.last().copied())
+    })?;
+    let folder = |step| CheckpointStore::new(address).map(|store| store.at(&zero_checkpoint::name(step)).into());
+    let resume = newest.map(|step| folder(step).map(Resume::From)).transpose()?;
+    Ok(RunOptions { resume: resume.or(Some(Resume::Auto)), ..options.clone() })
+}
+
+/// Returns what rank 0 computes on every rank. Collective.
+fn on_first_rank(
+    comm: &dyn Communicator,
+    compute: impl FnOnce() -> Result<Option<u64>, Error>,
+) -> Result<Option<u64>, Error> {
+    let found = patiently(comm, || if comm.rank() == 0 { compute() } else { Ok(None) })??;
+    let step = Buffer::I64(vec![found.map_or(-1, |step| step as i64)]);
+    Ok(u64::try_from(comm.broadcast(step, 0).wait()?.into_i64()?[0]).ok())
+}
+
+/// Downloads the checkpoint at an address, or the newest one of a run there, on every rank. Collective.
+pub(super) fn fetch(address: &str, comm: &dyn Communicator, watch: &dyn crate::data::Watch) -> Result<PathBuf, Error> {
+    let download = Download::of(watch);
+    let found = on_first_rank(comm, || newest(address, "--resume", &download))?;
+    patiently(comm, || fetch_step(address, found, "--resume", &download))?
+}
+
+/// Downloads the checkpoint at an address that `key` has, or the newest one of a run there. Returns its folder.
+///
+/// # Errors
+/// Fails if there is none, or if the store does.
+pub fn fetch_checkpoint(address: &str, key: &'static str) -> Result<PathBuf, Error> {
+    let download = Download::of(&crate::data::Unwatched);
+    let found = newest(address, key, &download)?;
+    fetch_step(address, found, key, &download)
+}
+
+/// Returns the step of the newest checkpoint below an address, or `None` if the address is a checkpoint itself.
+fn newest(address: &str, key: &'static str, download: &Download<'_>) -> Result<Option<u64>, Error> {
+    let store = CheckpointStore::new(address)?;
+    if let Some(&step) = store.steps(download).map_err(failed(key))?.last() {
+        return Ok(Some(step));
+    }
+    let objects = store.stores.list_folder(address, download).map_err(failed(key))?;
+    if objects.iter().any(|object| object.address == store.at(MANIFEST)) {
+        return Ok(None);
+    }
+    let help = "name the folder of a checkpoint, or one with folders `step-…`";
+    Err(Error::setting(key, format!("there is no checkpoint at {address}"), help))
+}
+
+fn fetch_step(address: &str, step: Option<u64>, key: &'static str, download: &Download<'_>) -> Result<PathBuf, Error> {
+    let store = CheckpointStore::new(address)?;
+    let folder = step.map_or(store.address.clone(), |step| store.at(&zero_checkpoint::name(step)));
+    store.stores.fetch_folder(&folder, |_| true, download).map_err(failed(key))
+}

@@ -1,0 +1,232 @@
+//! Copies the checkpoints of a run to a store on a thread of its own, while the run trains. Only rank 0 does.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use zero_config::Config;
+use zero_engine::{DataError, Error};
+
+use super::super::progress::Progress;
+use super::super::saves::time;
+use super::{CheckpointStore, HELP, KEY, failed};
+use crate::data::Watch;
+use crate::data::remote::Download;
+
+/// The beginning of the names of folders that keep what is uploaded, also when the run removes its checkpoint.
+const KEPT: &str = ".uploading-";
+
+/// The checkpoints that are copied now and later.
+pub(in super::super) struct Uploads {
+    address: String,
+    root: PathBuf,
+    jobs: Sender<Job>,
+    said: Receiver<Said>,
+    thread: JoinHandle<()>,
+    /// The newest checkpoint in the store.
+    newest: Option<u64>,
+    /// Why the last upload failed.
+    failure: Option<zero_store::Error>,
+}
+
+/// A folder to upload.
+struct Job {
+    step: u64,
+    folder: PathBuf,
+}
+
+/// What the thread reports.
+enum Said {
+    Waits(String),
+    Uploaded { step: u64, took: Duration },
+    Left { step: u64 },
+    Failed { step: u64, error: zero_store::Error },
+}
+
+/// How a run began.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Begun<'a> {
+    /// Whether the run continues in its own folder.
+    pub(in super::super) goes_on: bool,
+    /// The address that it resumed from.
+    pub(in super::super) address: Option<&'a str>,
+    /// Steps that it has.
+    pub(in super::super) steps: u64,
+}
+
+impl Uploads {
+    /// Begins to copy the checkpoints of a run in the folder `out` to the store of its configuration. Writes the
+    /// configuration there, so that a store that cannot be written is found before the run trains.
+    ///
+    /// # Errors
+    /// Fails if another run has checkpoints there, if the store does, if a file cannot be written, or if `watch` ends the
+    /// wait.
+    pub(in super::super) fn begin(
+        config: &Config,
+        out: &Path,
+        begun: Begun<'_>,
+        progress: &Progress,
+        watch: &dyn Watch,
+    ) -> Result<Self, Error> {
+        let address = config.training.checkpoint_store.as_deref().unwrap_or_default();
+        let (store, download) = (CheckpointStore::new(address)?, Download::of(watch));
+        let root = out.join("checkpoints");
+        let steps = store.steps(&download).map_err(failed(KEY))?;
+        let is_own = begun.goes_on || begun.address.is_some_and(|from| store.holds(from));
+        if let Some(&step) = steps.last()
+            && !is_own
+        {
+            let message = format!("{} exists already", store.at(&zero_checkpoint::name(step)));
+            let help = format!("name another address, or continue that run with --resume {}", store.address);
+            return Err(Error::setting(KEY, message, help));
+        }
+        for aside in store.set_back(begun.steps, &download).map_err(failed(KEY))? {
+            progress.say(&format!("moved a checkpoint of a later step to {aside}"));
+        }
+        let resolved = out.join("resolved.yaml");
+        store.stores.upload(&resolved, &store.at("resolved.yaml"), &download).map_err(failed(KEY))?;
+        // Left by a process that was killed.
+        for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(KEPT) {
+                fs::remove_dir_all(entry.path()).map_err(Error::io(&entry.path()))?;
+            }
+        }
+        let keep = (config.training.keep_last, config.training.keep_every as u64);
+        let ((jobs, taken), (say, said)) = (mpsc::channel(), mpsc::channel());
+        let worker = Worker { store: store.clone(), keep, say };
+        let thread = thread::Builder::new().name("upload".into()).spawn(move || worker.run(&taken));
+        let thread = thread.map_err(Error::io(&root))?;
+        let newest = steps.into_iter().rfind(|&step| step <= begun.steps);
+        let mut uploads = Self { address: store.address, root, jobs, said, thread, newest, failure: None };
+        // The run may have ended before its checkpoint was uploaded.
+        let folder = uploads.root.join(zero_checkpoint::name(begun.steps));
+        if newest != Some(begun.steps) && folder.join(super::MANIFEST).is_file() {
+            uploads.add(begun.steps, &folder, progress);
+        }
+        Ok(uploads)
+    }
+
+    /// Uploads a checkpoint in the background.
+    pub(in super::super) fn add(&mut self, step: u64, folder: &Path, progress: &Progress) {
+        self.look(progress);
+        let kept = self.root.join(format!("{KEPT}{}", zero_checkpoint::name(step)));
+        match keep(folder, &kept) {
+            // The thread ends only after this sender does.
+            Ok(()) => drop(self.jobs.send(Job { step, folder: kept })),
+            Err(source) => {
+                let error = zero_store::Error::Local { path: kept, source };
+                self.heard(Said::Failed { step, error }, progress);
+            }
+        }
+    }
+
+    /// Shows what has happened since the last call.
+    pub(in super::super) fn look(&mut self, progress: &Progress) {
+        while let Ok(said) = self.said.try_recv() {
+            self.heard(said, progress);
+        }
+    }
+
+    /// Waits until all checkpoints are in the store.
+    ///
+    /// # Errors
+    /// Fails if the last one could not be uploaded.
+    pub(in super::super) fn finish(mut self, progress: &Progress) -> Result<(), Error> {
+        self.look(progress);
+        let (jobs, _) = mpsc::channel();
+        drop(std::mem::replace(&mut self.jobs, jobs));
+        if !self.thread.is_finished() {
+            progress.say(&format!("copying the last checkpoint to {}; a signal ends the run without it", self.address));
+        }
+        while let Ok(said) = self.said.recv() {
+            match said {
+                Said::Failed { error, .. } => self.failure = Some(error),
+                said => self.heard(said, progress),
+            }
+        }
+        let Some(error) = self.failure.take() else { return Ok(()) };
+        let message = format!("the last checkpoint in {} was not copied: {error}", self.root.display());
+        let help = "start the run again with --resume auto when the store can be used: it copies the checkpoint";
+        Err(Error::from(DataError::Store { message, help: Some(help) }).named(KEY, HELP))
+    }
+
+    fn heard(&mut self, said: Said, progress: &Progress) {
+        match said {
+            Said::Waits(warning) => progress.warn(&warning),
+            Said::Uploaded { step, took } => {
+                (self.newest, self.failure) = (Some(step), None);
+                let name = zero_checkpoint::name(step);
+                progress.say(&format!("copied {}/{name} in {}", self.address, time(took)));
+            }
+            Said::Left { step } => progress.say(&format!("step {step} was not copied: newer checkpoints were ready")),
+            Said::Failed { step, error } => {
+                let newest = self.newest.map_or("it has no checkpoint yet".into(), |step| {
+                    format!("the newest checkpoint there is step {step}")
+                });
+                progress.warn(&format!("cannot copy step {step}: {error}; training continues, {newest}"));
+                self.failure = Some(error);
+            }
+        }
+    }
+}
+
+/// Keeps the files of a folder under another name, without a second copy where the file system can.
+fn keep(folder: &Path, kept: &Path) -> io::Result<()> {
+    fs::create_dir(kept)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let (from, to) = (entry.path(), kept.join(entry.file_name()));
+        fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop))?;
+    }
+    Ok(())
+}
+
+/// The thread that uploads.
+struct Worker {
+    store: CheckpointStore,
+    keep: (usize, u64),
+    say: Sender<Said>,
+}
+
+impl Worker {
+    fn run(self, jobs: &Receiver<Job>) {
+        while let Ok(job) = jobs.recv() {
+            // If saves are faster than uploads, a checkpoint is left out that a newer one would remove.
+            let mut waiting = vec![job];
+            waiting.extend(jobs.try_iter());
+            let steps: Vec<u64> = waiting.iter().map(|job| job.step).collect();
+            let old = zero_checkpoint::superfluous(&steps, steps[steps.len() - 1], self.keep);
+            for Job { step, folder } in waiting {
+                let said = match old.contains(&step) {
+                    true => Said::Left { step },
+                    false => self.upload(step, &folder),
+                };
+                // Nobody listens any more if the run has failed.
+                let _ = (self.say.send(said), fs::remove_dir_all(&folder));
+            }
+        }
+    }
+
+    fn upload(&self, step: u64, folder: &Path) -> Said {
+        let started = Instant::now();
+        match self.store.upload((step, folder), self.keep, self) {
+            Ok(()) => Said::Uploaded { step, took: started.elapsed() },
+            Err(error) => Said::Failed { step, error },
+        }
+    }
+}
+
+impl zero_store::Watch for Worker {
+    fn progress(&self, _: u64, _: u64) {}
+
+    fn waits(&self, problem: &zero_store::Error, left: Duration) {
+        let _ = self.say.send(Said::Waits(format!("{problem}; trying again, for {} s at most", left.as_secs())));
+    }
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
