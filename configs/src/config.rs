@@ -23,6 +23,7 @@ mod preference;
 mod quantization;
 mod rope;
 mod scheduler;
+mod split;
 mod training;
 mod zero;
 
@@ -62,6 +63,7 @@ pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMeth
 pub use rope::RopeScaling;
 pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
 pub use scheduler::{Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
+pub use split::SplitPart;
 pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
 pub use zero::{Zero, ZeroStage};
 

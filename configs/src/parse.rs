@@ -43,6 +43,11 @@ pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> R
     tree(text, Input::Set(index), report).map_err(|problem| (problem.message, problem.help))
 }
 
+/// Parses YAML that is no configuration, such as the head of a page. Returns `None` if it is not YAML.
+pub fn yaml(text: &str) -> Option<serde_json::Value> {
+    constant(text).map(|node| crate::yaml_out::json_of(&node.value))
+}
+
 /// Parses a value from the schema.
 pub(crate) fn constant(text: &str) -> Option<Node> {
     let mut report = Report::new(crate::Source { name: String::new(), text: String::new() }, &[]);

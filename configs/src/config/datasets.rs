@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::Choice as _;
-use crate::config::{Data, DataFormat};
+use crate::config::{Data, DataFormat, SplitPart};
 use crate::errors::ErrorKind;
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
@@ -22,6 +22,8 @@ section! {
         pub name: Option<String> = key(Kind::Path, "= its position in the list, from 0", "Name in messages, and of its loss in evaluations");
         /// Files and globs to train on.
         pub path: Vec<String> = key(Kind::Paths, REQUIRED, "File, glob, or list of them, as in data.train");
+        /// The split to train on, or slices of splits.
+        pub split: Option<String> = key(Kind::Text, "= all files", "Split of the folder or repository in path, as `datasets` finds it, or slices of splits: `train`, `train[:90%]`, `train[1000:2000]`, `train+validation`");
         /// How the files are read.
         pub format: Option<DataFormat> = key(DataFormat::KIND, "= data.format", "How these files are read");
         /// Field of a JSON line that holds the text.
@@ -89,6 +91,7 @@ impl MixedDataset {
             resolver.contradiction(&[Data::train, Data::datasets], message, Some("keep one of the two".to_string()));
         }
         Self::check_names(sets, resolver);
+        Self::check_splits(sets, resolver);
         Self::check_shares(sets, resolver);
         Self::check_evaluation(sets, data, resolver);
     }
@@ -108,6 +111,20 @@ impl MixedDataset {
                 resolver.contradiction(&[&places[0], &places[1]], message, Some("give each its own name".into()));
             }
         }
+    }
+
+    /// Checks the notation of splits.
+    fn check_splits(sets: &[Self], resolver: &mut Resolver<'_>) {
+        for (index, set) in sets.iter().enumerate() {
+            if let Some(Err(problem)) = set.split.as_deref().map(SplitPart::parse) {
+                resolver.contradiction(&[&path(index, Self::split)], problem, None);
+            }
+        }
+    }
+
+    /// Returns the slices of `split`, one or more; none if all files are read.
+    pub fn split_parts(&self) -> Vec<SplitPart> {
+        self.split.as_deref().map_or(vec![], |split| SplitPart::parse(split).unwrap_or_default())
     }
 
     /// Checks that the shares of the data sets are written in one way and make an epoch.

@@ -454,6 +454,19 @@ fn missing_model_and_data_are_errors_that_name_them() {
 }
 
 #[test]
+fn a_wrong_split_is_shown_with_its_place() {
+    for (split, expected) in [
+        ("train[5]", "`[5]` is no slice; write `[from:to]`"),
+        ("tra in", "`tra in` is no split, as in `train`, `train[:90%]` or `train[1000:2000]`"),
+        ("train[:200%]", "200 % is not between -100 % and 100 %"),
+    ] {
+        let text = format!("{HEAD}data:\n  datasets:\n  - {{path: a}}\n  - {{path: b, split: {split:?}}}\n");
+        let (_, path, line, _, message, _) = only(&text);
+        assert_eq!((path.as_str(), line, message.as_str()), ("data.datasets.1.split", 5, expected));
+    }
+}
+
+#[test]
 fn an_alias_of_a_section_is_the_section() {
     let config =
         Config::parse("ds.yaml", format!("{HEAD}bfloat16: {{enabled: true}}")).expect("DeepSpeed's other name");

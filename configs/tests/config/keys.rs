@@ -5,8 +5,8 @@ use std::path::Path;
 
 use regex::Regex;
 
-/// Words of values that are also names of keys: an operation, an origin.
-const VALUES: [&str; 2] = ["reduce_scatter", "pretrained"];
+/// Words of values that are also names of keys: two operations, an origin.
+const VALUES: [&str; 3] = ["reduce_scatter", "split", "pretrained"];
 
 /// Returns the names and the paths of all keys, from the reference page.
 fn names_and_paths() -> BTreeSet<String> {

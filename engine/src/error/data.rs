@@ -181,6 +181,24 @@ pub enum DataError {
         /// The names of its splits, at least one.
         splits: Vec<String>,
     },
+    /// A data set has no split of this name.
+    #[error("{} has no split `{split}`; it has {}", path.display(), list(splits))]
+    NoSplit {
+        /// The folder, the file or the address.
+        path: PathBuf,
+        /// The name.
+        split: String,
+        /// The names of its splits.
+        splits: Vec<String>,
+    },
+    /// A slice of a split cannot be taken.
+    #[error("{}: {message}", list(sources))]
+    Slice {
+        /// The paths and globs.
+        sources: Vec<String>,
+        /// Why not.
+        message: String,
+    },
     /// A row of a table has more or fewer columns than the first row.
     #[error("{}, {at}: {found} columns, but the first row has {expected}", path.display())]
     Ragged {
@@ -352,6 +370,8 @@ impl DataError {
                 Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }
             Self::Format { .. } => Some("correct `data.format`, or leave it out to recognize files by their content"),
+            Self::NoSplit { .. } => Some("write another `split`, or leave it out to name files"),
+            Self::Slice { .. } => Some("write another slice in `split`, or the whole split"),
             Self::Column { .. } => Some("set `data.text_key` to the column with the text"),
             _ => None,
         }

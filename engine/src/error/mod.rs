@@ -155,7 +155,7 @@ impl Error {
             Self::Checkpoint(CheckpointError::Refused { .. }) => None,
             Self::Data(DataError::Directory { .. } | DataError::NoMatch { .. } | DataError::Pattern { .. }) => None,
             Self::Data(DataError::Tokenizer { .. } | DataError::Address { .. } | DataError::Binary { .. }) => None,
-            Self::Data(DataError::Store { .. }) => None,
+            Self::Data(DataError::Store { .. } | DataError::NoSplit { .. } | DataError::Slice { .. }) => None,
             _ => return self,
         };
         let is_missing = source.is_some_and(|source| source.kind() == std::io::ErrorKind::NotFound)

@@ -37,7 +37,7 @@ pub(super) fn tokenized(
     let DataOptions { text_key, vocabulary, .. } = options;
     let work = Tokenizing { text_key, tokenizer, vocabulary: *vocabulary, newline: &newline };
     let files = cache::tokenized(sources, &options.cache, &work, watch)?;
-    Documents::new(files, newline, *vocabulary)
+    Documents::new(files, newline, options)
 }
 
 /// How documents become tokens.

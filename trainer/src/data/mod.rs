@@ -90,7 +90,8 @@ pub(crate) fn open_watched(
     tokenizer: &Tokenizer,
     watch: &dyn Watch,
 ) -> Result<FileDataset, DataError> {
-    let sources = files::sources(&options.sources, options.format, &Access::new(&options.cache, watch))?;
+    let split = options.split.as_ref().map(|split| split.name.as_str());
+    let sources = files::sources((&options.sources, split), options.format, &Access::new(&options.cache, watch))?;
     let text_key = &options.text_key;
     let fits = |other: &Source| {
         other.format == sources[0].format || other.has_documents(text_key) && sources[0].has_documents(text_key)
@@ -100,14 +101,16 @@ pub(crate) fn open_watched(
     }
     let tokens = match sources[0].format {
         Format::Chat => return Ok(FileDataset::new(chat::Conversations::open(&sources, options, tokenizer, watch)?)),
-        Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&sources, options.vocabulary)?)),
+        Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&sources, options)?)),
         Format::Tokens => {
+            if options.split.as_ref().is_some_and(|split| !split.is_whole()) {
+                let message = "token files have no records, so no slice of them can be taken".into();
+                return Err(DataError::Slice { sources: options.sources.clone(), message });
+            }
             let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();
             token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
         }
-        Format::Mds if sources[0].has_tokens(text_key) => {
-            tokens::Tokens::of_shards(&sources, options.token_dtype, options.vocabulary)?
-        }
+        Format::Mds if sources[0].has_tokens(text_key) => tokens::Tokens::of_shards(&sources, options)?,
         _ => tokens::Tokens::Documents(documents::tokenized(&sources, options, tokenizer, watch)?),
     };
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
@@ -173,12 +176,12 @@ pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataErr
 }
 
 /// Returns whether these sources are token files, or shards with tokens instead of a text under `text_key`. Only the
-/// first file decides.
+/// first file of the split decides.
 ///
 /// # Errors
 /// Fails if no file matches, or if a folder or file cannot be read.
 pub(crate) fn have_tokens(
-    names: &[String],
+    names: (&[String], Option<&str>),
     format: Format,
     text_key: &str,
     (cache, watch): (&CacheOptions, &dyn Watch),

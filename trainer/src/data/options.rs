@@ -1,6 +1,10 @@
 //! Options of a data set that is read from files.
 
+use std::ops::Range;
 use std::path::PathBuf;
+
+use zero_config::SplitPart;
+use zero_engine::DataError;
 
 use super::chat::options::ChatOptions;
 
@@ -10,6 +14,9 @@ pub struct DataOptions {
     /// Paths or globs, relative to the working directory, in the order in which they are read. The files of a glob are
     /// sorted. Globs skip `target`, hidden files and hidden directories. A file that is named twice is read once.
     pub sources: Vec<String>,
+    /// The split of a folder to read, or a slice of it; `None` reads all files. Folders are split as Hugging Face's
+    /// `datasets` does, by the names of files.
+    pub split: Option<SplitPart>,
     /// How the files are read.
     pub format: Format,
     /// The key under which a JSON line has its text, or the column with the text.
@@ -29,11 +36,21 @@ pub struct DataOptions {
 }
 
 impl DataOptions {
+    /// Returns the records to use of all `count`, in the order of the files.
+    ///
+    /// # Errors
+    /// Fails if the slice has no record.
+    pub(super) fn records(&self, count: u64) -> Result<Range<u64>, DataError> {
+        let range = self.split.as_ref().map_or(Ok(0..count), |split| split.range(count));
+        range.map_err(|message| DataError::Slice { sources: self.sources.clone(), message })
+    }
+
     /// Creates options for `format`: JSON text under the key `text`, two bytes per token, one token per sample, and no
     /// limit on the vocabulary.
     pub fn new<S: Into<String>>(sources: impl IntoIterator<Item = S>, format: Format) -> Self {
         Self {
             sources: sources.into_iter().map(Into::into).collect(),
+            split: None,
             format,
             text_key: "text".into(),
             token_dtype: TokenDtype::U16,

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use super::files::{self, Lines, Source};
+use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
 use serde_json::Value;
 use zero_engine::{At, DataError};
@@ -19,7 +20,8 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub(super) fn read(sources: &[Source], classes: usize) -> Result<Self, DataError> {
+    pub(super) fn read(sources: &[Source], options: &DataOptions) -> Result<Self, DataError> {
+        let classes = options.vocabulary;
         let mut rows = Rows { features: Vec::new(), labels: Vec::new(), width: 0 };
         for source in sources {
             match source.rows()? {
@@ -42,6 +44,10 @@ impl Rows {
             let sources = sources.iter().map(|source| source.path.display().to_string()).collect();
             return Err(DataError::Empty { sources });
         }
+        let used = options.records(rows.labels.len() as u64)?;
+        let used = used.start as usize..used.end as usize;
+        rows.labels = rows.labels.drain(used.clone()).collect();
+        rows.features = rows.features.drain(used.start * rows.width..used.end * rows.width).collect();
         Ok(rows)
     }
 

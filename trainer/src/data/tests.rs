@@ -270,3 +270,62 @@ fn formats_are_known_by_their_extension_unless_named() {
         assert_eq!(format_of_source(source), format, "{source}");
     }
 }
+
+/// A slice of documents is the same in memory and in the cache, of files of any kind.
+#[test]
+fn slices_are_of_documents() {
+    let line = |i: usize| format!("{{\"text\": \"{}{i}\"}}\n", "x".repeat(i % 3));
+    let lines = |range: std::ops::Range<usize>| range.map(line).collect::<String>();
+    let files = Files::new(&[
+        ("train-a.jsonl", lines(0..7).as_bytes()),
+        ("train-b.jsonl", format!("{{\"text\": \"\"}}\n{}", lines(7..20)).as_bytes()),
+        ("train-c.txt", b"xx20"),
+        ("test.jsonl", lines(30..33).as_bytes()),
+    ]);
+    let text = |i: usize| format!("{}{i}", "x".repeat(i % 3));
+    let cached = tempfile::tempdir().unwrap();
+    let read = |split: &str, least_bytes: u64| {
+        let part = zero_config::SplitPart::parse(split).unwrap().remove(0);
+        let cache = CacheOptions { folder: Some(cached.path().into()), least_bytes, ..CacheOptions::default() };
+        let options = DataOptions { sequence_length: 1, split: Some(part), cache, ..files.options(&[""]) };
+        let data = open(&options, &Tokenizer::Byte)?;
+        let mut documents = 0;
+        data.records().each_document(&mut |_| documents += 1)?;
+        Ok::<_, DataError>((Tokenizer::Byte.decode(&tokens(&data)).unwrap(), documents))
+    };
+    for least_bytes in [0, 1 << 20] {
+        for (split, range) in [
+            ("train", 0..21),
+            ("train[:5]", 0..5),
+            ("train[3:9]", 3..9),
+            ("train[7:]", 7..21),
+            ("train[-1:]", 20..21),
+            ("train[:50%]", 0..10),
+            ("train[35%:65%]", 7..14),
+            ("test", 30..33),
+            ("test[1:2]", 31..32),
+        ] {
+            let expected: Vec<String> = range.map(text).collect();
+            let found = read(split, least_bytes).unwrap_or_else(|error| panic!("{split}: {error}"));
+            assert_eq!(found, (expected.join("\n"), expected.len()), "{split} {least_bytes}");
+        }
+        let error = read("train[5:5]", least_bytes).unwrap_err().to_string();
+        assert!(error.ends_with(": the slice selects none of 21 records"), "{error}");
+    }
+}
+
+#[test]
+fn slices_of_tables_are_of_rows_and_tokens_have_none() {
+    let rows: String = (0..10).map(|i| format!("{i},{}\n", i % 2)).collect();
+    let files = Files::new(&[("a.csv", rows.as_bytes()), ("a.bin", &u16s(&[1, 2, 3, 4, 5]))]);
+    let part = |text: &str| Some(zero_config::SplitPart::parse(text).unwrap().remove(0));
+    let options = DataOptions { split: part("train[-3:9]"), ..files.options(&["a.csv"]) };
+    let rows = open(&options, &Tokenizer::Byte).unwrap();
+    assert_eq!((rows.len(), sample(&rows, 1).features, sample(&rows, 1).targets), (2, vec![8.0], vec![0]));
+    let whole = DataOptions { split: part("train"), ..files.options(&["a.bin"]) };
+    assert_eq!(open(&whole, &Tokenizer::Byte).unwrap().len(), 1);
+    let error = files.message(&["a.bin"], |options| options.split = part("train[:50%]"));
+    assert_eq!(error, "a.bin: token files have no records, so no slice of them can be taken");
+    let error = files.message(&["a.bin"], |options| options.split = part("test"));
+    assert_eq!(error, "a.bin has no split `test`; it has train");
+}

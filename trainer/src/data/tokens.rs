@@ -7,7 +7,7 @@ use super::cache::Store;
 use super::cache::entry::Entry;
 use super::files::Source;
 use super::fingerprint::{DocumentFacts, Facts};
-use super::options::TokenDtype;
+use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples, TokenizedWhere};
 use super::token_files::TokenFiles;
 use super::watch::Watch;
@@ -25,14 +25,15 @@ impl Tokens {
     ///
     /// # Errors
     /// Fails if a shard cannot be read or a token is not below `vocabulary`.
-    pub(super) fn of_shards(shards: &[Source], dtype: TokenDtype, vocabulary: usize) -> Result<Self, DataError> {
+    pub(super) fn of_shards(shards: &[Source], options: &DataOptions) -> Result<Self, DataError> {
+        let (dtype, vocabulary) = (options.token_dtype, options.vocabulary);
         let mut memory = Memory::new(Width::for_vocabulary(vocabulary), 0);
         for shard in shards {
             shard.tokens(dtype, vocabulary, |row| memory.begin(&[]).and_then(|()| memory.push(row)))?;
         }
         let (path, storage) = (shards[0].path.clone(), Storage::Memory(memory));
         let joined = TokenizedFile { path, storage, leading: 0, is_new: false };
-        Ok(Self::Documents(Documents::new([joined], vec![], vocabulary)?))
+        Ok(Self::Documents(Documents::new(vec![joined], vec![], options)?))
     }
 
     fn len(&self) -> usize {
@@ -141,10 +142,11 @@ struct Part {
     start: usize,
     /// The number of newlines' tokens before those of the file.
     newline: usize,
-    /// Number of tokens of the file that are left out.
+    /// Number of tokens of the file that are left out before those that are used.
     skipped: usize,
     storage: Storage,
-    documents: u64,
+    /// The documents that are used.
+    documents: Range<u64>,
 }
 
 impl Documents {
@@ -155,26 +157,39 @@ impl Documents {
     ///
     /// # Errors
     /// Fails if a token of a newline that is used is not below `vocabulary`.
-    pub(super) fn new(
-        files: impl IntoIterator<Item = TokenizedFile>,
-        newline: Vec<u32>,
-        vocabulary: usize,
-    ) -> Result<Self, DataError> {
+    pub(super) fn new(files: Vec<TokenizedFile>, newline: Vec<u32>, options: &DataOptions) -> Result<Self, DataError> {
+        let vocabulary = options.vocabulary;
         let mut all = Self { parts: vec![], files: vec![], newline, len: 0 };
         let outside = all.newline.iter().copied().find(|&token| token as usize >= vocabulary);
+        let used = options.records(files.iter().map(|file| file.storage.documents()).sum())?;
+        let mut before = 0;
         for file in files.into_iter().filter(|file| file.storage.documents() > 0) {
-            let documents = file.storage.documents();
+            let count = file.storage.documents();
+            let here = |document: u64| document.saturating_sub(before).min(count);
+            let documents = here(used.start)..here(used.end);
+            before += count;
             all.files.push(file.described());
             let TokenizedFile { path, storage, leading, .. } = file;
+            if documents.is_empty() {
+                continue;
+            }
             if let Some(token) = outside
-                && (documents > 1 || all.len > 0)
+                && (documents.end - documents.start > 1 || all.len > 0)
             {
                 return Err(DataError::Token { token, vocabulary, path, at: At::Byte(0) });
             }
-            let (newline, skipped) = if all.len == 0 { (0, leading as usize) } else { (all.newline.len(), 0) };
-            let tokens = newline + storage.len() - skipped;
+            // A row begins with the number of the document's first token.
+            let first = |document: u64| Ok::<_, DataError>(storage.rows(document..document + 1)?[0] as usize);
+            let start = match (documents.start, all.len) {
+                (0, 0) => leading as usize,
+                (0, _) => 0,
+                (document, _) => first(document)?,
+            };
+            let end = if documents.end == count { storage.len() } else { first(documents.end)? - all.newline.len() };
+            let newline = if all.len == 0 { 0 } else { all.newline.len() };
+            let tokens = newline + end.saturating_sub(start);
             if tokens > 0 {
-                all.parts.push(Part { start: all.len, newline, skipped, storage, documents });
+                all.parts.push(Part { start: all.len, newline, skipped: start, storage, documents });
                 all.len += tokens;
             }
         }
@@ -207,10 +222,11 @@ impl Documents {
     fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
         let mut tokens = vec![];
         for Part { storage, documents, .. } in &self.parts {
-            for first in (0..*documents).step_by(Self::BLOCK as usize) {
-                let last = documents.min(&(first + Self::BLOCK)).to_owned();
-                let mut starts = storage.rows(first..documents.min(&(last + 1)).to_owned())?;
-                if last == *documents {
+            let all = storage.documents();
+            for first in documents.clone().step_by(Self::BLOCK as usize) {
+                let last = documents.end.min(first + Self::BLOCK);
+                let mut starts = storage.rows(first..all.min(last + 1))?;
+                if last == all {
                     starts.push((storage.len() + self.newline.len()) as u64);
                 }
                 for document in starts.windows(2) {

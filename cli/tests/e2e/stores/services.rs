@@ -172,6 +172,13 @@ fn the_hub() {
         std::fs::write(repository.join(name), content).unwrap();
     }
     std::fs::write(repository.join("small.md"), "below the size of LFS").unwrap();
+    let split = case.path("hub/datasets/who/split/data");
+    std::fs::create_dir_all(&split).unwrap();
+    for (index, (_, content)) in corpus().into_iter().enumerate() {
+        std::fs::write(split.join(format!("train-0000{index}-of-00002.txt")), content).unwrap();
+    }
+    std::fs::write(split.join("test-00000-of-00001.txt"), "not wanted").unwrap();
+    std::fs::write(split.join("../README.md"), "# A data set").unwrap();
     // A model, as `checkpoint export` writes it.
     let exported = case.command(&["checkpoint", "export", "local", "--out", "hub/models/who/gpt"]).output().unwrap();
     assert!(exported.status.success(), "{}", text(&exported.stderr));
@@ -183,6 +190,7 @@ fn the_hub() {
     let variables = [("HF_ENDPOINT", endpoint), ("HF_TOKEN", "secret"), ("ZERO_TRAIN_CACHE", cache.as_str())];
     for (out, sources) in [
         ("glob", "\"hf://datasets/who/books/deep/*.txt\""),
+        ("split", "null, datasets: [{path: \"hf://datasets/who/split\", split: train}]"),
         ("files", "[hf://datasets/who/books@main/deep/a.txt, hf://datasets/who/books/deep/b.txt]"),
     ] {
         assert_eq!(train(&case, out, sources, &variables), Ok(losses.clone()), "{sources}");

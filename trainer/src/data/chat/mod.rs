@@ -79,7 +79,13 @@ impl Conversations {
         };
         let (mut lengths, most): (Vec<u32>, usize) = (vec![], rendering.most());
         let (texts, mut index) = (&all.texts, 0);
+        let records = options.records(texts.len() as u64)?;
         texts.each(|text, file, number| {
+            if !records.contains(&(index as u64)) {
+                all.used.push(false);
+                index += 1;
+                return Ok(());
+            }
             let (facts, length) = (text.facts, text.length.min(most));
             let mut is_used = all.excess.admits(text.length, &sources[file].path, facts.at);
             if is_used && facts.first >= length {

@@ -62,7 +62,7 @@ impl PairDataset {
         labels_prompts: bool,
         watch: &dyn Watch,
     ) -> Result<Self, DataError> {
-        let sources = sources(&options.sources, Format::Chat, &Access::new(&options.cache, watch))?;
+        let sources = sources((&options.sources, None), Format::Chat, &Access::new(&options.cache, watch))?;
         let renderer = &Renderer::new(&options.chat, tokenizer, options.vocabulary)?;
         let rendering = Rendering { renderer, tokenizer, options, layout: Layout::Pairs };
         let mut all = Self {

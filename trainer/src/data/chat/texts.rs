@@ -83,6 +83,11 @@ impl Texts {
         }
     }
 
+    /// Returns the number of texts.
+    pub(super) fn len(&self) -> usize {
+        self.firsts[self.firsts.len() - 1]
+    }
+
     /// Calls `visit` with each text, the number of its file, and its own number in the file.
     pub(super) fn each(
         &self,

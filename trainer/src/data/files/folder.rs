@@ -14,8 +14,8 @@ pub(super) const DESCRIPTIONS: [&str; 3] = ["index.json", "state.json", "dataset
 
 /// What is in a folder.
 pub(super) enum Folder {
-    /// The Arrow files of a data set that `datasets` saved, in order.
-    Arrow(Vec<PathBuf>),
+    /// The Arrow files of a data set that `datasets` saved, or the files of a split, in order.
+    Files(Vec<PathBuf>),
     /// The shards of mosaicml-streaming, in order.
     Mds(Vec<Shard>),
 }
@@ -25,6 +25,8 @@ pub(super) enum Folder {
 struct State {
     #[serde(rename = "_data_files")]
     data_files: Vec<DataFile>,
+    #[serde(rename = "_split")]
+    split: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -59,9 +61,9 @@ impl Folder {
             return Ok(Some(Self::Mds(shards.into_iter().map(shard).collect::<Result<_, _>>()?)));
         }
         if state.is_file() {
-            let State { data_files } = read(&state)?;
+            let State { data_files, .. } = read(&state)?;
             let path = |DataFile { filename }| inside(folder, &filename).map_err(|message| damaged(&state, message));
-            return Ok(Some(Self::Arrow(data_files.into_iter().map(path).collect::<Result<_, _>>()?)));
+            return Ok(Some(Self::Files(data_files.into_iter().map(path).collect::<Result<_, _>>()?)));
         }
         if splits.is_file() {
             let Splits { splits: names } = read(&splits)?;
@@ -72,6 +74,12 @@ impl Folder {
         }
         Ok(None)
     }
+}
+
+/// Returns the split that a folder's data set was saved from, if the folder is one of `datasets` that says so.
+pub(super) fn saved_split(folder: &Path) -> Result<Option<String>, DataError> {
+    let state = folder.join(DESCRIPTIONS[1]);
+    if state.is_file() { Ok(read::<State>(&state)?.split) } else { Ok(None) }
 }
 
 /// Returns the path of a file in a folder. The name must not lead out of it.

@@ -32,12 +32,12 @@ fn folder() -> PathBuf {
 fn read(path: &Path) {
     let (name, cache) = ([path.display().to_string()], CacheOptions::default());
     let access = Access::new(&cache, &Unwatched);
-    for source in sources(&name, Format::Auto, &access).into_iter().flatten() {
+    for source in sources((&name, None), Format::Auto, &access).into_iter().flatten() {
         let documents = source.documents("text", true);
         documents.into_iter().for_each(|documents| documents.take_while(Result::is_ok).for_each(drop));
         let _ = source.tokens(TokenDtype::U16, usize::MAX, |_| Ok(()));
     }
-    for source in sources(&name, Format::Chat, &access).into_iter().flatten() {
+    for source in sources((&name, None), Format::Chat, &access).into_iter().flatten() {
         let records = source.records(&[]);
         records.into_iter().for_each(|records| records.take_while(Result::is_ok).for_each(drop));
     }

@@ -20,6 +20,7 @@ mod mds;
 mod records;
 pub(crate) mod remote;
 mod shard;
+mod splits;
 pub(super) mod streams;
 mod table;
 mod text;
@@ -236,15 +237,23 @@ pub(super) fn format_by_name(path: &Path) -> Format {
     }
 }
 
+/// The names of files, globs and folders, and the split to read of each.
+pub(super) type Names<'n> = (&'n [String], Option<&'n str>);
+
 /// Returns the files that `sources` name, each with its format. The files of a data set's folder are in its order. Files
 /// of stores are downloaded.
 ///
 /// # Errors
-/// Fails if a file is missing, unreadable or of another format, if a folder holds no data set, or if a store fails.
-pub(super) fn sources(sources: &[String], format: Format, access: &Access<'_>) -> Result<Vec<Source>, DataError> {
+/// Fails if a file is missing, unreadable or of another format, if a folder holds no data set or no such split, or if a
+/// store fails.
+pub(super) fn sources(
+    (sources, split): Names<'_>,
+    format: Format,
+    access: &Access<'_>,
+) -> Result<Vec<Source>, DataError> {
     let (mut all, mut seen) = (vec![], std::collections::BTreeSet::new());
     for name in sources {
-        for source in named(name, format, access)? {
+        for source in named(name, split, format, access)? {
             let source = source?;
             if seen.insert(source.path.clone()) {
                 all.push(source);
@@ -258,23 +267,33 @@ pub(super) fn sources(sources: &[String], format: Format, access: &Access<'_>) -
 ///
 /// # Errors
 /// The same as those of [`sources`], for that file.
-pub(super) fn first(sources: &[String], format: Format, access: &Access<'_>) -> Result<Option<Source>, DataError> {
+pub(super) fn first(
+    (sources, split): Names<'_>,
+    format: Format,
+    access: &Access<'_>,
+) -> Result<Option<Source>, DataError> {
     let Some(name) = sources.first() else { return Ok(None) };
-    named(name, format, access)?.next().transpose()
+    named(name, split, format, access)?.next().transpose()
 }
 
 /// Returns the files of one source, each of which is opened when it is asked for.
 fn named<'a>(
     name: &str,
+    split: Option<&str>,
     format: Format,
     access: &Access<'a>,
 ) -> Result<Box<dyn Iterator<Item = Result<Source, DataError>> + 'a>, DataError> {
     let folder;
+    let mut split = split;
     let path = match zero_config::is_address(name) {
         false => Path::new(name),
-        true => match access.download(name)? {
+        true => match access.download(name, split)? {
             Downloaded::Folder(found) => {
                 folder = found;
+                &folder
+            }
+            Downloaded::Split(found) => {
+                (folder, split) = (found, None);
                 &folder
             }
             Downloaded::Files(files) => {
@@ -287,9 +306,19 @@ fn named<'a>(
             }
         },
     };
-    let files = match if path.is_dir() && !is_raw(format) { Folder::open(path)? } else { None } {
+    let is_folder = path.is_dir();
+    let folder = match split {
+        Some(split) if is_folder => Some(splits::open(path, split)?),
+        Some(split) => {
+            splits::is_train(path, split)?;
+            None
+        }
+        None if is_folder && !is_raw(format) => Folder::open(path)?,
+        None => None,
+    };
+    let files = match folder {
         None => expand(&[path.to_string_lossy().into_owned()])?,
-        Some(Folder::Arrow(files)) => files,
+        Some(Folder::Files(files)) => files,
         Some(Folder::Mds(shards)) => {
             let shard = move |shard: Shard| {
                 let (path, storage) = (shard.path.clone(), Storage::Shard(Arc::new(shard)));

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use zero_engine::DataError;
@@ -12,6 +12,7 @@ use super::super::cache_folder::folder_of;
 use super::super::options::CacheOptions;
 use super::super::watch::{Phase, Unwatched, Watch};
 use super::folder::DESCRIPTIONS;
+use super::splits;
 
 /// How files are reached that are not on this machine.
 pub(in super::super) struct Access<'a> {
@@ -25,6 +26,8 @@ pub(super) enum Downloaded<'a> {
     Files(Box<dyn Iterator<Item = Result<Local, DataError>> + 'a>),
     /// A folder that holds a data set, on this machine.
     Folder(PathBuf),
+    /// A folder that holds the split of a data set, on this machine.
+    Split(PathBuf),
 }
 
 impl<'a> Access<'a> {
@@ -32,21 +35,41 @@ impl<'a> Access<'a> {
         Self { options, watch }
     }
 
-    /// Finds the object that an address names, or those that match a pattern. Downloads a folder of shards.
+    /// Finds the object that an address names, or those that match a pattern, or those of a folder's split. Downloads a
+    /// folder of shards.
     ///
     /// # Errors
-    /// Fails if there are none, if the store cannot be used, or if the watch ends the download. So does the iterator.
-    pub(super) fn download(&self, address: &str) -> Result<Downloaded<'a>, DataError> {
+    /// Fails if there are none, if there is no such split, if the store cannot be used, or if the watch ends the download. So does the iterator.
+    pub(super) fn download(&self, address: &str, split: Option<&str>) -> Result<Downloaded<'a>, DataError> {
         let stores = stores(self.options)?;
         let shown = Download::of(self.watch);
         let objects = match stores.find(address, &shown).map_err(failed)? {
-            Found::Objects(objects) => objects,
+            Found::Objects(objects) => {
+                split.map_or(Ok(()), |split| splits::is_train(Path::new(address), split))?;
+                objects
+            }
+            Found::Folder(objects) if split.is_some_and(|split| is_data_set(&below(address, split), &objects)) => {
+                let address = below(address, split.unwrap_or_default());
+                let objects: Vec<Object> =
+                    objects.into_iter().filter(|object| object.address.starts_with(&format!("{address}/"))).collect();
+                let folder = stores.fetch_listed(&address, &objects, |_| true, &shown);
+                return folder.map(Downloaded::Split).map_err(failed);
+            }
             Found::Folder(objects) if is_data_set(address, &objects) => {
                 let folder = stores.fetch_listed(address, &objects, |_| true, &shown);
                 return folder.map(Downloaded::Folder).map_err(failed);
             }
             Found::Folder(objects) => {
-                return Err(failed(zero_store::Error::Folder { address: address.into(), objects: objects.len() }));
+                let Some(split) = split else {
+                    return Err(failed(zero_store::Error::Folder { address: address.into(), objects: objects.len() }));
+                };
+                let start = below(address, "").len();
+                let names: Vec<String> = objects.iter().map(|object| object.address[start..].to_string()).collect();
+                let card = names.iter().position(|name| name == splits::CARD);
+                let card = card.map(|index| stores.fetch(&objects[index], &shown).map_err(failed)).transpose()?;
+                let card = card.map(|card| std::fs::read_to_string(&card.path).map_err(DataError::io(&card.path)));
+                let files = splits::select(Path::new(address), &names, card.transpose()?.as_deref(), split)?;
+                files.into_iter().map(|index| objects[index].clone()).collect()
             }
         };
         let shown = Download { total: objects.iter().map(|object| object.size).sum(), ..shown };
@@ -58,10 +81,14 @@ impl<'a> Access<'a> {
     }
 }
 
+/// Returns the address of `name` in a folder.
+fn below(folder: &str, name: &str) -> String {
+    format!("{}/{name}", folder.trim_end_matches('/'))
+}
+
 /// Returns whether a folder has one of the files that describe a data set.
 fn is_data_set(address: &str, objects: &[Object]) -> bool {
-    let folder = address.trim_end_matches('/');
-    let describes = |name: &str| objects.iter().any(|object| object.address == format!("{folder}/{name}"));
+    let describes = |name: &str| objects.iter().any(|object| object.address == below(address, name));
     DESCRIPTIONS.into_iter().any(describes)
 }
 

@@ -6,7 +6,7 @@ use zero_config as config;
 use zero_engine::Error;
 
 use super::{Opened, Set, Sources, sets};
-use crate::data::{self, DataOptions, Dataset, FileDataset, SampleShape, Tokenizer, Watch};
+use crate::data::{self, DataError, DataOptions, Dataset, FileDataset, SampleShape, Tokenizer, Watch};
 use crate::train::mixing::MixedSet;
 
 impl Sources<'_> {
@@ -24,7 +24,7 @@ impl Sources<'_> {
             (data, 0..samples)
         };
         for (index, (set, written)) in sets(data).iter().zip(mixed).enumerate() {
-            let own = self.open((&set.key, set.sources), set, open)?;
+            let own = self.open_splits(set, open)?;
             let cut = match fraction > 0.0 {
                 true => data::split(own.clone(), fraction)?.0.len(),
                 false => own.len(),
@@ -32,7 +32,7 @@ impl Sources<'_> {
             let evaluated = match &written.eval {
                 Some(sources) => {
                     let key = format!("data.datasets.{index}.eval");
-                    Some(all(self.open((&key, sources), set, open)?))
+                    Some(all(self.open((&key, sources), set, None, open)?))
                 }
                 None => (cut < own.len()).then(|| (own.clone(), cut..own.len())),
             };
@@ -46,14 +46,35 @@ impl Sources<'_> {
             eval.extend(evaluated);
         }
         if let Some(sources) = &data.eval {
-            let set = Set { key: String::new(), sources, format: data.format, text_key: &data.text_key };
-            let own = self.open(("data.eval", sources), &set, open)?;
+            let (format, text_key) = (data.format, data.text_key.as_str());
+            let set = Set { key: String::new(), sources, splits: vec![], format, text_key };
+            let own = self.open(("data.eval", sources), &set, None, open)?;
             has_shape("data.eval", own.shape(), train[0].0.shape())?;
             eval.push(all(own));
         }
         let eval = (!eval.is_empty()).then(|| data::join(eval)).transpose()?;
         let (tokenizer, vocabulary) = (self.tokenizer, self.vocabulary);
         Ok(Opened { train: data::join(train)?, eval, sets: opened, tokenizer, vocabulary })
+    }
+}
+
+impl Sources<'_> {
+    /// Opens the files of a data set, or its slices of splits one after the other.
+    fn open_splits(
+        &self,
+        set: &Set<'_>,
+        open: impl Fn(&DataOptions, &Tokenizer) -> Result<FileDataset, DataError>,
+    ) -> Result<FileDataset, Error> {
+        let part = |split| self.open((&set.key, set.sources), set, split, &open);
+        if let [] | [_] = set.splits[..] {
+            return part(set.splits.first());
+        }
+        let parts = set.splits.iter().map(|split| {
+            let data = part(Some(split))?;
+            let samples = data.len();
+            Ok::<_, Error>((data, 0..samples))
+        });
+        Ok(data::join(parts.collect::<Result<_, _>>()?)?)
     }
 }
 

@@ -129,11 +129,13 @@ impl<'c> Sources<'c> {
         &self,
         (key, sources): (&str, &[String]),
         set: &Set<'_>,
+        split: Option<&config::SplitPart>,
         open: impl Fn(&DataOptions, &Tokenizer) -> Result<D, DataError>,
     ) -> Result<D, Error> {
         let (model, data) = (self.model, self.data);
         let options = DataOptions {
             sources: sources.to_vec(),
+            split: split.cloned(),
             format: format(model, set.format),
             text_key: set.text_key.into(),
             token_dtype: match data.token_dtype {
@@ -155,8 +157,9 @@ impl<'c> Sources<'c> {
     /// Calls `open` with the options of `data.train` and of `data.eval`.
     fn open_all<D>(self, open: impl Fn(&DataOptions, &Tokenizer) -> Result<D, DataError>) -> Result<Opened<D>, Error> {
         let set = &sets(self.data)[0];
-        let train = self.open((&set.key, set.sources), set, &open)?;
-        let eval = self.data.eval.as_ref().map(|sources| self.open(("data.eval", sources), set, &open)).transpose()?;
+        let train = self.open((&set.key, set.sources), set, None, &open)?;
+        let eval =
+            self.data.eval.as_ref().map(|sources| self.open(("data.eval", sources), set, None, &open)).transpose()?;
         Ok(Opened { train, eval, sets: vec![], tokenizer: self.tokenizer, vocabulary: self.vocabulary })
     }
 }
@@ -165,6 +168,8 @@ impl<'c> Sources<'c> {
 struct Set<'c> {
     key: String,
     sources: &'c [String],
+    /// The slices of splits to train on; none for all files.
+    splits: Vec<config::SplitPart>,
     format: config::DataFormat,
     text_key: &'c str,
 }
@@ -174,10 +179,12 @@ fn sets(data: &config::Data) -> Vec<Set<'_>> {
     let mixed = data.datasets.iter().flatten().enumerate().map(|(index, set)| Set {
         key: format!("data.datasets.{index}.path"),
         sources: &set.path,
+        splits: set.split_parts(),
         format: set.format.unwrap_or(format),
         text_key: set.text_key.as_deref().unwrap_or(text_key),
     });
-    let train = data.train.as_deref().map(|sources| Set { key: "data.train".into(), sources, format, text_key });
+    let train = |sources| Set { key: "data.train".into(), sources, splits: vec![], format, text_key };
+    let train = data.train.as_deref().map(train);
     train.into_iter().chain(mixed).collect()
 }
 
@@ -221,6 +228,8 @@ fn refuse_set(
     set: &Set<'_>,
 ) -> Result<(), Error> {
     let format = match format(model, set.format) {
+        // The files of a split are found when they are opened.
+        data::Format::Auto if !set.splits.is_empty() => None,
         data::Format::Auto => set.sources.first().and_then(|source| data::format_of_source(source)),
         format => Some(format),
     };
@@ -298,7 +307,8 @@ fn vocabulary(
             (_, config::DataFormat::Tokens, Tokenizer::Byte) => false,
             (_, config::DataFormat::Auto | config::DataFormat::Mds, Tokenizer::Byte) => {
                 let (cache, format) = (cache_options(data), format(model, set.format));
-                let numbers = data::have_tokens(set.sources, format, set.text_key, (&cache, watch));
+                let split = set.splits.first().map(|split| split.name.as_str());
+                let numbers = data::have_tokens((set.sources, split), format, set.text_key, (&cache, watch));
                 !numbers.map_err(|error| Error::from(error).named(&set.key, READABLE))?
             }
             _ => true,

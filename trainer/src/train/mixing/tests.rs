@@ -169,3 +169,41 @@ fn a_run_gives_the_same_losses_wherever_it_stops() {
         assert_eq!(losses, all, "stopped after step {stop} on {ranks} ranks");
     }
 }
+
+#[test]
+fn data_sets_are_splits_of_a_folder_and_slices_of_them() {
+    let folder = folder();
+    let set = folder.path().join("set");
+    std::fs::create_dir_all(&set).unwrap();
+    let line = |byte: &str, length| format!("{{\"text\": {:?}}}\n", byte.repeat(length));
+    std::fs::write(set.join("train.jsonl"), line("a", 79) + &line("b", 79) + &line("c", 81)).unwrap();
+    std::fs::write(set.join("dev.jsonl"), line("c", 33)).unwrap();
+    let text = |split: &str| {
+        format!(
+            "train_batch_size: 1\nmodel: {{type: gpt2, vocab_size: 256, n_positions: 8, n_embd: 8, n_head: 1, n_layer: 1}}\n\
+             data: {{shuffle: false, datasets: [{{path: {set:?}, split: {split:?}}}]}}\n"
+        )
+    };
+    // A document ends with the newline before the next one. A part of several has samples of its own.
+    for (split, expected) in [
+        ("train", [9, 10, 11]),
+        ("train[:2]", [9, 10, 0]),
+        ("train[34%:]", [0, 9, 11]),
+        ("train[:1]+validation", [9, 0, 4]),
+        ("validation[:100%] + train[-1:]", [0, 0, 14]),
+    ] {
+        let count = expected.iter().sum::<usize>() as u64;
+        let text = text(split);
+        let found = given(&text, 0..count);
+        assert_eq!(found, expected, "{split}");
+        let corpus = configured_data::open(&Config::parse("ds.yaml", &text).unwrap(), false, &Unwatched).unwrap();
+        assert_eq!(corpus.sampler.data.len() as u64, count, "{split}");
+    }
+    let error =
+        configured_data::open(&Config::parse("ds.yaml", text("test")).unwrap(), false, &Unwatched).err().unwrap();
+    let error = error.to_string();
+    assert!(
+        error.contains("data.datasets.0.path") && error.contains("no split `test`; it has train, validation"),
+        "{error}"
+    );
+}

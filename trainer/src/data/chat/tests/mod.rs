@@ -189,6 +189,28 @@ fn samples_have_the_sequence_length() {
 }
 
 #[test]
+fn a_slice_has_the_records_of_its_places() {
+    let folder = chatml();
+    let answers = ["bcdefg", "c", "d", "e"].map(|text| said(&[("user", "a"), ("assistant", text)]).to_string());
+    folder.write("data.jsonl", &answers.join("\n"));
+    let read = |split: &str, excess_length, sample_packing| {
+        let split = zero_config::SplitPart::parse(split).unwrap().pop();
+        let chat = ChatOptions { excess_length, ..ChatOptions::default() };
+        open(&DataOptions { split, sample_packing, ..folder.options(24, chat) }, &folder.tokenizer())
+    };
+    // The first is too long. A slice counts the records before any is left out, and those outside of it are no error.
+    let letters = |text: &str| ["[b", "[c", "[d", "[e"].iter().filter(|answer| text.contains(*answer)).count();
+    for (split, first, count) in [("train[1:3]", "[c", 2), ("train[75%:]", "[e", 1), ("train[-3:]", "[c", 3)] {
+        let text = folder.shown(&read(split, ExcessLength::Raise, false).unwrap()).concat();
+        assert!(text.contains(first) && letters(&text) == count, "{split}: {text}");
+    }
+    let text = folder.shown(&read("train[:2]", ExcessLength::Drop, false).unwrap()).concat();
+    assert!(text.contains("[c") && letters(&text) == 1, "{text}");
+    assert_eq!(read("train[1:3]", ExcessLength::Raise, true).unwrap().len(), 2);
+    assert!(read("train[:2]", ExcessLength::Raise, false).unwrap_err().to_string().contains("no other conversation"));
+}
+
+#[test]
 fn a_sample_can_hold_several_conversations() {
     let folder = chatml();
     let answers = ["bcdefgbcdefgbcdefgb", "b", "bc", "bcd"].map(|text| said(&[("user", "a"), ("assistant", text)]));

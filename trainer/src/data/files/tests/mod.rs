@@ -4,6 +4,7 @@ mod archives;
 mod damage;
 mod folders;
 mod oracle;
+mod splits;
 mod tables;
 
 use std::fs;
@@ -45,7 +46,7 @@ impl Folder {
 }
 
 fn open(path: &Path, format: Format) -> Result<Vec<Source>, DataError> {
-    sources(&[path.display().to_string()], format, &Access::new(&CacheOptions::default(), &Unwatched))
+    sources((&[path.display().to_string()], None), format, &Access::new(&CacheOptions::default(), &Unwatched))
 }
 
 /// Returns all documents below a path, each with its position.
