@@ -52,7 +52,7 @@ pub use datasets::{MixedDataset, Share};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
-pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus};
+pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::{Adagrad, Adam, Lion, Optimizer, Sgd};
@@ -123,6 +123,8 @@ section! {
         pub tensorboard: Monitor = section(&Monitor::SECTION, "TensorBoard event files");
         /// A run on an MLflow tracking server.
         pub mlflow: Mlflow = section(&Mlflow::SECTION, "A run of an MLflow tracking server");
+        /// A run on Weights & Biases.
+        pub wandb: Wandb = section(&Wandb::SECTION, "A run of Weights & Biases");
         /// An HTTP page with the newest values, for Prometheus.
         pub prometheus: Prometheus = section(&Prometheus::SECTION, "A page of the newest values, for Prometheus");
         /// Usage of rank 0's machine, sampled during training.
@@ -151,7 +153,6 @@ section! {
         pub autotuning: Autotuning = section(&Autotuning::SECTION, "What `zero-train autotune` searches. The section may be left out; training ignores it");
         = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
         = section("timers", &TIMERS, "Timers");
-        = later_section("wandb", &WANDB, "Weights & Biases");
         = section("tensor_parallel", &TENSOR_PARALLEL, "Tensor parallelism");
         = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
         = later("prescale_gradients", "false", "Divide gradients before the reduction").instead(OVERFLOW);

@@ -1,4 +1,4 @@
-//! `csv_monitor`, `tensorboard`, `mlflow`, `prometheus`, `machine_monitor`, `comms_logger` and `flops_profiler`.
+//! `csv_monitor`, `tensorboard`, `mlflow`, `wandb`, `prometheus`, `machine_monitor`, `comms_logger` and `flops_profiler`.
 
 use std::path::PathBuf;
 
@@ -34,6 +34,21 @@ section! {
         pub experiment_name: String = key(Kind::Path, "zero-train", "Experiment that the run belongs to; made if there is none");
         /// Name of the run; `None` lets the server choose one.
         pub run_name: Option<String> = key(Kind::Path, "null", "Name of the run; null: the server finds one");
+    }
+}
+
+section! {
+    /// `wandb`: a run on Weights & Biases.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Wandb(keys) in Config::wandb {
+        /// Whether the monitor is on.
+        pub enabled: bool = key(Kind::Bool, "false", "Write at all; the key of the account is taken from WANDB_API_KEY or the file ~/.netrc alone");
+        /// Group of runs that the run belongs to; `None` takes it from the environment.
+        pub group: Option<String> = key(Kind::Path, "null", "Group of runs that the run belongs to; null: the variable WANDB_RUN_GROUP, if it is set");
+        /// Team or user that the project belongs to; `None` takes it from the environment.
+        pub team: Option<String> = key(Kind::Path, "null", "Team or user that the project belongs to; null: the variable WANDB_ENTITY, else the default of the account");
+        /// Project that the run belongs to; `None` takes it from the environment.
+        pub project: Option<String> = key(Kind::Path, "null", "Project that the run belongs to; null: the variable WANDB_PROJECT, else `deepspeed`");
     }
 }
 

@@ -62,14 +62,6 @@ pub(crate) static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
     rejected("random_ltd", "null", "random layer-token drop is not supported"),
 ] };
 
-#[rustfmt::skip]
-pub(crate) static WANDB: Section = Section { switch: ENABLED, keys: &[
-    later("enabled", "false", "Write at all"),
-    later("group", "null", "Group"),
-    later("team", "null", "Team"),
-    later("project", "deepspeed", "Project"),
-] };
-
 const SPLIT: &str = "`pipeline.stages` cuts the model, ZeRO stage 3 its layers";
 
 #[rustfmt::skip]

@@ -241,7 +241,6 @@ fn keys_that_deepspeed_dropped_are_rejected_by_name() {
 fn unimplemented_features_are_errors_unless_they_are_off() {
     let on = [
         "fp16: {enabled: true, auto_cast: true}",
-        "wandb: {enabled: true}",
         "autotuning: {mp_size: 2}",
         "data_efficiency: {enabled: true, data_sampling: {enabled: true, dynamic_batching: {enabled: true}}}",
         "optimizer: {type: Muon}",

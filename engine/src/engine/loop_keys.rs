@@ -29,6 +29,7 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
         ("csv_monitor", config.csv_monitor.enabled),
         ("tensorboard", config.tensorboard.enabled),
         ("mlflow", config.mlflow.enabled),
+        ("wandb", config.wandb.enabled),
         ("prometheus", config.prometheus.enabled),
         ("machine_monitor", config.machine_monitor.enabled),
         ("flops_profiler", config.flops_profiler.enabled),

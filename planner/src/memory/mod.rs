@@ -85,8 +85,13 @@ fn kept_once(work: &WalkInputs<'_>) -> u64 {
 /// Returns the peak memory of the monitors on rank 0: each keeps the waiting steps, and as much again while it writes
 /// them.
 fn monitors(config: &Config) -> u64 {
-    let is_on =
-        [config.csv_monitor.enabled, config.tensorboard.enabled, config.mlflow.enabled, config.prometheus.enabled];
+    let is_on = [
+        config.csv_monitor.enabled,
+        config.tensorboard.enabled,
+        config.mlflow.enabled,
+        config.wandb.enabled,
+        config.prometheus.enabled,
+    ];
     is_on.into_iter().filter(|&on| on).count() as u64 * (1 << 20)
 }
 

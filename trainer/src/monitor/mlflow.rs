@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use reqwest::blocking::{Client, RequestBuilder};
 use serde_json::{Value, json};
 
 use super::metric::{Record, now};
+use super::server::{Server, address, text_of};
 use super::worker::{RunStatus, Sink, Trouble};
 use zero_engine::Error;
 
-/// Time limit of a request, from its start to the end of the answer.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum numbers of metrics and of parameters that the server accepts per request.
 const METRICS: usize = 1000;
 const PARAMS: usize = 100;
@@ -29,34 +27,20 @@ pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String
         return Ok(None);
     }
     let uri = config.tracking_uri.clone().or_else(|| std::env::var("MLFLOW_TRACKING_URI").ok());
-    let uri = uri.map(|uri| uri.trim_end_matches('/').to_string()).filter(|uri| !uri.is_empty());
+    let uri = uri.filter(|uri| !uri.trim_end_matches('/').is_empty());
     let key = "mlflow.tracking_uri";
     let Some(uri) = uri else {
         let help = "set this key or the environment variable MLFLOW_TRACKING_URI";
         return Err(Error::setting(key, "the address of the tracking server is missing", help));
     };
-    let rest = uri.strip_prefix("http://").or_else(|| uri.strip_prefix("https://"));
-    if !rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/')) {
-        let message = format!("{uri} is not the address of a tracking server");
-        return Err(Error::setting(
-            key,
-            message,
-            "write an address such as `http://host:5000`; `mlflow server` starts a server",
-        ));
-    }
-    Ok(Some(uri))
-}
-
-/// Returns the client, or the reason why it cannot be built, such as a damaged certificate of this machine.
-fn client() -> Result<Client, String> {
-    zero_store::use_tls();
-    let builder = Client::builder().timeout(DEADLINE).user_agent(concat!("zero-train/", env!("CARGO_PKG_VERSION")));
-    builder.build().map_err(|error| zero_store::on_one_line(&error))
+    address(&uri).map(Some).ok_or_else(|| {
+        let message = format!("{} is not the address of a tracking server", uri.trim_end_matches('/'));
+        Error::setting(key, message, "write an address such as `http://host:5000`; `mlflow server` starts a server")
+    })
 }
 
 pub(super) struct Mlflow {
-    client: Result<Client, String>,
-    uri: String,
+    server: Server,
     token: Option<String>,
     experiment: String,
     run_name: Option<String>,
@@ -86,8 +70,7 @@ impl Mlflow {
         params: Vec<(String, String)>,
     ) -> Self {
         Self {
-            client: client(),
-            uri,
+            server: Server::new(uri),
             token: std::env::var("MLFLOW_TRACKING_TOKEN").ok().filter(|token| !token.is_empty()),
             experiment: config.experiment_name.clone(),
             run_name: config.run_name.clone(),
@@ -106,7 +89,7 @@ impl Mlflow {
     fn tell(&self, path: &str, body: &Value) -> Result<Value, Trouble> {
         let json = |client: &Client, url| client.post(url).header("Content-Type", "application/json");
         let answer = self.send(path, |client, url| json(client, url).body(body.to_string()))?;
-        answer.ok_or_else(|| Trouble(format!("{}: the server does not know {path}", self.uri)))
+        answer.ok_or_else(|| self.server.trouble(path, "the server does not know what the request names"))
     }
 
     fn send(
@@ -114,28 +97,20 @@ impl Mlflow {
         path: &str,
         request: impl FnOnce(&Client, String) -> RequestBuilder,
     ) -> Result<Option<Value>, Trouble> {
-        let trouble = |error: String| Trouble(format!("{}: {path}: {error}", self.uri));
-        let failed = |error: reqwest::Error| trouble(zero_store::on_one_line(&error));
-        let client = self.client.as_ref().map_err(|error| trouble(error.clone()))?;
-        let request = request(client, format!("{}/api/2.0/mlflow/{path}", self.uri));
-        let request = match &self.token {
-            Some(token) => request.bearer_auth(token),
-            None => request,
-        };
-        let answer = request.send().map_err(failed)?;
-        let status = answer.status();
-        let text = answer.text().map_err(failed)?;
-        let value: Option<Value> = serde_json::from_str(&text).ok();
-        if status.is_success() {
-            return value.map(Some).ok_or_else(|| trouble("the response is not JSON".into()));
+        let answer = self.server.send(path, |client| {
+            let request = request(client, format!("{}/api/2.0/mlflow/{path}", self.server.address));
+            match &self.token {
+                Some(token) => request.bearer_auth(token),
+                None => request,
+            }
+        })?;
+        match answer {
+            Ok(value) => Ok(Some(value)),
+            Err(refusal) if refusal.value["error_code"] == "RESOURCE_DOES_NOT_EXIST" => Ok(None),
+            Err(refusal) => {
+                Err(self.server.refused(path, refusal.status, refusal.value["message"].as_str().unwrap_or_default()))
+            }
         }
-        let code = value.as_ref().and_then(|value| value["error_code"].as_str()).unwrap_or_default();
-        if code == "RESOURCE_DOES_NOT_EXIST" {
-            return Ok(None);
-        }
-        let message = value.as_ref().and_then(|value| value["message"].as_str()).unwrap_or_default();
-        let line: String = message.lines().next().unwrap_or_default().chars().take(300).collect();
-        Err(trouble(format!("{status} {line}").trim_end().to_string()))
     }
 
     /// Returns the run after creating or finding it and sending its parameters.
@@ -169,7 +144,7 @@ impl Mlflow {
     fn earlier(&self) -> Result<Option<RunId>, Trouble> {
         let known = fs::read_to_string(&self.file).ok().filter(|_| self.goes_on);
         let known: Option<Value> = known.and_then(|text| serde_json::from_str(&text).ok());
-        let known = known.filter(|known| known["tracking_uri"] == self.uri.as_str());
+        let known = known.filter(|known| known["tracking_uri"] == self.server.address.as_str());
         let Some(id) = known.as_ref().and_then(|known| known["run_id"].as_str()) else { return Ok(None) };
         let Some(found) = self.ask("runs/get", &[("run_id", id)])? else { return Ok(None) };
         let metrics = found["run"]["data"]["metrics"].as_array().into_iter().flatten();
@@ -188,9 +163,9 @@ impl Mlflow {
         }
         let made = self.tell("runs/create", &run)?;
         let Some(id) = made["run"]["info"]["run_id"].as_str() else {
-            return Err(Trouble(format!("{}: runs/create: the response has no run_id", self.uri)));
+            return Err(self.server.trouble("runs/create", "the response has no run_id"));
         };
-        let known = json!({ "tracking_uri": self.uri, "experiment_id": experiment, "run_id": id });
+        let known = json!({ "tracking_uri": self.server.address, "experiment_id": experiment, "run_id": id });
         // Without this file, the run is logged anyway, but a resumed run creates another one.
         let _ = fs::write(&self.file, format!("{known:#}\n"));
         Ok(RunId { id: id.to_string(), last: None })
@@ -209,7 +184,7 @@ impl Mlflow {
             Ok(made) => made["experiment_id"]
                 .as_str()
                 .map(str::to_string)
-                .ok_or_else(|| Trouble(format!("{}: experiments/create: the response has no experiment_id", self.uri))),
+                .ok_or_else(|| self.server.trouble("experiments/create", "the response has no experiment_id")),
             // Another run may have created it in the meantime.
             Err(trouble) => find()?.ok_or(trouble),
         }
@@ -258,14 +233,6 @@ fn metrics(record: &Record) -> impl Iterator<Item = (u64, Value)> {
         let value = if value.is_finite() { json!(value) } else { json!(text_of(value)) };
         (step, json!({ "key": key, "value": value, "timestamp": time, "step": step }))
     })
-}
-
-fn text_of(value: f64) -> &'static str {
-    match value {
-        x if x.is_nan() => "NaN",
-        x if x > 0.0 => "Infinity",
-        _ => "-Infinity",
-    }
 }
 
 fn millis(seconds: f64) -> u64 {

@@ -6,7 +6,9 @@ mod machine;
 pub(crate) mod metric;
 mod mlflow;
 mod prometheus;
+mod server;
 mod tensorboard;
+mod wandb;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -27,7 +29,7 @@ const SLICES: u32 = (5_000 / SLICE.as_millis()) as u32;
 pub(crate) struct Monitors {
     workers: Vec<Worker>,
     machine: Option<Machine>,
-    /// Lines to print at the start.
+    /// Lines to print that were not returned yet.
     said: Vec<String>,
     /// Warnings about `machine_monitor` that were not returned yet.
     words: Vec<String>,
@@ -61,6 +63,11 @@ impl Monitors {
             let sink = mlflow::Mlflow::new(&config.mlflow, uri, run.to_path_buf(), resumed.is_some(), params);
             workers.push(Worker::start("mlflow", sink));
         }
+        if let Ok(Some(account)) = wandb::account(&config.wandb) {
+            let values = serde_json::to_value(config).unwrap_or_default();
+            let sink = wandb::Wandb::new(account, run.to_path_buf(), resumed.is_some(), &values);
+            workers.push(Worker::start("wandb", sink));
+        }
         if config.prometheus.enabled {
             let mut sink = prometheus::Prometheus::new(&config.prometheus, info(config));
             // If this fails, the monitor's thread tries again later.
@@ -77,17 +84,18 @@ impl Monitors {
         Self { workers, machine, said, words: vec![], has_ended: false }
     }
 
-    /// Returns the lines to print at the start.
-    pub(crate) fn said(&self) -> &[String] {
-        &self.said
+    /// Returns the lines to print since the last call.
+    pub(crate) fn said(&mut self) -> Vec<String> {
+        let own = std::mem::take(&mut self.said);
+        own.into_iter().chain(self.workers.iter().flat_map(Worker::lines)).collect()
     }
 
-    /// Returns the newest values of `machine_monitor` and lines to print about them. Both are empty if there is nothing
-    /// new.
-    pub(crate) fn of_machine(&mut self) -> (Vec<Scalar>, Vec<String>) {
+    /// Returns the newest values of `machine_monitor`; none if there is nothing new.
+    pub(crate) fn of_machine(&mut self) -> Vec<Scalar> {
         let News { sample, lines, words } = self.machine.as_ref().map(Machine::take).unwrap_or_default();
+        self.said.extend(lines);
         self.words.extend(words);
-        (sample, lines)
+        sample
     }
 
     /// Passes a step to all monitors, without waiting. Returns warnings to print.
@@ -114,9 +122,10 @@ impl Monitors {
 /// Checks the configuration of the monitors before a run begins.
 ///
 /// # Errors
-/// Fails if the address of a server is missing or unusable.
+/// Fails if the address of a server or the key of an account is missing or unusable.
 pub(crate) fn check(config: &Config) -> Result<(), Error> {
-    mlflow::tracking_uri(&config.mlflow).map(drop)
+    mlflow::tracking_uri(&config.mlflow)?;
+    wandb::account(&config.wandb).map(drop)
 }
 
 /// Returns the labels that distinguish runs.

@@ -12,6 +12,8 @@ use zero_engine::format::counted;
 const WAITING: usize = 512;
 /// Time until a failed write is retried.
 const PAUSE: Duration = Duration::from_secs(10);
+/// Time without a write after which a monitor tells its destination that the run is alive.
+const BEAT: Duration = Duration::from_secs(30);
 /// One unit of the time that the end of a run waits for its monitors.
 pub(super) const SLICE: Duration = Duration::from_millis(100);
 
@@ -45,6 +47,21 @@ pub(super) trait Sink: Send {
     /// Returns the help for an error.
     fn help(&self) -> String;
 
+    /// Returns the minimum time between two writes. A backlog that is half full is written earlier.
+    fn pace(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Tells the destination that the run is alive. Called after [`BEAT`] without a step.
+    fn beat(&mut self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    /// Returns the lines to print since the last call.
+    fn lines(&mut self) -> Vec<String> {
+        vec![]
+    }
+
     /// Marks the run as ended at the destination.
     fn finish(&mut self, _outcome: RunStatus) -> Result<(), Trouble> {
         Ok(())
@@ -64,6 +81,8 @@ struct State {
     /// Number of steps that were dropped.
     lost: u64,
     /// Lines to print.
+    lines: Vec<String>,
+    /// Warnings to print.
     words: Vec<String>,
     ending: Option<RunStatus>,
     has_ended: bool,
@@ -111,6 +130,11 @@ impl Worker {
     }
 
     /// Returns the lines to print since the last call.
+    pub(super) fn lines(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.shared).lines)
+    }
+
+    /// Returns the warnings to print since the last call.
     pub(super) fn words(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.shared).words)
     }
@@ -141,9 +165,15 @@ impl Worker {
 fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
     let mut is_failing = false;
     loop {
-        let (records, ending) = next(shared, is_failing);
-        let written = if records.is_empty() { Ok(()) } else { sink.write(&records) };
+        let pace = if is_failing { PAUSE } else { sink.pace() };
+        let (records, ending) = next(shared, is_failing, pace);
+        let written = match ending {
+            _ if !records.is_empty() => sink.write(&records),
+            Some(_) if !is_failing => Ok(()),
+            _ => sink.beat(),
+        };
         let mut state = lock(shared);
+        state.lines.extend(sink.lines());
         match written {
             Ok(()) if is_failing => {
                 is_failing = false;
@@ -188,17 +218,22 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
     }
 }
 
-/// Waits for records to write. Returns them, and the run's status if the run has ended. After a failure it first waits
-/// for [`PAUSE`], unless the run ends.
-fn next(shared: &Shared, is_failing: bool) -> (Vec<Record>, Option<RunStatus>) {
+/// Waits for records to write, at least for `pace` unless the run ends or the backlog is half full. Returns them, and the
+/// run's status if the run has ended. Without a record it returns after [`BEAT`].
+fn next(shared: &Shared, is_failing: bool, pace: Duration) -> (Vec<Record>, Option<RunStatus>) {
     let began = Instant::now();
     let mut state = lock(shared);
     loop {
-        let rests = is_failing && began.elapsed() < PAUSE;
-        if state.ending.is_some() || (!rests && !state.waiting.is_empty()) {
+        let is_urgent = !is_failing && state.waiting.len() >= WAITING / 2;
+        let pause = match state.waiting.is_empty() {
+            true => BEAT,
+            false if is_urgent => Duration::ZERO,
+            false => pace,
+        };
+        let left = pause.saturating_sub(began.elapsed());
+        if state.ending.is_some() || left.is_zero() {
             return (state.waiting.drain(..).collect(), state.ending);
         }
-        let left = if rests { PAUSE.saturating_sub(began.elapsed()) } else { Duration::from_secs(3600) };
         state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
     }
 }

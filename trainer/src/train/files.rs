@@ -52,7 +52,7 @@ impl Files {
         engine.hold(lock);
         folder.mark(job, restarts)?;
         folder.resolved(engine.config())?;
-        let monitors = Monitors::start(engine.config(), out, logged.then(|| engine.samples()));
+        let mut monitors = Monitors::start(engine.config(), out, logged.then(|| engine.samples()));
         monitors.said().iter().for_each(|line| progress.say(line));
         Ok(Self { folder, monitors, missing: 0 })
     }

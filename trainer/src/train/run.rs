@@ -284,9 +284,8 @@ impl<'a> Run<'a> {
         if config.wall_clock_breakdown {
             scalars.extend(self.breakdown.scalars());
         }
-        let (of_machine, lines) = files.monitors.of_machine();
-        scalars.extend(of_machine);
-        lines.iter().for_each(|line| self.progress.say(line));
+        scalars.extend(files.monitors.of_machine());
+        files.monitors.said().iter().for_each(|line| self.progress.say(line));
         let (samples, rank_ms) = (self.engine.samples(), together.own_ms.clone());
         let record = Record { step: step.step, samples, time: metric::now(), scalars, rank_ms };
         files.monitors.give(&record).iter().for_each(|word| self.progress.warn(word));
@@ -375,7 +374,9 @@ impl<'a> Run<'a> {
         let trace = trace::of_all_ranks(&self.engine)?;
         let Some(files) = files else { return Ok(()) };
         let outcome = if finished == Finished::Done { RunStatus::Done } else { RunStatus::Stopped };
-        files.monitors.finish(outcome).iter().for_each(|word| self.progress.warn(word));
+        let words = files.monitors.finish(outcome);
+        files.monitors.said().iter().for_each(|line| self.progress.say(line));
+        words.iter().for_each(|word| self.progress.warn(word));
         files.folder.report(&report)?;
         if let Some(trace) = trace {
             files.folder.trace(&trace)?;

@@ -8,3 +8,4 @@ mod offload;
 mod pipeline;
 mod preference;
 mod profiles;
+mod wandb;

@@ -71,7 +71,7 @@ fn monitors_use_the_names_of_deepspeed_over_samples() {
     let line = |line: &&str| line.starts_with("time (ms) | fwd: ") && line.contains(" | bwd_allreduce: ");
     assert_eq!(out.lines().filter(line).count(), 3, "{out}");
     if let Some(events) = events(&case.path("with/tensorboard/DeepSpeedJobName")) {
-        assert_eq!(events.len(), 6 * 17, "{events:?}");
+        assert_eq!(events.len(), 6 * 18, "{events:?}");
         let (_, loss) = events.iter().find_map(|line| line.split_once("Train/Samples/train_loss 24 ")).unwrap();
         assert_eq!(loss.parse::<f64>().unwrap() as f32, logged[5]["loss"].as_f64().unwrap() as f32);
         assert!(events.iter().any(|line| line.starts_with("Train/Samples/elapsed_time_ms_backward_allreduce 4 ")));
