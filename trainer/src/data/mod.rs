@@ -33,6 +33,7 @@ mod joined;
 mod mixture;
 mod options;
 mod order;
+mod pieces;
 mod records;
 mod rows;
 mod split;

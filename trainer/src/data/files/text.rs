@@ -5,7 +5,7 @@ use std::io::Read;
 use zero_engine::{At, DataError};
 
 use super::super::binary;
-use super::super::tokenizer::piece_end;
+use super::super::pieces::piece_end;
 use super::streams::{Document, Reader};
 
 /// A part has at least this many bytes, unless it is the last one: enough for a tokenizer that encodes pieces in parallel.

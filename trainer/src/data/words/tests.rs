@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::super::tokenizer::word_start;
+use super::super::pieces::word_start;
 use super::*;
 use crate::python;
 

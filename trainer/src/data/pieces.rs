@@ -1,0 +1,93 @@
+//! Cuts long texts into pieces that are encoded on their own, in parallel, with the tokens of the whole text.
+
+use std::ops::Range;
+
+use super::files::streams::Document;
+
+/// Text is encoded in pieces of about this many bytes. While the encoder works, it needs a hundred times the memory of its
+/// tokens.
+const PIECE: usize = 1 << 18;
+
+/// Cuts a document into pieces that are encoded on their own, with the tokens of the whole document.
+pub(super) fn pieces(document: Document) -> impl Iterator<Item = Document> {
+    let Document { at, mut text, is_continued } = document;
+    let (mut start, mut is_at_end) = (0, false);
+    std::iter::from_fn(move || {
+        let first = start;
+        let end = (!is_at_end).then(|| piece_end(&text[first..]))?;
+        let piece = match end {
+            Some(end) => text[first..first + end].to_vec(),
+            None if first == 0 => std::mem::take(&mut text),
+            None => text.split_off(first),
+        };
+        (start, is_at_end) = (first + piece.len(), end.is_none());
+        Some(Document { at: at.after(first as u64), text: piece, is_continued: is_continued || first > 0 })
+    })
+}
+
+/// Returns the length of the first piece, or `None` if the text is not longer than one or may become longer before this
+/// can be said.
+pub(super) fn piece_end(text: &[u8]) -> Option<usize> {
+    word_start(text, PIECE..2 * PIECE).or_else(|| {
+        // Some tokenizers have a token for several line breaks, and join one of them with the word before it.
+        let later = text.get(2 * PIECE..)?;
+        let end = later.windows(2).position(|pair| pair[0] == b'\n' && !pair[1].is_ascii_whitespace())?;
+        Some(2 * PIECE + end + 1)
+    })
+}
+
+/// Returns the first position in `range` at which a word begins for all tokenizers, whatever is before and after it: that
+/// after a single line break, and that of a single space between small Latin letters.
+pub(super) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
+    let is_word = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
+    let range = range.start.max(1)..range.end.min(text.len());
+    range.clone().zip(text.get(range)?).find_map(|(at, byte)| match byte {
+        b' ' if text[at - 1].is_ascii_lowercase() && text.get(at + 1)?.is_ascii_lowercase() => Some(at),
+        b'\n' if is_word(last_char(&text[..at])) && is_word(first_char(&text[at + 1..])) => Some(at + 1),
+        _ => None,
+    })
+}
+
+/// Returns the first character, or `None` at the end of the text and if it is not whole.
+fn first_char(text: &[u8]) -> Option<char> {
+    let start = &text[..text.len().min(4)];
+    start.utf8_chunks().next()?.valid().chars().next()
+}
+
+/// Does the same with the last character.
+fn last_char(text: &[u8]) -> Option<char> {
+    let start = (1..=text.len().min(4)).map(|length| text.len() - length).find(|&at| text[at] & 0xc0 != 0x80)?;
+    first_char(&text[start..])
+}
+
+#[cfg(test)]
+mod tests {
+    use zero_engine::At;
+
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_between_lines() {
+        let line = "a line of text, éééé\n\n  indented\n";
+        let text = line.repeat(3 * PIECE / line.len());
+        let document = |text: &str| Document { at: At::Byte(5), text: text.into(), is_continued: false };
+        let cut: Vec<Document> = pieces(document(&text)).collect();
+        assert_eq!(cut.iter().flat_map(|piece| piece.text.clone()).collect::<Vec<u8>>(), text.as_bytes());
+        assert!(cut.len() > 1);
+        let mut at = 5;
+        for (i, piece) in cut.iter().enumerate() {
+            assert_eq!((piece.at, piece.is_continued), (At::Byte(at), i > 0));
+            at += piece.text.len() as u64;
+        }
+        let whole = &cut[..cut.len() - 1];
+        let is_cut =
+            |piece: &Document| [&b"indented\n"[..], b"a", b"line", b"of"].iter().any(|end| piece.text.ends_with(end));
+        assert!(whole.iter().all(|piece| is_cut(piece) && piece.text.len() < PIECE + line.len()));
+        let endless = "é".repeat(PIECE);
+        assert_eq!(pieces(document(&endless)).collect::<Vec<_>>(), [document(&endless)]);
+        // Without a better place, a piece ends after several line breaks.
+        let paragraphs = "字\n\n".repeat(PIECE);
+        let cut: Vec<Document> = pieces(document(&paragraphs)).collect();
+        assert!(cut.len() == 3 && cut.iter().all(|piece| piece.text.ends_with(b"\n\n")), "{}", cut.len());
+    }
+}
