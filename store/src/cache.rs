@@ -17,7 +17,6 @@ use crate::{Error, Object, Stores, Watch};
 
 const LOCK: &str = "lock";
 const PART: &str = "part";
-const START: &str = "start";
 /// Pause between two attempts to get a lock.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -60,11 +59,6 @@ impl Slot {
     /// The part of a download that is not complete.
     pub(crate) fn part(&self) -> PathBuf {
         self.folder.with_extension(PART)
-    }
-
-    /// The first bytes.
-    pub(crate) fn start(&self) -> PathBuf {
-        self.folder.with_extension(START)
     }
 
     /// Returns the file if it is complete and nobody changes it.

@@ -68,39 +68,6 @@ impl Stores {
         }
     }
 
-    /// Returns the first `count` bytes of an object, which are kept when the object itself is removed from the cache.
-    ///
-    /// # Errors
-    /// The same as those of [`fetch`](Self::fetch).
-    pub fn start(&self, object: &Object, count: u64, watch: &dyn Watch) -> Result<Vec<u8>, Error> {
-        let slot = Slot::new(&self.folder, object);
-        let count = count.min(object.size);
-        for path in [slot.content(), slot.start()] {
-            let mut bytes = vec![];
-            if let Ok(file) = File::open(path)
-                && file.take(count).read_to_end(&mut bytes).is_ok()
-                && bytes.len() as u64 == count
-            {
-                return Ok(bytes);
-            }
-        }
-        if count == 0 {
-            return Ok(vec![]);
-        }
-        let lock = slot.lock(watch)?;
-        let bytes = patiently(self.patience, watch, async || {
-            let store = open(&object.location)?;
-            let received = store.get_opts(&object.key, range(object, 0..count)).await;
-            let received = async { received?.bytes().await }.await;
-            received.map_err(|error| Error::of(&object.address, 0, &error))
-        })?;
-        let unfinished = slot.start().with_extension("part");
-        let written = fs::write(&unfinished, &bytes).and_then(|()| fs::rename(&unfinished, slot.start()));
-        written.map_err(Error::local(&unfinished))?;
-        drop(lock);
-        Ok(bytes.to_vec())
-    }
-
     /// Completes the file `part`, and returns the checksum that the store states.
     fn receive(&self, object: &Object, part: &Path, watch: &dyn Watch) -> Result<Option<Checksum>, Error> {
         let mut file = File::options().append(true).create(true).open(part).map_err(Error::local(part))?;

@@ -4,6 +4,7 @@ mod server;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -69,7 +70,6 @@ fn an_object_is_downloaded_once() {
         assert!(fs::read(&local.path).unwrap() == content(length));
         let before = server.requests();
         assert_eq!(stores.fetch(&objects[0], &watch).unwrap().path, local.path);
-        assert!(stores.start(&objects[0], 100, &watch).unwrap() == content(length.min(100)));
         assert_eq!(server.requests(), before);
     }
 }
@@ -209,6 +209,24 @@ fn refused_access_is_an_error_at_once() {
 }
 
 #[test]
+fn a_download_continues_with_a_new_credential_where_the_old_one_expired() {
+    let (server, folder, watch) = (Arc::new(Server::start()), tempfile::tempdir().unwrap(), Counts::default());
+    let (stores, length) = (stores(folder.path()), 60 * MIB);
+    server.put("a", content(length), &TAG);
+    let object = stores.list(&server.url("a"), &watch).unwrap().remove(0);
+    let expires = Arc::clone(&server);
+    *watch.at_first.lock().unwrap() = Some(Box::new(move || expires.fail("a", Fault::Status(403, usize::MAX))));
+    let error = stores.fetch(&object, &watch).unwrap_err();
+    let Error::Denied { address, byte, .. } = &error else { panic!("{error}") };
+    assert!(*address == object.address && *byte >= 4 * MIB as u64, "{error}");
+    server.put("a", content(length), &TAG);
+    let before = server.requests();
+    assert!(fs::read(stores.fetch(&object, &watch).unwrap().path).unwrap() == content(length));
+    let parts = (length as u64 - byte).div_ceil(4 << 20);
+    assert!((server.requests() - before) as u64 <= parts, "{byte}: {}", server.requests() - before);
+}
+
+#[test]
 fn a_wait_ends_when_the_caller_stops() {
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
     server.put("a", content(9 * MIB), &TAG);
@@ -256,10 +274,6 @@ fn the_least_recently_used_objects_make_room() {
     path(&a);
     path(&c);
     assert_eq!((of_a.exists(), of_b.exists()), (true, false));
-    // Its first bytes stay known.
-    let before = server.requests();
-    assert_eq!(stores.start(&a, 10, &watch).unwrap(), content(10));
-    assert_eq!(server.requests(), before);
     // What is in use stays.
     let (_a, _c) = (stores.fetch(&a, &watch).unwrap(), stores.fetch(&c, &watch).unwrap());
     let error = stores.fetch(&d, &watch).unwrap_err();
