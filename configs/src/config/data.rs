@@ -101,6 +101,8 @@ choice! {
         U16 = "u16",
         /// 32 bits.
         U32 = "u32",
+        /// 64 bits with a sign.
+        I64 = "i64",
     }
 }
 

@@ -117,4 +117,6 @@ pub enum TokenDtype {
     U16,
     /// Four bytes.
     U32,
+    /// Eight bytes with a sign, as PyTorch has tokens.
+    I64,
 }

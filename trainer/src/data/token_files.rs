@@ -106,7 +106,8 @@ impl TokenFile {
         self.file.read_exact_at(&mut bytes, offset).map_err(DataError::io(&self.path))?;
         let before = out.len();
         self.width.decode(&bytes, out);
-        match out[before..].iter().position(|&token| token as usize >= vocabulary) {
+        let is_outside = |&token: &u32| token as usize >= vocabulary || token == u32::MAX;
+        match out[before..].iter().position(is_outside) {
             None => Ok(()),
             Some(outside) => {
                 let at = At::Byte(offset + (outside * width) as u64);

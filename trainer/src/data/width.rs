@@ -11,6 +11,8 @@ pub(super) enum Width {
     U8,
     U16,
     U32,
+    /// Of token files only.
+    I64,
 }
 
 impl From<TokenDtype> for Width {
@@ -18,6 +20,7 @@ impl From<TokenDtype> for Width {
         match dtype {
             TokenDtype::U16 => Width::U16,
             TokenDtype::U32 => Width::U32,
+            TokenDtype::I64 => Width::I64,
         }
     }
 }
@@ -37,6 +40,7 @@ impl Width {
             Width::U8 => 1,
             Width::U16 => 2,
             Width::U32 => 4,
+            Width::I64 => 8,
         }
     }
 
@@ -46,15 +50,20 @@ impl Width {
             Width::U8 => out.extend(tokens.iter().map(|&token| token as u8)),
             Width::U16 => out.extend(tokens.iter().flat_map(|&token| (token as u16).to_le_bytes())),
             Width::U32 => out.extend(tokens.iter().flat_map(|&token| token.to_le_bytes())),
+            Width::I64 => out.extend(tokens.iter().flat_map(|&token| i64::from(token).to_le_bytes())),
         }
     }
 
-    /// Appends the tokens of little-endian bytes.
+    /// Appends the tokens of little-endian bytes. A number that is no u32 becomes the largest one, which is no token.
     pub(super) fn decode(self, bytes: &[u8], out: &mut Vec<u32>) {
         match self {
             Width::U8 => out.extend(bytes.iter().map(|&token| u32::from(token))),
             Width::U16 => out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from(u16::from_le_bytes(token)))),
             Width::U32 => out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token))),
+            Width::I64 => {
+                let token = |&token| u32::try_from(i64::from_le_bytes(token)).unwrap_or(u32::MAX);
+                out.extend(bytes.as_chunks().0.iter().map(token));
+            }
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Compressed files: gzip and zstd, of one or several members.
+//! Compressed files: bzip2, gzip and zstd, of one or several members.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
+use bzip2::bufread::MultiBzDecoder;
 use flate2::bufread::MultiGzDecoder;
 use zero_engine::DataError;
 
@@ -12,6 +13,7 @@ use super::streams::Reader;
 /// How the bytes of a file are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Archive {
+    Bzip2,
     Gzip,
     Zstd,
 }
@@ -20,6 +22,9 @@ impl Archive {
     /// Recognizes an archive by its first bytes.
     pub(super) fn recognize(start: &[u8]) -> Option<Self> {
         match start {
+            // The size of blocks, and the beginning of a block or of the end.
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..]
+            | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90, ..] => Some(Self::Bzip2),
             [0x1f, 0x8b, 8, ..] => Some(Self::Gzip),
             // A skippable frame may come first.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some(Self::Zstd),
@@ -30,6 +35,7 @@ impl Archive {
     /// Returns a reader of the unpacked bytes. It reads all members, and fails if the last one is cut.
     pub(super) fn unpack(self, packed: impl io::BufRead + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
         Ok(match self {
+            Self::Bzip2 => Box::new(MultiBzDecoder::new(packed)),
             Self::Gzip => Box::new(MultiGzDecoder::new(packed)),
             Self::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(packed)?),
         })
@@ -37,6 +43,7 @@ impl Archive {
 
     pub(super) fn name(self) -> &'static str {
         match self {
+            Self::Bzip2 => "bzip2 archive",
             Self::Gzip => "gzip archive",
             Self::Zstd => "zstd archive",
         }

@@ -110,6 +110,7 @@ impl Encoding {
         let number = match dtype {
             TokenDtype::U16 => Number::U16,
             TokenDtype::U32 => Number::U32,
+            TokenDtype::I64 => Number::I64,
         };
         Self::List(number)
     }

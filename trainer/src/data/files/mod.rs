@@ -225,7 +225,7 @@ impl Source {
 /// Returns the format that a file's name states.
 pub(super) fn format_by_name(path: &Path) -> Format {
     let extension = |path: &Path| path.extension().and_then(|extension| extension.to_str()).map(str::to_string);
-    let archive = extension(path).filter(|end| matches!(end.as_str(), "gz" | "gzip" | "zst" | "zstd"));
+    let archive = extension(path).filter(|end| matches!(end.as_str(), "bz2" | "gz" | "gzip" | "zst" | "zstd"));
     let name = if archive.is_some() { path.with_extension("") } else { path.into() };
     match extension(&name).as_deref() {
         Some("bin") if archive.is_none() => Format::Tokens,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufReader, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -49,7 +49,55 @@ pub(crate) struct Shard {
     pub(super) path: PathBuf,
     entry: Entry,
     encodings: Vec<Encoding>,
-    archive: Option<Archive>,
+    packing: Option<Packing>,
+}
+
+/// How a shard is compressed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Packing {
+    Archive(Archive),
+    Brotli,
+    /// One block of Snappy, without a frame.
+    Snappy,
+}
+
+impl Packing {
+    /// Returns the compression that an index names, without its level.
+    fn of(compression: &str) -> Option<Self> {
+        Some(match compression.split(':').next()? {
+            "br" => Self::Brotli,
+            "bz2" => Self::Archive(Archive::Bzip2),
+            "gz" => Self::Archive(Archive::Gzip),
+            "snappy" => Self::Snappy,
+            "zstd" => Self::Archive(Archive::Zstd),
+            _ => return None,
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Archive(archive) => archive.name(),
+            Self::Brotli => "Brotli archive",
+            Self::Snappy => "Snappy archive",
+        }
+    }
+
+    /// Appends the unpacked bytes, at most `limit` of them.
+    fn unpack(self, packed: Vec<u8>, limit: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let mut reader: Box<dyn Read> = match self {
+            Self::Archive(archive) => archive.unpack(Cursor::new(packed))?,
+            Self::Brotli => Box::new(brotli_decompressor::Decompressor::new(Cursor::new(packed), 1 << 16)),
+            Self::Snappy => {
+                let stated = snap::raw::decompress_len(&packed)?;
+                if stated as u64 > limit {
+                    return Err(io::Error::other(format!("it states {stated} bytes")));
+                }
+                *bytes = snap::raw::Decoder::new().decompress_vec(&packed)?;
+                return Ok(());
+            }
+        };
+        reader.by_ref().take(limit).read_to_end(bytes).map(drop)
+    }
 }
 
 impl Shard {
@@ -67,24 +115,21 @@ impl Shard {
             return Err(format!("{samples} samples in {} bytes cannot be in a shard", raw_data.bytes));
         }
         let raw = inside(folder, &raw_data.basename)?;
-        let (path, archive) = match zip_data {
+        let (path, packing) = match zip_data {
             Some(zip) if !raw.is_file() => {
                 let compression = entry.compression.as_deref().unwrap_or("none");
-                let archive = match compression.split(':').next() {
-                    Some("gz") => Archive::Gzip,
-                    Some("zstd") => Archive::Zstd,
-                    _ => {
-                        return Err(format!(
-                            "the compression `{compression}` is unsupported; `zstd`, `gz` and none are supported"
-                        ));
-                    }
-                };
-                (inside(folder, &zip.basename)?, Some(archive))
+                let packing = Packing::of(compression).ok_or_else(|| {
+                    format!(
+                        "the compression `{compression}` is unsupported; `br`, `bz2`, `gz`, `snappy`, `zstd` and none are \
+                         supported"
+                    )
+                })?;
+                (inside(folder, &zip.basename)?, Some(packing))
             }
             _ => (raw, None),
         };
         let encodings = column_encodings.iter().map(|name| Encoding::parse(name)).collect();
-        Ok(Self { path, encodings, archive, entry })
+        Ok(Self { path, encodings, packing, entry })
     }
 
     /// Returns the columns: name and encoding.
@@ -136,25 +181,23 @@ impl Shard {
                 None => Ok(()),
             }
         };
-        let io = || DataError::io(&self.path);
-        let bytes = match (self.archive, &self.entry.zip_data) {
-            (Some(archive), Some(zip)) => {
-                let packed = fs::read(&self.path).map_err(io())?;
+        let failed_io = || DataError::io(&self.path);
+        let bytes = match (self.packing, &self.entry.zip_data) {
+            (Some(packing), Some(zip)) => {
+                let packed = fs::read(&self.path).map_err(failed_io())?;
                 check(&packed, zip)?;
                 let mut bytes = vec![];
-                let unpacked = archive.unpack(std::io::Cursor::new(packed)).and_then(|unpacked| {
-                    // One byte more than there may be shows that there are too many.
-                    unpacked.take(self.entry.raw_data.bytes + 1).read_to_end(&mut bytes)
-                });
+                // One byte more than there may be shows that there are too many.
+                let unpacked = packing.unpack(packed, self.entry.raw_data.bytes + 1, &mut bytes);
                 let at = Some(At::Byte(bytes.len() as u64));
-                let failed = |error| self.damaged(at, format!("the {} is cut or damaged: {error}", archive.name()));
+                let failed = |error| self.damaged(at, format!("the {} is cut or damaged: {error}", packing.name()));
                 unpacked.map_err(failed)?;
                 bytes
             }
             _ => {
                 let mut bytes = vec![];
-                let file = BufReader::new(File::open(&self.path).map_err(io())?);
-                file.take(self.entry.raw_data.bytes + 1).read_to_end(&mut bytes).map_err(io())?;
+                let file = BufReader::new(File::open(&self.path).map_err(failed_io())?);
+                file.take(self.entry.raw_data.bytes + 1).read_to_end(&mut bytes).map_err(failed_io())?;
                 bytes
             }
         };

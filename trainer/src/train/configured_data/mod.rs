@@ -141,6 +141,7 @@ impl<'c> Sources<'c> {
             token_dtype: match data.token_dtype {
                 config::TokenDtype::U16 => data::TokenDtype::U16,
                 config::TokenDtype::U32 => data::TokenDtype::U32,
+                config::TokenDtype::I64 => data::TokenDtype::I64,
             },
             sequence_length: self.sequence_length,
             vocabulary: model.and_then(classes).or(self.vocabulary).unwrap_or(usize::MAX),

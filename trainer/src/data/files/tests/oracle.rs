@@ -103,12 +103,13 @@ def sample(i):
     return {"text": f"document {i} é" * (i % 3), "i": -i, "small": i % 100 - 50, "big": 2**63 + i, "x": i / 3, "y": i / 3, "row": ROWS[i],
             "fixed": np.full((2, 2), i, np.int16), "typed": np.arange(i % 300 + 1, dtype=np.int32), "free": np.arange(1, i % 4 + 2, dtype=np.uint8),
             "digits": 10**18 + i}
-for name, options in {"raw": {}, "zstd": {"compression": "zstd:3"}, "gz": {"compression": "gz"}}.items():
+PACKED = {name: {"compression": name} for name in ["br", "br:5", "bz2", "gz", "snappy", "zstd", "zstd:3"]}
+for name, options in {"raw": {}, **PACKED}.items():
     hashes = sorted(["sha1", "sha256", "xxh32", "xxh64", "xxh3_64", "xxh128", "md5"])
     with MDSWriter(out=f"{FOLDER}/{name}", columns=columns, hashes=hashes, size_limit=1 << 15, **options) as writer:
         for i in range(N):
             writer.write(sample(i))
-for dtype in ["uint16", "uint32"]:
+for dtype in ["uint16", "uint32", "int64"]:
     with MDSWriter(out=f"{FOLDER}/{dtype}", columns={"tokens": "bytes"}, size_limit=1 << 12) as writer:
         for i in range(N):
             writer.write({"tokens": np.arange(i, i + 16, dtype=dtype).tobytes()})
@@ -135,7 +136,7 @@ print(json.dumps([rows, sum(tokens, [])]))
             value => value,
         }
     }
-    for name in ["raw", "zstd", "gz"] {
+    for name in ["raw", "br", "br:5", "bz2", "gz", "snappy", "zstd", "zstd:3"] {
         assert!(open(&folder.path().join(name), Format::Auto).unwrap().len() > 3);
         let found: Vec<Value> =
             values(records(&folder.path().join(name), &[]).unwrap()).into_iter().map(clean).collect();
@@ -143,7 +144,12 @@ print(json.dumps([rows, sum(tokens, [])]))
         let all: Vec<Value> = found.iter().map(|row| row["text"].clone()).filter(|text| text != "").collect();
         assert_eq!(texts(&folder.path().join(name)), all);
     }
-    for (name, dtype) in [("uint16", TokenDtype::U16), ("uint32", TokenDtype::U32), ("array", TokenDtype::U16)] {
+    for (name, dtype) in [
+        ("uint16", TokenDtype::U16),
+        ("uint32", TokenDtype::U32),
+        ("int64", TokenDtype::I64),
+        ("array", TokenDtype::U16),
+    ] {
         let mut found: Vec<u32> = vec![];
         for source in open(&folder.path().join(name), Format::Auto).unwrap() {
             let push = |row: &[u32]| {
