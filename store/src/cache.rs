@@ -25,8 +25,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Local {
     /// The file.
     pub path: PathBuf,
-    /// `None` on a file system without locks, on which another process may remove the file.
+    /// `None` on a file system without locks and for a file of another program, which may be removed.
     _lock: Option<Arc<File>>,
+}
+
+impl Local {
+    /// Returns a file that another program keeps.
+    pub(crate) fn of_others(path: &Path) -> Self {
+        Self { path: path.into(), _lock: None }
+    }
 }
 
 impl PartialEq for Local {

@@ -31,6 +31,9 @@ impl Stores {
     /// Fails if the store stays unreachable, refuses access, has another content now than when the object was listed,
     /// or gives a content with another checksum than it states; if the cache has no room; or if `watch` ends the wait.
     pub fn fetch(&self, object: &Object, watch: &dyn Watch) -> Result<Local, Error> {
+        if let Some(path) = &object.local {
+            return Ok(Local::of_others(path));
+        }
         let slot = Slot::new(&self.folder, object);
         if let Some(local) = slot.present(object)? {
             return Ok(local);

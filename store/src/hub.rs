@@ -3,6 +3,8 @@
 //! hf-hub is not used: its current version brings a hundred further crates for a transfer protocol that the Hub does
 //! not require, and its older ones another HTTP client.
 
+use std::path::PathBuf;
+
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use object_store::path::Path as Key;
@@ -11,6 +13,7 @@ use serde::Deserialize;
 
 use crate::client::http;
 use crate::digest::{Checksum, unhex};
+use crate::hub_cache;
 use crate::location::{Location, RepoKind};
 use crate::{Error, Object};
 
@@ -52,8 +55,7 @@ pub(crate) fn files(kind: RepoKind, repo: &str, revision: &str) -> String {
 /// Returns the header with the user's token.
 pub(crate) fn authorization() -> Option<HeaderMap> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let home = || variable("HF_HOME").or_else(|| Some(format!("{}/.cache/huggingface", variable("HOME")?)));
-    let file = || variable("HF_TOKEN_PATH").or_else(|| Some(format!("{}/token", home()?)));
+    let file = || variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(hub_cache::home()?.join("token")));
     let token = variable("HF_TOKEN").or_else(|| std::fs::read_to_string(file()?).ok())?;
     let mut value: http::HeaderValue = format!("Bearer {}", token.trim()).parse().ok()?;
     value.set_sensitive(true);
@@ -102,6 +104,7 @@ pub(crate) async fn list(
                 size: entry.size,
                 version: Some(version),
                 checksum,
+                local: None,
             });
         }
         url = next;

@@ -19,6 +19,7 @@ mod download;
 mod error;
 mod folder;
 mod hub;
+mod hub_cache;
 mod list;
 mod location;
 mod profile;
@@ -50,6 +51,8 @@ pub struct Object {
     /// What the store calls this content, such as its `ETag`. It changes when the object is replaced.
     pub version: Option<String>,
     checksum: Option<Checksum>,
+    /// The file on this machine, if another program keeps it there.
+    local: Option<PathBuf>,
 }
 
 impl PartialEq for Object {

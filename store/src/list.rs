@@ -9,7 +9,7 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore};
 
 use crate::download::patiently;
 use crate::location::{Location, Service};
-use crate::{Error, Object, Stores, Watch, client, hub};
+use crate::{Error, Object, Stores, Watch, client, hub, hub_cache};
 
 /// As for local patterns.
 const MATCHING: MatchOptions =
@@ -113,6 +113,9 @@ async fn all(location: &Location, folder: &str) -> Result<Vec<Object>, Error> {
             let problem = "a web server does not list its files; name each file".into();
             return Err(Error::Address { address: location.to_string(), problem });
         }
+        Service::Hub { kind, repo, revision } if hub_cache::is_offline() => {
+            hub_cache::list(location, (*kind, repo, revision), folder)?
+        }
         Service::Hub { kind, repo, revision } => {
             let commit = hub::commit(location, (*kind, repo, revision)).await?;
             let mut objects = hub::list(location, (*kind, repo, &commit), folder).await?;
@@ -149,6 +152,7 @@ fn object(location: &Location, meta: ObjectMeta) -> Object {
         version: meta.e_tag.clone().or(modified),
         key: meta.location,
         checksum: None,
+        local: None,
     }
 }
 

@@ -138,7 +138,7 @@ async fn send(store: &dyn ObjectStore, key: &Key, path: &Path, address: &str, wa
 }
 
 /// Finds the files in a folder, by their names relative to `root`.
-fn find(root: &Path, relative: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+pub(crate) fn find(root: &Path, relative: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
     let folder = root.join(relative);
     for entry in fs::read_dir(&folder).map_err(Error::local(&folder))? {
         let entry = entry.map_err(Error::local(&folder))?;

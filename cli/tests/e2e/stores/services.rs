@@ -225,8 +225,55 @@ fn the_hub() {
         .env("HF_HOME", case.path("hf-home"));
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
+    // What they keep in their cache is read without the server.
+    let script = "import huggingface_hub as hub\n\
+        hub.snapshot_download('who/books', repo_type='dataset', token='secret')\n\
+        hub.snapshot_download('who/gpt', token='secret')\n";
+    let home = case.path("hf-home").display().to_string();
+    let mut command = Command::new(installed.join("bin/python"));
+    let output = command.args(["-c", script]).envs([("HF_ENDPOINT", endpoint), ("HF_HOME", &home)]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let variables = [("HF_ENDPOINT", "http://127.0.0.1:9"), ("HF_HUB_OFFLINE", "1"), ("HF_HOME", home.as_str())];
+    assert_eq!(train(&case, "offline", "\"hf://datasets/who/books/deep/*.txt\"", &variables), Ok(losses));
+    let mut command = case.command(&["--config", "ds.yaml", "--max-steps", "3", "--out", "offline-model"]);
+    command.args(["--set", "model={pretrained: hf://who/gpt}", "--set", "train_batch_size=4"]);
+    let output = command.envs(variables).env("ZERO_TRAIN_CACHE", case.path("models-2")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(case.losses("offline-model"), case.losses("from-hub"));
     for (name, content) in corpus() {
         assert!(std::fs::read_to_string(case.path("copy/deep").join(name)).unwrap() == content);
+    }
+}
+
+/// The cache that Hugging Face's tools document, made by hand.
+#[test]
+fn the_cache_of_the_hub() {
+    let (case, losses) = case();
+    let repository = case.path("hf/hub/datasets--who--books");
+    let snapshot = repository.join("snapshots/0123abcd/deep");
+    for folder in [&snapshot, &repository.join("refs"), &repository.join("blobs")] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    std::fs::write(repository.join("refs/main"), "0123abcd").unwrap();
+    for (name, content) in corpus() {
+        std::fs::write(repository.join("blobs").join(format!("b-{name}")), content).unwrap();
+        std::os::unix::fs::symlink(format!("../../../blobs/b-{name}"), snapshot.join(name)).unwrap();
+    }
+    let home = case.path("hf").display().to_string();
+    let variables = [("HF_HUB_OFFLINE", "1"), ("HF_HOME", home.as_str()), ("HF_ENDPOINT", "http://127.0.0.1:9")];
+    for (out, sources) in [
+        ("glob", "\"hf://datasets/who/books/deep/*.txt\""),
+        ("commit", "\"hf://datasets/who/books@0123abcd/**/*.txt\""),
+    ] {
+        assert_eq!(train(&case, out, sources, &variables), Ok(losses.clone()), "{sources}");
+    }
+    for (sources, problem) in [
+        ("hf://datasets/who/books@v2/deep/a.txt", "does not have the revision `v2`"),
+        ("hf://datasets/who/none/a.txt", "does not have the revision `main`"),
+        ("hf://datasets/who/books/deep/c.txt", "hf://datasets/who/books/deep/c.txt does not exist"),
+    ] {
+        let error = train(&case, "none", sources, &variables).unwrap_err();
+        assert!(error.contains(problem), "{error}");
     }
 }
 
