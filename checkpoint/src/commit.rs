@@ -12,13 +12,13 @@ use zero_comm::{Buffer, Communicator};
 use crate::error::CheckpointError;
 use crate::failpoint;
 use crate::folders::{committed, name};
-use crate::manifest::{Manifest, ShardEntry, shard_file};
+use crate::manifest::{MANIFEST, Manifest, ShardEntry, shard_file};
 use crate::save::Save;
 use crate::shard::Written;
 
 /// Returns the temporary folder of a save.
 pub(crate) fn unfinished(root: &Path, step: u64) -> PathBuf {
-    root.join(format!(".unfinished-step-{step:08}"))
+    root.join(format!(".unfinished-{}", name(step)))
 }
 
 /// Creates the temporary folder, new and empty.
@@ -84,7 +84,7 @@ pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<()
     }
     // A run that was set back writes a step again. The old folder is moved aside and kept until the new one is in
     // place.
-    let replaced = root.join(format!(".replaced-step-{:08}", manifest.step));
+    let replaced = root.join(format!(".replaced-{}", name(manifest.step)));
     if folder.exists() {
         remove(&replaced)?;
         fs::rename(&folder, &replaced).map_err(CheckpointError::io(&folder))?;
@@ -120,7 +120,7 @@ fn retain(root: &Path, step: u64, save: &Save) -> Result<(), CheckpointError> {
     let old = superfluous(&steps, step, (save.keep_last, save.keep_every));
     all.iter().filter(|(step, _)| old.contains(step)).try_for_each(|(_, old)| {
         // Remove the manifest first: if the process is killed here, the rest does not count as a checkpoint.
-        let manifest = old.join("manifest.json");
+        let manifest = old.join(MANIFEST);
         fs::remove_file(&manifest).map_err(CheckpointError::io(&manifest))?;
         remove(old)
     })

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::error::CheckpointError;
+use crate::manifest::MANIFEST;
 
 /// Lists the committed checkpoints under `root`, oldest step first. A folder that does not exist has none.
 ///
@@ -13,7 +14,7 @@ use crate::error::CheckpointError;
 /// Fails if the folder cannot be listed.
 pub fn committed(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let mut found = numbered(root)?;
-    found.retain(|(_, path)| path.join("manifest.json").is_file());
+    found.retain(|(_, path)| path.join(MANIFEST).is_file());
     Ok(found)
 }
 
@@ -31,7 +32,7 @@ pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
 /// # Errors
 /// Fails if the path has no checkpoint or a folder cannot be listed.
 pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    if path.join("manifest.json").is_file() || step(path).is_some() && path.is_dir() {
+    if path.join(MANIFEST).is_file() || step(path).is_some() && path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }
     for root in [path.to_path_buf(), path.join("checkpoints")] {
@@ -54,7 +55,7 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 pub fn newest_meant(path: &Path) -> Result<PathBuf, CheckpointError> {
     let mut found = meant(path)?;
     // Skip folders that were never committed.
-    while found.len() > 1 && found.last().is_some_and(|folder| !folder.join("manifest.json").is_file()) {
+    while found.len() > 1 && found.last().is_some_and(|folder| !folder.join(MANIFEST).is_file()) {
         found.pop();
     }
     Ok(found.pop().unwrap_or_else(|| path.to_path_buf()))
@@ -69,13 +70,20 @@ pub fn set_back(root: &Path, step: u64) -> Result<Vec<PathBuf>, CheckpointError>
     let mut aside = vec![];
     for (_, later) in numbered(root)?.into_iter().filter(|&(other, _)| other > step) {
         let name = later.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let names =
-            std::iter::once(format!("superseded-{name}")).chain((1..).map(|n| format!("superseded-{name}.{n}")));
-        let Some(free) = names.map(|name| root.join(name)).find(|path| !path.exists()) else { continue };
+        let free = root.join(superseded(&name, |other| root.join(other).exists()));
         fs::rename(&later, &free).map_err(CheckpointError::io(&later))?;
         aside.push(free);
     }
     Ok(aside)
+}
+
+/// Returns a name that is not taken, for the folder `name` of a checkpoint that a run will repeat.
+pub fn superseded(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
+    let name = format!("superseded-{name}");
+    match is_taken(&name) {
+        false => name,
+        true => (1..).map(|n| format!("{name}.{n}")).find(|name| !is_taken(name)).unwrap_or(name),
+    }
 }
 
 /// Measures the write rate of a disk in bytes per second by writing and syncing `bytes` bytes, at most 8 MiB.

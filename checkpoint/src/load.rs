@@ -11,7 +11,7 @@ use zero_model::{Model, Parameter};
 use zero_partition::{Kind, ShardedState};
 
 use crate::error::CheckpointError;
-use crate::manifest::{Manifest, QuantizedEntry, tensor_name};
+use crate::manifest::{MANIFEST, Manifest, QuantizedEntry, tensor_name};
 use crate::tensors::TensorFile;
 use crate::together::together;
 use crate::verify::intact;
@@ -71,7 +71,7 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
 
 fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), CheckpointError> {
     parameters_fit(folder, manifest, zero.model(), |_| true)?;
-    let path = folder.join("manifest.json");
+    let path = folder.join(MANIFEST);
     for parameter in zero.model().parameters() {
         let name = parameter.name();
         if manifest.parameters[name].frozen && parameter.is_trainable() {
@@ -99,7 +99,7 @@ pub(crate) fn parameters_fit(
     model: &Model,
     is_stored: fn(&Parameter) -> bool,
 ) -> Result<(), CheckpointError> {
-    let path = folder.join("manifest.json");
+    let path = folder.join(MANIFEST);
     for parameter in model.parameters().iter().filter(|parameter| is_stored(parameter)) {
         let (name, shape) = (parameter.name(), parameter.shape().dims());
         match manifest.parameters.get(name) {

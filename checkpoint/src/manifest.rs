@@ -12,6 +12,8 @@ use zero_model::ops::Quantization;
 
 use crate::error::CheckpointError;
 
+/// The name of the file. A folder that has it is a complete checkpoint: it is written last and removed first.
+pub const MANIFEST: &str = "manifest.json";
 /// The value of `format`.
 pub const FORMAT: &str = "zero-train-checkpoint";
 /// The value of `version`: the only format version that this library writes and reads.
@@ -171,7 +173,7 @@ impl Manifest {
     /// # Errors
     /// Fails if the manifest is missing, has another version, is damaged or is inconsistent.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
-        let path = folder.join("manifest.json");
+        let path = folder.join(MANIFEST);
         let size = std::fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
         if size > MAX_BYTES {
             return Err(CheckpointError::damaged(
@@ -185,7 +187,7 @@ impl Manifest {
 
     /// Writes the manifest into a checkpoint's folder and syncs it.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
-        let path = folder.join("manifest.json");
+        let path = folder.join(MANIFEST);
         let text = self.text().map_err(|e| CheckpointError::damaged(&path, e.to_string()))?;
         let mut file = File::create(&path).map_err(CheckpointError::io(&path))?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(CheckpointError::io(&path))

@@ -21,7 +21,7 @@ fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
 
 /// Downloads a checkpoint if `path` is an address of a store.
 fn local(path: &Path) -> Result<PathBuf, Error> {
-    match path.to_str().filter(|path| zero_engine::config::is_address(path)) {
+    match zero_engine::config::address(path) {
         Some(address) => fetch_checkpoint(address, "<DIR>"),
         None => Ok(path.to_path_buf()),
     }

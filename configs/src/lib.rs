@@ -61,7 +61,7 @@ pub use edit::edit;
 pub use errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 pub use origin::{Origin, Origins};
 pub use parse::yaml;
-pub use pretrained::{FetchPretrained, fetch_pretrained_with, is_address};
+pub use pretrained::{FetchPretrained, address, fetch_pretrained_with, is_address};
 pub use reference::reference;
 pub use source::{Source, relative_paths_begin};
 pub use typed::{Typed, load, load_files};

@@ -37,6 +37,11 @@ pub fn is_address(text: &str) -> bool {
     scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
+/// Returns a path that is an address as text.
+pub fn address(path: &Path) -> Option<&str> {
+    path.to_str().filter(|path| is_address(path))
+}
+
 /// Returns the folder that the key names, on this machine.
 fn local(folder: &str) -> Result<PathBuf, (String, String)> {
     match FETCH.get() {

@@ -1,8 +1,8 @@
 //! Downloaded objects on this machine. All processes of the host share them, and a limit bounds them.
 //!
 //! Each version of an object has a slot. A slot is a folder with the downloaded file, under the object's own name. Beside
-//! the folder are a lock file, the part of an unfinished download, and the first bytes of the object. A process writes or
-//! removes the downloaded file only while it holds an exclusive lock. A process that reads the file holds a shared lock.
+//! the folder are a lock file and the part of an unfinished download. A process writes or removes the downloaded file only
+//! while it holds an exclusive lock. A process that reads the file holds a shared lock.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::client::http;
 use crate::digest::{Checksum, unhex};
-use crate::hub_cache;
+use crate::hub_cache::{home, variable};
 use crate::location::{Location, RepoKind};
 use crate::{Error, Object};
 
@@ -42,8 +42,7 @@ struct Revision {
 }
 
 fn endpoint() -> String {
-    let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
-    endpoint.unwrap_or("https://huggingface.co".into()).trim_end_matches('/').into()
+    variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into()).trim_end_matches('/').into()
 }
 
 /// Returns the address below which the files of a repository are.
@@ -54,8 +53,7 @@ pub(crate) fn files(kind: RepoKind, repo: &str, revision: &str) -> String {
 
 /// Returns the header with the user's token.
 pub(crate) fn authorization() -> Option<HeaderMap> {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let file = || variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(hub_cache::home()?.join("token")));
+    let file = || variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home()?.join("token")));
     let token = variable("HF_TOKEN").or_else(|| std::fs::read_to_string(file()?).ok())?;
     let mut value: http::HeaderValue = format!("Bearer {}", token.trim()).parse().ok()?;
     value.set_sensitive(true);

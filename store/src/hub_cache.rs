@@ -12,7 +12,8 @@ use crate::location::{Location, RepoKind, Service};
 use crate::upload::find;
 use crate::{Error, Object};
 
-fn variable(name: &str) -> Option<String> {
+/// Returns an environment variable that is not empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 

@@ -45,9 +45,11 @@ impl Rows {
             return Err(DataError::Empty { sources });
         }
         let used = options.records(rows.labels.len() as u64)?;
-        let used = used.start as usize..used.end as usize;
-        rows.labels = rows.labels.drain(used.clone()).collect();
-        rows.features = rows.features.drain(used.start * rows.width..used.end * rows.width).collect();
+        let (start, end) = (used.start as usize, used.end as usize);
+        rows.labels.truncate(end);
+        rows.labels.drain(..start);
+        rows.features.truncate(end * rows.width);
+        rows.features.drain(..start * rows.width);
         Ok(rows)
     }
 

@@ -36,7 +36,7 @@ impl Tokenizer {
     /// # Errors
     /// Fails if the file cannot be read or downloaded, or is not a tokenizer.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
-        let path = match path.as_ref().to_str().filter(|path| zero_config::is_address(path)) {
+        let path = match zero_config::address(path.as_ref()) {
             Some(address) => &remote::with_its_folder(address)?,
             None => path.as_ref(),
         };

@@ -106,7 +106,7 @@ pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config
 /// # Errors
 /// Fails if `write` does, if objects are below the address already, or if the store fails.
 pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
-    let Some(address) = out.to_str().filter(|out| zero_config::is_address(out)) else { return write(out) };
+    let Some(address) = zero_config::address(out) else { return write(out) };
     let (stores, download) = (remote::stores(&CacheOptions::default())?, Download::of(&Unwatched));
     let failed = |error: zero_store::Error| Error::from(remote::failed(error)).named("--out", HELP);
     if let Some(object) = stores.list_folder(address, &download).map_err(failed)?.first() {

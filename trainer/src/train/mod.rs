@@ -102,7 +102,7 @@ pub(crate) fn fit(
     let requests = Requests::listen();
     let config = config.for_world_size(comm.size())?;
     let out = PathBuf::from(&config.training.output_dir);
-    match begin(config, options, comm, task, &requests) {
+    match begin((config, &out), options, comm, task, &requests) {
         Err(Error::Data(DataError::Stopped)) => Ok(Summary::stopped(requests.stop(), out)),
         ended => ended,
     }
@@ -110,7 +110,7 @@ pub(crate) fn fit(
 
 /// Trains, or fails with [`DataError::Stopped`] on a signal before the first step. A collective.
 fn begin(
-    mut config: Config,
+    (mut config, out): (Config, &Path),
     options: &RunOptions,
     comm: &Arc<dyn Communicator>,
     mut task: Task<'_>,
@@ -120,7 +120,6 @@ fn begin(
     if comm.rank() == 0 {
         monitor::check(&config)?;
     }
-    let out = PathBuf::from(&config.training.output_dir);
     let output = options.output.at(config.log_level);
     let preparing = || Preparing::of_rank(comm.rank(), output, requests);
     let mut corpus = task.corpus(&config, &preparing())?;
@@ -137,9 +136,9 @@ fn begin(
     if let Some(steps) = options.verify {
         let finished = verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
         let (loss, evaluation, checkpoint, resumed_from) = (None, None, None, None);
-        return Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from, folder: out });
+        return Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from, folder: out.into() });
     }
-    let restarts = restart::found(&options.restarts, options.job.as_deref(), &out, &**comm)?;
+    let restarts = restart::found(&options.restarts, options.job.as_deref(), out, &**comm)?;
     let options = RunOptions { restarts, ..options.clone() };
     let options = &checkpoint_store::completed(&options, &config, &**comm, &preparing())?;
     let rows = config.train_micro_batch_size_per_gpu;
@@ -156,7 +155,7 @@ fn begin(
         engine.lift_memory_limit();
     }
     let main = comm.rank() == 0;
-    let resumed = resume(&mut engine, options, &out, &preparing())?;
+    let resumed = resume(&mut engine, options, out, &preparing())?;
     let mut divergence = Divergence::new(engine.config());
     if let Some((_, state)) = &resumed {
         early.restore(state);
@@ -178,18 +177,18 @@ fn begin(
         steps,
     );
     // A run that resumes from a checkpoint in another folder is a new run in this one.
-    let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, &out)) || options.restarts.keeps_folder;
+    let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;
     let job = (options.job.as_deref(), &options.restarts);
-    let mut files = if main { Some(Files::open(&mut engine, &out, job, goes_on, logged, &progress)?) } else { None };
+    let mut files = if main { Some(Files::open(&mut engine, out, job, goes_on, logged, &progress)?) } else { None };
     let from = resumed.map(|(from, _)| from);
     intro::say(&engine, &corpus, &progress, steps, from.as_deref());
     if main && let Some(reason) = no_sample {
         progress.warn(&format!("`training.sample` has no effect: {reason}"));
     }
-    reference::prepare(&mut engine, &corpus, &out, from.as_deref(), &progress)?;
-    let uploads = uploads(&engine, options, (&out, goes_on), &progress, &preparing())?;
-    let saves = Saves::new(&out, from.as_ref().map(|_| engine.steps()), uploads);
+    reference::prepare(&mut engine, &corpus, out, from.as_deref(), &progress)?;
+    let uploads = uploads(&engine, options, (out, goes_on), &progress, &preparing())?;
+    let saves = Saves::new(out, from.as_ref().map(|_| engine.steps()), uploads);
     if main {
         progress.say(&saves.foretell(&engine));
     }
@@ -201,7 +200,7 @@ fn begin(
     run.finish(files.as_mut(), checkpoint.as_deref(), text.as_deref(), finished)?;
     comm.barrier().wait()?;
     let (steps, loss, evaluation) = (run.steps(), run.loss, run.evaluation.take());
-    Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from: from, folder: out })
+    Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from: from, folder: out.into() })
 }
 
 /// Returns a planner for a configuration. Opens the data only if `vocab_size: auto` depends on them, so that most plans
@@ -332,18 +331,13 @@ fn uploads(
         return Ok(None);
     }
     let from = match &options.resume {
-        Some(Resume::From(folder)) => address(folder),
+        Some(Resume::From(folder)) => zero_config::address(folder),
         _ => None,
     };
     let begun = Begun { goes_on, address: from, steps: engine.steps() };
     let begin = || Uploads::begin(engine.config(), out, begun, progress, preparing);
     let begin = || (comm.rank() == 0).then(begin).transpose();
     zero_checkpoint::patiently(&**comm, begin)?
-}
-
-/// Returns a folder that is an address of a store.
-fn address(folder: &Path) -> Option<&str> {
-    folder.to_str().filter(|folder| zero_config::is_address(folder))
 }
 
 /// Resumes as the options say. `auto` loads the newest checkpoint; if it is damaged, this prints a warning and tries
@@ -360,7 +354,7 @@ fn resume(
         Some(Resume::From(folder)) => {
             let named =
                 |error: Error| error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`");
-            let folder = match address(folder) {
+            let folder = match zero_config::address(folder) {
                 Some(address) => checkpoint_store::fetch(address, &**engine.communicator(), preparing)?,
                 None => zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?,
             };

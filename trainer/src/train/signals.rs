@@ -31,29 +31,25 @@ impl Requests {
     /// Installs the handlers of a run. If that is not allowed, the signals keep their default actions.
     pub(super) fn listen() -> Self {
         note_save_requests();
-        let requests = Self { received: Arc::default(), ends: Arc::default() };
-        for signal in [SIGINT, SIGTERM] {
-            let _ = signal_hook::flag::register_conditional_default(signal, requests.ends.clone());
-        }
-        requests.note();
-        requests
+        Self::note()
     }
 
     /// Installs the handlers of a command without ranks. A second signal ends the process.
     pub(super) fn of_command() -> Self {
-        let requests = Self { received: Arc::default(), ends: Arc::default() };
+        let requests = Self::note();
         for signal in [SIGINT, SIGTERM] {
-            let _ = signal_hook::flag::register_conditional_default(signal, requests.ends.clone());
             let _ = signal_hook::flag::register(signal, requests.ends.clone());
         }
-        requests.note();
         requests
     }
 
-    fn note(&self) {
+    fn note() -> Self {
+        let requests = Self { received: Arc::default(), ends: Arc::default() };
         for signal in [SIGINT, SIGTERM] {
-            let _ = signal_hook::flag::register_usize(signal, self.received.clone(), signal as usize);
+            let _ = signal_hook::flag::register_conditional_default(signal, requests.ends.clone());
+            let _ = signal_hook::flag::register_usize(signal, requests.received.clone(), signal as usize);
         }
+        requests
     }
 
     /// Lets the next signal end the process: it does nothing more that a signal could leave unfinished.

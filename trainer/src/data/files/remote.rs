@@ -134,12 +134,17 @@ impl zero_store::Watch for Download<'_> {
     }
 
     fn waits(&self, problem: &zero_store::Error, left: Duration) {
-        let _ = writeln!(io::stderr(), "warning: {problem}; trying again, for {} s at most", left.as_secs());
+        let _ = writeln!(io::stderr(), "warning: {}", waiting(problem, left));
     }
 
     fn is_stopped(&self) -> bool {
         self.watch.is_stopped()
     }
+}
+
+/// Describes a wait for a store.
+pub(crate) fn waiting(problem: &zero_store::Error, left: Duration) -> String {
+    format!("{problem}; trying again, for {} s at most", left.as_secs())
 }
 
 pub(crate) fn failed(error: zero_store::Error) -> DataError {

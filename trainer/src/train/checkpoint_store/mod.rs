@@ -5,10 +5,10 @@
 
 mod uploads;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use zero_checkpoint::patiently;
+use zero_checkpoint::{MANIFEST, patiently};
 use zero_comm::{Buffer, Communicator};
 use zero_config::Config;
 use zero_engine::Error;
@@ -22,8 +22,6 @@ pub(super) use uploads::{Begun, Uploads};
 /// The key that names the store.
 const KEY: &str = "training.checkpoint_store";
 const HELP: &str = "name an address such as s3://bucket/run, gs://bucket/run or az://container/run";
-/// The file that completes a checkpoint.
-const MANIFEST: &str = "manifest.json";
 
 /// The folder of checkpoints at an address.
 #[derive(Debug, Clone)]
@@ -32,8 +30,23 @@ struct CheckpointStore {
     stores: Stores,
 }
 
-/// The objects of checkpoints, by step.
-type Listed = BTreeMap<u64, Vec<Object>>;
+/// What is at the address.
+#[derive(Default)]
+struct Listed {
+    /// The objects of each folder named `step-…`, those of uploads that did not end as well.
+    steps: BTreeMap<u64, Vec<Object>>,
+    /// The names of all folders.
+    folders: BTreeSet<String>,
+    /// Whether the address is that of a checkpoint.
+    is_checkpoint: bool,
+}
+
+impl Listed {
+    /// Returns the steps of complete checkpoints, the oldest first.
+    fn complete(&self) -> Vec<u64> {
+        self.steps.iter().filter(|(_, objects)| is_complete(objects)).map(|(&step, _)| step).collect()
+    }
+}
 
 impl CheckpointStore {
     fn new(address: &str) -> Result<Self, Error> {
@@ -51,23 +64,18 @@ impl CheckpointStore {
         address.strip_prefix(&self.address).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Returns the folders named `step-…`, those of uploads that did not end as well, and the names of all folders.
-    fn list(&self, watch: &dyn Watch) -> Result<(Listed, Vec<String>), zero_store::Error> {
-        let (mut listed, mut names) = (Listed::new(), vec![]);
+    fn list(&self, watch: &dyn Watch) -> Result<Listed, zero_store::Error> {
+        let mut listed = Listed::default();
         for object in self.stores.list_folder(&self.address, watch)? {
             let name = object.address.strip_prefix(&self.address).unwrap_or_default().trim_start_matches('/');
+            listed.is_checkpoint |= name == MANIFEST;
             let Some((folder, _)) = name.split_once('/') else { continue };
-            names.push(folder.to_string());
+            listed.folders.insert(folder.to_string());
             if let Some(step) = zero_checkpoint::step(Path::new(folder)) {
-                listed.entry(step).or_default().push(object);
+                listed.steps.entry(step).or_default().push(object);
             }
         }
-        Ok((listed, names))
-    }
-
-    /// Returns the steps of complete checkpoints, the oldest first.
-    fn steps(&self, watch: &dyn Watch) -> Result<Vec<u64>, zero_store::Error> {
-        Ok(complete(&self.list(watch)?.0))
+        Ok(listed)
     }
 
     /// Uploads the checkpoint of a step from a folder, then removes those that are old.
@@ -81,28 +89,27 @@ impl CheckpointStore {
         // What is there has the same name, and is of no use while it is replaced.
         remove(&self.stores, &self.stores.list_folder(&address, watch)?, watch)?;
         self.stores.upload_folder(folder, &address, |name| name == MANIFEST, watch)?;
-        let (listed, _) = self.list(watch)?;
-        let old = zero_checkpoint::superfluous(&complete(&listed), step, keep);
+        let listed = self.list(watch)?;
+        let old = zero_checkpoint::superfluous(&listed.complete(), step, keep);
         let is_left_over = |other: u64, objects: &[Object]| other < step && !is_complete(objects);
-        let removed = listed.iter().filter(|(other, objects)| old.contains(other) || is_left_over(**other, objects));
-        removed.into_iter().try_for_each(|(_, objects)| remove(&self.stores, objects, watch))
+        let mut all =
+            listed.steps.iter().filter(|(other, objects)| old.contains(other) || is_left_over(**other, objects));
+        all.try_for_each(|(_, objects)| remove(&self.stores, objects, watch))
     }
 
     /// Gives the checkpoints after `step` other names, because a run that resumes after `step` repeats their steps.
     /// Returns their new addresses.
-    fn set_back(&self, step: u64, watch: &dyn Watch) -> Result<Vec<String>, zero_store::Error> {
-        let (listed, names) = self.list(watch)?;
+    fn set_back(&self, listed: Listed, step: u64, watch: &dyn Watch) -> Result<Vec<String>, zero_store::Error> {
+        let Listed { steps, folders, .. } = listed;
         let mut aside = vec![];
-        for (later, mut objects) in listed.into_iter().filter(|(other, _)| *other > step) {
-            let name = format!("superseded-{}", zero_checkpoint::name(later));
-            let numbered = std::iter::once(name.clone()).chain((1..).map(|n| format!("{name}.{n}")));
-            let Some(free) = numbered.into_iter().find(|name| !names.contains(name)) else { continue };
-            let (from, to) = (self.at(&zero_checkpoint::name(later)), self.at(&free));
+        for (later, mut objects) in steps.into_iter().filter(|(other, _)| *other > step) {
+            let name = zero_checkpoint::name(later);
+            let (from, to) =
+                (self.at(&name), self.at(&zero_checkpoint::superseded(&name, |name| folders.contains(name))));
             // The manifest first: what has lost a file does not count as a checkpoint.
             objects.sort_by_key(|object| !is_manifest(object));
             for object in &objects {
-                let renamed = object.address.replacen(&from, &to, 1);
-                self.stores.rename(object, &renamed, watch)?;
+                self.stores.rename(object, &object.address.replacen(&from, &to, 1), watch)?;
             }
             aside.push(to);
         }
@@ -116,10 +123,6 @@ fn is_manifest(object: &Object) -> bool {
 
 fn is_complete(objects: &[Object]) -> bool {
     objects.iter().any(is_manifest)
-}
-
-fn complete(listed: &Listed) -> Vec<u64> {
-    listed.iter().filter(|(_, objects)| is_complete(objects)).map(|(&step, _)| step).collect()
 }
 
 /// Removes objects, the manifest first.
@@ -160,13 +163,10 @@ pub(super) fn completed(
     {
         return Ok(options.clone());
     }
-    let newest = on_first_rank(comm, || {
-        let steps = CheckpointStore::new(address)?.steps(&Download::of(watch)).map_err(failed(KEY))?;
-        Ok(steps.last().copied())
-    })?;
-    let folder = |step| CheckpointStore::new(address).map(|store| store.at(&zero_checkpoint::name(step)).into());
-    let resume = newest.map(|step| folder(step).map(Resume::From)).transpose()?;
-    Ok(RunOptions { resume: resume.or(Some(Resume::Auto)), ..options.clone() })
+    let store = CheckpointStore::new(address)?;
+    let newest = on_first_rank(comm, || Ok(store.list(&Download::of(watch)).map_err(failed(KEY))?.complete().pop()))?;
+    let resume = newest.map_or(Resume::Auto, |step| Resume::From(store.at(&zero_checkpoint::name(step)).into()));
+    Ok(RunOptions { resume: Some(resume), ..options.clone() })
 }
 
 /// Returns what rank 0 computes on every rank. Collective.
@@ -198,16 +198,14 @@ pub fn fetch_checkpoint(address: &str, key: &'static str) -> Result<PathBuf, Err
 
 /// Returns the step of the newest checkpoint below an address, or `None` if the address is a checkpoint itself.
 fn newest(address: &str, key: &'static str, download: &Download<'_>) -> Result<Option<u64>, Error> {
-    let store = CheckpointStore::new(address)?;
-    if let Some(&step) = store.steps(download).map_err(failed(key))?.last() {
-        return Ok(Some(step));
+    let listed = CheckpointStore::new(address)?.list(download).map_err(failed(key))?;
+    match listed.complete().pop() {
+        None if !listed.is_checkpoint => {
+            let help = "name the folder of a checkpoint, or one with folders `step-…`";
+            Err(Error::setting(key, format!("there is no checkpoint at {address}"), help))
+        }
+        step => Ok(step),
     }
-    let objects = store.stores.list_folder(address, download).map_err(failed(key))?;
-    if objects.iter().any(|object| object.address == store.at(MANIFEST)) {
-        return Ok(None);
-    }
-    let help = "name the folder of a checkpoint, or one with folders `step-…`";
-    Err(Error::setting(key, format!("there is no checkpoint at {address}"), help))
 }
 
 fn fetch_step(address: &str, step: Option<u64>, key: &'static str, download: &Download<'_>) -> Result<PathBuf, Error> {

@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use zero_checkpoint::MANIFEST;
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
@@ -14,7 +15,7 @@ use super::super::progress::Progress;
 use super::super::saves::time;
 use super::{CheckpointStore, HELP, KEY, failed};
 use crate::data::Watch;
-use crate::data::remote::Download;
+use crate::data::remote::{Download, waiting};
 
 /// The beginning of the names of folders that keep what is uploaded, also when the run removes its checkpoint.
 const KEPT: &str = ".uploading-";
@@ -23,7 +24,8 @@ const KEPT: &str = ".uploading-";
 pub(in super::super) struct Uploads {
     address: String,
     root: PathBuf,
-    jobs: Sender<Job>,
+    /// The thread ends when this is dropped.
+    jobs: Option<Sender<Job>>,
     said: Receiver<Said>,
     thread: JoinHandle<()>,
     /// The newest checkpoint in the store.
@@ -74,7 +76,8 @@ impl Uploads {
         let address = config.training.checkpoint_store.as_deref().unwrap_or_default();
         let (store, download) = (CheckpointStore::new(address)?, Download::of(watch));
         let root = out.join("checkpoints");
-        let steps = store.steps(&download).map_err(failed(KEY))?;
+        let listed = store.list(&download).map_err(failed(KEY))?;
+        let steps = listed.complete();
         let is_own = begun.goes_on || begun.address.is_some_and(|from| store.holds(from));
         if let Some(&step) = steps.last()
             && !is_own
@@ -83,7 +86,7 @@ impl Uploads {
             let help = format!("name another address, or continue that run with --resume {}", store.address);
             return Err(Error::setting(KEY, message, help));
         }
-        for aside in store.set_back(begun.steps, &download).map_err(failed(KEY))? {
+        for aside in store.set_back(listed, begun.steps, &download).map_err(failed(KEY))? {
             progress.say(&format!("moved a checkpoint of a later step to {aside}"));
         }
         let resolved = out.join("resolved.yaml");
@@ -100,10 +103,10 @@ impl Uploads {
         let thread = thread::Builder::new().name("upload".into()).spawn(move || worker.run(&taken));
         let thread = thread.map_err(Error::io(&root))?;
         let newest = steps.into_iter().rfind(|&step| step <= begun.steps);
-        let mut uploads = Self { address: store.address, root, jobs, said, thread, newest, failure: None };
+        let mut uploads = Self { address: store.address, root, jobs: Some(jobs), said, thread, newest, failure: None };
         // The run may have ended before its checkpoint was uploaded.
         let folder = uploads.root.join(zero_checkpoint::name(begun.steps));
-        if newest != Some(begun.steps) && folder.join(super::MANIFEST).is_file() {
+        if newest != Some(begun.steps) && folder.join(MANIFEST).is_file() {
             uploads.add(begun.steps, &folder, progress);
         }
         Ok(uploads)
@@ -114,8 +117,7 @@ impl Uploads {
         self.look(progress);
         let kept = self.root.join(format!("{KEPT}{}", zero_checkpoint::name(step)));
         match keep(folder, &kept) {
-            // The thread ends only after this sender does.
-            Ok(()) => drop(self.jobs.send(Job { step, folder: kept })),
+            Ok(()) => drop(self.jobs.as_ref().map(|jobs| jobs.send(Job { step, folder: kept }))),
             Err(source) => {
                 let error = zero_store::Error::Local { path: kept, source };
                 self.heard(Said::Failed { step, error }, progress);
@@ -136,8 +138,7 @@ impl Uploads {
     /// Fails if the last one could not be uploaded.
     pub(in super::super) fn finish(mut self, progress: &Progress) -> Result<(), Error> {
         self.look(progress);
-        let (jobs, _) = mpsc::channel();
-        drop(std::mem::replace(&mut self.jobs, jobs));
+        self.jobs = None;
         if !self.thread.is_finished() {
             progress.say(&format!("copying the last checkpoint to {}; a signal ends the run without it", self.address));
         }
@@ -223,7 +224,7 @@ impl zero_store::Watch for Worker {
     fn progress(&self, _: u64, _: u64) {}
 
     fn waits(&self, problem: &zero_store::Error, left: Duration) {
-        let _ = self.say.send(Said::Waits(format!("{problem}; trying again, for {} s at most", left.as_secs())));
+        let _ = self.say.send(Said::Waits(waiting(problem, left)));
     }
 
     fn is_stopped(&self) -> bool {
