@@ -25,6 +25,7 @@ mod rope;
 mod scheduler;
 mod split;
 mod training;
+mod transformers_schedules;
 mod zero;
 
 use std::sync::Arc;
@@ -62,9 +63,10 @@ pub use preference::{DpoLoss, Preference, PreferenceType};
 pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
 pub use rope::RopeScaling;
 pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
-pub use scheduler::{Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
+pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use split::SplitPart;
 pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
+pub use transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};
 
 section! {

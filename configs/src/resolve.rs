@@ -145,7 +145,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
 fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.training.check(resolver);
     config.optimizer.check(resolver);
-    config.scheduler.check(config.training.max_steps, resolver);
+    config.scheduler.check(&config.optimizer, config.training.max_steps, resolver);
     if let Some(model) = &config.model {
         model.check(resolver);
     }

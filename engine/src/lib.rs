@@ -19,6 +19,9 @@ pub mod files;
 pub mod format;
 mod loss_weights;
 mod offload;
+#[cfg(test)]
+#[path = "../tests/python/mod.rs"]
+mod python;
 mod recomputation;
 pub mod settings;
 pub mod stage_plan;

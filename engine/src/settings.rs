@@ -1,5 +1,7 @@
 //! Converts a configuration to the options of the crates below.
 
+mod schedule;
+
 use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
@@ -101,7 +103,7 @@ impl Settings {
                 on_gpu: device::on_gpu(config),
             },
             base_lr,
-            schedule: schedule(config)?,
+            schedule: schedule::schedule(config)?,
             // The micro-batches that are summed first must be neighbours in the reproducible tree. These are the
             // micro-batches of one rank if each rank accumulates before the reduction. With sharded gradients, each
             // micro-batch is reduced over the ranks first, so they are the micro-batches of one turn.
@@ -170,50 +172,11 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
     (rule, optimizer.lr())
 }
 
-fn schedule(config: &Config) -> Result<Schedule, Error> {
-    use config::Scheduler as From;
-    let total = |steps: Option<usize>| {
-        steps.map(|steps| steps as u64).ok_or_else(|| {
-            Error::setting(
-                "scheduler.params.total_num_steps",
-                "`auto` needs to know the number of steps",
-                "set `training.max_steps` or this key",
-            )
-        })
-    };
-    Ok(match config.scheduler {
-        From::Constant => Schedule::Constant,
-        From::WarmupLR(warmup) => Schedule::WarmupLr {
-            min_lr: warmup.warmup_min_lr,
-            max_lr: warmup.warmup_max_lr,
-            num_steps: warmup.warmup_num_steps as u64,
-            kind: warmup.warmup_type,
-        },
-        From::WarmupDecayLR(decay) => Schedule::WarmupDecayLr {
-            min_lr: decay.warmup_min_lr,
-            max_lr: decay.warmup_max_lr,
-            num_steps: decay.warmup_num_steps as u64,
-            kind: decay.warmup_type,
-            total_num_steps: total(decay.total_num_steps)?,
-        },
-        From::WarmupCosineLR(cosine) => Schedule::WarmupCosineLr {
-            total_num_steps: total(cosine.total_num_steps)?,
-            warmup_min_ratio: cosine.warmup_min_ratio,
-            warmup_num_steps: cosine.warmup_num_steps as u64,
-            cos_min_ratio: cosine.cos_min_ratio,
-            warmup_type: cosine.warmup_type,
-        },
-    })
-}
-
-/// Replaces `total_num_steps: auto` by `steps`, for a run whose length is given in epochs.
+/// Replaces an `auto` number of steps of the schedule by `steps`, for a run whose length is given in epochs.
 #[must_use]
 pub fn with_total_steps(mut config: Config, steps: u64) -> Config {
-    use config::{Scheduler, WarmupCosineLr, WarmupDecayLr};
-    if let Scheduler::WarmupDecayLR(WarmupDecayLr { total_num_steps, .. })
-    | Scheduler::WarmupCosineLR(WarmupCosineLr { total_num_steps, .. }) = &mut config.scheduler
-    {
-        total_num_steps.get_or_insert(steps as usize);
+    if let Some(total) = config.scheduler.total_steps_mut() {
+        total.get_or_insert(steps as usize);
     }
     config
 }

@@ -39,7 +39,7 @@ pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_half};
 pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};
-pub use schedule::{Schedule, Warmup};
+pub use schedule::{LrRangeTest, OneCycle, Rate, Schedule, Warmup};
 pub use sgd::Sgd;
 
 use adamw::{Decoupled, L2};
@@ -69,6 +69,22 @@ impl Optimizer {
             Optimizer::Sgd(_) => &[],
             Optimizer::Lion(_) => &["exp_avg"],
             Optimizer::Adagrad(_) => &["sum"],
+        }
+    }
+
+    /// Returns the optimizer with these betas, as [`Rate::betas`] requires; unchanged without betas, or if it has none.
+    #[must_use]
+    pub fn with_betas(mut self, betas: Option<(f64, f64)>) -> Self {
+        if let (Some(betas), Some(own)) = (betas, self.betas_mut()) {
+            *own = betas;
+        }
+        self
+    }
+
+    fn betas_mut(&mut self) -> Option<&mut (f64, f64)> {
+        match self {
+            Optimizer::AdamW(AdamW { betas, .. }) | Optimizer::Lion(Lion { betas, .. }) => Some(betas),
+            Optimizer::Sgd(_) | Optimizer::Adagrad(_) => None,
         }
     }
 }

@@ -7,7 +7,7 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_model::Parameter;
 use zero_model::sink::FlatBuffer;
 use zero_optim::norm::{Limits, Verdict};
-use zero_optim::{ExactSum, Step};
+use zero_optim::{ExactSum, Rate, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
@@ -55,8 +55,7 @@ pub(crate) struct StepInputs<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) parameters: &'a mut ParameterState,
     pub(crate) gradients: &'a mut Reductions,
-    /// Learning rate.
-    pub(crate) lr: f64,
+    pub(crate) rate: Rate,
 }
 
 impl OptimizerState {
@@ -143,10 +142,11 @@ impl OptimizerState {
         if self.updating.is_empty() {
             return Ok(());
         }
-        let StepInputs { rank, memory, parameters, gradients, lr } = with;
+        let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let ids = std::mem::take(&mut self.updating);
         let Some(grad_scale) = self.scale()? else { return Ok(()) };
         let Self { segments, judged, updates, .. } = self;
+        let optimizer = rank.options.optimizer.with_betas(rate.betas);
         let gpu = memory.gpu()?;
         let mut updated = vec![];
         let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
@@ -157,9 +157,9 @@ impl OptimizerState {
         while let Some(&(lr_factor, _)) = updated.first() {
             let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == lr_factor);
             updated = later;
-            let lr = lr * lr_factor;
-            let factors = [true, false]
-                .map(|decay| rank.options.optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
+            let lr = rate.lr * lr_factor;
+            let factors =
+                [true, false].map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
             let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
             gpu.step(factors.each_ref(), &now, matches!(judged, Some(Judged::OnGpu)))?;
         }
@@ -176,7 +176,7 @@ impl OptimizerState {
         tile: &mut Tile<AlignedBuffer>,
     ) -> Result<(), ZeroError> {
         let Some(grad_scale) = self.scale()? else { return Ok(()) };
-        let StepInputs { rank, memory, parameters, gradients, lr } = with;
+        let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
         let is_refreshed =
             rank.comm().size() > 1 && tile.state.is_none() && segment.placements.optimizer == Placement::Sharded;
@@ -187,6 +187,7 @@ impl OptimizerState {
                 &on_host(gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
             }
         };
+        let optimizer = options.optimizer.with_betas(rate.betas);
         let state = &mut self.segments[id];
         // Optimizer states, and the master last: from the tile's buffer or from memory.
         let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
@@ -202,11 +203,10 @@ impl OptimizerState {
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[parameter];
             let decay = options.decay_all || parameter.shape().dims().len() >= 2;
-            let lr = *lr * parameter.lr_factor();
+            let lr = rate.lr * parameter.lr_factor();
             let step = Step { step: self.updates + 1, lr, grad_scale, decay };
             let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
-            let mut run =
-                |values: &mut [f32]| update(&options.optimizer, &step, values, &gradients[at.clone()], &mut moments);
+            let mut run = |values: &mut [f32]| update(&optimizer, &step, values, &gradients[at.clone()], &mut moments);
             let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
             if let Some(master) = &mut master {
                 let master = &mut master[at.clone()];

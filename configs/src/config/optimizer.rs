@@ -143,6 +143,14 @@ impl Optimizer {
         }
     }
 
+    /// Returns the betas, if the optimizer has any.
+    pub fn betas(&self) -> Option<[f64; 2]> {
+        match self {
+            Self::AdamW(Adam { betas, .. }) | Self::Lion(Lion { betas, .. }) => Some(*betas),
+            Self::Sgd(_) | Self::Adagrad(_) => None,
+        }
+    }
+
     /// Returns the learning rate before any schedule.
     pub fn lr(&self) -> f64 {
         match self {

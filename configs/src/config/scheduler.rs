@@ -1,9 +1,13 @@
-//! `scheduler`: DeepSpeed's learning-rate schedules, with its names and defaults.
+//! `scheduler`: the learning-rate schedules of DeepSpeed and of Hugging Face transformers, with their names and defaults.
 
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::Config;
+use crate::config::{
+    Adam, Config, ConstantWithWarmup, CosineDecay, CosineMinLr, CosineRestarts, CosineWarmupMinLr, InverseSqrt,
+    LinearDecay, Optimizer, PolynomialDecay, Training, WarmupStableDecay,
+};
+use crate::node::At;
 use crate::reader::{Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{path, section};
@@ -20,6 +24,37 @@ pub enum Scheduler {
     WarmupDecayLR(WarmupDecayLr),
     /// Warm-up, then half a cosine. Ratios are relative to the optimizer's `lr`.
     WarmupCosineLR(WarmupCosineLr),
+    /// A sweep over learning rates that rise without end.
+    LRRangeTest(LrRangeTest),
+    /// One cycle of learning rate and momentum, then a decay.
+    OneCycle(OneCycle),
+    /// `constant_with_warmup` of transformers.
+    #[serde(rename = "constant_with_warmup")]
+    ConstantWithWarmup(ConstantWithWarmup),
+    /// `linear` of transformers.
+    #[serde(rename = "linear")]
+    Linear(LinearDecay),
+    /// `cosine` of transformers.
+    #[serde(rename = "cosine")]
+    Cosine(CosineDecay),
+    /// `cosine_with_restarts` of transformers.
+    #[serde(rename = "cosine_with_restarts")]
+    CosineWithRestarts(CosineRestarts),
+    /// `cosine_with_min_lr` of transformers.
+    #[serde(rename = "cosine_with_min_lr")]
+    CosineWithMinLr(CosineMinLr),
+    /// `cosine_warmup_with_min_lr` of transformers.
+    #[serde(rename = "cosine_warmup_with_min_lr")]
+    CosineWarmupWithMinLr(CosineWarmupMinLr),
+    /// `polynomial` of transformers.
+    #[serde(rename = "polynomial")]
+    Polynomial(PolynomialDecay),
+    /// `inverse_sqrt` of transformers.
+    #[serde(rename = "inverse_sqrt")]
+    InverseSqrt(InverseSqrt),
+    /// `warmup_stable_decay` of transformers.
+    #[serde(rename = "warmup_stable_decay")]
+    WarmupStableDecay(WarmupStableDecay),
 }
 
 section! {
@@ -77,6 +112,52 @@ section! {
     }
 }
 
+section! {
+    /// Parameters of [`Scheduler::LRRangeTest`].
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct LrRangeTest(keys) in Scheduler::PARAMS {
+        /// Learning rate of the first step.
+        pub lr_range_test_min_lr: f64 = now(NON_NEGATIVE, "0.001", "Learning rate of the first step");
+        /// Steps per increase.
+        pub lr_range_test_step_size: usize = now(COUNT, "2000", "Steps per increase");
+        /// Increase, as a multiple of the first learning rate.
+        pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase, as a multiple of the first learning rate");
+        /// Keep the learning rate between increases.
+        pub lr_range_test_staircase: bool = now(Kind::Bool, "false", "Increase in stairs");
+    }
+}
+
+section! {
+    /// Parameters of [`Scheduler::OneCycle`].
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct OneCycle(keys) in Scheduler::PARAMS {
+        /// Learning rate at both ends of the cycle.
+        pub cycle_min_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the start and the end of the cycle");
+        /// Learning rate at the top of the cycle.
+        pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the top of the cycle");
+        /// Decay of the learning rate after the cycle.
+        pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "After t times `decay_step_size` steps, the learning rate is divided by 1 + t times this");
+        /// Steps up.
+        pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps up");
+        /// Steps down.
+        pub cycle_second_step_size: usize = now(COUNT_OR_0, "= cycle_first_step_size", "Steps down") [else cycle_first_step_size];
+        /// Stairs up.
+        pub cycle_first_stair_count: usize = now(COUNT_OR_0, "0", "Stairs up; 0: continuously");
+        /// Stairs down.
+        pub cycle_second_stair_count: usize = now(COUNT_OR_0, "= cycle_first_stair_count", "Stairs down; 0: continuously") [else cycle_first_stair_count];
+        /// Unit of the decay's time.
+        pub decay_step_size: usize = now(COUNT_OR_0, "0", "Steps in which the decays apply once; 0: no decay");
+        /// Cycle β₁ as well.
+        pub cycle_momentum: bool = now(Kind::Bool, "true", "Cycle β₁ as well, opposite to the learning rate, with β₂ 0.99; without effect on an optimizer without betas");
+        /// β₁ at the top of the cycle.
+        pub cycle_min_mom: f64 = now(Kind::Float(FRACTION), "0.8", "β₁ at the top of the cycle");
+        /// β₁ at both ends of the cycle.
+        pub cycle_max_mom: f64 = now(Kind::Float(FRACTION), "0.9", "β₁ at the start and the end of the cycle");
+        /// Growth of β₁ after the cycle.
+        pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "After t times `decay_step_size` steps, β₁ is multiplied by 1 + t times this");
+    }
+}
+
 pub use zero_optim::Warmup;
 
 choice! {
@@ -90,7 +171,7 @@ choice! {
 const WARMUP_STEPS: &str = "Steps of the warm-up; fewer than 2 count as 2; auto: 0, as Hugging Face's Trainer";
 
 impl Scheduler {
-    const PARAMS: &'static str = path!(Config::scheduler, PARAMS);
+    pub(super) const PARAMS: &'static str = path!(Config::scheduler, PARAMS);
 
     #[rustfmt::skip]
     pub(crate) const VARIANTS: Variants = Variants {
@@ -101,25 +182,117 @@ impl Scheduler {
             variant("WarmupLR", "Warm-up, then constant", WarmupLr::SECTION.keys),
             variant("WarmupDecayLR", "Warm-up, then linearly to 0", WarmupDecayLr::SECTION.keys),
             variant("WarmupCosineLR", "Warm-up, then half a cosine", WarmupCosineLr::SECTION.keys),
-            Variant { status: Status::Later { off: &[] }, ..variant("LRRangeTest", "Sweep over learning rates", LR_RANGE_TEST) },
-            Variant { status: Status::Later { off: &[] }, ..variant("OneCycle", "One cycle of learning rate and momentum", ONE_CYCLE) },
+            variant("LRRangeTest", "Sweep over learning rates; `zero-train report` plots the loss over them", LrRangeTest::SECTION.keys),
+            variant("OneCycle", "One cycle of learning rate and momentum, then a decay", OneCycle::SECTION.keys),
+            variant("constant_with_warmup", "Transformers': warm-up, then constant", ConstantWithWarmup::SECTION.keys),
+            variant("linear", "Transformers': warm-up, then linearly to 0", LinearDecay::SECTION.keys),
+            variant("cosine", "Transformers': warm-up, then a cosine to 0", CosineDecay::SECTION.keys),
+            variant("cosine_with_restarts", "Transformers': warm-up, then several half cosines", CosineRestarts::SECTION.keys),
+            variant("cosine_with_min_lr", "Transformers': warm-up, then a cosine to a smallest rate", CosineMinLr::SECTION.keys),
+            variant("cosine_warmup_with_min_lr", "Transformers': the same, but the first step's rate is not 0", CosineWarmupMinLr::SECTION.keys),
+            variant("polynomial", "Transformers': warm-up, then a power of the steps left", PolynomialDecay::SECTION.keys),
+            variant("inverse_sqrt", "Transformers': warm-up, then the inverse square root of the step", InverseSqrt::SECTION.keys),
+            variant("warmup_stable_decay", "Transformers': warm-up, constant, then a decay", WarmupStableDecay::SECTION.keys),
         ],
     };
 
-    /// Warns if the warm-up is longer than the run, as with DeepSpeed's default of 1000 steps in a short run.
-    /// `max_steps` is `None` for a run that is counted in epochs.
-    pub(crate) fn check(&self, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
-        let (warmup, total) = match *self {
-            Self::Constant => return,
-            Self::WarmupLR(WarmupLr { warmup_num_steps, .. }) => (warmup_num_steps, max_steps),
-            Self::WarmupDecayLR(WarmupDecayLr { warmup_num_steps, total_num_steps, .. })
-            | Self::WarmupCosineLR(WarmupCosineLr { warmup_num_steps, total_num_steps, .. }) => {
-                (warmup_num_steps, total_num_steps)
-            }
-        };
-        if let Some(total) = total.filter(|total| *total < warmup) {
+    /// Returns the steps of the warm-up.
+    fn warmup(&self) -> Option<usize> {
+        match *self {
+            Self::Constant | Self::LRRangeTest(_) | Self::OneCycle(_) => None,
+            Self::WarmupLR(WarmupLr { warmup_num_steps, .. })
+            | Self::WarmupDecayLR(WarmupDecayLr { warmup_num_steps, .. })
+            | Self::WarmupCosineLR(WarmupCosineLr { warmup_num_steps, .. }) => Some(warmup_num_steps),
+            Self::ConstantWithWarmup(ConstantWithWarmup { num_warmup_steps })
+            | Self::Linear(LinearDecay { num_warmup_steps, .. })
+            | Self::Cosine(CosineDecay { num_warmup_steps, .. })
+            | Self::CosineWithRestarts(CosineRestarts { num_warmup_steps, .. })
+            | Self::CosineWithMinLr(CosineMinLr { num_warmup_steps, .. })
+            | Self::CosineWarmupWithMinLr(CosineWarmupMinLr { num_warmup_steps, .. })
+            | Self::Polynomial(PolynomialDecay { num_warmup_steps, .. })
+            | Self::InverseSqrt(InverseSqrt { num_warmup_steps, .. })
+            | Self::WarmupStableDecay(WarmupStableDecay { num_warmup_steps, .. }) => Some(num_warmup_steps),
+        }
+    }
+
+    /// Returns the key for the steps of the whole schedule, if it has one; `None` inside is a run that is counted in
+    /// epochs.
+    pub fn total_steps_mut(&mut self) -> Option<&mut Option<usize>> {
+        match self {
+            Self::Constant
+            | Self::WarmupLR(_)
+            | Self::LRRangeTest(_)
+            | Self::OneCycle(_)
+            | Self::ConstantWithWarmup(_)
+            | Self::InverseSqrt(_) => None,
+            Self::WarmupDecayLR(WarmupDecayLr { total_num_steps, .. })
+            | Self::WarmupCosineLR(WarmupCosineLr { total_num_steps, .. }) => Some(total_num_steps),
+            Self::Linear(LinearDecay { num_training_steps, .. })
+            | Self::Cosine(CosineDecay { num_training_steps, .. })
+            | Self::CosineWithRestarts(CosineRestarts { num_training_steps, .. })
+            | Self::CosineWithMinLr(CosineMinLr { num_training_steps, .. })
+            | Self::CosineWarmupWithMinLr(CosineWarmupMinLr { num_training_steps, .. })
+            | Self::Polynomial(PolynomialDecay { num_training_steps, .. })
+            | Self::WarmupStableDecay(WarmupStableDecay { num_training_steps, .. }) => Some(num_training_steps),
+        }
+    }
+
+    /// Checks the parameters against each other, the optimizer and the run. Warns if the warm-up is longer than the run,
+    /// as with DeepSpeed's default of 1000 steps in a short run. `max_steps` is `None` for a run that is counted in
+    /// epochs.
+    pub(crate) fn check(&self, optimizer: &Optimizer, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
+        let total = self.clone().total_steps_mut().map_or(max_steps, |total| *total);
+        if let (Some(total), Some(warmup)) = (total, self.warmup())
+            && total < warmup
+        {
             let message = format!("the warm-up of {warmup} steps is longer than the schedule of {total}");
-            resolver.warn(WarmupLr::warmup_num_steps, message);
+            let key = match self {
+                Self::WarmupLR(_) | Self::WarmupDecayLR(_) | Self::WarmupCosineLR(_) => WarmupLr::warmup_num_steps,
+                _ => LinearDecay::num_warmup_steps,
+            };
+            resolver.warn(key, message);
+        }
+        match self {
+            Self::OneCycle(cycle) => cycle.check(optimizer, max_steps, resolver),
+            _ => self.check_transformers(optimizer.lr(), max_steps, resolver),
+        }
+    }
+}
+
+impl OneCycle {
+    fn check(&self, optimizer: &Optimizer, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
+        let mut above = |low: &'static str, high: &'static str| {
+            let message = "the smallest value of the cycle is above the largest".to_string();
+            resolver.contradiction(&[low, high], message, Some("exchange them".to_string()));
+        };
+        if self.cycle_min_lr > self.cycle_max_lr {
+            above(Self::cycle_min_lr, Self::cycle_max_lr);
+        }
+        if self.cycle_min_mom > self.cycle_max_mom {
+            above(Self::cycle_min_mom, Self::cycle_max_mom);
+        }
+        if !self.cycle_momentum {
+            return;
+        }
+        let Some([_, beta2]) = optimizer.betas() else {
+            let message = "has no effect: the optimizer has no betas; DeepSpeed disables it then as well".to_string();
+            resolver.warn(Self::cycle_momentum, message);
+            return;
+        };
+        if beta2 != 0.99 && resolver.at(Adam::betas) != At::Default {
+            let message = "OneCycle replaces both betas: β₁ cycles, and β₂ is 0.99, as in DeepSpeed; `cycle_momentum: \
+                           false` keeps yours";
+            resolver.warn(Adam::betas, message.to_string());
+        }
+        // The default length is not that of a program with its own loop.
+        let written = max_steps.filter(|_| resolver.at(Training::max_steps) != At::Default);
+        let after = written.map(|max| max.saturating_sub(self.cycle_first_step_size + self.cycle_second_step_size));
+        if let (Some(after), size @ 1..) = (after, self.decay_step_size)
+            && self.cycle_max_mom * (1.0 + self.decay_mom_rate * after as f64 / size as f64) >= 1.0
+        {
+            let message = "β₁ grows after the cycle and reaches 1 before the end of the run, where Adam diverges";
+            let help = Some("set `decay_mom_rate: 0`, or a larger `decay_step_size`".to_string());
+            resolver.contradiction(&[Self::decay_mom_rate, Self::decay_step_size], message.to_string(), help);
         }
     }
 }
@@ -131,31 +304,18 @@ impl Read for Scheduler {
             "WarmupLR" => Self::WarmupLR(WarmupLr::of(&mut keys)),
             "WarmupDecayLR" => Self::WarmupDecayLR(WarmupDecayLr::of(&mut keys)),
             "WarmupCosineLR" => Self::WarmupCosineLR(WarmupCosineLr::of(&mut keys)),
+            "LRRangeTest" => Self::LRRangeTest(LrRangeTest::of(&mut keys)),
+            "OneCycle" => Self::OneCycle(OneCycle::of(&mut keys)),
+            "constant_with_warmup" => Self::ConstantWithWarmup(ConstantWithWarmup::of(&mut keys)),
+            "linear" => Self::Linear(LinearDecay::of(&mut keys)),
+            "cosine" => Self::Cosine(CosineDecay::of(&mut keys)),
+            "cosine_with_restarts" => Self::CosineWithRestarts(CosineRestarts::of(&mut keys)),
+            "cosine_with_min_lr" => Self::CosineWithMinLr(CosineMinLr::of(&mut keys)),
+            "cosine_warmup_with_min_lr" => Self::CosineWarmupWithMinLr(CosineWarmupMinLr::of(&mut keys)),
+            "polynomial" => Self::Polynomial(PolynomialDecay::of(&mut keys)),
+            "inverse_sqrt" => Self::InverseSqrt(InverseSqrt::of(&mut keys)),
+            "warmup_stable_decay" => Self::WarmupStableDecay(WarmupStableDecay::of(&mut keys)),
             _ => Self::Constant,
         }
     }
 }
-
-#[rustfmt::skip]
-static LR_RANGE_TEST: &[Key] = &[
-    later("lr_range_test_min_lr", "1e-3", "Smallest learning rate"),
-    later("lr_range_test_step_size", "2000", "Steps per increase"),
-    later("lr_range_test_step_rate", "1.0", "Increase"),
-    later("lr_range_test_staircase", "false", "Increase in stairs"),
-];
-
-#[rustfmt::skip]
-static ONE_CYCLE: &[Key] = &[
-    later("cycle_min_lr", "null", "Learning rate at the start and the end of the cycle"),
-    later("cycle_max_lr", "null", "Learning rate at the top of the cycle"),
-    later("decay_lr_rate", "0", "Decay after the cycle"),
-    later("cycle_first_step_size", "2000", "Steps up"),
-    later("cycle_second_step_size", "null", "Steps down"),
-    later("cycle_first_stair_count", "0", "Stairs up"),
-    later("cycle_second_stair_count", "null", "Stairs down"),
-    later("decay_step_size", "0", "Steps per decay"),
-    later("cycle_momentum", "true", "Cycle the momentum as well"),
-    later("cycle_min_mom", "0.8", "Smallest momentum"),
-    later("cycle_max_mom", "0.9", "Largest momentum"),
-    later("decay_mom_rate", "0", "Decay of the momentum after the cycle"),
-];

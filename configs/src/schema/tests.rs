@@ -60,6 +60,17 @@ fn one_of_each() -> Vec<Config> {
         "{type: WarmupLR}",
         "{type: WarmupDecayLR, params: {total_num_steps: 9}}",
         "{type: WarmupCosineLR, params: {total_num_steps: 9}}",
+        "{type: LRRangeTest}",
+        "{type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}",
+        "{type: constant_with_warmup}",
+        "{type: linear}",
+        "{type: cosine}",
+        "{type: cosine_with_restarts}",
+        "{type: cosine_with_min_lr, params: {min_lr_rate: 0.1}}",
+        "{type: cosine_warmup_with_min_lr, params: {min_lr: 0.0001}}",
+        "{type: polynomial}",
+        "{type: inverse_sqrt}",
+        "{type: warmup_stable_decay, params: {num_decay_steps: 9}}",
     ];
     let models = [
         "{type: gpt2}",
@@ -67,18 +78,18 @@ fn one_of_each() -> Vec<Config> {
         "{type: mlp, input_size: 1, output_size: 1}",
         "{type: llama, head_dim: 2, rope_scaling: {rope_type: longrope, short_factor: [1], long_factor: [2], original_max_position_embeddings: 64, attention_factor: 1}}",
     ];
-    (0..5)
+    (0..schedulers.len().max(optimizers.len()))
         .map(|index| {
             let text = format!(
                 "train_batch_size: 1\nadapter: {{}}\nquantization_config: {{load_in_4bit: true}}\noptimizer: {{type: {}}}\nscheduler: {}\nmodel: {}\ndata: {{{}, eval: b, format: chat, tokenizer: c}}\n\
                  training: {{eval_every: 1, early_stopping: {{patience: 1}}, spikes: {{window: 8}}{}}}\n\
                  activation_checkpointing: {{}}\nautotuning: {{sweep: {{space: {{optimizer.type: [SGD]}}}}}}\n\
                  data_efficiency: {{data_sampling: {{curriculum_learning: {{curriculum_metrics: {{seqlen: {{min_difficulty: 1, max_difficulty: 2, schedule_type: fixed_linear, schedule_config: {{}}}}}}}}}}}}\n",
-                optimizers[index],
-                schedulers[index % 4],
+                optimizers[index % optimizers.len()],
+                schedulers[index % schedulers.len()],
                 models[index % 4],
-                if index == 3 { "datasets: [{path: a}]" } else { "train: a" },
-                if index == 2 { "" } else { ", sample: {prompt: a}" },
+                if index % 4 == 3 { "datasets: [{path: a}]" } else { "train: a" },
+                if index % 4 == 2 { "" } else { ", sample: {prompt: a}" },
             );
             // An MLP gives no answers, and two of them are longer than the original length of LongRoPE here.
             let text = if index % 4 < 2 { text + "preference: {}\n" } else { text };

@@ -245,7 +245,6 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "data_efficiency: {enabled: true, data_sampling: {enabled: true, dynamic_batching: {enabled: true}}}",
         "optimizer: {type: Muon}",
         "optimizer: {type: lamb}",
-        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1}}",
         "prescale_gradients: true",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
         "zero_optimization: {zero_hpz_partition_size: 8}",
@@ -390,6 +389,71 @@ fn a_warm_up_longer_than_the_run_is_a_warning() {
     let config = Config::parse("ds.yaml", text).expect("DeepSpeed accepts it too");
     assert_eq!(config.warnings.len(), 1);
     assert!(config.warnings[0].message.contains("1000 steps is longer than the schedule of 300"));
+}
+
+#[test]
+fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
+    let cases = [
+        ("OneCycle, params: {cycle_min_lr: 0.2, cycle_max_lr: 0.1}", "cycle_min_lr", "above the largest"),
+        (
+            "OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2, cycle_min_mom: 0.95}",
+            "cycle_min_mom",
+            "above the largest",
+        ),
+        (
+            "OneCycle, params: {cycle_min_lr: 0, cycle_max_lr: 1, cycle_first_step_size: 10, decay_step_size: 10, \
+             decay_mom_rate: 0.02}",
+            "decay_mom_rate",
+            "reaches 1 before the end",
+        ),
+        ("cosine_with_min_lr", "min_lr", "needs a smallest learning rate"),
+        ("cosine_with_min_lr, params: {min_lr: 1.0e-5, min_lr_rate: 0.1}", "min_lr", "both set"),
+        ("cosine_warmup_with_min_lr, params: {min_lr: 0.5}", "min_lr", "not below the optimizer's 0.001"),
+        ("polynomial, params: {lr_end: 0.001}", "lr_end", "not below the optimizer's 0.001"),
+        (
+            "warmup_stable_decay, params: {num_warmup_steps: 60, num_decay_steps: 50}",
+            "num_decay_steps",
+            "take 110 steps",
+        ),
+    ];
+    for (text, key, expected) in cases {
+        let text = format!("{HEAD}training: {{max_steps: 100}}\nscheduler: {{type: {text}}}");
+        let (kind, path, _, _, message, _) = only(&text);
+        assert_eq!((kind, path), (ErrorKind::Contradiction, format!("scheduler.params.{key}")), "{text}");
+        assert!(message.contains(expected), "{message}");
+    }
+    let missing = errors(&format!("{HEAD}scheduler: {{type: OneCycle}}")).to_string();
+    assert!(missing.contains("cycle_min_lr") && missing.contains("cycle_max_lr"), "{missing}");
+}
+
+#[test]
+fn a_schedule_that_differs_from_what_is_written_is_a_warning() {
+    let cycle = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}";
+    for (text, path, expected) in [
+        (format!("optimizer: {{type: SGD}}\n{cycle}"), "scheduler.params.cycle_momentum", "has no betas"),
+        (
+            format!("optimizer: {{type: AdamW, params: {{betas: [0.9, 0.95]}}}}\n{cycle}"),
+            "optimizer.params.betas",
+            "β₂ is 0.99",
+        ),
+        (
+            "scheduler: {type: linear, params: {num_training_steps: 50}}".to_string(),
+            "scheduler.params.num_training_steps",
+            "ends after 50 steps, before the run's 100",
+        ),
+        (
+            "scheduler: {type: linear, params: {num_warmup_steps: 101}}".to_string(),
+            "scheduler.params.num_warmup_steps",
+            "101 steps is longer than the schedule of 100",
+        ),
+    ] {
+        let config = Config::parse("ds.yaml", format!("{HEAD}training: {{max_steps: 100}}\n{text}")).unwrap();
+        let said: Vec<&str> = config.warnings.iter().map(|warning| warning.message.as_str()).collect();
+        assert!(said.len() == 1 && said[0].contains(expected), "{text}: {said:?}");
+        assert_eq!(config.warnings[0].place.path, path);
+    }
+    let fine = format!("{HEAD}training: {{max_steps: 100}}\n{cycle}");
+    assert_eq!(Config::parse("ds.yaml", fine).unwrap().warnings, []);
 }
 
 #[test]

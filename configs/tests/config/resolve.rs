@@ -152,6 +152,31 @@ fn schedulers_have_deepspeeds_names_and_defaults() {
 }
 
 #[test]
+fn schedulers_of_transformers_take_their_steps_from_the_run() {
+    let run = |text: &str| with(&format!("training: {{max_steps: 2000}}\nscheduler: {text}"));
+    for (text, expected) in [
+        ("{type: linear}", Some(Some(2000))),
+        ("{type: cosine, params: {num_training_steps: auto}}", Some(Some(2000))),
+        ("{type: Cosine_With_Restarts, params: {num_training_steps: 30}}", Some(Some(30))),
+        ("{type: inverse_sqrt}", None),
+    ] {
+        let mut config = run(text);
+        assert_eq!(parse(&config.to_yaml()), config, "{text}");
+        assert_eq!(config.scheduler.total_steps_mut().map(|total| *total), expected, "{text}");
+    }
+    let mut epochs = with("training: {epochs: 2}\nscheduler: {type: polynomial}");
+    assert_eq!(parse(&epochs.to_yaml()), epochs);
+    assert_eq!(epochs.scheduler.total_steps_mut(), Some(&mut None));
+    let timescale =
+        |warmup: usize| match run(&format!("{{type: inverse_sqrt, params: {{num_warmup_steps: {warmup}}}}}")).scheduler
+        {
+            Scheduler::InverseSqrt(schedule) => schedule.timescale,
+            other => panic!("{other:?}"),
+        };
+    assert_eq!((timescale(0), timescale(40)), (10_000, 40));
+}
+
+#[test]
 fn models_have_hugging_faces_names_and_defaults() {
     let Some(Model::Gpt2(gpt2)) = with("model: {type: gpt2, n_embd: 64, n_head: 4}").model else { panic!("no gpt2") };
     assert_eq!((gpt2.vocab_size, gpt2.n_positions, gpt2.n_layer, gpt2.n_inner), (Some(50257), 1024, 12, 256));

@@ -2,8 +2,8 @@
 
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::Activations;
-use zero_optim::ExactSum;
 use zero_optim::norm::Limits;
+use zero_optim::{ExactSum, Rate};
 
 use super::Engine;
 use crate::batch::Batch;
@@ -174,7 +174,7 @@ impl Engine {
                 loss_gradient: 0.0,
                 weights: weights.unwrap_or(&LossWeights::default()),
                 limits: Limits { loss_scale: 1.0, max_norm: 0.0, limit: f64::INFINITY, skips_overflow: false },
-                lr: 0.0,
+                rate: Rate { lr: 0.0, betas: None },
                 observe: match observe {
                     Some(observe) => Some(observe),
                     None => None,

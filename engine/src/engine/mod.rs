@@ -271,7 +271,7 @@ impl Engine {
         let sent_before = self.stats().sent_bytes();
         let step = self.step + 1;
         let (ranks, rank, settings) = (self.replicas(), self.replica(), &self.settings);
-        let lr = settings.schedule.lr(settings.base_lr, self.zero.updates() + 1);
+        let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches, size) = (settings.deal, settings.micro_batches, settings.micro_batch_size);
         let global = |local: usize| deal.global(rank, ranks, local, micro_batches);
         let first = self.samples;
@@ -312,7 +312,7 @@ impl Engine {
                     limit: self.norm_limit,
                     skips_overflow: settings.skips_overflow,
                 },
-                lr,
+                rate,
                 observe: None,
             },
         )
@@ -336,7 +336,7 @@ impl Engine {
         Ok(Step {
             step,
             loss,
-            lr,
+            lr: rate.lr,
             grad_norm: norm,
             loss_scale,
             skipped: !is_admitted,

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Tensor};
 use zero_model::{Activations, Pass, Signature};
+use zero_optim::Rate;
 use zero_optim::norm::{Limits, Verdict};
 use zero_partition::{ShardedState, ZeroError};
 use zero_pipeline::{Content, Instruction, Item, LayerId, Message, Program};
@@ -48,7 +49,7 @@ pub(crate) struct Context<'a> {
     pub(crate) weights: &'a LossWeights,
     /// Clipping and overflow limits of the gradient norm.
     pub(crate) limits: Limits,
-    pub(crate) lr: f64,
+    pub(crate) rate: Rate,
     /// Sees the outputs of an evaluation, on ranks that have the last layer.
     pub(crate) observe: Option<&'a mut Observe<'a>>,
 }
@@ -165,8 +166,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
             Instruction::Reduce { segments, micro_batch } => context.zero.reduce(segments, *micro_batch)?,
             Instruction::AwaitReduce { segments, micro_batch } => context.zero.await_reduce(segments, *micro_batch)?,
             Instruction::GradientNorm => context.zero.gradient_norm(&context.limits)?,
-            Instruction::Update { segment } => context.zero.update(*segment, context.lr)?,
-            Instruction::UpdateTile { segment, tile } => context.zero.update_tile(*segment, *tile, context.lr)?,
+            Instruction::Update { segment } => context.zero.update(*segment, context.rate)?,
+            Instruction::UpdateTile { segment, tile } => context.zero.update_tile(*segment, *tile, context.rate)?,
             Instruction::Fetch { item: Item::Activations { layer, micro_batch } } => {
                 disk(&mut context.kept)?.fetch((*layer, *micro_batch))?;
             }
@@ -201,7 +202,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
             }
         }
         if !puts_off_updates(program.instructions.get(index + 1), context.zero) {
-            context.zero.carry_out_updates(context.lr)?;
+            context.zero.carry_out_updates(context.rate)?;
         }
         let beside = context.tracked.stop(context.zero);
         if let Some(limit) = context.memory_limit {

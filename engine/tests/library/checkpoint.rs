@@ -38,6 +38,11 @@ fn a_resumed_run_is_the_uninterrupted_run() {
         ("bf16", BF16),
         ("fp16", FP16),
         ("scheduled", "scheduler: {type: WarmupLR, params: {warmup_num_steps: 8, warmup_max_lr: 0.01}}"),
+        (
+            "one cycle",
+            "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.01, cycle_first_step_size: 4, \
+             cycle_second_step_size: 3, decay_step_size: 2, decay_lr_rate: 0.5, decay_mom_rate: 0.01}}",
+        ),
     ] {
         for zero_stage in 0..=3 {
             let text = settings(zero_stage, more);

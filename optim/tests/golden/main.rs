@@ -8,8 +8,11 @@ mod record;
 use half::{bf16, f16};
 use record::Record;
 use zero_optim::norm::{block_square_sums, clip_coefficient};
+use zero_optim::schedule::hugging_face::{Curve, Shape};
+use zero_optim::schedule::{CycledMomentum, Half, HuggingFace};
 use zero_optim::{
-    Adagrad, AdamW, ExactSum, Lion, Optimizer, Schedule, Sgd, Step, Warmup, read_half, rounded, update, write_half,
+    Adagrad, AdamW, ExactSum, Lion, OneCycle, Optimizer, Rate, Schedule, Sgd, Step, Warmup, read_half, rounded, update,
+    write_half,
 };
 
 /// Values of both signs and 21 different exponents around 1, computed from integers only.
@@ -77,6 +80,38 @@ fn schedules(record: &mut Record) {
         ] {
             record.add(format!("{name} {shape}"), wide_bits((1..=1000).map(|step| schedule.lr(6e-4, step))));
         }
+    }
+    let cycle = OneCycle {
+        min_lr,
+        max_lr,
+        halves: [Half { steps: 170, stairs: 0 }, Half { steps: 330, stairs: 7 }],
+        decay_step_size: 90,
+        decay_lr_rate: 0.7,
+        momentum: Some(CycledMomentum { min: 0.8, max: 0.9, decay_rate: 0.01 }),
+    };
+    let rates = (1..=1000).map(|step| Schedule::OneCycle(cycle).rate(6e-4, step));
+    let beta1 = |rate: Rate| rate.betas.map_or(0.0, |(beta1, _)| beta1);
+    record.add("one cycle", wide_bits(rates.flat_map(|rate| [rate.lr, beta1(rate)])));
+    let total = total_num_steps;
+    for (name, shape) in [
+        ("cosine waves", Shape::Cosine { total, cycles: 1.7, min: 0.05, ahead: None }),
+        ("cosine restarts", Shape::Restarts { total, cycles: 3 }),
+        ("polynomial", Shape::Polynomial { total, end: 1e-6, power: 1.7 }),
+        ("inverse root", Shape::InverseSqrt { timescale: 80 }),
+        (
+            "stages",
+            Shape::StableDecay {
+                stable: 300,
+                decay: 300,
+                rise: Curve::Cosine,
+                fall: Curve::OneMinusSqrt,
+                min: 0.05,
+                cycles: 0.5,
+            },
+        ),
+    ] {
+        let schedule = Schedule::HuggingFace(HuggingFace { warmup: num_steps, shape });
+        record.add(name, wide_bits((1..=1000).map(|step| schedule.lr(6e-4, step))));
     }
 }
 

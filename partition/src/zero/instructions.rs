@@ -2,6 +2,7 @@
 
 use candle_core::backprop::GradStore;
 use zero_comm::Buffer;
+use zero_optim::Rate;
 use zero_optim::norm::{Limits, Verdict};
 use zero_pipeline::{Item, LayerId, SegmentId};
 
@@ -138,27 +139,27 @@ impl ShardedState {
     ///
     /// # Errors
     /// Fails if the gradients are not reduced.
-    pub fn update(&mut self, id: SegmentId, lr: f64) -> Result<(), ZeroError> {
+    pub fn update(&mut self, id: SegmentId, rate: Rate) -> Result<(), ZeroError> {
         let Self { rank, memory, parameters, gradients, optimizer, .. } = self;
-        optimizer.update(StepInputs { rank, memory, parameters, gradients, lr }, id)
+        optimizer.update(StepInputs { rank, memory, parameters, gradients, rate }, id)
     }
 
     /// Runs the pending updates on the GPU, in as few launches as possible.
     ///
     /// # Errors
     /// Returns the error of the GPU driver.
-    pub fn carry_out_updates(&mut self, lr: f64) -> Result<(), ZeroError> {
+    pub fn carry_out_updates(&mut self, rate: Rate) -> Result<(), ZeroError> {
         let Self { rank, memory, parameters, gradients, optimizer, .. } = self;
-        optimizer.carry_out_updates(StepInputs { rank, memory, parameters, gradients, lr })
+        optimizer.carry_out_updates(StepInputs { rank, memory, parameters, gradients, rate })
     }
 
     /// Runs the optimizer step on a tile, unless the norm was not admitted.
     ///
     /// # Errors
     /// Fails if the tile is not in memory, or its gradients are not reduced.
-    pub fn update_tile(&mut self, id: SegmentId, index: usize, lr: f64) -> Result<(), ZeroError> {
+    pub fn update_tile(&mut self, id: SegmentId, index: usize, rate: Rate) -> Result<(), ZeroError> {
         let Self { rank, memory, parameters, gradients, optimizer, disk, .. } = self;
-        disk.update_tile(optimizer, StepInputs { rank, memory, parameters, gradients, lr }, id, index)
+        disk.update_tile(optimizer, StepInputs { rank, memory, parameters, gradients, rate }, id, index)
     }
 
     /// Ends the step, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.

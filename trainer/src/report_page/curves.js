@@ -26,6 +26,11 @@ function stepAxis(low, high, from, to) {
   return { ...x, ticks: count => x.ticks(count).filter(([step]) => Number.isInteger(step)).map(([step]) => [step, step.toLocaleString("en")]) };
 }
 
+// What a chart is drawn over.
+const STEPS = { name: "step", axis: stepAxis, of: step => step.toLocaleString("en"), span: (first, last) => plural(last - first + 1, "step", "steps") };
+const RATES = { name: "learning rate", axis: (low, high, from, to) => valueAxis([low, high], 1, { mayBeLogarithmic: true }, from, to)[0],
+  of: rate => digits(rate, 4), span: (first, last) => `learning rates from ${digits(first)} to ${digits(last)}` };
+
 // Points that are not finite interrupt the line. A point without neighbours is a dot.
 function linePath({ steps, values }, x, y, by) {
   let path = "", length = 0;
@@ -40,9 +45,9 @@ function linePath({ steps, values }, x, y, by) {
 
 const stepsOf = curves => extent(curves.flatMap(({ steps }) => (steps.length > 0 ? [steps[0], steps[steps.length - 1]] : [])));
 
-// Draws curves {name, look, steps, values, isMarked}; returns whether there is a point to draw.
+// Draws curves {name, look, steps, values, isMarked} over steps, or over rates in their place; returns whether there is a point to draw.
 function drawCurves(box, options, width) {
-  const { title, name, unit = "" } = options;
+  const { title, name, unit = "", over = STEPS } = options;
   const curves = options.curves.filter(({ values }) => values.some(known));
   if (curves.length === 0) return false;
   const values = curves.flatMap(curve => curve.values.filter(known)), [by, unitName] = unitOf(unit, extent(values));
@@ -50,9 +55,9 @@ function drawCurves(box, options, width) {
   const [y, isLogarithmic] = valueAxis(values, by, options, bottom, top);
   const letters = Math.max(...y.ticks((bottom - top) / 50).map(([, label]) => label.length), 3);
   const [first, last] = options.steps ?? stepsOf(curves);
-  const x = stepAxis(first, last, letters * 7 + 8, width - 8);
+  const x = over.axis(first, last, letters * 7 + 8, width - 8);
   const words = [name, unitName ? `(${unitName})` : "", isLogarithmic ? "· logarithmic" : ""].filter(Boolean).join(" ");
-  const svg = chart(title, `${words} over ${plural(last - first + 1, "step", "steps")}, ${plural(curves.length, "curve", "curves")}.`, x, y, "step", words, width, height);
+  const svg = chart(title, `${words} over ${over.span(first, last)}, ${plural(curves.length, "curve", "curves")}.`, x, y, over.name, words, width, height);
   const marks = [];
   let gaps = 0;
   curves.forEach((curve, row) => {
@@ -63,7 +68,7 @@ function drawCurves(box, options, width) {
       if (isGap) gaps++;
       if (isGap || isDotted) svg.append(make("path", { class: `mark ${isGap ? "gap" : `point ${curve.look}`}`, d: isGap ? SHAPES.cross(px, py, 3) : SHAPES.diamond(px, py, 4) }));
       const words = isGap ? "not finite" : amount(value, unit, 5);
-      marks.push({ ...pointAt([px, py], () => `${curve.name}, step ${step.toLocaleString("en")}: ${words}`), row });
+      marks.push({ ...pointAt([px, py], () => `${curve.name}, ${over.name} ${over.of(step)}: ${words}`), row });
     });
   });
   const entries = curves.map(({ name, look, isMarked }) => [name, make("g", null, make("path", { class: `curve ${look}`, d: "M0 6H18" }), isMarked ? make("path", { class: `mark point ${look}`, d: SHAPES.diamond(9, 6, 4) }) : "")]);

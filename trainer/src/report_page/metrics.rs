@@ -1,5 +1,6 @@
 //! Reads `metrics.jsonl`: the curves of a run, and its totals.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -89,6 +90,20 @@ pub(super) fn curves(lines: &[Line]) -> Value {
         ((*name).to_string(), curve(&points))
     });
     each.chain(some).collect::<serde_json::Map<_, _>>().into()
+}
+
+/// Returns the loss over the learning rate, thinned: `steps`, `rates`, `values` and the original number of points. Null
+/// without points.
+pub(super) fn loss_over_lr(lines: &[Line]) -> Value {
+    // Where a step has no rate, its point is left out.
+    let tried: Vec<(Point, f64)> = lines.iter().filter_map(|line| Some(((line.step, line.loss), line.lr?))).collect();
+    let points: Vec<Point> = tried.iter().map(|(point, _)| *point).collect();
+    let mut curve = curve(&points);
+    if let Some(steps) = curve["steps"].as_array() {
+        let rates: BTreeMap<u64, f64> = tried.iter().map(|((step, _), rate)| (*step, *rate)).collect();
+        curve["rates"] = steps.iter().filter_map(|step| rates.get(&step.as_u64()?)).copied().collect();
+    }
+    curve
 }
 
 /// Returns the totals over all lines.

@@ -89,6 +89,10 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
     let report = json_file(&folder.join("report.json"))?;
     let (configuration, leaves) = configuration(&folder.join("resolved.yaml"))?;
     let traced = trace::read(&folder.join("trace.json"))?;
+    let mut curves = metrics::curves(&lines);
+    if leaves.as_ref().and_then(|leaves| leaves.get("scheduler.type")).is_some_and(|kind| kind == "LRRangeTest") {
+        curves["loss_over_lr"] = metrics::loss_over_lr(&lines);
+    }
     let is_current = report.as_ref().is_some_and(|report| is_of_last_part(report, &lines));
     let run = json!({
         "name": name,
@@ -98,7 +102,7 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
         "is_report_old": report.is_some() && !is_current,
         "report": report,
         "totals": metrics::totals(&lines),
-        "curves": metrics::curves(&lines),
+        "curves": curves,
         "timeline": traced["timeline"],
         "overlap": traced["overlap"],
         "configuration": configuration,

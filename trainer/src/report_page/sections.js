@@ -92,6 +92,9 @@ function gradient(body, { runs }, width) {
 
 function rate(body, { runs }, width) {
   over(body, runs, "lr", { title: "Learning rate", name: "learning rate", isFromZero: true }, width);
+  const tests = runs.filter(run => run.curves.loss_over_lr);
+  const curves = curvesOf(tests, "loss_over_lr").map((curve, index) => ({ ...curve, steps: list(tests[index].curves.loss_over_lr.rates) }));
+  if (drawCurves(body, { title: "Loss over learning rate", name: "loss", mayBeLogarithmic: true, over: RATES, curves }, width)) body.append(thinned(tests, "loss_over_lr"));
 }
 
 function speed(body, { runs }, width) {

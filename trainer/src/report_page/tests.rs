@@ -71,6 +71,38 @@ fn a_page_has_all_curves_and_totals() {
 }
 
 #[test]
+fn a_range_test_has_the_loss_over_the_learning_rate() {
+    let parent = TempDir::new().unwrap();
+    let folder = folder(&parent, "range", 20);
+    let curves = || data(&report_page(std::slice::from_ref(&folder)).unwrap())["runs"][0]["curves"].clone();
+    let configure = |kind: &str| {
+        fs::write(folder.join("resolved.yaml"), format!("train_batch_size: 4\nscheduler: {{type: {kind}}}\n")).unwrap();
+    };
+    configure("WarmupLR");
+    assert_eq!(curves()["loss_over_lr"], Value::Null);
+    configure("LRRangeTest");
+    let (curves, steps) = (curves(), (1..=20).collect::<Vec<u64>>());
+    let over = &curves["loss_over_lr"];
+    assert_eq!((&over["steps"], &over["values"]), (&json!(steps), &curves["loss"]["values"]));
+    assert_eq!(over["rates"], json!(vec![1e-3; 20]));
+    let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let mut line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let mut long = String::new();
+    for step in 1..=10_000_u64 {
+        (line["step"], line["lr"], line["loss"]) =
+            (json!(step), json!(step as f64 * 1e-6), json!((step * 7919) % 1000));
+        writeln!(long, "{line}").unwrap();
+    }
+    fs::write(folder.join("metrics.jsonl"), long).unwrap();
+    let over = data(&report_page(std::slice::from_ref(&folder)).unwrap())["runs"][0]["curves"]["loss_over_lr"].clone();
+    let (steps, rates) = (over["steps"].as_array().unwrap(), over["rates"].as_array().unwrap());
+    assert!(steps.len() < 4_000 && steps.len() == rates.len() && over["points"] == 10_000);
+    for (step, rate) in steps.iter().zip(rates) {
+        assert_eq!(rate.as_f64().unwrap(), step.as_f64().unwrap() * 1e-6, "a thinned curve keeps each point's rate");
+    }
+}
+
+#[test]
 fn a_page_is_self_contained() {
     let parent = TempDir::new().unwrap();
     let page = report_page(&[folder(&parent, "empty", 0)]).unwrap();

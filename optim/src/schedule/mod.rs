@@ -1,4 +1,4 @@
-//! Learning-rate schedules that match DeepSpeed's at every step.
+//! Learning-rate schedules that match DeepSpeed's and Hugging Face transformers' at every step.
 //!
 //! DeepSpeed's schedulers count *iterations*: the counter starts at −1, and the engine advances it after each optimizer
 //! step. So optimizer step k (the first is 1) runs at iteration k − 2, which has two consequences:
@@ -7,8 +7,28 @@
 //!   `warmup_min_ratio` is.
 //! - Step 2 runs at iteration 0, where both kinds of warmup are still at their minimum.
 //!
+//! The schedules of transformers ([`hugging_face`]) are factors of the optimizer's rate. Step k runs at the factor of
+//! k − 1, so step 1 of a warm-up runs at 0 and step `num_warmup_steps + 1` at the whole rate.
+//!
 //! A skipped step (after a loss-scale overflow) does not advance the counter: the caller counts the steps that were
 //! taken.
+
+pub mod hugging_face;
+mod one_cycle;
+#[cfg(test)]
+mod tests;
+
+pub use hugging_face::HuggingFace;
+pub use one_cycle::{CycledMomentum, Half, LrRangeTest, OneCycle};
+
+/// What a schedule gives one optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rate {
+    /// The learning rate.
+    pub lr: f64,
+    /// Replaces the optimizer's betas, if it has any; see [`Optimizer::with_betas`](crate::Optimizer::with_betas).
+    pub betas: Option<(f64, f64)>,
+}
 
 /// The learning rate as a function of the optimizer step. "The optimizer's rate" is the `base_lr` of [`Schedule::lr`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,6 +74,12 @@ pub enum Schedule {
         /// The shape of the warmup.
         warmup_type: Warmup,
     },
+    /// A sweep over learning rates that rise without end.
+    LrRangeTest(LrRangeTest),
+    /// One cycle of learning rate and momentum, then a decay.
+    OneCycle(OneCycle),
+    /// A schedule of Hugging Face transformers.
+    HuggingFace(HuggingFace),
 }
 
 /// The shape of a warmup over n iterations, as the fraction completed at iteration i < n.
@@ -106,7 +132,19 @@ impl Schedule {
                 });
                 base_lr * ratio
             }
+            Schedule::LrRangeTest(test) => test.lr(step),
+            Schedule::OneCycle(cycle) => cycle.lr(step),
+            Schedule::HuggingFace(schedule) => schedule.lr(base_lr, step),
         }
+    }
+
+    /// Returns the learning rate and the betas of optimizer step `step`, as [`Schedule::lr`].
+    pub fn rate(&self, base_lr: f64, step: u64) -> Rate {
+        let betas = match self {
+            Schedule::OneCycle(cycle) => cycle.betas(step),
+            _ => None,
+        };
+        Rate { lr: self.lr(base_lr, step), betas }
     }
 }
 
@@ -125,95 +163,4 @@ impl Warmup {
 /// Avoids dividing by ln 1 = 0, as DeepSpeed does.
 fn at_least_two(num_steps: u64) -> f64 {
     num_steps.max(2) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BASE: f64 = 6e-4;
-
-    /// Compares a schedule with a table recorded from DeepSpeed's own scheduler classes (commit edaa7221, August 2026),
-    /// which lists the rate of the first, second, … optimizer step. The tolerance is four units in the last place:
-    /// logarithm and cosine come from libm here and from the C library there.
-    fn check(schedule: Schedule, table: &[f64]) {
-        for (i, &expected) in table.iter().enumerate() {
-            let lr = schedule.lr(BASE, i as u64 + 1);
-            assert!(
-                (lr - expected).abs() <= 4.0 * f64::EPSILON * expected,
-                "{schedule:?} step {}: {lr} {expected}",
-                i + 1
-            );
-        }
-    }
-
-    #[test]
-    fn constant_is_the_optimizers_rate() {
-        check(Schedule::Constant, &[BASE; 5]);
-    }
-
-    #[test]
-    #[rustfmt::skip]
-    fn warmup_lr() {
-        check(Schedule::WarmupLr { min_lr: 1e-5, max_lr: BASE, num_steps: 6, kind: Warmup::Log },
-            &[1e-5, 1e-5, 0.00023824315626837946, 0.00037175684373162043, 0.00046648631253675896, 0.0005399641970053169,
-              0.0005999999999999998, 0.0006, 0.0006]);
-        check(Schedule::WarmupLr { min_lr: 1e-5, max_lr: 1e-3, num_steps: 6, kind: Warmup::Linear },
-            &[1e-5, 1e-5, 0.000175, 0.00034, 0.000505, 0.00067, 0.000835, 0.001, 0.001]);
-        check(Schedule::WarmupLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 1, kind: Warmup::Log },
-            &[0.0, 0.0, 0.001, 0.001, 0.001]);
-    }
-
-    #[test]
-    #[rustfmt::skip]
-    fn warmup_decay_lr() {
-        check(Schedule::WarmupDecayLr { min_lr: 1e-5, max_lr: 1e-3, num_steps: 4, kind: Warmup::Log,
-            total_num_steps: 10 },
-            &[1e-5, 1e-5, 0.000505, 0.0007945564378569724, 0.001, 0.001, 0.000835, 0.00067, 0.000505, 0.00034, 0.000175,
-              1e-5, 1e-5]);
-        check(Schedule::WarmupDecayLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 4, kind: Warmup::Linear,
-            total_num_steps: 10 },
-            &[0.0, 0.0, 0.00025, 0.0005, 0.00075, 0.001, 0.0008333333333333334, 0.0006666666666666666, 0.0005,
-              0.0003333333333333333, 0.00016666666666666666, 0.0, 0.0]);
-        check(Schedule::WarmupDecayLr { min_lr: 0.0, max_lr: 1e-3, num_steps: 4, kind: Warmup::Linear,
-            total_num_steps: 2 },
-            &[0.0, 0.0, 0.00025, 0.0005, 0.00075, 0.0]);
-    }
-
-    #[test]
-    #[rustfmt::skip]
-    fn warmup_cosine_lr() {
-        check(Schedule::WarmupCosineLr { total_num_steps: 10, warmup_min_ratio: 0.1, warmup_num_steps: 4,
-            cos_min_ratio: 0.05, warmup_type: Warmup::Log },
-            &[0.0, 5.9999999999999995e-05, 0.00033, 0.0004879398751947121, 0.0006, 0.000561817240078565,
-              0.00045749999999999995, 0.00031499999999999996, 0.00017250000000000005, 6.818275992143496e-05,
-              2.9999999999999997e-05, 2.9999999999999997e-05, 2.9999999999999997e-05]);
-        check(Schedule::WarmupCosineLr { total_num_steps: 10, warmup_min_ratio: 0.0, warmup_num_steps: 4,
-            cos_min_ratio: 1e-4, warmup_type: Warmup::Linear },
-            &[0.0, 0.0, 0.00015, 0.0003, 0.00045, 0.000559811640373218, 0.0004500149999999999, 0.00030002999999999996,
-              0.00015004500000000004, 4.024835962678192e-05, 6e-08, 6e-08, 6e-08]);
-        check(Schedule::WarmupCosineLr { total_num_steps: 3, warmup_min_ratio: 0.0, warmup_num_steps: 3,
-            cos_min_ratio: 1e-4, warmup_type: Warmup::Log },
-            &[0.0, 0.0, 0.00037855785214287434, 0.0006, 6e-08, 6e-08]);
-    }
-
-    #[test]
-    fn is_finite_everywhere() {
-        for steps in [0, 1, u64::MAX] {
-            for kind in [Warmup::Log, Warmup::Linear] {
-                let decay =
-                    Schedule::WarmupDecayLr { min_lr: 0.0, max_lr: 1.0, num_steps: steps, kind, total_num_steps: 0 };
-                let cosine = Schedule::WarmupCosineLr {
-                    total_num_steps: 0,
-                    warmup_min_ratio: 0.0,
-                    warmup_num_steps: steps,
-                    cos_min_ratio: 0.0,
-                    warmup_type: kind,
-                };
-                for step in [0, 1, 2, 3, 4, u64::MAX] {
-                    assert!((0.0..=1.0).contains(&decay.lr(1.0, step)) && (0.0..=1.0).contains(&cosine.lr(1.0, step)));
-                }
-            }
-        }
-    }
 }

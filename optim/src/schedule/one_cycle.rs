@@ -1,0 +1,123 @@
+//! DeepSpeed's `LRRangeTest`, which finds the largest learning rate that trains, and its `OneCycle`, which uses it
+//! (Smith, 2018).
+
+/// A sweep over learning rates: at step k the rate is `min_lr · (1 + step_rate · (k − 1) / step_size)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LrRangeTest {
+    /// The rate of the first step. DeepSpeed's default is 0.001.
+    pub min_lr: f64,
+    /// Steps per increase, at least 1. DeepSpeed's default is 2000.
+    pub step_size: u64,
+    /// The increase, as a multiple of `min_lr`. DeepSpeed's default is 1.
+    pub step_rate: f64,
+    /// Whether the rate stays constant between increases.
+    pub staircase: bool,
+}
+
+impl LrRangeTest {
+    pub(super) fn lr(&self, step: u64) -> f64 {
+        let interval = step.saturating_sub(1) as f64 / self.step_size.max(1) as f64;
+        let interval = if self.staircase { interval.floor() } else { interval };
+        self.min_lr * (1.0 + self.step_rate * interval)
+    }
+}
+
+/// A cycle: the rate rises linearly and falls again, and β₁ does the opposite. After it the rate decays from `min_lr`
+/// as `1 / (1 + rate · time)`, and β₁ grows from its maximum.
+///
+/// The first step runs before the schedule has started: at `min_lr`, but with the *smallest* β₁. That is DeepSpeed's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OneCycle {
+    /// The rate at both ends of the cycle.
+    pub min_lr: f64,
+    /// The rate at the top of the cycle.
+    pub max_lr: f64,
+    /// The rise, at least 1 step, and the fall.
+    pub halves: [Half; 2],
+    /// Steps of one unit of the decay's time; 0 means no decay.
+    pub decay_step_size: u64,
+    /// The decay of the rate per unit of time.
+    pub decay_lr_rate: f64,
+    /// The cycle of β₁; `None` leaves the optimizer's betas alone.
+    pub momentum: Option<CycledMomentum>,
+}
+
+/// One half of a cycle.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Half {
+    /// Steps of this half.
+    pub steps: u64,
+    /// The half moves in this number of stairs; 0 means continuously.
+    pub stairs: u64,
+}
+
+/// The cycle of β₁.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CycledMomentum {
+    /// β₁ at the top of the cycle. DeepSpeed's default is 0.8.
+    pub min: f64,
+    /// β₁ at both ends of the cycle. DeepSpeed's default is 0.9.
+    pub max: f64,
+    /// The growth of β₁ per unit of the decay's time.
+    pub decay_rate: f64,
+}
+
+/// β₂ while β₁ cycles, whatever the optimizer's own is. DeepSpeed's.
+const BETA2: f64 = 0.99;
+
+/// β₁ grows to this at most, or to `max`. DeepSpeed lets it grow over 1, where Adam diverges.
+const LARGEST_BETA1: f64 = 0.9999;
+
+impl OneCycle {
+    pub(super) fn lr(&self, step: u64) -> f64 {
+        match self.position(step) {
+            None => self.min_lr,
+            Some(Position::Cycle(height)) => self.min_lr + (self.max_lr - self.min_lr) * height,
+            Some(Position::Decay(time)) => self.min_lr / (1.0 + self.decay_lr_rate * time),
+        }
+    }
+
+    pub(super) fn betas(&self, step: u64) -> Option<(f64, f64)> {
+        let CycledMomentum { min, max, decay_rate } = self.momentum?;
+        let beta1 = match self.position(step) {
+            None => min,
+            Some(Position::Cycle(height)) => max - (max - min) * height,
+            Some(Position::Decay(time)) => (max * (1.0 + decay_rate * time)).min(max.max(LARGEST_BETA1)),
+        };
+        Some((beta1, BETA2))
+    }
+
+    /// Returns the position of a step; `None` before the schedule starts. The expressions are DeepSpeed's, because
+    /// another order rounds differently.
+    fn position(&self, step: u64) -> Option<Position> {
+        let iteration = step.checked_sub(2)? as f64;
+        let [first, second] = self.halves;
+        let (rise, fall) = (first.steps.max(1) as f64, second.steps as f64);
+        let total = rise + fall;
+        if iteration >= total {
+            let time = match self.decay_step_size {
+                0 => 0.0,
+                size => (iteration - total + 1.0) / size as f64,
+            };
+            return Some(Position::Decay(time));
+        }
+        let batch = iteration + 1.0;
+        let x = 1.0 + batch / total - (1.0 + batch / total).floor();
+        let ratio = rise / total;
+        let (scale, stairs) =
+            if x <= ratio { (x / ratio, first.stairs) } else { ((x - 1.0) / (ratio - 1.0), second.stairs) };
+        if stairs == 0 {
+            return Some(Position::Cycle(scale));
+        }
+        let (at, stairs) = (batch % total, stairs as f64);
+        let stair = if at <= rise { at * stairs / rise } else { (total - at) * stairs / fall };
+        Some(Position::Cycle(stair.floor() / stairs))
+    }
+}
+
+enum Position {
+    /// In the cycle, at this height: 0 at its ends, 1 at the top.
+    Cycle(f64),
+    /// After the cycle, in units of the decay's time.
+    Decay(f64),
+}
