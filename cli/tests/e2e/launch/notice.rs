@@ -42,7 +42,11 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
         Alone::start(command)
     };
     let mut ranks: Vec<Alone> = (0..RANKS).map(rank).collect();
-    wait_for(|| steps(case, &out) >= 3);
+    wait_for(|| {
+        let ended = ranks.iter_mut().position(Alone::has_ended);
+        assert!(ended.is_none(), "ended early: {:?}", ended.map(|rank| ranks.remove(rank).end()));
+        steps(case, &out) >= 3
+    });
     // A moment somewhere in a step. Multiples of the golden ratio spread the moments evenly over 0.2 s.
     std::thread::sleep(Duration::from_secs_f64(0.2 * (number as f64 * 0.618_034).fract()));
     let victim = number % RANKS;

@@ -2,13 +2,13 @@
 //! `scripts/install-stores.sh` is in `ZERO_TRAIN_STORES`.
 
 use std::io::{BufRead, BufReader};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::{corpus, data, local_losses};
-use crate::case::{Case, text};
+use crate::case::{Case, port, text};
 
 /// A process that ends with the test.
 pub(super) struct Service(Child);
@@ -30,7 +30,7 @@ pub(super) fn installed() -> Option<PathBuf> {
 
 /// Starts a server with its port as the last argument, and waits until it answers.
 pub(super) fn serve(mut command: Command) -> (Service, u16) {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = port();
     let child = command.arg(port.to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut service = Service(child);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
