@@ -11,6 +11,7 @@
 //! | MDS | raw, gzip or zstd | a shard |
 
 mod archive;
+mod arrow;
 mod encoding;
 mod folder;
 #[cfg(feature = "fuzzing")]

@@ -3,7 +3,6 @@
 //! The decoders are meant to return an error for any malformed file. Should one panic, [`guarded`] makes it an error too.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -18,10 +17,9 @@ use zero_engine::{At, DataError};
 use super::streams::{Document, Documents, Records};
 use super::values::{is_text, object, plain, text, value};
 
-/// Number of rows that are decoded at once. Arrow files state their batches themselves.
+/// Most rows that are made documents or records at once. So many rows of Parquet are also decoded at once; Arrow files
+/// state their batches themselves.
 const BATCH: usize = 1024;
-/// The last bytes of an Arrow stream that is complete.
-const END_OF_STREAM: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
 /// How a file holds a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +42,8 @@ impl Container {
 pub(super) struct Table {
     batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
     path: PathBuf,
+    /// The rest of the batch that is being read.
+    rest: Option<RecordBatch>,
     /// The number of the next row, and the number of all rows if the file states it.
     row: u64,
     rows: Option<u64>,
@@ -69,23 +69,19 @@ impl Table {
                 (Box::new(reader.map_err(damaged)?), Some(rows))
             }
             Container::ArrowFile => {
+                super::arrow::check(path, false)?;
                 let open = |columns| FileReader::try_new_buffered(File::open(path)?, columns);
                 let columns = choose(&guarded(|| open(None)).map_err(damaged)?.schema())?;
                 (Box::new(guarded(|| open(Some(columns))).map_err(damaged)?), None)
             }
             Container::ArrowStream => {
-                let mut file = File::open(path).map_err(DataError::io(path))?;
-                let mut end = [0; END_OF_STREAM.len()];
-                let read = file.seek(SeekFrom::End(-(end.len() as i64))).and_then(|_| file.read_exact(&mut end));
-                if read.is_err() || end != END_OF_STREAM {
-                    return Err(damaged("the Arrow stream is cut: it has no end mark".into()));
-                }
+                super::arrow::check(path, true)?;
                 let open = |columns| StreamReader::try_new_buffered(File::open(path)?, columns);
                 let columns = choose(&guarded(|| open(None)).map_err(damaged)?.schema())?;
                 (Box::new(guarded(|| open(Some(columns))).map_err(damaged)?), None)
             }
         };
-        Ok(Self { batches, path: path.into(), row: 0, rows, is_at_end: false })
+        Ok(Self { batches, path: path.into(), rest: None, row: 0, rows, is_at_end: false })
     }
 
     fn damaged(&self, message: String) -> DataError {
@@ -93,19 +89,20 @@ impl Table {
     }
 }
 
-/// Returns batches that are not empty, each with the number of its first row.
+/// Returns batches of 1 to [`BATCH`] rows, each with the number of its first row.
 impl Iterator for Table {
     type Item = Result<(u64, RecordBatch), DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.is_at_end {
+            if let Some(rest) = self.rest.take().filter(|rest| rest.num_rows() > 0) {
+                let (first, rows) = (self.row, rest.num_rows().min(BATCH));
+                self.row += rows as u64;
+                self.rest = Some(rest.slice(rows, rest.num_rows() - rows));
+                return Some(Ok((first, rest.slice(0, rows))));
+            }
             match guarded(|| self.batches.next().transpose()) {
-                Ok(Some(batch)) if batch.num_rows() == 0 => {}
-                Ok(Some(batch)) => {
-                    let first = self.row;
-                    self.row += batch.num_rows() as u64;
-                    return Some(Ok((first, batch)));
-                }
+                Ok(Some(batch)) => self.rest = Some(batch),
                 Ok(None) => {
                     self.is_at_end = true;
                     if let Some(rows) = self.rows.filter(|rows| *rows != self.row) {

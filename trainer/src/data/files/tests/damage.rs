@@ -1,5 +1,6 @@
 //! Files that are cut or have changed bytes give an error or rows, and never panic.
 
+use arrow_ipc::CompressionType;
 use parquet::basic::Compression;
 
 use super::super::super::options::Format;
@@ -32,8 +33,10 @@ fn tables() -> Vec<(&'static str, Vec<u8>)> {
         ("plain.parquet", parquet(&batches, Compression::UNCOMPRESSED)),
         ("snappy.parquet", parquet(&batches, Compression::SNAPPY)),
         ("zstd.parquet", parquet(&batches, Compression::ZSTD(Default::default()))),
-        ("a.arrow", arrow_file(&batches)),
-        ("stream.arrow", arrow_stream(&batches)),
+        ("a.arrow", arrow_file(&batches, None)),
+        ("lz4.arrow", arrow_file(&batches, Some(CompressionType::LZ4_FRAME))),
+        ("stream.arrow", arrow_stream(&batches, None)),
+        ("zstd-stream.arrow", arrow_stream(&batches, Some(CompressionType::ZSTD))),
     ]
 }
 
@@ -63,6 +66,27 @@ fn changed_bytes_of_tables_do_not_panic() {
                 changed[place] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
             }
             read_all(&folder.write(name, &changed));
+        }
+    }
+}
+
+/// Writes a length that no memory has to each place of Arrow files in turn. The decoder would reserve as much.
+#[test]
+fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
+    let folder = Folder::new();
+    let batches = [batch(0, 100)];
+    for compression in [CompressionType::LZ4_FRAME, CompressionType::ZSTD] {
+        for whole in [arrow_file(&batches, Some(compression)), arrow_stream(&batches, Some(compression))] {
+            let mut found = 0;
+            for place in (8..whole.len() - 8).step_by(8) {
+                let mut changed = whole.clone();
+                changed[place..place + 8].copy_from_slice(&(1_u64 << 50).to_le_bytes());
+                let path = folder.write("long.arrow", &changed);
+                let error =
+                    documents(&path, Format::Auto, "text").err().map_or(String::new(), |error| error.to_string());
+                found += usize::from(error.contains("states that it holds 1125899906842624"));
+            }
+            assert!(found >= 10, "{found} buffers");
         }
     }
 }

@@ -10,8 +10,8 @@ use super::*;
 #[test]
 fn a_saved_data_set_has_its_files_in_order() {
     let folder = Folder::new();
-    folder.write("train/z.arrow", arrow_stream(&[batch(0, 3)]));
-    folder.write("train/a.arrow", arrow_stream(&[batch(3, 2)]));
+    folder.write("train/z.arrow", arrow_stream(&[batch(0, 3)], None));
+    folder.write("train/a.arrow", arrow_stream(&[batch(3, 2)], None));
     folder.write(
         "train/state.json",
         r#"{"_data_files": [{"filename": "z.arrow"}, {"filename": "a.arrow"}], "_split": null}"#,

@@ -104,7 +104,7 @@ fn a_split_is_read_from_folders_of_any_kind() {
     folder.write("names/test/b.jsonl", "{}");
     folder.write("saved/dataset_dict.json", r#"{"splits": ["train", "odd"]}"#);
     folder.write("saved/odd/state.json", r#"{"_data_files": [{"filename": "x.arrow"}], "_split": "odd"}"#);
-    folder.write("saved/odd/x.arrow", arrow_stream(&[batch(0, 3)]));
+    folder.write("saved/odd/x.arrow", arrow_stream(&[batch(0, 3)], None));
     folder.write("shards/val/index.json", r#"{"version": 2, "shards": []}"#);
     folder.write("one.jsonl", "{}");
     for (name, split, expected) in [

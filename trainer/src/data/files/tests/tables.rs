@@ -8,7 +8,8 @@ use arrow_array::{
     ArrayRef, BinaryArray, DictionaryArray, Float64Array, Int64Array, LargeStringArray, RecordBatch, StringArray,
     StringViewArray,
 };
-use arrow_ipc::writer::{FileWriter, StreamWriter};
+use arrow_ipc::CompressionType;
+use arrow_ipc::writer::{FileWriter, IpcWriteOptions, StreamWriter};
 use arrow_schema::{DataType, Field};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
@@ -56,14 +57,16 @@ pub(super) fn parquet(batches: &[RecordBatch], compression: Compression) -> Vec<
     writer.into_inner().unwrap()
 }
 
-pub(super) fn arrow_file(batches: &[RecordBatch]) -> Vec<u8> {
-    let mut writer = FileWriter::try_new(vec![], &batches[0].schema()).unwrap();
+pub(super) fn arrow_file(batches: &[RecordBatch], compression: Option<CompressionType>) -> Vec<u8> {
+    let options = IpcWriteOptions::default().try_with_compression(compression).unwrap();
+    let mut writer = FileWriter::try_new_with_options(vec![], &batches[0].schema(), options).unwrap();
     batches.iter().for_each(|batch| writer.write(batch).unwrap());
     writer.into_inner().unwrap()
 }
 
-pub(super) fn arrow_stream(batches: &[RecordBatch]) -> Vec<u8> {
-    let mut writer = StreamWriter::try_new(vec![], &batches[0].schema()).unwrap();
+pub(super) fn arrow_stream(batches: &[RecordBatch], compression: Option<CompressionType>) -> Vec<u8> {
+    let options = IpcWriteOptions::default().try_with_compression(compression).unwrap();
+    let mut writer = StreamWriter::try_new_with_options(vec![], &batches[0].schema(), options).unwrap();
     batches.iter().for_each(|batch| writer.write(batch).unwrap());
     writer.into_inner().unwrap()
 }
@@ -79,9 +82,13 @@ fn files(folder: &Folder, batches: &[RecordBatch]) -> Vec<PathBuf> {
     ];
     let file = |(name, compression)| folder.write(&format!("{name}.parquet"), parquet(batches, compression));
     let mut files: Vec<PathBuf> = compressions.into_iter().map(file).collect();
-    files.push(folder.write("a.arrow", arrow_file(batches)));
-    // The name does not matter.
-    files.push(folder.write("stream.txt", arrow_stream(batches)));
+    for (name, compression) in
+        [("none", None), ("lz4", Some(CompressionType::LZ4_FRAME)), ("zstd", Some(CompressionType::ZSTD))]
+    {
+        files.push(folder.write(&format!("{name}.arrow"), arrow_file(batches, compression)));
+        // The name does not matter.
+        files.push(folder.write(&format!("{name}-stream.txt"), arrow_stream(batches, compression)));
+    }
     files
 }
 

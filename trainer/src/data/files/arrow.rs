@@ -1,0 +1,120 @@
+//! Checks the lengths that an Arrow file or stream states, before the decoder reserves as much memory. A reservation that
+//! fails would end the process.
+//!
+//! Source of the format: <https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc>
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use arrow_ipc::{CompressionType, root_as_footer, root_as_message};
+use zero_engine::{At, DataError};
+
+/// Most bytes that a byte is unpacked to. The smallest block of zstd has 4 bytes, and the largest gives 128 KiB. A byte
+/// of LZ4 adds at most 255 to a length.
+const ZSTD: u64 = 32 * 1024;
+const LZ4: u64 = 255;
+/// What newer writers place before the length of a message's metadata.
+const CONTINUATION: [u8; 4] = [0xff; 4];
+
+/// A position in the file, and what is wrong there.
+type Fault = (u64, String);
+
+struct Lengths {
+    file: File,
+    length: u64,
+}
+
+/// Checks a file, which has a footer, or else a stream.
+pub(super) fn check(path: &Path, is_stream: bool) -> Result<(), DataError> {
+    let opened = File::open(path).and_then(|file| Ok(Lengths { length: file.metadata()?.len(), file }));
+    let lengths = opened.map_err(DataError::io(path))?;
+    let checked = if is_stream { lengths.check_stream() } else { lengths.check_file() };
+    checked.map_err(|(at, message)| DataError::Damaged { path: path.into(), at: Some(At::Byte(at)), message })
+}
+
+impl Lengths {
+    fn check_stream(&self) -> Result<(), Fault> {
+        let mut at = 0;
+        loop {
+            let cut = |_| (at, "the Arrow stream is cut: it has no end mark".into());
+            let mut start = at + 4;
+            let mut length = self.array::<4>(at).map_err(cut)?;
+            if length == CONTINUATION {
+                length = self.array::<4>(start).map_err(cut)?;
+                start += 4;
+            }
+            if length == [0; 4] {
+                return Ok(());
+            }
+            let metadata = self.bytes(start, i32::from_le_bytes(length).into())?;
+            let body = start + metadata.len() as u64;
+            let message = root_as_message(&metadata).map_err(|error| (at, error.to_string()))?;
+            at = self.check_message(body, message.bodyLength(), &metadata)?;
+        }
+    }
+
+    fn check_file(&self) -> Result<(), Fault> {
+        let at = self.length.saturating_sub(10);
+        let length = i32::from_le_bytes(self.array(at)?);
+        let start = at.saturating_sub(length.try_into().unwrap_or(0));
+        let footer = self.bytes(start, length.into())?;
+        let footer = root_as_footer(&footer).map_err(|error| (start, error.to_string()))?;
+        for block in footer.dictionaries().into_iter().chain(footer.recordBatches()).flatten() {
+            let at = u64::try_from(block.offset()).map_err(|_| (start, "a block has a negative offset".into()))?;
+            let message = self.bytes(at, block.metaDataLength().into())?;
+            let prefix = if message.starts_with(&CONTINUATION) { 8 } else { 4 };
+            let metadata = message.get(prefix..).ok_or_else(|| (at, "a message is empty".into()))?;
+            self.check_message(at + message.len() as u64, block.bodyLength(), metadata)?;
+        }
+        Ok(())
+    }
+
+    /// Checks the message with this metadata, whose body begins at `start`. Returns where the body ends.
+    fn check_message(&self, start: u64, length: i64, metadata: &[u8]) -> Result<u64, Fault> {
+        let end = self.end(start, length, self.length)?;
+        let message = root_as_message(metadata).map_err(|error| (start, error.to_string()))?;
+        let dictionary = || message.header_as_dictionary_batch()?.data();
+        let Some(batch) = message.header_as_record_batch().or_else(dictionary) else { return Ok(end) };
+        let most = match batch.compression().map(|compression| compression.codec()) {
+            Some(CompressionType::ZSTD) => ZSTD,
+            Some(CompressionType::LZ4_FRAME) => LZ4,
+            // The decoder refuses other ways of compression.
+            _ => return Ok(end),
+        };
+        for buffer in batch.buffers().into_iter().flatten() {
+            let at = start.saturating_add(u64::try_from(buffer.offset()).unwrap_or(u64::MAX));
+            let packed = self.end(at, buffer.length(), end)? - at;
+            if packed < 8 {
+                continue; // Empty, or an error of the decoder.
+            }
+            // −1: the buffer is not compressed.
+            let stated = u64::try_from(i64::from_le_bytes(self.array(at)?)).unwrap_or(0);
+            let is_possible = stated <= most * (packed - 8);
+            if !is_possible || Vec::<u8>::new().try_reserve_exact(stated as usize).is_err() {
+                return Err((at, format!("a compressed buffer of {packed} bytes states that it holds {stated}")));
+            }
+        }
+        Ok(end)
+    }
+
+    /// Returns the end of a part, which must not be behind `limit`.
+    fn end(&self, start: u64, length: i64, limit: u64) -> Result<u64, Fault> {
+        let end = u64::try_from(length).ok().and_then(|length| start.checked_add(length));
+        let fault = || (start.min(self.length), format!("a part of {length} bytes begins here, and does not fit"));
+        end.filter(|end| *end <= limit).ok_or_else(fault)
+    }
+
+    fn bytes(&self, start: u64, length: i64) -> Result<Vec<u8>, Fault> {
+        let length = self.end(start, length, self.length)? - start;
+        let mut bytes = vec![0; length as usize];
+        self.file.read_exact_at(&mut bytes, start).map_err(|error| (start, error.to_string()))?;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&self, start: u64) -> Result<[u8; N], Fault> {
+        let mut bytes = [0; N];
+        self.file.read_exact_at(&mut bytes, start).map_err(|error| (start, error.to_string()))?;
+        Ok(bytes)
+    }
+}
