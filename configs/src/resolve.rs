@@ -158,6 +158,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     if let Some(quantization) = &config.quantization_config {
         quantization.check(config.working_dtype(), resolver);
     }
+    Data::check_max_tokens(config, resolver);
     Preference::check(config, resolver);
     DataEfficiency::check(config, resolver);
     config.zero.check(resolver);

@@ -6,7 +6,8 @@
 //! batch. These are known before the first backward, because all micro-batches of a step are loaded together.
 //!
 //! Most models have no weights ([`Model::loss_weight`]). Their micro-batches are loaded one at a time, and ranks
-//! exchange nothing. If all weights are equal, the factor is exactly 1.
+//! exchange nothing, unless micro-batches have different numbers of samples, which are then their weights. If all weights
+//! are equal, the factor is exactly 1.
 
 use std::cell::OnceCell;
 
@@ -35,6 +36,8 @@ pub(crate) struct Known {
 pub(crate) enum Mean {
     /// All micro-batches of all ranks: a training step.
     Step,
+    /// The same. Micro-batches have different numbers of samples, which are their weights if the model has none.
+    StepOfSamples,
     /// The micro-batches of all ranks with the same index: an evaluation.
     EachMicroBatch,
 }
@@ -76,7 +79,11 @@ impl LossWeights {
                 return Ok(batch);
             }
             let first = load(index)?;
-            match (weight(model, &first)?, std::mem::replace(&mut has_begun, true)) {
+            let weight = |batch: &Batch| match weight(model, batch)? {
+                None if mean == Mean::StepOfSamples => Ok(Some(batch.rows()? as u64)),
+                weight => Ok::<_, Error>(weight),
+            };
+            match (weight(&first)?, std::mem::replace(&mut has_begun, true)) {
                 (None, _) if self.0.get().is_none() => return Ok(first),
                 (Some(_), false) => {}
                 _ => return Err(differ()),
@@ -84,7 +91,7 @@ impl LossWeights {
             let mut own = vec![];
             for other in 0..count {
                 let batch = if other == index { first.clone() } else { load(other)? };
-                own.push(weight(model, &batch)?.ok_or_else(differ)?);
+                own.push(weight(&batch)?.ok_or_else(differ)?);
                 loaded.push((other != index).then_some(batch));
             }
             let known = known(own, mean, data)?;
@@ -110,7 +117,7 @@ fn weight(model: &Model, batch: &Batch) -> Result<Option<u64>, Error> {
 
 fn known(own: Vec<u64>, mean: Mean, data: &dyn Communicator) -> Result<Known, Error> {
     let sent = match mean {
-        Mean::Step => vec![own.iter().sum::<u64>()],
+        Mean::Step | Mean::StepOfSamples => vec![own.iter().sum::<u64>()],
         Mean::EachMicroBatch => own.clone(),
     };
     let sent = sent.into_iter().map(u64::cast_signed).collect();
@@ -118,10 +125,10 @@ fn known(own: Vec<u64>, mean: Mean, data: &dyn Communicator) -> Result<Known, Er
     let totals: Vec<u64> = totals.into_iter().map(i64::cast_unsigned).collect();
     let ranks = data.size();
     let (micro_batches, total): (usize, &dyn Fn(usize) -> u64) = match mean {
-        Mean::Step => (own.len() * ranks, &|_| totals[0]),
+        Mean::Step | Mean::StepOfSamples => (own.len() * ranks, &|_| totals[0]),
         Mean::EachMicroBatch => (ranks, &|index| totals[index]),
     };
-    if mean == Mean::Step && totals[0] == 0 {
+    if mean != Mean::EachMicroBatch && totals[0] == 0 {
         return Err(Error::Batch(
             "all targets of the step are ignored (-100), so its loss is a mean over nothing".to_string(),
         ));

@@ -60,10 +60,6 @@ impl Settings {
         let reproducible = config.training.reproducible;
         let overlap = config.zero.overlap_comm.unwrap_or(zero_stage == ZeroStage::Three);
         let (optimizer, base_lr) = optimizer(&config.optimizer);
-        let averaged = match config.gradient_allreduce_op {
-            config::ReduceOp::Mean => micro_batches * ranks,
-            config::ReduceOp::Sum => micro_batches,
-        };
         if !matches!(config.data_types.grad_accum_dtype, None | Some(config::Dtype::F32)) {
             return Err(Error::setting(
                 "data_types.grad_accum_dtype",
@@ -110,11 +106,20 @@ impl Settings {
             deal: if reproducible && !shards_gradients { MicrobatchOrder::Contiguous } else { MicrobatchOrder::InTurn },
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,
-            loss_gradient: 1.0 / averaged as f32,
+            loss_gradient: loss_gradient(config, micro_batches),
             loss_scaling: loss_scaling(&config.fp16),
             skips_overflow: !config.bf16.enabled || config.bf16.check_grad_overflow,
         })
     }
+}
+
+/// Returns the gradient of the reported loss with respect to the loss of one of `micro_batches` micro-batches per replica.
+pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
+    let averaged = match config.gradient_allreduce_op {
+        config::ReduceOp::Mean => micro_batches * config.data_parallel_size(),
+        config::ReduceOp::Sum => micro_batches,
+    };
+    1.0 / averaged as f32
 }
 
 /// Selects the instruction set of this process's kernels.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
 use crate::config::model::POSITIONS;
-use crate::config::{Chat, Config, MixedDataset};
+use crate::config::{Chat, Config, FlopsProfiler, MixedDataset, Pipeline, Training};
 use crate::reader::{Read as _, Resolver, read_as};
 use crate::schema::*;
 use crate::table::{last, section};
@@ -36,6 +36,8 @@ section! {
         pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or MixedDataset::formats(datasets.as_ref(), format).contains(&DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
         /// Put several conversations into each sample.
         pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
+        /// Maximum number of positions of a micro-batch, padding included; `None` to deal as many samples to each.
+        pub max_tokens: Option<usize> = key(COUNT, "null", "Most positions of a micro-batch, padding included, with `format: chat`: the samples of a step are sorted by length and dealt to as few micro-batches as possible, each padded to its longest sample");
         /// Folder of the token cache; `None` is the user's.
         pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder where tokens of text are kept between runs; without it $ZERO_TRAIN_CACHE, or else zero-train in $XDG_CACHE_HOME, or else ~/.cache/zero-train");
         /// Maximum number of bytes of downloaded objects in the cache; `None` for no limit.
@@ -136,6 +138,12 @@ impl Data {
             let help = Some("write `format: chat`, or leave the key out: text fills its samples".to_string());
             resolver.contradiction(&[Self::sample_packing, Self::format], message, help);
         }
+        if !is_chat && self.max_tokens.is_some() {
+            let message = format!("`{}` has no effect on `{}: {}`", Self::max_tokens, Self::format, self.format);
+            let help =
+                Some("write `format: chat`, or leave the key out: all samples of text have the same length".into());
+            resolver.contradiction(&[Self::max_tokens, Self::format], message, help);
+        }
         if !is_chat && resolver.has_section(Self::chat) {
             let message = format!("`{}` has no effect on `{}: {}`", Self::chat, Self::format, self.format);
             let help = Some("write `format: chat`, or leave the section out".to_string());
@@ -148,6 +156,54 @@ impl Data {
                 format!("samples of {length} tokens are longer than the model's longest sequence of {longest}");
             let help = Some(format!("write {longest} or less, or give the model more positions"));
             resolver.contradiction(&[Self::sequence_length, Config::model], message, help);
+        }
+    }
+
+    /// Checks `max_tokens` against what else decides the micro-batches of a step.
+    pub(crate) fn check_max_tokens(config: &Config, resolver: &mut Resolver<'_>) {
+        let Some(data) = &config.data else { return };
+        let Some(max_tokens) = data.max_tokens else { return };
+        let mut refused = |key: &'static str, message: &str, help: String| {
+            resolver.contradiction(&[Self::max_tokens, key], message.to_string(), Some(help));
+        };
+        let without = || format!("leave `{}` out", Self::max_tokens);
+        if data.sample_packing {
+            refused(Self::sample_packing, "packed samples have the same length", "keep one of the two".into());
+        }
+        if config.preference.is_some() {
+            refused(Config::preference, "pairs of answers are not dealt by their lengths", without());
+        }
+        if config.pipeline.stages > 1 {
+            let message = "the micro-batches of a step have different shapes, which cannot pass through a pipeline";
+            refused(Pipeline::stages, message, without());
+        }
+        for (key, is_on) in [
+            (Config::wall_clock_breakdown, config.wall_clock_breakdown),
+            (Training::trace, config.training.trace),
+            (FlopsProfiler::enabled, config.flops_profiler.enabled),
+        ] {
+            if is_on {
+                let message =
+                    "steps have different numbers of micro-batches, and are measured as repetitions of one program";
+                refused(key, message, without());
+            }
+        }
+        let Some(length) = data.sequence_length else { return };
+        let micro = config.train_micro_batch_size_per_gpu;
+        let planned = micro.saturating_mul(length);
+        if max_tokens < length {
+            let message = format!("a micro-batch of at most {max_tokens} positions cannot hold a sample of {length}");
+            refused(Self::sequence_length, &message, format!("write {length} or more"));
+        } else if max_tokens > planned {
+            let message = format!(
+                "micro-batches of {max_tokens} positions need more memory than the {micro} × {length} = {planned} of {micro} samples, which are planned"
+            );
+            let help = format!("write {planned} or less, or increase `{}`", Config::train_micro_batch_size_per_gpu);
+            refused(Config::train_micro_batch_size_per_gpu, &message, help);
+        } else if max_tokens < planned && config.training.reproducible {
+            let message =
+                "reproducible steps have the same number of micro-batches, however few positions each may have";
+            refused(Training::reproducible, message, format!("write {planned}"));
         }
     }
 

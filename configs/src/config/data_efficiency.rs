@@ -35,7 +35,7 @@ section! {
         = ignored("pin_memory", Kind::Bool, "false", "it changes how batches reach a GPU, not what a step trains on");
         /// Training on short sequences first.
         pub curriculum_learning: CurriculumLearning = section(&CurriculumLearning::SECTION, "Short sequences first");
-        = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches with a limit of tokens instead of a number of samples");
+        = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches with a limit of tokens instead of a number of samples").instead("`data.max_tokens` limits the tokens of a micro-batch, and keeps the number of samples of a step");
     }
 }
 

@@ -318,16 +318,13 @@ impl Llama {
             return;
         };
         let length = data.sequence_length.unwrap_or(self.max_position_embeddings);
-        if data.sample_packing && length > *original {
+        let rows = [(data.sample_packing, Data::sample_packing), (data.max_tokens.is_some(), Data::max_tokens)];
+        for (_, key) in rows.into_iter().filter(|(is_on, _)| *is_on && length > *original) {
             let message = format!(
                 "samples of {length} tokens are longer than {original}, from which the angles of `rope_type: longrope` depend on the length of each conversation"
             );
-            let help = format!(
-                "write `{}: {original}` or less, or leave `{}` out",
-                Data::sequence_length,
-                Data::sample_packing
-            );
-            resolver.contradiction(&[Data::sample_packing, Self::rope_scaling], message, Some(help));
+            let help = format!("write `{}: {original}` or less, or leave `{key}` out", Data::sequence_length);
+            resolver.contradiction(&[key, Self::rope_scaling], message, Some(help));
         }
         if has_pairs && 2 * length > *original {
             let message = format!(

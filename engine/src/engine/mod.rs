@@ -33,7 +33,7 @@ use crate::executor::messages::Boundary;
 use crate::executor::tracked::Tracked;
 use crate::executor::{Context, StepOutput, run};
 use crate::loss_weights::{LossWeights, Mean};
-use crate::settings::Settings;
+use crate::settings::{Settings, loss_gradient};
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
 
@@ -66,6 +66,8 @@ pub struct Engine {
     pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) stage_plan: StagePlan,
     program: Program,
+    /// Training programs of earlier steps by number of micro-batches per replica, without `program`.
+    other_programs: BTreeMap<usize, Program>,
     /// Evaluation programs by number of micro-batches.
     evaluations: BTreeMap<usize, Program>,
     /// Tensors that crossed the boundaries of pipeline stages in the last training step.
@@ -222,6 +224,7 @@ impl Engine {
             comm,
             stage_plan,
             program,
+            other_programs: BTreeMap::new(),
             evaluations,
             boundaries,
             between_gpus,
@@ -264,24 +267,43 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::train_batch`], and any error of `load`.
-    pub fn train_with(&mut self, mut load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
+    pub fn train_with(&mut self, load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
+        self.train_dealt(&vec![self.settings.micro_batch_size; self.global_micro_batches()], load)
+    }
+
+    /// Runs one optimizer step whose global batch is dealt to micro-batches of these numbers of samples, together
+    /// `train_batch_size`. The number of micro-batches is a multiple of [`Engine::replicas`], and may differ from step to
+    /// step. `load` gets an index of `rows` and returns as many samples. Tensors of different micro-batches may have
+    /// different lengths. The loss of the global batch is the same mean as in [`Engine::train_batch`]; without weights, it is the mean over samples.
+    ///
+    /// Every rank passes the same `rows`.
+    ///
+    /// # Errors
+    /// As [`Engine::train_with`], and if `rows` does not fit. With several pipeline stages, all micro-batches must have
+    /// `train_micro_batch_size_per_gpu` samples.
+    pub fn train_dealt(
+        &mut self,
+        rows: &[usize],
+        mut load: impl FnMut(usize) -> Result<Batch, Error>,
+    ) -> Result<Step, Error> {
         let started = Instant::now();
+        self.deal(rows).inspect_err(|error| self.comm.abort(&error.to_string()))?;
         let loss_scale = self.loss_scale();
         let scale = loss_scale.unwrap_or(1.0);
         let sent_before = self.stats().sent_bytes();
         let step = self.step + 1;
         let (ranks, rank, settings) = (self.replicas(), self.replica(), &self.settings);
         let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
-        let (deal, micro_batches, size) = (settings.deal, settings.micro_batches, settings.micro_batch_size);
+        let (deal, micro_batches) = (settings.deal, settings.micro_batches);
         let global = |local: usize| deal.global(rank, ranks, local, micro_batches);
         let first = self.samples;
-        let sample = |local: usize| first + (global(local) * size) as u64;
+        let sample = |local: usize| first + rows[..global(local)].iter().sum::<usize>() as u64;
         let signature = self.model().signature().clone();
         let load_local = |local: usize| {
             let batch = load(global(local))?;
-            let rows = batch.rows()?;
-            if rows != size {
-                return Err(Error::Batch(format!("a micro-batch has {rows} samples, expected {size}")));
+            let (found, expected) = (batch.rows()?, rows[global(local)]);
+            if found != expected {
+                return Err(Error::Batch(format!("a micro-batch has {found} samples, expected {expected}")));
             }
             batch.fits(&signature, true)?;
             Ok(batch)
@@ -289,7 +311,8 @@ impl Engine {
         let (model, data, weights) =
             (self.zero.model().clone(), self.zero.groups().data().clone(), LossWeights::default());
         let stage = (&*model, &*data, self.has_last_layer());
-        let mut load = weights.loader(stage, (Mean::Step, micro_batches), load_local);
+        let mean = if rows.iter().all(|&count| count == rows[0]) { Mean::Step } else { Mean::StepOfSamples };
+        let mut load = weights.loader(stage, (mean, micro_batches), load_local);
         let mut outcome = run(
             &self.program,
             &mut Context {
@@ -343,6 +366,40 @@ impl Engine {
             duration: started.elapsed(),
             sent_bytes: self.stats().sent_bytes() - sent_before,
         })
+    }
+
+    /// Takes the program for this distribution of a step's samples to micro-batches.
+    fn deal(&mut self, rows: &[usize]) -> Result<(), Error> {
+        let (replicas, wanted) = (self.replicas(), self.config.train_batch_size);
+        let (count, samples) = (rows.len() / replicas, rows.iter().sum::<usize>());
+        if count == 0 || !rows.len().is_multiple_of(replicas) || rows.contains(&0) || samples != wanted {
+            return Err(Error::Batch(format!(
+                "it is dealt to micro-batches of {rows:?} samples, but they must be a multiple of {replicas}, not empty, and have {wanted} samples together"
+            )));
+        }
+        if self.stage_plan.mesh.pipe() > 1 && rows.iter().any(|&count| count != self.settings.micro_batch_size) {
+            let message = "micro-batches of different sizes cannot pass through the stages of a pipeline";
+            return Err(Error::setting("pipeline.stages", message, "use one stage"));
+        }
+        let now = self.settings.micro_batches;
+        if count == now {
+            return Ok(());
+        }
+        (self.settings.micro_batches, self.stage_plan.micro_batches) = (count, count);
+        self.settings.loss_gradient = loss_gradient(&self.config, count);
+        let program = match self.other_programs.remove(&count) {
+            Some(program) => program,
+            None => {
+                let shape = self.zero.layout().shape();
+                let mut programs = self.stage_plan.training(shape);
+                self.stage_plan.validate(&programs, shape)?;
+                let mut program = programs.swap_remove(0);
+                program.instructions.shrink_to_fit();
+                program
+            }
+        };
+        self.other_programs.insert(now, std::mem::replace(&mut self.program, program));
+        Ok(())
     }
 
     /// Computes the mean loss of the global batch on the last pipeline stage and broadcasts it to all ranks.

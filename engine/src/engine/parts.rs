@@ -44,10 +44,11 @@ impl Engine {
         self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
     }
 
-    /// Returns the number of micro-batches in the global batch, over all replicas.
+    /// Returns the number of micro-batches in the global batch, over all replicas, unless a step is dealt otherwise
+    /// ([`Engine::train_dealt`]).
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {
-        self.settings.micro_batches * self.replicas()
+        self.config.gradient_accumulation_steps * self.replicas()
     }
 
     /// Returns the data-parallel degree.
@@ -109,7 +110,7 @@ impl Engine {
         &self.timing
     }
 
-    /// Returns the program of a training step.
+    /// Returns the program of the last training step, or of the first before it.
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.program

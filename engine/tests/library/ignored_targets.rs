@@ -33,19 +33,24 @@ fn uneven(step: u64, sample: usize) -> usize {
     }
 }
 
-fn text(zero_stage: u8, micro_batch: usize, accumulation: usize, more: &str) -> String {
+pub(super) fn text(zero_stage: u8, micro_batch: usize, accumulation: usize, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: {micro_batch}\ngradient_accumulation_steps: {accumulation}\n{more}\n\
          zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 20}}"
     )
 }
 
-fn engine(layers: Layers, comm: Arc<dyn Communicator>, text: &str) -> Engine {
+pub(super) fn engine(layers: Layers, comm: Arc<dyn Communicator>, text: &str) -> Engine {
     Engine::with_communicator(config(comm.size(), text), layers, comm).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
 /// Trains on batches of 8 samples. All ranks must agree.
-fn run(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl Fn(u64) -> Batch + Sync) -> Trajectory {
+pub(super) fn run(
+    layers: impl Fn() -> Layers + Sync,
+    ranks: usize,
+    text: &str,
+    of: impl Fn(u64) -> Batch + Sync,
+) -> Trajectory {
     let mut all = world(ranks, |comm| {
         let mut engine = engine(layers(), comm, text);
         let steps: Vec<_> = (0..4).map(|step| engine.train_batch(&of(step)).unwrap()).collect();
@@ -60,17 +65,17 @@ fn run(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl Fn
     first
 }
 
-fn parameters(engine: &mut Engine) -> Vec<(String, Vec<u32>)> {
+pub(super) fn parameters(engine: &mut Engine) -> Vec<(String, Vec<u32>)> {
     let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     names.into_iter().map(|n| (n.clone(), bits(engine.full_parameter(&n).unwrap()))).collect()
 }
 
-fn chats(step: u64) -> Batch {
+pub(super) fn chats(step: u64) -> Batch {
     masked(step, 8, uneven)
 }
 
-fn plain() -> Layers {
+pub(super) fn plain() -> Layers {
     zoo::gpt2(&gpt2_config())
 }
 
@@ -80,7 +85,7 @@ fn of_logits() -> Layers {
 }
 
 /// Checks that two runs agree within rounding.
-fn assert_near(a: &Trajectory, b: &Trajectory, what: &str) {
+pub(super) fn assert_near(a: &Trajectory, b: &Trajectory, what: &str) {
     let pairs = a.losses.iter().zip(&b.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
     for (step, (a, b)) in pairs.enumerate() {
         // A few hundred roundings of 2⁻²⁴ in other orders, and AdamW's division by small gradients in four steps.

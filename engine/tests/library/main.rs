@@ -10,6 +10,7 @@ mod adapter;
 mod bytes;
 mod changed_config;
 mod checkpoint;
+mod dealt;
 mod docs;
 mod dropout;
 mod export;

@@ -48,6 +48,14 @@ pub trait Dataset: Send + Sync {
         1
     }
 
+    /// Returns the number of tokens of sample `index` without the padding at its end.
+    ///
+    /// # Errors
+    /// Fails if the sample's length cannot be read; the run ends with this error.
+    fn length(&self, _index: usize) -> Result<usize, BoxError> {
+        Ok(self.tokens_per_sample())
+    }
+
     /// Returns whether the data set has no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -65,5 +73,9 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn tokens_per_sample(&self) -> usize {
         (**self).tokens_per_sample()
+    }
+
+    fn length(&self, index: usize) -> Result<usize, BoxError> {
+        (**self).length(index)
     }
 }

@@ -180,4 +180,8 @@ impl Dataset for FileDataset {
             SampleShape::Features(_) => 1,
         }
     }
+
+    fn length(&self, index: usize) -> Result<usize, BoxError> {
+        Ok(self.tokens_per_sample() - self.0.padding(index)?)
+    }
 }

@@ -44,6 +44,10 @@ impl<D: Dataset> Dataset for Part<D> {
     fn tokens_per_sample(&self) -> usize {
         self.dataset.tokens_per_sample()
     }
+
+    fn length(&self, index: usize) -> Result<usize, BoxError> {
+        self.dataset.length(self.range.start + index)
+    }
 }
 
 #[cfg(test)]

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use candle_core::Tensor;
 use serde_json::Value;
 use zero_config::Config;
 
 use super::curriculum::Lengths;
 use super::mixing::{MixedSet, Mixing};
+use super::token_batches::{Dealt, TokenBatches};
 use crate::data::{Dataset, PairDataset, Tokenizer, sample_index};
 use crate::monitor::metric::{self, Metric};
 use zero_engine::Batch;
@@ -47,19 +49,38 @@ pub(super) struct Sampler {
     pub(super) mixing: Option<Mixing>,
     /// How many tokens of a sample are trained at each step; `None` for all of them.
     pub(super) lengths: Option<Lengths>,
+    /// How the samples of a step are dealt by their lengths; `None` for `rows` consecutive ones to each micro-batch.
+    pub(super) token_batches: Option<TokenBatches>,
+    /// Samples of a micro-batch that is not dealt by lengths, and of a step.
+    pub(super) rows: usize,
+    pub(super) train_batch_size: usize,
 }
 
 impl Sampler {
-    /// Loads the samples at positions `position..position + rows` of the run, as step `step` trains on them.
+    /// Deals the samples of a step, the first of which is at position `start` of the run, to micro-batches.
+    ///
+    /// # Errors
+    /// Fails if the length of a sample cannot be read.
+    pub(super) fn deal(&self, step: u64, start: u64) -> Result<Vec<Dealt>, Error> {
+        let count = self.train_batch_size;
+        let Some(token_batches) = &self.token_batches else {
+            let whole = || self.data.tokens_per_sample();
+            let length = self.lengths.as_ref().map_or_else(whole, |lengths| lengths.at(step));
+            let starts = (0..count).step_by(self.rows);
+            let dealt = |first| Dealt { samples: (first..first + self.rows).collect(), length };
+            return Ok(starts.map(dealt).collect());
+        };
+        let length = |sample: usize| self.data.length(self.index(start + sample as u64)).map_err(Error::of_dataset);
+        Ok(token_batches.deal(&(0..count).map(length).collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// Loads a micro-batch of a step, as [`deal`](Self::deal) returned it.
     ///
     /// # Errors
     /// Fails as the data set does.
-    pub(super) fn step_batch(&self, step: u64, position: u64, rows: usize) -> Result<Batch, Error> {
-        let batch = self.batch(position, rows)?;
-        match &self.lengths {
-            Some(lengths) => lengths.truncate(batch, step),
-            None => Ok(batch),
-        }
+    pub(super) fn load(&self, start: u64, dealt: &Dealt) -> Result<Batch, Error> {
+        let indices: Vec<usize> = dealt.samples.iter().map(|&sample| self.index(start + sample as u64)).collect();
+        truncate(batch(&*self.data, &indices)?, self.data.tokens_per_sample(), dealt.length)
     }
 
     /// Loads the whole samples at positions `position..position + rows` of the run.
@@ -67,15 +88,19 @@ impl Sampler {
     /// # Errors
     /// Fails as the data set does.
     pub(super) fn batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
+        batch(&*self.data, &(0..rows as u64).map(|row| self.index(position + row)).collect::<Vec<_>>())
+    }
+
+    /// Returns the index in the data set of the sample at a position of the run.
+    fn index(&self, position: u64) -> usize {
         let (n, Order { seed, shuffle }) = (self.data.len(), self.order);
-        let at = |row: u64| match &self.mixing {
-            Some(mixing) => mixing.index(seed, position + row, self.per_epoch, shuffle),
+        match &self.mixing {
+            Some(mixing) => mixing.index(seed, position, self.per_epoch, shuffle),
             None => {
-                let (epoch, within) = ((position + row) / self.per_epoch, (position + row) % self.per_epoch);
+                let (epoch, within) = (position / self.per_epoch, position % self.per_epoch);
                 sample_index(seed, epoch * n as u64 + within, n, shuffle)
             }
-        };
-        batch(&*self.data, &(0..rows as u64).map(at).collect::<Vec<_>>())
+        }
     }
 }
 
@@ -110,12 +135,22 @@ impl Corpus {
         let mut notes = mixing.as_ref().map_or(vec![], |mixing| mixing.lines(&sets));
         let lengths = Lengths::of(config, &*train);
         notes.extend(lengths.as_ref().map(Lengths::describe));
+        let token_batches = TokenBatches::of(config, train.tokens_per_sample());
         let of_set = |set: MixedSet| {
             let monitored = metric::evaluated(&format!("loss_{}", set.name));
             Some(EvalSet { data: Arc::new(set.eval?), name: set.name, monitored })
         };
         Ok(Self {
-            sampler: Sampler { data: train, order, per_epoch, mixing, lengths },
+            sampler: Sampler {
+                data: train,
+                order,
+                per_epoch,
+                mixing,
+                lengths,
+                token_batches,
+                rows: config.train_micro_batch_size_per_gpu,
+                train_batch_size: config.train_batch_size,
+            },
             eval,
             eval_sets: sets.into_iter().filter_map(of_set).collect(),
             extent,
@@ -180,11 +215,6 @@ impl Corpus {
         self.sampler.data.tokens_per_sample()
     }
 
-    /// Returns the number of tokens per sample that a step trains on.
-    pub(super) fn tokens_at(&self, step: u64) -> usize {
-        self.sampler.lengths.as_ref().map_or_else(|| self.tokens_per_sample(), |lengths| lengths.at(step))
-    }
-
     /// Returns the number of optimizer steps in `epochs` epochs, rounded up.
     pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
         (epochs * self.sampler.per_epoch as f64 / train_batch_size as f64).ceil() as u64
@@ -212,6 +242,21 @@ fn samples_per_epoch(samples: u64, config: &Config) -> Result<u64, Error> {
         )),
         (true, whole) => Ok(whole),
     }
+}
+
+/// Truncates the samples of a batch to their first `length` of `whole` tokens.
+fn truncate(batch: Batch, whole: usize, length: usize) -> Result<Batch, Error> {
+    if length == whole {
+        return Ok(batch);
+    }
+    let truncate = |tensor: &Tensor| match tensor.dims().get(1) == Some(&whole) {
+        true => tensor.narrow(1, 0, length)?.contiguous(),
+        false => candle_core::bail!(
+            "sequences of {whole} tokens are truncated, and a tensor of the batch has the shape {:?}",
+            tensor.dims()
+        ),
+    };
+    Ok(batch.map(truncate)?)
 }
 
 fn batch(dataset: &dyn Dataset, indices: &[usize]) -> Result<Batch, Error> {

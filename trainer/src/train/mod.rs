@@ -34,6 +34,7 @@ mod show;
 mod signals;
 mod steps;
 mod task;
+mod token_batches;
 #[cfg(test)]
 mod trained;
 mod verify;

@@ -1,10 +1,10 @@
 //! Loads the micro-batches of training on threads of their own while the engine computes.
 //!
-//! A rank asks for the same micro-batches of the global batch, in the same order, in every step. The loader learns that
-//! order in the first step and then loads ahead of it. What a step trains on depends on the positions that it asks for
-//! alone: if one was not expected, the rank loads it itself.
+//! A rank asks for the same micro-batches of the global batch, in the same order, in every step that has the same number of
+//! them. The loader learns that order in the first such step and then loads ahead of it. What a step trains on depends on
+//! the micro-batches that it asks for alone: if one was not expected, the rank loads it itself.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,33 +14,40 @@ use std::time::{Duration, Instant};
 use zero_engine::{Batch, Error};
 
 use super::corpus::Sampler;
+use super::token_batches::Dealt;
 
 /// What came of loading a micro-batch: also a panic of the data set, which continues on the thread that asks for it.
 type Loaded = thread::Result<Result<Batch, Error>>;
 
-/// The step of a micro-batch, and the position of its first sample in the run.
-type Place = (u64, u64);
+/// The step of a micro-batch, the step's first position in the run, and the index of the micro-batch in the step.
+type Place = (u64, u64, usize);
 
 /// A micro-batch to load, and where the result goes.
-type Job = (Place, Sender<Loaded>);
+type Job = (Arc<StepBatch>, usize, Sender<Loaded>);
+
+/// The samples of a step.
+struct StepBatch {
+    step: u64,
+    /// Position of the first sample in the run.
+    start: u64,
+    micro_batches: Vec<Dealt>,
+}
 
 /// Micro-batches of training, loaded ahead of their use.
 pub(super) struct Prefetcher {
     sampler: Sampler,
-    /// Samples of a micro-batch, and of a global batch.
-    rows: usize,
-    train_batch_size: u64,
     /// Number of micro-batches that are loaded ahead.
     ahead: usize,
     /// Number of samples of the whole run.
     end: u64,
-    /// Positions of micro-batches in the step, in the order of the last step, and those of this step so far.
-    order: Vec<u64>,
-    asked: Vec<u64>,
-    /// This step, and its first position.
-    start: Place,
-    /// The step that is loaded next, and the index in `order`.
-    next: (Place, usize),
+    /// The order in which this rank asked for micro-batches in the last step that had so many of them.
+    orders: BTreeMap<usize, Vec<usize>>,
+    /// The micro-batches that it asked for in this step so far.
+    asked: Vec<usize>,
+    now: Arc<StepBatch>,
+    /// The step that is loaded next, and how many of its micro-batches were started; `None` if it cannot be.
+    next: Option<(Arc<StepBatch>, usize)>,
+    /// The micro-batches that are being loaded.
     queue: VecDeque<(Place, Receiver<Loaded>)>,
     /// How long this step waited.
     waited: Duration,
@@ -50,41 +57,42 @@ pub(super) struct Prefetcher {
 impl Prefetcher {
     /// Creates a loader with `workers` threads that each load `factor` micro-batches ahead; 0 threads load nothing ahead.
     /// The run ends before sample `end`.
-    pub(super) fn new(
-        sampler: Sampler,
-        (rows, train_batch_size): (usize, usize),
-        (workers, factor): (usize, usize),
-        end: u64,
-    ) -> Self {
-        let workers = Workers::new(workers, &sampler, rows);
+    pub(super) fn new(sampler: Sampler, (workers, factor): (usize, usize), end: u64) -> Self {
+        let workers = Workers::new(workers, &sampler);
         Self {
             ahead: workers.threads.len() * factor,
             workers,
             sampler,
-            rows,
-            train_batch_size: train_batch_size as u64,
             end,
-            order: vec![],
+            orders: BTreeMap::new(),
             asked: vec![],
-            start: (1, 0),
-            next: ((1, 0), 0),
+            now: Arc::new(StepBatch { step: 0, start: 0, micro_batches: vec![] }),
+            next: None,
             queue: VecDeque::new(),
             waited: Duration::ZERO,
         }
     }
 
-    /// Begins step `step`, counted from 1, whose first sample is `start`.
-    pub(super) fn begin(&mut self, step: u64, start: u64) {
-        let asked = std::mem::take(&mut self.asked);
-        if asked != self.order {
-            self.order = asked;
+    /// Begins step `step`, counted from 1, whose first sample is `start`. Returns its micro-batches.
+    ///
+    /// # Errors
+    /// Fails if the samples cannot be dealt to micro-batches.
+    pub(super) fn begin(&mut self, step: u64, start: u64) -> Result<&[Dealt], Error> {
+        let (began, asked) = (Instant::now(), std::mem::take(&mut self.asked));
+        if self.orders.get(&self.now.micro_batches.len()) != Some(&asked) {
+            self.orders.insert(self.now.micro_batches.len(), asked);
             self.queue.clear();
         }
-        (self.start, self.waited) = ((step, start), Duration::ZERO);
+        self.now = match self.next.as_ref().filter(|(next, _)| (next.step, next.start) == (step, start)) {
+            Some((next, _)) => next.clone(),
+            None => Arc::new(StepBatch { step, start, micro_batches: self.sampler.deal(step, start)? }),
+        };
         if self.queue.is_empty() {
-            self.next = (self.start, 0);
+            self.next = Some((self.now.clone(), 0));
         }
         self.load_ahead();
+        self.waited = began.elapsed();
+        Ok(&self.now.micro_batches)
     }
 
     /// Returns micro-batch `index` of the global batch.
@@ -93,8 +101,7 @@ impl Prefetcher {
     /// Fails as the data set does.
     pub(super) fn load(&mut self, index: usize) -> Result<Batch, Error> {
         let began = Instant::now();
-        let (step, start) = self.start;
-        let batch = self.wait((step, start + (index * self.rows) as u64));
+        let batch = self.wait(index);
         self.waited += began.elapsed();
         self.load_ahead();
         batch
@@ -105,14 +112,14 @@ impl Prefetcher {
         self.waited
     }
 
-    fn wait(&mut self, place: Place) -> Result<Batch, Error> {
-        let (step, position) = place;
-        self.asked.push(position - self.start.1);
-        let Some((_, loaded)) = self.queue.pop_front().filter(|(expected, _)| *expected == place) else {
+    fn wait(&mut self, index: usize) -> Result<Batch, Error> {
+        self.asked.push(index);
+        let wanted = (self.now.step, self.now.start, index);
+        let Some((_, loaded)) = self.queue.pop_front().filter(|(place, _)| *place == wanted) else {
             // The next step begins to load ahead again.
             self.queue.clear();
-            self.order.clear();
-            return self.sampler.step_batch(step, position, self.rows);
+            self.orders.remove(&self.now.micro_batches.len());
+            return self.sampler.load(self.now.start, &self.now.micro_batches[index]);
         };
         let loaded = loaded.recv().expect("a worker answers every job");
         loaded.unwrap_or_else(|panic| resume_unwind(panic))
@@ -120,18 +127,22 @@ impl Prefetcher {
 
     fn load_ahead(&mut self) {
         while self.queue.len() < self.ahead
-            && let Some(offset) = self.order.get(self.next.1)
+            && let Some((batch, started)) = self.next.take()
         {
-            let (step, start) = self.next.0;
-            let place = (step, start + offset);
-            if place.1 >= self.end {
+            let order = self.orders.get(&batch.micro_batches.len());
+            if let Some(&index) = order.and_then(|order| order.get(started)) {
+                let place = (batch.step, batch.start, index);
+                self.queue.push_back((place, self.workers.start(batch.clone(), index)));
+                self.next = Some((batch, started + 1));
+                continue;
+            }
+            let (step, start) = (batch.step + 1, batch.start + self.sampler.train_batch_size as u64);
+            if order.is_none() || start >= self.end {
                 return;
             }
-            self.queue.push_back((place, self.workers.start(place)));
-            self.next.1 += 1;
-            if self.next.1 == self.order.len() {
-                self.next = ((step + 1, start + self.train_batch_size), 0);
-            }
+            // An error is one of the step itself.
+            let dealt = self.sampler.deal(step, start);
+            self.next = dealt.ok().map(|micro_batches| (Arc::new(StepBatch { step, start, micro_batches }), 0));
         }
     }
 }
@@ -143,16 +154,17 @@ struct Workers {
 }
 
 impl Workers {
-    fn new(count: usize, sampler: &Sampler, rows: usize) -> Self {
+    fn new(count: usize, sampler: &Sampler) -> Self {
         let (jobs, waiting) = channel::<Job>();
         let waiting = Arc::new(Mutex::new(waiting));
         let worker = |_| {
             let (waiting, sampler) = (waiting.clone(), sampler.clone());
             let work = move || {
                 let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                while let Ok(((step, position), done)) = next() {
+                while let Ok((batch, index, done)) = next() {
+                    let load = || sampler.load(batch.start, &batch.micro_batches[index]);
                     // Nobody waits for a micro-batch that turned out not to be needed.
-                    let _ = done.send(catch_unwind(AssertUnwindSafe(|| sampler.step_batch(step, position, rows))));
+                    let _ = done.send(catch_unwind(AssertUnwindSafe(load)));
                 }
             };
             // Where no thread can be started, the rank loads more by itself.
@@ -161,10 +173,10 @@ impl Workers {
         Self { jobs: Some(jobs), threads: (0..count).filter_map(worker).collect() }
     }
 
-    fn start(&self, place: Place) -> Receiver<Loaded> {
+    fn start(&self, batch: Arc<StepBatch>, index: usize) -> Receiver<Loaded> {
         let (done, loaded) = channel();
         let jobs = self.jobs.as_ref().expect("there are jobs until this is dropped");
-        jobs.send((place, done)).expect("workers wait for jobs until this is dropped");
+        jobs.send((batch, index, done)).expect("workers wait for jobs until this is dropped");
         loaded
     }
 }
@@ -213,8 +225,17 @@ mod tests {
     fn prefetcher(workers: usize, factor: usize, end: u64) -> (Arc<Watched>, Prefetcher) {
         let data = Arc::new(Watched::default());
         let order = Order { seed: 1, shuffle: false };
-        let sampler = Sampler { data: data.clone(), order, per_epoch: 1000, mixing: None, lengths: None };
-        (data, Prefetcher::new(sampler, (2, 8), (workers, factor), end))
+        let sampler = Sampler {
+            data: data.clone(),
+            order,
+            per_epoch: 1000,
+            mixing: None,
+            lengths: None,
+            token_batches: None,
+            rows: 2,
+            train_batch_size: 8,
+        };
+        (data, Prefetcher::new(sampler, (workers, factor), end))
     }
 
     fn first(batch: Result<Batch, Error>) -> u32 {
@@ -226,7 +247,7 @@ mod tests {
         for (workers, factor) in [(0, 2), (1, 1), (1, 2), (3, 2), (2, 9)] {
             let (data, mut loader) = prefetcher(workers, factor, 48);
             for step in 0..6 {
-                loader.begin(step + 1, 8 * step);
+                loader.begin(step + 1, 8 * step).unwrap();
                 // A rank of two, with the second and the fourth micro-batch.
                 for index in [1, 3] {
                     assert_eq!(first(loader.load(index)), 8 * step as u32 + 2 * index as u32, "{workers} × {factor}");
@@ -243,34 +264,34 @@ mod tests {
     #[test]
     fn what_is_not_expected_is_loaded_at_once() {
         let (_, mut loader) = prefetcher(1, 3, 1000);
-        loader.begin(1, 0);
+        loader.begin(1, 0).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (0, 2));
-        loader.begin(2, 8);
+        loader.begin(2, 8).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (8, 10));
         // Samples are skipped, then the order changes.
-        loader.begin(3, 40);
+        loader.begin(3, 40).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (40, 42));
-        loader.begin(4, 48);
+        loader.begin(4, 48).unwrap();
         assert_eq!((first(loader.load(1)), first(loader.load(0))), (50, 48));
-        loader.begin(5, 56);
+        loader.begin(5, 56).unwrap();
         assert_eq!((first(loader.load(1)), first(loader.load(0)), first(loader.load(3))), (58, 56, 62));
     }
 
     #[test]
     fn errors_and_panics_come_where_the_sample_is_needed() {
         let (_, mut loader) = prefetcher(1, 8, 1000);
-        loader.train_batch_size = 2;
+        loader.sampler.train_batch_size = 2;
         for start in [60, 62, 64, 66, 68] {
-            loader.begin(start / 2, start);
+            loader.begin(start / 2, start).unwrap();
             assert_eq!(first(loader.load(0)), start as u32);
         }
-        loader.begin(35, 70);
+        loader.begin(35, 70).unwrap();
         assert_eq!(loader.load(0).unwrap_err().to_string(), "the data set failed: sample 70 is broken");
         for start in [72, 74, 76, 78] {
-            loader.begin(start / 2, start);
+            loader.begin(start / 2, start).unwrap();
             assert_eq!(first(loader.load(0)), start as u32);
         }
-        loader.begin(40, 80);
+        loader.begin(40, 80).unwrap();
         let panic = catch_unwind(AssertUnwindSafe(|| loader.load(0))).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"sample 80 panics"));
     }

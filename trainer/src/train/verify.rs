@@ -41,11 +41,12 @@ pub(super) fn verify(
 }
 
 fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, Error> {
-    let (rows, batch) = (engine.config().train_micro_batch_size_per_gpu, engine.config().train_batch_size as u64);
+    let batch = engine.config().train_batch_size as u64;
     let mut losses = vec![];
     for step in 0..steps {
-        let load = |m: usize| corpus.sampler.step_batch(step + 1, step * batch + (m * rows) as u64, rows);
-        losses.push(engine.train_with(load)?.loss);
+        let dealt = corpus.sampler.deal(step + 1, step * batch)?;
+        let rows: Vec<usize> = dealt.iter().map(|micro_batch| micro_batch.samples.len()).collect();
+        losses.push(engine.train_dealt(&rows, |m| corpus.sampler.load(step * batch, &dealt[m]))?.loss);
     }
     Ok(losses)
 }

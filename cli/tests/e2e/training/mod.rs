@@ -8,4 +8,5 @@ mod offload;
 mod pipeline;
 mod preference;
 mod profiles;
+mod token_batches;
 mod wandb;

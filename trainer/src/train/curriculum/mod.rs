@@ -4,10 +4,8 @@
 //! draws the samples that it would draw without a curriculum and trains on their first tokens, so the order of samples
 //! does not change, and all ranks truncate alike.
 
-use candle_core::Tensor;
 use zero_config::{Config, Curriculum, CurriculumSchedule};
 use zero_engine::format::counted;
-use zero_engine::{Batch, Error};
 
 use crate::data::Dataset;
 
@@ -44,25 +42,6 @@ impl Lengths {
         let length = (progress * (max - min) as f64 + *min as f64).floor() as usize;
         // Lengths are multiples, but neither below the first multiple from the smallest length on nor above the largest.
         (length - length % multiple).max(min.next_multiple_of(multiple)).min(*max)
-    }
-
-    /// Truncates the samples of a batch to the length of a step.
-    ///
-    /// # Errors
-    /// Fails if a tensor does not have one position for each token.
-    pub(super) fn truncate(&self, batch: Batch, step: u64) -> Result<Batch, Error> {
-        let (whole, length) = (self.whole, self.at(step));
-        if length == whole {
-            return Ok(batch);
-        }
-        let truncate = |tensor: &Tensor| match tensor.dims().get(1) == Some(&whole) {
-            true => tensor.narrow(1, 0, length)?.contiguous(),
-            false => candle_core::bail!(
-                "a curriculum truncates sequences of {whole} tokens, and a tensor of the batch has the shape {:?}",
-                tensor.dims()
-            ),
-        };
-        Ok(batch.map(truncate)?)
     }
 
     /// Describes the curriculum in a line.

@@ -26,6 +26,7 @@ use super::sample;
 use super::saves::Saves;
 use super::signals::Requests;
 use super::task::{StepInfo, Task};
+use super::token_batches::Dealt;
 use crate::monitor::RunStatus;
 use zero_engine::Error;
 use zero_engine::{Engine, Step};
@@ -45,6 +46,8 @@ pub(super) struct Run<'a> {
     stragglers: Stragglers,
     breakdown: Breakdown,
     seen: communication::Seen,
+    /// Number of tokens of the last step, padding included; a row of a table counts as one token.
+    positions: usize,
     /// Seconds that steps behind the first took, and that they waited for data.
     waited: [f64; 2],
     /// Loss of the last step of this run.
@@ -89,6 +92,7 @@ impl<'a> Run<'a> {
             stragglers,
             breakdown,
             seen,
+            positions: 0,
             waited: [0.0; 2],
             loss,
             evaluation,
@@ -101,21 +105,23 @@ impl<'a> Run<'a> {
         requests: &Requests,
         mut files: Option<&mut Files>,
     ) -> Result<Finished, Error> {
-        let rows = self.engine.config().train_micro_batch_size_per_gpu;
         let training = self.engine.config().training.clone();
         let train_batch_size = self.engine.config().train_batch_size;
         let end = self.engine.samples() + (steps - self.engine.steps().min(steps)) * train_batch_size as u64;
         let workers = (training.dataloader_num_workers, training.dataloader_prefetch_factor);
-        let mut batches = Prefetcher::new(self.corpus.sampler.clone(), (rows, train_batch_size), workers, end);
+        let mut batches = Prefetcher::new(self.corpus.sampler.clone(), workers, end);
         while self.engine.steps() < steps {
-            batches.begin(self.engine.steps() + 1, self.engine.samples());
+            let dealt = batches.begin(self.engine.steps() + 1, self.engine.samples());
+            let dealt = dealt.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
+            let rows: Vec<usize> = dealt.iter().map(|micro_batch| micro_batch.samples.len()).collect();
+            self.positions = dealt.iter().map(Dealt::positions).sum();
             self.divergence.prepare(&mut self.engine);
             self.breakdown.begin(self.engine.timing());
             let profiles = self.engine.config().flops_profiler.is_due(self.engine.steps() + 1);
             if profiles {
                 self.engine.begin_profile();
             }
-            let step = self.engine.train_with(|index| batches.load(index))?;
+            let step = self.engine.train_dealt(&rows, |index| batches.load(index))?;
             self.breakdown.end(self.engine.timing());
             if profiles {
                 self.profile(&step)?;

@@ -22,9 +22,9 @@ impl Run<'_> {
     ) -> Result<(), Error> {
         let config = self.engine.config();
         let samples = config.train_batch_size as u64;
-        let length = self.corpus.tokens_at(step.step) as u64;
+        let tokens = self.positions as u64;
         let seconds = together.micros as f64 / 1e6;
-        let tokens_per_s = (samples * length) as f64 / seconds;
+        let tokens_per_s = tokens as f64 / seconds;
         self.report.step(step, together.peak_bytes);
         let (loss, lr, grad_norm) = (step.loss, step.lr, step.grad_norm);
         self.progress.step(&Shown { step: step.step, loss, lr, grad_norm, tokens_per_s });
@@ -57,13 +57,16 @@ impl Run<'_> {
         let Some(files) = files else { return Ok(()) };
         let mut line = json!({
             "step": step.step, "loss": finite(step.loss), "lr": step.lr, "grad_norm": step.grad_norm,
-            "loss_scale": step.loss_scale, "skipped": step.skipped, "samples": samples, "tokens": samples * length,
+            "loss_scale": step.loss_scale, "skipped": step.skipped, "samples": samples, "tokens": tokens,
             "step_ms": round(seconds * 1e3), "data_wait_ms": round(together.data_wait_ms),
             "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes, "peak_bytes": together.peak_bytes,
             "eval_loss": evaluation.map(|it| finite(it.loss)),
         });
-        if self.corpus.sampler.lengths.is_some() {
-            line["seqlen"] = json!(length);
+        if let Some(lengths) = &self.corpus.sampler.lengths {
+            line["seqlen"] = json!(lengths.at(step.step));
+        }
+        if self.corpus.sampler.token_batches.is_some() {
+            line["micro_batches"] = json!(self.engine.settings().micro_batches * self.engine.replicas());
         }
         for (index, metric) in self.task.metrics.iter().enumerate() {
             line[format!("eval_{}", metric.name())] = json!(evaluation.map(|it| it.metrics[index].1));
@@ -86,7 +89,8 @@ impl Run<'_> {
             scalar(&metric::SENT_BYTES, together.sent_bytes as f64),
             scalar(&metric::SKIPPED, f64::from(u8::from(step.skipped))),
         ];
-        scalars.extend(self.corpus.sampler.lengths.as_ref().map(|_| scalar(&metric::SEQLEN, length as f64)));
+        let lengths = self.corpus.sampler.lengths.as_ref();
+        scalars.extend(lengths.map(|lengths| scalar(&metric::SEQLEN, lengths.at(step.step) as f64)));
         scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
         if let Some(evaluation) = evaluation {
             scalars.push(scalar(&metric::EVAL_LOSS, f64::from(evaluation.loss)));

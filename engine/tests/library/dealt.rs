@@ -1,0 +1,69 @@
+//! Global batches that are dealt to different numbers of micro-batches of different sizes (`Engine::train_dealt`).
+
+use super::ignored_targets::{assert_near, chats, engine, parameters, plain, run, text};
+use crate::world::{Trajectory, assert_same, batch, gpt2, world};
+
+use zero_engine::{Batch, Layers};
+
+/// Samples of each micro-batch, by step; together 8.
+const ROWS: [&[usize]; 4] = [&[3, 1, 2, 2], &[6, 2], &[2, 2, 2, 2], &[1, 2, 1, 1, 1, 2]];
+
+fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl Fn(u64) -> Batch + Sync) -> Trajectory {
+    let mut all = world(ranks, |comm| {
+        let mut engine = engine(layers(), comm, text);
+        let mut step = |step: usize| {
+            let (whole, rows) = (of(step as u64), ROWS[step]);
+            let load = |index: usize| whole.narrow(rows[..index].iter().sum(), rows[index]);
+            engine.train_dealt(rows, load).unwrap_or_else(|error| panic!("{text}: {error}"))
+        };
+        let steps: Vec<_> = (0..4).map(&mut step).collect();
+        Trajectory {
+            losses: steps.iter().map(|step| step.loss.to_bits()).collect(),
+            norms: steps.iter().map(|step| step.grad_norm.to_bits()).collect(),
+            parameters: parameters(&mut engine),
+        }
+    });
+    let first = all.remove(0);
+    all.iter().for_each(|other| assert_same(&first, other, text));
+    first
+}
+
+/// With weights, without them, and with dropout, whose masks belong to the samples.
+#[test]
+fn the_step_is_that_of_one_micro_batch() {
+    let unweighted = |step: u64| batch(step, 8);
+    let cases: [(fn() -> Layers, &(dyn Fn(u64) -> Batch + Sync)); 3] =
+        [(plain, &chats), (plain, &unweighted), (gpt2, &chats)];
+    for (layers, of) in cases {
+        let expected = run(layers, 1, &text(0, 8, 1, ""), of);
+        for (ranks, stage, more) in
+            [(1, 0, ""), (2, 0, ""), (2, 1, ""), (2, 2, ""), (2, 3, ""), (2, 2, "activation_checkpointing: {}")]
+        {
+            let got = dealt(layers, ranks, &text(stage, 2, 4 / ranks, more), of);
+            assert_near(&got, &expected, &format!("stage {stage}, {ranks} ranks {more}"));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_dealt_is_an_error() {
+    for (ranks, more, rows, expected) in [
+        (1, "", &[4, 4, 4][..], "have 8 samples together"),
+        (1, "", &[8, 0], "not empty"),
+        (2, "", &[4, 2, 2], "must be a multiple of 2"),
+        (2, "pipeline: {stages: 2}", &[3, 1, 2, 2], "cannot pass through the stages of a pipeline"),
+    ] {
+        let accumulation = if more.is_empty() { 4 / ranks } else { 4 };
+        for error in world(ranks, |comm| {
+            let mut engine = engine(plain(), comm, &text(1, 2, accumulation, more));
+            engine.train_dealt(rows, |_| panic!("nothing is loaded")).unwrap_err().to_string()
+        }) {
+            assert!(error.contains(expected) || error.contains("lost"), "{error}");
+        }
+    }
+    world(1, |comm| {
+        let mut engine = engine(plain(), comm, &text(1, 2, 4, ""));
+        let error = engine.train_dealt(&[5, 3], |_| batch(0, 8).narrow(0, 4)).unwrap_err().to_string();
+        assert!(error.contains("a micro-batch has 4 samples, expected 5"), "{error}");
+    });
+}

@@ -1,0 +1,148 @@
+//! Deals the samples of a step to micro-batches by their lengths, so that little of a micro-batch is padding.
+//!
+//! The samples of a step stay those that it has without `data.max_tokens`. They are sorted by length, and each
+//! micro-batch is as long as its longest sample. Its positions, the number of its samples times that length, are at most
+//! `data.max_tokens`. A step has as few micro-batches as that allows, of about the same number of positions each.
+
+use zero_config::Config;
+
+/// Lengths are multiples of this, which vector instructions and tensor cores need to be fast.
+const MULTIPLE: usize = 8;
+
+/// The samples of a micro-batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Dealt {
+    /// Positions of the samples in the global batch, counted from 0.
+    pub(super) samples: Vec<usize>,
+    /// Number of tokens that each is truncated to.
+    pub(super) length: usize,
+}
+
+impl Dealt {
+    pub(super) fn positions(&self) -> usize {
+        self.samples.len() * self.length
+    }
+}
+
+/// How the samples of each step are dealt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TokenBatches {
+    /// Most positions of a micro-batch; at least those of one whole sample.
+    max_tokens: usize,
+    /// Tokens of a whole sample.
+    whole: usize,
+    /// The number of micro-batches is a multiple of this.
+    multiple: usize,
+    /// The number of micro-batches, if it is the same in every step.
+    count: Option<usize>,
+}
+
+impl TokenBatches {
+    /// Returns how `data.max_tokens` deals the samples, if it is set.
+    pub(super) fn of(config: &Config, whole: usize) -> Option<Self> {
+        let max_tokens = config.data.as_ref()?.max_tokens?;
+        let multiple = config.data_parallel_size();
+        let count = config.training.reproducible.then_some(config.gradient_accumulation_steps * multiple);
+        Some(Self { max_tokens, whole, multiple, count })
+    }
+
+    /// Deals samples of these lengths.
+    pub(super) fn deal(&self, lengths: &[usize]) -> Vec<Dealt> {
+        let length = |sample: usize| lengths[sample].max(1).next_multiple_of(MULTIPLE).min(self.whole);
+        let mut sorted: Vec<usize> = (0..lengths.len()).collect();
+        sorted.sort_by_key(|&sample| std::cmp::Reverse(length(sample)));
+        let sorted: Vec<(usize, usize)> = sorted.into_iter().map(|sample| (sample, length(sample))).collect();
+        let fewest = filled(&sorted, self.max_tokens).len();
+        let count = self.count.unwrap_or(fewest).next_multiple_of(self.multiple);
+        // The smallest limit with which no more micro-batches are needed.
+        let (mut low, mut high) = (sorted.first().map_or(0, |&(_, length)| length), self.max_tokens);
+        while low < high {
+            let middle = low.midpoint(high);
+            match filled(&sorted, middle).len() <= count {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        let mut parts = filled(&sorted, high);
+        while parts.len() < count {
+            let most = |part: &&[(usize, usize)]| if part.len() > 1 { part.len() * part[0].1 } else { 0 };
+            let (at, _) = parts
+                .iter()
+                .map(most)
+                .enumerate()
+                .max_by_key(|&(at, cost)| (cost, std::cmp::Reverse(at)))
+                .expect("there are samples");
+            let (left, right) = parts[at].split_at(parts[at].len() / 2);
+            parts.splice(at..=at, [left, right]);
+        }
+        let dealt = |part: &[(usize, usize)]| Dealt {
+            samples: part.iter().map(|&(sample, _)| sample).collect(),
+            length: part[0].1,
+        };
+        parts.into_iter().map(dealt).collect()
+    }
+}
+
+/// Fills micro-batches one after the other with samples in descending order of length.
+fn filled(mut sorted: &[(usize, usize)], max_tokens: usize) -> Vec<&[(usize, usize)]> {
+    let mut parts = vec![];
+    while let Some(&(_, longest)) = sorted.first() {
+        let (part, rest) = sorted.split_at((max_tokens / longest).clamp(1, sorted.len()));
+        parts.push(part);
+        sorted = rest;
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn similar_lengths_come_together() {
+        let deal = |lengths: &[usize], max_tokens, count| {
+            let all = TokenBatches { max_tokens, whole: 64, multiple: 2, count }.deal(lengths);
+            all.into_iter().map(|it| (it.samples, it.length)).collect::<Vec<_>>()
+        };
+        let lengths = [7, 64, 8, 30, 9, 1, 33, 6];
+        assert_eq!(
+            deal(&lengths, 128, None),
+            [(vec![1], 64), (vec![6], 40), (vec![3, 4], 32), (vec![0, 2, 5, 7], 8)],
+            "three would do, and two ranks need an even number"
+        );
+        let of_one = deal(&lengths, 128, Some(8));
+        assert_eq!(of_one.iter().map(|(samples, _)| samples.len()).collect::<Vec<_>>(), [1; 8]);
+        assert_eq!(deal(&[64; 4], 128, None), [(vec![0, 1], 64), (vec![2, 3], 64)]);
+    }
+
+    proptest! {
+        /// Samples of any length, as many micro-batches as the ranks need, and no more positions than are allowed.
+        #[test]
+        fn every_sample_is_dealt_once(
+            (ranks, accumulation, micro) in (1_usize..5, 1_usize..5, 1_usize..5),
+            whole in 1_usize..100,
+            less in 0.0..1.0,
+            is_fixed: bool,
+            seed: u64,
+        ) {
+            let samples = ranks * accumulation * micro;
+            let lengths: Vec<usize> =
+                (0..samples as u64).map(|i| (seed.wrapping_mul(2 * i + 1) >> 32) as usize % (whole + 1)).collect();
+            let most = micro * whole;
+            let max_tokens = if is_fixed { most } else { most - ((most - whole) as f64 * less) as usize };
+            let count = is_fixed.then_some(ranks * accumulation);
+            let dealt = TokenBatches { max_tokens, whole, multiple: ranks, count }.deal(&lengths);
+            let mut all: Vec<usize> = dealt.iter().flat_map(|it| it.samples.clone()).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..samples).collect::<Vec<_>>());
+            for it in &dealt {
+                prop_assert!(!it.samples.is_empty() && it.positions() <= max_tokens && it.length <= whole);
+                prop_assert!(it.samples.iter().all(|&sample| lengths[sample] <= it.length));
+            }
+            prop_assert!(dealt.len().is_multiple_of(ranks));
+            prop_assert!(count.is_none_or(|count| count == dealt.len()));
+        }
+    }
+}
