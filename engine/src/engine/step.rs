@@ -1,0 +1,263 @@
+//! Training steps: how a global batch is dealt to micro-batches, and what a step returns.
+
+use std::time::{Duration, Instant};
+
+use zero_comm::{Buffer, ReduceOp};
+use zero_optim::norm::Limits;
+use zero_partition::Order;
+use zero_pipeline::ZeroStage;
+
+use super::Engine;
+use crate::batch::Batch;
+use crate::error::Error;
+use crate::executor::activation_offload::ActivationOffload;
+use crate::executor::{Context, StepOutput, run};
+use crate::loss_weights::{LossWeights, Mean};
+use crate::settings::loss_gradient;
+
+/// The result of one optimizer step. All fields but `duration` and `sent_bytes` are the same on every rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Number of the step, counted from 1.
+    pub step: u64,
+    /// Mean loss of the global batch, before the update.
+    pub loss: f32,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Global L2 norm of the gradient before clipping, with the loss scale divided out.
+    pub grad_norm: f64,
+    /// Factor that the loss was multiplied by before the backward; `None` without `fp16`.
+    pub loss_scale: Option<f64>,
+    /// Whether the update was skipped because the gradient was not finite or its norm exceeded [`Engine::skip_beyond`].
+    pub skipped: bool,
+    /// Wall-clock time of this rank.
+    pub duration: Duration,
+    /// Payload bytes that this rank sent.
+    pub sent_bytes: u64,
+}
+
+impl Engine {
+    /// Runs one optimizer step on a global batch of `train_batch_size` samples. This rank computes its share.
+    ///
+    /// If the loss has weights ([`Layers::loss_weight`]; for a language model, i64 targets), the loss of the global
+    /// batch is the mean over all of its targets that are not ignored, however they are distributed over micro-batches.
+    ///
+    /// Every rank passes the same batch, so the same program runs on one rank and on many.
+    ///
+    /// # Errors
+    /// Fails if the batch has another size, all of its targets are ignored, a layer fails or a rank is lost; with
+    /// `fp16`, also if gradients overflow at the smallest loss scale. The engine is not usable after an error.
+    pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
+        let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
+        if rows != wanted {
+            return Err(Error::Batch(format!("it has {rows} samples, but `train_batch_size` is {wanted}")));
+        }
+        batch.fits(self.model().signature(), true)?;
+        let size = self.settings.micro_batch_size;
+        self.train_with(|micro_batch| batch.narrow(micro_batch * size, size))
+    }
+
+    /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets a micro-batch index of
+    /// the global batch, below [`Engine::global_micro_batches`], and returns `train_micro_batch_size_per_gpu` samples. If
+    /// micro-batches have weights, the last pipeline stage loads all of its micro-batches at the beginning of the step.
+    ///
+    /// # Errors
+    /// As [`Engine::train_batch`], and any error of `load`.
+    pub fn train_with(&mut self, load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
+        self.train_dealt(&vec![self.settings.micro_batch_size; self.global_micro_batches()], load)
+    }
+
+    /// Runs one optimizer step whose global batch is dealt to micro-batches of these numbers of samples, together
+    /// `train_batch_size`. The number of micro-batches is a multiple of [`Engine::replicas`], and may differ from step to
+    /// step. `load` gets an index of `rows` and returns as many samples. Tensors of different micro-batches may have
+    /// different lengths. The loss of the global batch is the same mean as in [`Engine::train_batch`]; without weights, it is the mean over samples.
+    ///
+    /// Every rank passes the same `rows`.
+    ///
+    /// # Errors
+    /// As [`Engine::train_with`], and if `rows` does not fit. With several pipeline stages, all micro-batches must have
+    /// `train_micro_batch_size_per_gpu` samples.
+    pub fn train_dealt(
+        &mut self,
+        rows: &[usize],
+        mut load: impl FnMut(usize) -> Result<Batch, Error>,
+    ) -> Result<Step, Error> {
+        let started = Instant::now();
+        self.deal(rows).inspect_err(|error| self.comm.abort(&error.to_string()))?;
+        let loss_scale = self.loss_scale();
+        let scale = loss_scale.unwrap_or(1.0);
+        let sent_before = self.stats().sent_bytes();
+        let step = self.step + 1;
+        let (ranks, rank, settings) = (self.replicas(), self.replica(), &self.settings);
+        let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
+        let (deal, micro_batches) = (settings.deal, settings.micro_batches);
+        let global = |local: usize| deal.global(rank, ranks, local, micro_batches);
+        let first = self.samples;
+        let sample = |local: usize| first + rows[..global(local)].iter().sum::<usize>() as u64;
+        let signature = self.model().signature().clone();
+        let load_local = |local: usize| {
+            let batch = load(global(local))?;
+            let (found, expected) = (batch.rows()?, rows[global(local)]);
+            if found != expected {
+                return Err(Error::Batch(format!("a micro-batch has {found} samples, expected {expected}")));
+            }
+            batch.fits(&signature, true)?;
+            Ok(batch)
+        };
+        let (model, data, weights) =
+            (self.zero.model().clone(), self.zero.groups().data().clone(), LossWeights::default());
+        let stage = (&*model, &*data, self.has_last_layer());
+        let mean = if rows.iter().all(|&count| count == rows[0]) { Mean::Step } else { Mean::StepOfSamples };
+        let mut load = weights.loader(stage, (mean, micro_batches), load_local);
+        let mut outcome = run(
+            &self.program,
+            &mut Context {
+                zero: &mut self.zero,
+                timing: &mut self.timing,
+                tracked: self.tracked,
+                memory_limit: self.memory_limit,
+                kept: self.kept.as_mut(),
+                load: &mut load,
+                sample: &sample,
+                training: true,
+                scored: true,
+                seed: self.config.training.seed,
+                step,
+                loss_gradient: f64::from(settings.loss_gradient) * scale,
+                weights: &weights,
+                limits: Limits {
+                    loss_scale: scale,
+                    max_norm: self.config.gradient_clipping,
+                    limit: self.norm_limit,
+                    skips_overflow: settings.skips_overflow,
+                },
+                rate,
+                observe: None,
+            },
+        )
+        .inspect_err(|error| self.comm.abort(&error.to_string()))?;
+        self.kept.iter().for_each(ActivationOffload::rest);
+        self.step = step;
+        self.samples += self.config.train_batch_size as u64;
+        self.boundaries = std::mem::take(&mut outcome.boundaries);
+        self.settle_buffers(&outcome)?;
+        let loss = self.mean_loss(&outcome)?;
+        let (norm, is_admitted) =
+            outcome.verdict.map_or((f64::NAN, false), |verdict| (verdict.norm, verdict.is_admitted));
+        self.look_after_save()?;
+        if let Some(scaler) = &mut self.scaler {
+            // All ranks have the same norm, so their scalers stay equal.
+            scaler.update(!norm.is_finite()).map_err(|exhausted| {
+                let key = "`fp16.min_loss_scale`";
+                Error::Diverged { reason: format!("step {step}: {exhausted} ({key}); the loss is {loss}") }
+            })?;
+        }
+        Ok(Step {
+            step,
+            loss,
+            lr: rate.lr,
+            grad_norm: norm,
+            loss_scale,
+            skipped: !is_admitted,
+            duration: started.elapsed(),
+            sent_bytes: self.stats().sent_bytes() - sent_before,
+        })
+    }
+
+    /// Takes the program for this distribution of a step's samples to micro-batches.
+    fn deal(&mut self, rows: &[usize]) -> Result<(), Error> {
+        let (replicas, wanted) = (self.replicas(), self.config.train_batch_size);
+        let (count, samples) = (rows.len() / replicas, rows.iter().sum::<usize>());
+        if count == 0 || !rows.len().is_multiple_of(replicas) || rows.contains(&0) || samples != wanted {
+            return Err(Error::Batch(format!(
+                "it is dealt to micro-batches of {rows:?} samples, but they must be a multiple of {replicas}, not empty, and have {wanted} samples together"
+            )));
+        }
+        if self.stage_plan.mesh.pipe() > 1 && rows.iter().any(|&count| count != self.settings.micro_batch_size) {
+            let message = "micro-batches of different sizes cannot pass through the stages of a pipeline";
+            return Err(Error::setting("pipeline.stages", message, "use one stage"));
+        }
+        let now = self.settings.micro_batches;
+        if count == now {
+            return Ok(());
+        }
+        (self.settings.micro_batches, self.stage_plan.micro_batches) = (count, count);
+        self.settings.loss_gradient = loss_gradient(&self.config, count);
+        let program = match self.other_programs.remove(&count) {
+            Some(program) => program,
+            None => {
+                let shape = self.zero.layout().shape();
+                let mut programs = self.stage_plan.training(shape);
+                self.stage_plan.validate(&programs, shape)?;
+                let mut program = programs.swap_remove(0);
+                program.instructions.shrink_to_fit();
+                program
+            }
+        };
+        self.other_programs.insert(now, std::mem::replace(&mut self.program, program));
+        Ok(())
+    }
+
+    /// Computes the mean loss of the global batch on the last pipeline stage and broadcasts it to all ranks.
+    fn mean_loss(&self, outcome: &StepOutput) -> Result<f32, Error> {
+        let total = match self.has_last_layer() {
+            true => self.sum_over_micro_batches(outcome.losses.iter().map(|&loss| vec![loss]).collect())?[0],
+            false => 0.0,
+        };
+        let total = self.told_by_the_last(Buffer::F32(vec![total]))?.into_f32()?[0];
+        Ok(total / (self.settings.micro_batches * self.replicas()) as f32)
+    }
+
+    /// Sums one vector per local micro-batch over all micro-batches of the global batch, over the same trees as the
+    /// gradients. All vectors of the replicas have the same length.
+    pub(super) fn sum_over_micro_batches(&self, values: Vec<Vec<f32>>) -> Result<Vec<f32>, Error> {
+        let add_up = |values: Vec<Vec<f32>>| match self.settings.zero.order {
+            Order::Arrival => values.into_iter().reduce(sum).unwrap_or_default(),
+            Order::Tree => tree(values),
+        };
+        if self.settings.layout.zero_stage < ZeroStage::Two {
+            return self.sum_over_replicas(add_up(values));
+        }
+        let length = values.first().map_or(0, Vec::len);
+        let sums = self.sum_over_replicas(values.concat())?;
+        Ok(add_up(sums.chunks(length.max(1)).map(<[f32]>::to_vec).collect()))
+    }
+
+    pub(super) fn sum_over_replicas(&self, values: Vec<f32>) -> Result<Vec<f32>, Error> {
+        let data = self.zero.groups().data();
+        Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
+    }
+
+    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a buffer of the same
+    /// length, whose values are ignored.
+    pub(super) fn told_by_the_last(&self, values: Buffer) -> Result<Buffer, Error> {
+        if self.stage_plan.mesh.pipe() == 1 {
+            return Ok(values);
+        }
+        Ok(self.comm.broadcast(values, self.stage_plan.last_rank()).wait()?)
+    }
+
+    pub(super) fn has_last_layer(&self) -> bool {
+        let stages = &self.stage_plan.stages;
+        stages.stage_of(stages.layers() - 1) == self.zero.groups().at().stage
+    }
+}
+
+/// Sums the vectors over a binary tree, lowest bit first.
+fn tree(mut values: Vec<Vec<f32>>) -> Vec<f32> {
+    while values.len() > 1 {
+        let mut level = values.into_iter();
+        values = std::iter::from_fn(|| level.next().map(|a| (a, level.next())))
+            .map(|(a, b)| match b {
+                Some(b) => sum(a, b),
+                None => a,
+            })
+            .collect();
+    }
+    values.pop().unwrap_or_default()
+}
+
+fn sum(mut a: Vec<f32>, b: Vec<f32>) -> Vec<f32> {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+    a
+}
