@@ -5,7 +5,10 @@ mod schedule;
 use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
-use zero_optim::{Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, Optimizer, Schedule, Sgd};
+use zero_optim::{
+    Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Schedule,
+    Sgd,
+};
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
@@ -173,6 +176,21 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
             Optimizer::Lion(Lion { betas: pair(betas), weight_decay })
         }
         From::Adagrad(config::Adagrad { eps, weight_decay, .. }) => Optimizer::Adagrad(Adagrad { eps, weight_decay }),
+        From::RmsProp(config::RmsProp { alpha, eps, weight_decay, momentum, centered, .. }) => {
+            let variant = match (centered, momentum > 0.0) {
+                (true, _) => RmsPropVariant::Centered,
+                (false, true) => RmsPropVariant::Momentum(momentum),
+                (false, false) => RmsPropVariant::Plain,
+            };
+            Optimizer::RmsProp(RmsProp { alpha, eps, weight_decay, variant })
+        }
+        From::NAdam(config::NAdam { betas, eps, weight_decay, decoupled_weight_decay, momentum_decay, .. }) => {
+            let (betas, decoupled) = (pair(betas), decoupled_weight_decay);
+            Optimizer::NAdam(NAdam { betas, eps, weight_decay, momentum_decay, decoupled })
+        }
+        From::RAdam(config::RAdam { betas, eps, weight_decay, decoupled_weight_decay: decoupled, .. }) => {
+            Optimizer::RAdam(RAdam { betas: pair(betas), eps, weight_decay, decoupled })
+        }
     };
     (rule, optimizer.lr())
 }

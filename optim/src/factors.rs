@@ -1,5 +1,6 @@
 //! An optimizer step as a formula and its factors, for devices that do not run the rules of this crate.
 
+use crate::adamw::AdamFactors;
 use crate::{Optimizer, Step};
 
 /// The formula of one element's step. The order of the variants is the numbering that device kernels use.
@@ -20,6 +21,17 @@ pub enum Formula {
     Lion,
     /// Adagrad. Factors: λ, gradient scale, ε, −lr.
     Adagrad,
+    /// RMSprop. Factors: λ, gradient scale, α, 1 − α, ε, −lr.
+    RmsProp,
+    /// RMSprop with momentum. Factors: as `RmsProp`, then μ.
+    RmsPropMomentum,
+    /// RMSprop, centered. Factors: as `RmsProp`.
+    RmsPropCentered,
+    /// NAdam with the decay in the gradient. Factors: λ, gradient scale, 1 − β₁, β₂, 1 − β₂, ε√(1 − β₂ᵗ), and the steps
+    /// along the gradient and along the first moment, both negative and times √(1 − β₂ᵗ).
+    NAdam,
+    /// NAdam with decoupled decay. Factors: as `NAdam`, but the first is 1 − lr·λ.
+    NAdamW,
 }
 
 /// The formula of a step and the factors it applies to every element. The factors are computed in f64 and rounded to
@@ -46,26 +58,30 @@ impl Optimizer {
     #[must_use]
     pub fn factors(&self, step: &Step) -> Factors {
         match self {
-            Self::AdamW(adamw) => {
-                let of = adamw.factors(step);
-                let formula = if adamw.decoupled { Formula::AdamW } else { Formula::Adam };
-                Factors::new(
-                    formula,
-                    [
-                        of.decay,
-                        of.grad_scale,
-                        of.one_minus_beta1,
-                        of.beta2,
-                        of.one_minus_beta2,
-                        of.inv_root_correction2,
-                        of.eps,
-                        of.minus_step_size,
-                    ],
-                )
-            }
+            Self::AdamW(adamw) => adam(adamw.decoupled, adamw.factors(step)),
+            Self::RAdam(radam) => adam(radam.decoupled, radam.factors(step)),
+            Self::NAdam(nadam) => nadam.factors(step),
+            Self::RmsProp(rmsprop) => rmsprop.factors(step),
             Self::Sgd(sgd) => sgd.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),
             Self::Adagrad(adagrad) => adagrad.rule(step).factors(),
         }
     }
+}
+
+fn adam(decoupled: bool, of: AdamFactors) -> Factors {
+    let formula = if decoupled { Formula::AdamW } else { Formula::Adam };
+    Factors::new(
+        formula,
+        [
+            of.decay,
+            of.grad_scale,
+            of.one_minus_beta1,
+            of.beta2,
+            of.one_minus_beta2,
+            of.inv_root_correction2,
+            of.eps,
+            of.minus_step_size,
+        ],
+    )
 }

@@ -20,6 +20,9 @@ mod adamw;
 mod factors;
 mod half_float;
 mod lion;
+mod nadam;
+mod radam;
+mod rmsprop;
 mod rule;
 mod sgd;
 mod simd;
@@ -39,6 +42,9 @@ pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_half};
 pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};
+pub use nadam::NAdam;
+pub use radam::RAdam;
+pub use rmsprop::{RmsProp, RmsPropVariant};
 pub use schedule::{LrRangeTest, OneCycle, Rate, Schedule, Warmup};
 pub use sgd::Sgd;
 
@@ -57,6 +63,12 @@ pub enum Optimizer {
     Lion(Lion),
     /// Steps divided by the root of the sum of all squared gradients.
     Adagrad(Adagrad),
+    /// Steps divided by the root of the mean of squared gradients.
+    RmsProp(RmsProp),
+    /// Adam with Nesterov's look-ahead.
+    NAdam(NAdam),
+    /// Adam with a correction for the variance of its second moment.
+    RAdam(RAdam),
 }
 
 impl Optimizer {
@@ -64,11 +76,16 @@ impl Optimizer {
     /// zeros. The names are PyTorch's.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
-            Optimizer::AdamW(_) => &["exp_avg", "exp_avg_sq"],
+            Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) => &["exp_avg", "exp_avg_sq"],
             Optimizer::Sgd(sgd) if sgd.momentum != 0.0 => &["momentum_buffer"],
             Optimizer::Sgd(_) => &[],
             Optimizer::Lion(_) => &["exp_avg"],
             Optimizer::Adagrad(_) => &["sum"],
+            Optimizer::RmsProp(RmsProp { variant, .. }) => match variant {
+                RmsPropVariant::Plain => &["square_avg"],
+                RmsPropVariant::Momentum(_) => &["square_avg", "momentum_buffer"],
+                RmsPropVariant::Centered => &["square_avg", "grad_avg"],
+            },
         }
     }
 
@@ -83,8 +100,11 @@ impl Optimizer {
 
     fn betas_mut(&mut self) -> Option<&mut (f64, f64)> {
         match self {
-            Optimizer::AdamW(AdamW { betas, .. }) | Optimizer::Lion(Lion { betas, .. }) => Some(betas),
-            Optimizer::Sgd(_) | Optimizer::Adagrad(_) => None,
+            Optimizer::AdamW(AdamW { betas, .. })
+            | Optimizer::Lion(Lion { betas, .. })
+            | Optimizer::NAdam(NAdam { betas, .. })
+            | Optimizer::RAdam(RAdam { betas, .. }) => Some(betas),
+            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) => None,
         }
     }
 }
@@ -171,6 +191,24 @@ fn update_at(
         (Optimizer::Sgd(sgd), []) => apply(isa, sgd.plain_rule(step), params, grads, []),
         (Optimizer::Lion(lion), [m]) => apply(isa, lion.rule(step), params, grads, [m]),
         (Optimizer::Adagrad(adagrad), [sum]) => apply(isa, adagrad.rule(step), params, grads, [sum]),
+        (Optimizer::NAdam(nadam), [m, v]) if nadam.decoupled => {
+            apply(isa, nadam::Decoupled(nadam.rule(step)), params, grads, [m, v])
+        }
+        (Optimizer::NAdam(nadam), [m, v]) => apply(isa, nadam::L2(nadam.rule(step)), params, grads, [m, v]),
+        (Optimizer::RAdam(radam), [m, v]) if radam.decoupled => {
+            apply(isa, Decoupled(radam.factors(step)), params, grads, [m, v])
+        }
+        (Optimizer::RAdam(radam), [m, v]) => apply(isa, L2(radam.factors(step)), params, grads, [m, v]),
+        (Optimizer::RmsProp(rmsprop), states) => match (rmsprop.variant, states) {
+            (RmsPropVariant::Plain, [mean]) => apply(isa, rmsprop.plain_rule(step), params, grads, [mean]),
+            (RmsPropVariant::Momentum(momentum), [mean, buffer]) => {
+                apply(isa, rmsprop.momentum_rule(step, momentum), params, grads, [mean, buffer])
+            }
+            (RmsPropVariant::Centered, [mean, average]) => {
+                apply(isa, rmsprop.centered_rule(step), params, grads, [mean, average])
+            }
+            (variant, states) => unreachable!("{variant:?} with {} states passed the length check", states.len()),
+        },
         (optimizer, states) => unreachable!("{optimizer:?} with {} states passed the length check", states.len()),
     }
     Ok(())

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const OPTIMIZERS: [Optimizer; 8] = [
+const OPTIMIZERS: [Optimizer; 15] = [
     Optimizer::AdamW(AdamW {
         betas: (0.9, 0.95),
         eps: 1e-8,
@@ -31,6 +31,19 @@ const OPTIMIZERS: [Optimizer; 8] = [
     Optimizer::Sgd(Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.1 }),
     Optimizer::Lion(Lion { betas: (0.9, 0.99), weight_decay: 0.1 }),
     Optimizer::Adagrad(Adagrad { eps: 1e-10, weight_decay: 0.1 }),
+    Optimizer::RmsProp(RmsProp { alpha: 0.95, eps: 1e-8, weight_decay: 0.1, variant: RmsPropVariant::Plain }),
+    Optimizer::RmsProp(RmsProp { alpha: 0.95, eps: 1e-8, weight_decay: 0.1, variant: RmsPropVariant::Momentum(0.9) }),
+    Optimizer::RmsProp(RmsProp { alpha: 0.95, eps: 1e-8, weight_decay: 0.1, variant: RmsPropVariant::Centered }),
+    Optimizer::NAdam(NAdam {
+        betas: (0.9, 0.95),
+        eps: 1e-8,
+        weight_decay: 0.1,
+        momentum_decay: 4e-3,
+        decoupled: false,
+    }),
+    Optimizer::RAdam(RAdam { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, decoupled: false }),
+    Optimizer::NAdam(NAdam { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, momentum_decay: 4e-3, decoupled: true }),
+    Optimizer::RAdam(RAdam { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, decoupled: true }),
 ];
 
 /// A parameter, its gradient and two states. Most values are of ordinary size: random bit patterns are mostly too large
@@ -136,6 +149,45 @@ fn textbook(optimizer: &Optimizer, step: &Step, p: f64, g: f64, s: [f64; 2]) -> 
             let g = g + on(weight_decay) * p;
             let sum = s[0] + g * g;
             (p - lr * g / (sum.sqrt() + eps), [sum, 0.0])
+        }
+        Optimizer::RmsProp(RmsProp { alpha, eps, weight_decay, variant }) => {
+            let g = g + on(weight_decay) * p;
+            let mean = alpha * s[0] + (1.0 - alpha) * g * g;
+            match variant {
+                RmsPropVariant::Plain => (p - lr * g / (mean.sqrt() + eps), [mean, 0.0]),
+                RmsPropVariant::Momentum(momentum) => {
+                    let buffer = momentum * s[1] + g / (mean.sqrt() + eps);
+                    (p - lr * buffer, [mean, buffer])
+                }
+                RmsPropVariant::Centered => {
+                    let average = alpha * s[1] + (1.0 - alpha) * g;
+                    (p - lr * g / ((mean - average * average).sqrt() + eps), [mean, average])
+                }
+            }
+        }
+        Optimizer::NAdam(NAdam { betas: (b1, b2), eps, weight_decay, momentum_decay, decoupled }) => {
+            let (p, g) = if decoupled { (p - lr * on(weight_decay) * p, g) } else { (p, g + on(weight_decay) * p) };
+            let (m, v) = (b1 * s[0] + (1.0 - b1) * g, b2 * s[1] + (1.0 - b2) * g * g);
+            let mu = |t: u64| b1 * (1.0 - 0.5 * 0.96f64.powf(t as f64 * momentum_decay));
+            let product = |last: u64| (1..=last).map(mu).product::<f64>();
+            let t = step.step;
+            let look = (1.0 - mu(t)) / (1.0 - product(t)) * g + mu(t + 1) / (1.0 - product(t + 1)) * m;
+            (p - lr * look / ((v / (1.0 - b2.powi(t as i32))).sqrt() + eps), [m, v])
+        }
+        Optimizer::RAdam(RAdam { betas: (b1, b2), eps, weight_decay, decoupled }) => {
+            let (p, g) = if decoupled { (p - lr * on(weight_decay) * p, g) } else { (p, g + on(weight_decay) * p) };
+            let (m, v) = (b1 * s[0] + (1.0 - b1) * g, b2 * s[1] + (1.0 - b2) * g * g);
+            let t = step.step as i32;
+            let m_hat = m / (1.0 - b1.powi(t));
+            let whole = 2.0 / (1.0 - b2) - 1.0;
+            let length = whole - 2.0 * f64::from(t) * b2.powi(t) / (1.0 - b2.powi(t));
+            let adapted = if length > 5.0 {
+                let r = ((length - 4.0) * (length - 2.0) * whole / ((whole - 4.0) * (whole - 2.0) * length)).sqrt();
+                r * (1.0 - b2.powi(t)).sqrt() / (v.sqrt() + eps)
+            } else {
+                1.0
+            };
+            (p - lr * m_hat * adapted, [m, v])
         }
     }
 }

@@ -195,7 +195,13 @@ fn the_placement_of_state_makes_no_difference() {
             }
         }
     }
-    for optimizer in ["{type: SGD, params: {lr: 0.01, momentum: 0.9}}", "{type: Lion, params: {lr: 0.001}}"] {
+    for optimizer in [
+        "{type: SGD, params: {lr: 0.01, momentum: 0.9}}",
+        "{type: Lion, params: {lr: 0.001}}",
+        "{type: RMSprop, params: {lr: 0.001, centered: true}}",
+        "{type: NAdam}",
+        "{type: AdamW}\nscheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.001}}",
+    ] {
         let of = |text: String| {
             let text = format!("optimizer: {optimizer}\n{text}");
             let mut all = world(1, |comm| {

@@ -19,6 +19,12 @@ pub enum Optimizer {
     Lion(Lion),
     /// Adagrad: divides by the root of the sum of squared gradients (Duchi et al. 2011).
     Adagrad(Adagrad),
+    /// RMSprop: divides by the root of the mean of squared gradients, as `torch.optim.RMSprop`.
+    RmsProp(RmsProp),
+    /// NAdam: Adam with Nesterov's look-ahead (Dozat 2016), as `torch.optim.NAdam`.
+    NAdam(NAdam),
+    /// RAdam: Adam that corrects the variance of its second moment (Liu et al. 2020), as `torch.optim.RAdam`.
+    RAdam(RAdam),
 }
 
 section! {
@@ -95,6 +101,76 @@ section! {
     }
 }
 
+section! {
+    /// Parameters of RMSprop, as `torch.optim.RMSprop`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct RmsProp(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
+        /// Decay of the mean of squared gradients.
+        pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay of the mean of squared gradients");
+        /// Added to the square root of the mean.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the mean");
+        /// L2 weight decay, added to the gradient.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
+        /// Momentum of the steps; 0 keeps no state.
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum of the steps; 0 keeps no state for it");
+        /// Divide by the root of the variance.
+        pub centered: bool = now(Kind::Bool, "false", "Divide by the root of the variance; not together with `momentum`");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of NAdam, as `torch.optim.NAdam`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct NAdam(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.002", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
+        pub decoupled_weight_decay: bool = now(Kind::Bool, "false", "Decay the weights directly; false: add the decay to the gradient");
+        /// Speed at which the momentum rises to the first beta.
+        pub momentum_decay: f64 = now(NON_NEGATIVE, "0.004", "Speed at which the momentum rises to β₁");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of RAdam, as `torch.optim.RAdam`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct RAdam(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
+        pub decoupled_weight_decay: bool = now(Kind::Bool, "false", "Decay the weights directly; false: add the decay to the gradient");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
 const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
 /// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
 const TRAINER: f64 = 5e-5;
@@ -116,6 +192,9 @@ impl Optimizer {
             variant("SGD", "Stochastic gradient descent with momentum", Sgd::SECTION.keys),
             variant("Lion", "Sign of an interpolated momentum", Lion::SECTION.keys),
             variant("Adagrad", "Sum of squared gradients", Adagrad::SECTION.keys),
+            variant("RMSprop", "Mean of squared gradients", RmsProp::SECTION.keys),
+            variant("NAdam", "Adam with Nesterov's look-ahead", NAdam::SECTION.keys),
+            variant("RAdam", "Adam with a correction of the second moment's variance", RAdam::SECTION.keys),
             Variant { status: LATER, ..variant("Muon", "Orthogonalised momentum", MUON) },
             Variant { status: LATER, ..variant("Lamb", "Adam with a trust ratio per layer", LAMB) },
             Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
@@ -139,6 +218,11 @@ impl Optimizer {
                 let help = Some("for L2 decay write `type: Adam`".to_string());
                 resolver.contradiction(&[Adam::adam_w_mode, Self::TYPE], message, help);
             }
+            Self::RmsProp(rmsprop) if rmsprop.centered && rmsprop.momentum > 0.0 => {
+                let message = "`centered` together with `momentum` needs a third state, which is not implemented";
+                let help = Some("leave one of them out".to_string());
+                resolver.contradiction(&[RmsProp::centered, RmsProp::momentum], message.to_string(), help);
+            }
             _ => {}
         }
     }
@@ -146,8 +230,11 @@ impl Optimizer {
     /// Returns the betas, if the optimizer has any.
     pub fn betas(&self) -> Option<[f64; 2]> {
         match self {
-            Self::AdamW(Adam { betas, .. }) | Self::Lion(Lion { betas, .. }) => Some(*betas),
-            Self::Sgd(_) | Self::Adagrad(_) => None,
+            Self::AdamW(Adam { betas, .. })
+            | Self::Lion(Lion { betas, .. })
+            | Self::NAdam(NAdam { betas, .. })
+            | Self::RAdam(RAdam { betas, .. }) => Some(*betas),
+            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) => None,
         }
     }
 
@@ -157,7 +244,10 @@ impl Optimizer {
             Self::AdamW(Adam { lr, .. })
             | Self::Sgd(Sgd { lr, .. })
             | Self::Lion(Lion { lr, .. })
-            | Self::Adagrad(Adagrad { lr, .. }) => *lr,
+            | Self::Adagrad(Adagrad { lr, .. })
+            | Self::RmsProp(RmsProp { lr, .. })
+            | Self::NAdam(NAdam { lr, .. })
+            | Self::RAdam(RAdam { lr, .. }) => *lr,
         }
     }
 }
@@ -171,6 +261,9 @@ impl Read for Optimizer {
             "SGD" => Self::Sgd(Sgd::of(&mut keys)),
             "Lion" => Self::Lion(Lion::of(&mut keys)),
             "Adagrad" => Self::Adagrad(Adagrad::of(&mut keys)),
+            "RMSprop" => Self::RmsProp(RmsProp::of(&mut keys)),
+            "NAdam" => Self::NAdam(NAdam::of(&mut keys)),
+            "RAdam" => Self::RAdam(RAdam::of(&mut keys)),
             _ => Self::AdamW(Adam::of(&mut keys)),
         }
     }
@@ -186,6 +279,9 @@ impl Serialize for Optimizer {
             Self::Sgd(sgd) => ("SGD", json!(sgd)),
             Self::Lion(lion) => ("Lion", json!(lion)),
             Self::Adagrad(adagrad) => ("Adagrad", json!(adagrad)),
+            Self::RmsProp(rmsprop) => ("RMSprop", json!(rmsprop)),
+            Self::NAdam(nadam) => ("NAdam", json!(nadam)),
+            Self::RAdam(radam) => ("RAdam", json!(radam)),
         };
         json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
     }

@@ -274,6 +274,12 @@ impl OneCycle {
         if !self.cycle_momentum {
             return;
         }
+        if let Optimizer::NAdam(_) = optimizer {
+            let message = "NAdam's step depends on all earlier values of β₁, so it must be constant".to_string();
+            let help = Some("set `cycle_momentum: false`".to_string());
+            resolver.contradiction(&[Self::cycle_momentum, Optimizer::TYPE], message, help);
+            return;
+        }
         let Some([_, beta2]) = optimizer.betas() else {
             let message = "has no effect: the optimizer has no betas; DeepSpeed disables it then as well".to_string();
             resolver.warn(Self::cycle_momentum, message);

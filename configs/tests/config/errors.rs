@@ -422,6 +422,16 @@ fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
         assert_eq!((kind, path), (ErrorKind::Contradiction, format!("scheduler.params.{key}")), "{text}");
         assert!(message.contains(expected), "{message}");
     }
+    for (text, path) in [
+        ("{type: RMSprop, params: {centered: true, momentum: 0.9}}", "optimizer.params.centered"),
+        (
+            "{type: NAdam}\nscheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}",
+            "scheduler.params.cycle_momentum",
+        ),
+    ] {
+        let (kind, found, ..) = only(&format!("{HEAD}optimizer: {text}"));
+        assert_eq!((kind, found.as_str()), (ErrorKind::Contradiction, path), "{text}");
+    }
     let missing = errors(&format!("{HEAD}scheduler: {{type: OneCycle}}")).to_string();
     assert!(missing.contains("cycle_min_lr") && missing.contains("cycle_max_lr"), "{missing}");
 }

@@ -103,6 +103,27 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
         with("optimizer: {type: adagrad}").optimizer,
         Optimizer::Adagrad(Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 })
     );
+    // PyTorch's.
+    assert_eq!(
+        with("optimizer: {type: RMSprop}").optimizer,
+        Optimizer::RmsProp(RmsProp {
+            lr: 1e-2,
+            alpha: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            momentum: 0.0,
+            centered: false
+        })
+    );
+    let (betas, eps, weight_decay, decoupled_weight_decay) = ([0.9, 0.999], 1e-8, 0.0, false);
+    assert_eq!(
+        with("optimizer: {type: nadam}").optimizer,
+        Optimizer::NAdam(NAdam { lr: 2e-3, betas, eps, weight_decay, decoupled_weight_decay, momentum_decay: 4e-3 })
+    );
+    assert_eq!(
+        with("optimizer: {type: RAdam}").optimizer,
+        Optimizer::RAdam(RAdam { lr: 1e-3, betas, eps, weight_decay, decoupled_weight_decay })
+    );
     // `Adam` is AdamW by default. Both variants survive a round trip through YAML.
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
         let config = with(&format!("optimizer: {{{text}}}"));

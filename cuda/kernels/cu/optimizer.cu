@@ -95,6 +95,61 @@ struct Adagrad {
     }
 };
 
+struct RmsProp {
+    static constexpr int STATES = 1;
+    // Returns the decayed gradient, and updates the mean square.
+    DEVICE static float square(const float* f, float param, float grad, float& mean) {
+        grad = fmaf(f[0], param, grad * f[1]);
+        mean = fmaf(f[3] * grad, grad, f[2] * mean);
+        return grad;
+    }
+    DEVICE static void step(const float* f, float& param, float grad, float& mean, float&) {
+        grad = square(f, param, grad, mean);
+        param = fmaf(f[5], grad / (sqrtf(mean) + f[4]), param);
+    }
+};
+
+struct RmsPropMomentum {
+    static constexpr int STATES = 2;
+    DEVICE static void step(const float* f, float& param, float grad, float& mean, float& buffer) {
+        grad = RmsProp::square(f, param, grad, mean);
+        buffer = fmaf(f[6], buffer, grad / (sqrtf(mean) + f[4]));
+        param = fmaf(f[5], buffer, param);
+    }
+};
+
+struct RmsPropCentered {
+    static constexpr int STATES = 2;
+    DEVICE static void step(const float* f, float& param, float grad, float& mean, float& average) {
+        grad = RmsProp::square(f, param, grad, mean);
+        average = fmaf(f[3], grad - average, average);
+        float variance = fmaf(-average, average, mean);
+        // Not fmaxf, which would hide a NaN.
+        variance = variance < 0.0f ? 0.0f : variance;
+        param = fmaf(f[5], grad / (sqrtf(variance) + f[4]), param);
+    }
+};
+
+struct NAdam {
+    static constexpr int STATES = 2;
+    DEVICE static void moments(const float* f, float& param, float grad, float& m, float& v) {
+        m = fmaf(f[2], grad - m, m);
+        v = fmaf(f[4] * grad, grad, f[3] * v);
+        param = param + fmaf(f[7], m, f[6] * grad) / (sqrtf(v) + f[5]);
+    }
+    DEVICE static void step(const float* f, float& param, float grad, float& m, float& v) {
+        moments(f, param, fmaf(f[0], param, grad * f[1]), m, v);
+    }
+};
+
+struct NAdamW {
+    static constexpr int STATES = 2;
+    DEVICE static void step(const float* f, float& param, float grad, float& m, float& v) {
+        param = param * f[0];
+        NAdam::moments(f, param, grad * f[1], m, v);
+    }
+};
+
 // Aligned, so that it is read and written in one access: a whole pack in f32, half a pack in 16-bit types.
 template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
 
@@ -179,6 +234,11 @@ template <class T> DEVICE void update(const UpdateArgs& a) {
         case 4: return all<T, Nesterov>(a);
         case 5: return all<T, Lion>(a);
         case 6: return all<T, Adagrad>(a);
+        case 7: return all<T, RmsProp>(a);
+        case 8: return all<T, RmsPropMomentum>(a);
+        case 9: return all<T, RmsPropCentered>(a);
+        case 10: return all<T, NAdam>(a);
+        case 11: return all<T, NAdamW>(a);
     }
 }
 

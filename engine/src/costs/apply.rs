@@ -29,6 +29,9 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::Sgd(_) => "SGD",
         Optimizer::Lion(_) => "Lion",
         Optimizer::Adagrad(_) => "Adagrad",
+        Optimizer::RmsProp(_) => "RMSprop",
+        Optimizer::NAdam(_) => "NAdam",
+        Optimizer::RAdam(_) => "RAdam",
     };
     match subject.settings.zero.optimizer.states().len() {
         0 => format!("{name} without state"),

@@ -38,6 +38,9 @@ fn a_resumed_run_is_the_uninterrupted_run() {
         ("bf16", BF16),
         ("fp16", FP16),
         ("scheduled", "scheduler: {type: WarmupLR, params: {warmup_num_steps: 8, warmup_max_lr: 0.01}}"),
+        ("rmsprop", "optimizer: {type: RMSprop, params: {lr: 0.001, momentum: 0.9}}"),
+        ("nadam", "optimizer: {type: NAdam}"),
+        ("radam", "optimizer: {type: RAdam}"),
         (
             "one cycle",
             "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.01, cycle_first_step_size: 4, \

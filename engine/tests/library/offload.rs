@@ -78,6 +78,22 @@ fn offloading_is_bit_identical() {
 }
 
 #[test]
+fn every_optimizer_is_bit_identical_when_offloaded() {
+    let folder = TempDir::new().unwrap();
+    for optimizer in crate::parity::OPTIMIZERS {
+        for extra in [optimizer.to_string(), format!("{optimizer}\n{BF16}")] {
+            let text = |what| settings(3, 1, what, folder.path(), "", &extra);
+            let (expected, _) = run(2, 8, &text(0));
+            let (got, moved) = run(2, 8, &text(OPTIMIZER | PARAMETERS));
+            assert_same(&expected, &got, &extra);
+            assert!(moved > 0, "{extra}");
+            let on_host = text(0).replace("{stage: 3", "{stage: 3, offload_optimizer: {device: cpu}");
+            assert_same(&expected, &run(2, 8, &on_host).0, &on_host);
+        }
+    }
+}
+
+#[test]
 fn options_of_offloading_are_bit_identical() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().display();

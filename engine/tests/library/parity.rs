@@ -70,6 +70,37 @@ fn reproducible_is_equal_over_stages_and_ranks() {
     }
 }
 
+/// Every optimizer but the default, and a schedule that changes the betas.
+pub(crate) const OPTIMIZERS: [&str; 9] = [
+    "optimizer: {type: SGD, params: {lr: 0.01, momentum: 0.9, weight_decay: 0.1}}",
+    "optimizer: {type: Lion, params: {lr: 0.001, weight_decay: 0.1}}",
+    "optimizer: {type: Adagrad, params: {lr: 0.01, weight_decay: 0.1}}",
+    "optimizer: {type: RMSprop, params: {lr: 0.001, weight_decay: 0.1}}",
+    "optimizer: {type: RMSprop, params: {lr: 0.001, momentum: 0.9, weight_decay: 0.1}}",
+    "optimizer: {type: RMSprop, params: {lr: 0.001, centered: true, weight_decay: 0.1}}",
+    "optimizer: {type: NAdam, params: {lr: 0.002, weight_decay: 0.1}}",
+    "optimizer: {type: RAdam, params: {lr: 0.002, weight_decay: 0.1, decoupled_weight_decay: true}}",
+    "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.01, cycle_first_step_size: 4}}",
+];
+
+#[test]
+fn every_optimizer_is_equal_over_stages_and_ranks() {
+    for optimizer in OPTIMIZERS {
+        let expected = run(2, 10, &stage(0, 1, optimizer, ""));
+        assert!(expected.losses[0] != expected.losses[9], "{optimizer}");
+        for zero_stage in 1..=3 {
+            let got = run(2, 10, &stage(zero_stage, 1, optimizer, ""));
+            assert_same(&expected, &got, &format!("{optimizer}, stage {zero_stage}"));
+        }
+        let more = format!("{optimizer}\ntraining: {{reproducible: true}}");
+        let expected = run(1, 10, &stage(0, 4, &more, ""));
+        for (zero_stage, ranks) in [(1, 2), (3, 2), (3, 4)] {
+            let got = run(ranks, 10, &stage(zero_stage, 4 / ranks, &more, ""));
+            assert_same(&expected, &got, &format!("{optimizer}, stage {zero_stage} on {ranks} ranks"));
+        }
+    }
+}
+
 #[test]
 fn stages_in_16_bits_are_equal_too() {
     for dtype in [BF16, FP16] {

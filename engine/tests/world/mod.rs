@@ -53,10 +53,13 @@ pub fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { resid_pdrop: 0.1, ..gpt2_config() })
 }
 
-/// Creates a configuration for runs of the small model; `extra` is appended.
+/// Creates a configuration for runs of the small model; `extra` is appended, and may bring another optimizer.
 pub fn config(ranks: usize, extra: &str) -> Config {
-    let text =
-        format!("gradient_clipping: 0.5\noptimizer: {{type: AdamW, params: {{lr: 0.01, weight_decay: 0.1}}}}\n{extra}");
+    let optimizer = match extra.lines().any(|line| line.starts_with("optimizer:")) {
+        true => "",
+        false => "optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1}}\n",
+    };
+    let text = format!("gradient_clipping: 0.5\n{optimizer}{extra}");
     Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
 }
 

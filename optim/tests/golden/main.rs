@@ -11,8 +11,8 @@ use zero_optim::norm::{block_square_sums, clip_coefficient};
 use zero_optim::schedule::hugging_face::{Curve, Shape};
 use zero_optim::schedule::{CycledMomentum, Half, HuggingFace};
 use zero_optim::{
-    Adagrad, AdamW, ExactSum, Lion, OneCycle, Optimizer, Rate, Schedule, Sgd, Step, Warmup, read_half, rounded, update,
-    write_half,
+    Adagrad, AdamW, ExactSum, Lion, NAdam, OneCycle, Optimizer, RAdam, Rate, RmsProp, RmsPropVariant, Schedule, Sgd,
+    Step, Warmup, read_half, rounded, update, write_half,
 };
 
 /// Values of both signs and 21 different exponents around 1, computed from integers only.
@@ -46,6 +46,18 @@ fn optimizers(record: &mut Record) {
         ("sgd, nesterov", Optimizer::Sgd(Sgd { nesterov: true, ..sgd })),
         ("lion", Optimizer::Lion(Lion { weight_decay, ..Lion::default() })),
         ("adagrad", Optimizer::Adagrad(Adagrad { weight_decay, ..Adagrad::default() })),
+        ("rmsprop", Optimizer::RmsProp(RmsProp { weight_decay, ..RmsProp::default() })),
+        (
+            "rmsprop with momentum",
+            Optimizer::RmsProp(RmsProp { weight_decay, variant: RmsPropVariant::Momentum(0.9), ..RmsProp::default() }),
+        ),
+        (
+            "rmsprop, centered",
+            Optimizer::RmsProp(RmsProp { weight_decay, variant: RmsPropVariant::Centered, ..RmsProp::default() }),
+        ),
+        ("nadam", Optimizer::NAdam(NAdam { weight_decay, ..NAdam::default() })),
+        ("nadam with decoupled decay", Optimizer::NAdam(NAdam { weight_decay, decoupled: true, ..NAdam::default() })),
+        ("radam", Optimizer::RAdam(RAdam { weight_decay, ..RAdam::default() })),
     ] {
         let mut values = vec![numbers(1, 1037)];
         values.extend(optimizer.states().iter().map(|_| vec![0.0; 1037]));

@@ -1,6 +1,6 @@
 //! Compares the optimizers with trajectories recorded from PyTorch 2.15 (`pytorch.py` wrote `pytorch.txt`).
 
-use zero_optim::{Adagrad, AdamW, Optimizer, Sgd, Step, update};
+use zero_optim::{Adagrad, AdamW, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Sgd, Step, update};
 
 fn optimizer(case: &str) -> Optimizer {
     let weight_decay = 0.1;
@@ -17,6 +17,28 @@ fn optimizer(case: &str) -> Optimizer {
         "sgd_momentum" => Optimizer::Sgd(Sgd { momentum: 0.9, dampening: 0.3, weight_decay, ..Sgd::default() }),
         "sgd_nesterov" => Optimizer::Sgd(Sgd { momentum: 0.9, nesterov: true, weight_decay, ..Sgd::default() }),
         "adagrad" => Optimizer::Adagrad(Adagrad { weight_decay, ..Adagrad::default() }),
+        "rmsprop" => Optimizer::RmsProp(RmsProp { weight_decay, ..RmsProp::default() }),
+        "rmsprop_momentum" => Optimizer::RmsProp(RmsProp {
+            alpha: 0.9,
+            weight_decay,
+            variant: RmsPropVariant::Momentum(0.8),
+            ..RmsProp::default()
+        }),
+        "rmsprop_centered" => {
+            Optimizer::RmsProp(RmsProp { weight_decay, variant: RmsPropVariant::Centered, ..RmsProp::default() })
+        }
+        "nadam" => Optimizer::NAdam(NAdam { weight_decay, ..NAdam::default() }),
+        "nadam_decoupled" => Optimizer::NAdam(NAdam {
+            betas: (0.8, 0.95),
+            momentum_decay: 0.1,
+            weight_decay,
+            decoupled: true,
+            ..NAdam::default()
+        }),
+        "radam" => Optimizer::RAdam(RAdam { weight_decay, ..RAdam::default() }),
+        "radam_decoupled" => {
+            Optimizer::RAdam(RAdam { betas: (0.8, 0.95), weight_decay, decoupled: true, ..RAdam::default() })
+        }
         other => panic!("pytorch.txt has a case {other} that this test does not know"),
     }
 }
@@ -49,5 +71,5 @@ fn trajectories_match_pytorch() {
         }
         cases += 1;
     }
-    assert_eq!(cases, 6 * 5);
+    assert_eq!(cases, 13 * 6);
 }

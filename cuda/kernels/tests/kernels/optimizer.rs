@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use zero_kernels::Dtype;
 use zero_kernels::gradient_norm::Verdict;
 use zero_kernels::optimizer::{Updated, add_to, add_travelled, narrow, widen};
-use zero_optim::{Adagrad, AdamW, Lion, Optimizer, Sgd, Step, update};
+use zero_optim::{Adagrad, AdamW, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Sgd, Step, update};
 
 use crate::{Memory, numbers, on_device, rounded};
 
@@ -29,8 +29,16 @@ fn an_update_is_bit_identical_to_the_cpus() {
         Optimizer::Sgd(sgd(0.9, true)),
         Optimizer::Lion(Lion { weight_decay: 0.1, ..Lion::default() }),
         Optimizer::Adagrad(Adagrad { weight_decay: 0.1, ..Adagrad::default() }),
+        Optimizer::RmsProp(RmsProp { weight_decay: 0.1, variant: RmsPropVariant::Plain, ..RmsProp::default() }),
+        Optimizer::RmsProp(RmsProp { weight_decay: 0.1, variant: RmsPropVariant::Momentum(0.9), ..RmsProp::default() }),
+        Optimizer::RmsProp(RmsProp { weight_decay: 0.1, variant: RmsPropVariant::Centered, ..RmsProp::default() }),
+        Optimizer::NAdam(NAdam { weight_decay: 0.1, ..NAdam::default() }),
+        Optimizer::NAdam(NAdam { weight_decay: 0.1, decoupled: true, ..NAdam::default() }),
+        Optimizer::RAdam(RAdam { weight_decay: 0.1, ..RAdam::default() }),
+        Optimizer::RAdam(RAdam { weight_decay: 0.1, decoupled: true, ..RAdam::default() }),
     ];
-    let grads: Vec<Vec<f32>> = (0..3)
+    // RAdam leaves its warm-up at the sixth step.
+    let grads: Vec<Vec<f32>> = (0..7)
         .map(|step| {
             // From gradients whose squares underflow in f32 to gradients whose squares overflow.
             let all = numbers(10 + step, count).into_iter().zip((-30..30).cycle());
