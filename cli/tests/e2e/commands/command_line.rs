@@ -346,7 +346,7 @@ fn every_kind_of_data_model_and_optimizer_trains() {
     fs::write(case.path("table.csv"), rows.join("\n")).unwrap();
     let llama = "model={type: llama, vocab_size: auto, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, \
                  num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16}";
-    let cases: [(&str, &[&str]); 9] = [
+    let cases: [(&str, &[&str]); 14] = [
         ("jsonl", &["data={train: docs.jsonl, text_key: body}"]),
         ("tokens", &["data={train: tokens.bin}", "optimizer={type: Lion, params: {lr: 0.001}}"]),
         // The default byte tokenizer does not apply to a token file, so a vocabulary below 256 tokens is valid.
@@ -354,9 +354,27 @@ fn every_kind_of_data_model_and_optimizer_trains() {
         ("mlp", &["data={train: table.csv}", "model={type: mlp, input_size: 2, hidden_sizes: [8], output_size: 2}"]),
         ("llama", &[llama, "optimizer={type: SGD, params: {lr: 0.5, momentum: 0.9}}"]),
         ("adagrad", &["optimizer={type: Adagrad, params: {lr: 0.05}}", "dataloader_drop_last=true"]),
+        ("rmsprop", &["optimizer={type: RMSprop, params: {lr: 0.003}}"]),
+        ("nadam", &["optimizer={type: NAdam, params: {lr: 0.01}}"]),
+        ("radam", &["optimizer={type: RAdam, params: {lr: 0.01}}"]),
         ("bf16", &["bf16={enabled: true}", "train_batch_size=8"]),
         ("epochs", &["training.max_steps=", "training.epochs=0.1"]),
         ("schedule", &["scheduler={type: WarmupDecayLR, params: {total_num_steps: auto, warmup_num_steps: 3}}"]),
+        (
+            "one cycle",
+            &[
+                "scheduler={type: OneCycle, params: {cycle_min_lr: 0.001, cycle_max_lr: 0.02, cycle_first_step_size: 5}}",
+            ],
+        ),
+        // The decay is at the end of the epochs.
+        (
+            "stages",
+            &[
+                "training.max_steps=",
+                "training.epochs=0.1",
+                "scheduler={type: warmup_stable_decay, params: {num_warmup_steps: 3, num_decay_steps: 5}}",
+            ],
+        ),
     ];
     for (name, sets) in cases {
         let mut args = vec!["--quiet", "-n", "2", "--out", name];
@@ -368,6 +386,10 @@ fn every_kind_of_data_model_and_optimizer_trains() {
         assert!(late < early, "{name}: {losses:?}");
     }
     assert_eq!(case.metrics("epochs").len(), 23); // a tenth of 892 samples, 4 a step
+    let rates: Vec<f64> = case.metrics("stages").iter().map(|line| line["lr"].as_f64().unwrap()).collect();
+    let whole = rates[3];
+    assert!(rates.len() == 23 && rates[0] == 0.0 && rates[3..=18].iter().all(|rate| *rate == whole), "{rates:?}");
+    assert!(rates[18..].windows(2).all(|pair| pair[1] < pair[0]) && rates[22] > 0.0, "{rates:?}");
 }
 
 #[test]

@@ -114,9 +114,34 @@ fn a_page_has_the_numbers_of_the_run() {
     fs::create_dir(case.path("empty")).unwrap();
     fs::write(case.path("empty/metrics.jsonl"), "").unwrap();
     let empty = report(&case, &["empty", "--out", "empty.html"], "empty.html");
-    let pages =
-        [("finished", page), ("several", several), ("running", running), ("empty", empty), ("large", large(&case))];
+    let pages = [
+        ("finished", page),
+        ("several", several),
+        ("running", running),
+        ("empty", empty),
+        ("range", range_test(&case)),
+        ("large", large(&case)),
+    ];
     check_in_browser(&pages);
+}
+
+/// A page of a range test, whose loss is also drawn over the learning rate.
+fn range_test(case: &Case) -> String {
+    let test = "scheduler={type: LRRangeTest, params: {lr_range_test_min_lr: 0.0001, lr_range_test_step_size: 1, \
+                lr_range_test_step_rate: 20}}";
+    case.train(&["--quiet", "--out", "range", "--set", test]);
+    let page = report(case, &["range"], "range/report.html");
+    check_markup(&page);
+    let (lines, data) = (case.metrics("range"), data(&page));
+    let of = |key: &str| lines.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+    let curve = &data["runs"][0]["curves"]["loss_over_lr"];
+    assert_eq!(
+        (&curve["steps"], &curve["rates"], &curve["values"]),
+        (&json!(of("step")), &json!(of("lr")), &json!(of("loss")))
+    );
+    let (first, last) = (of("lr")[0].as_f64().unwrap(), of("lr")[lines.len() - 1].as_f64().unwrap());
+    assert!(first == 1e-4 && (last / first - (1.0 + 20.0 * (lines.len() - 1) as f64)).abs() < 1e-9, "{first} {last}");
+    page
 }
 
 /// A page of eight runs of 10,000 lines with spikes, whose names and configurations try to run a script.
