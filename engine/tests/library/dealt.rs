@@ -32,8 +32,8 @@ fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl 
 #[test]
 fn the_step_is_that_of_one_micro_batch() {
     let unweighted = |step: u64| batch(step, 8);
-    let cases: [(fn() -> Layers, &(dyn Fn(u64) -> Batch + Sync)); 3] =
-        [(plain, &chats), (plain, &unweighted), (gpt2, &chats)];
+    type Case<'a> = (fn() -> Layers, &'a (dyn Fn(u64) -> Batch + Sync));
+    let cases: [Case<'_>; 3] = [(plain, &chats), (plain, &unweighted), (gpt2, &chats)];
     for (layers, of) in cases {
         let expected = run(layers, 1, &text(0, 8, 1, ""), of);
         for (ranks, stage, more) in
