@@ -18,7 +18,13 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
         .iter()
         .map(|p| {
             let (shape, frozen) = (p.shape().dims().to_vec(), !p.is_trainable());
-            let entry = ParameterEntry { shape, frozen, quantized: QuantizedEntry::of(p), pieces: vec![] };
+            let entry = ParameterEntry {
+                shape,
+                frozen,
+                matrix: p.is_matrix(),
+                quantized: QuantizedEntry::of(p),
+                pieces: vec![],
+            };
             (p.name().to_string(), entry)
         })
         .collect();

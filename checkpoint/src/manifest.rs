@@ -94,6 +94,10 @@ pub struct ParameterEntry {
     /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
+    /// Whether the optimizer updated the parameter as a whole matrix, which has the first optimizer state alone. The key is left out
+    /// if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub matrix: bool,
     /// How the parameter was stored if it was quantized. The key is left out if not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedEntry>,
@@ -108,10 +112,14 @@ impl ParameterEntry {
         if self.quantized.is_some() { Dtype::U8 } else { Dtype::F32 }
     }
 
-    /// Returns the number of tensors of each piece: the parameter, and `states` optimizer states unless it is frozen.
+    /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
-        1 + if self.frozen { 0 } else { states }
+        1 + match (self.frozen, self.matrix) {
+            (true, _) => 0,
+            (false, true) => states.min(1),
+            (false, false) => states,
+        }
     }
 }
 

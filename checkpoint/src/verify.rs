@@ -143,8 +143,13 @@ mod tests {
     /// Writes a checkpoint of two parameters with one state over two shards, with one parameter split.
     fn written(folder: &Path) -> Manifest {
         let piece = |shard, start, end| PieceEntry { shard, start, end, crc32: vec![] };
-        let entry =
-            |shape: &[usize], pieces| ParameterEntry { shape: shape.to_vec(), frozen: false, quantized: None, pieces };
+        let entry = |shape: &[usize], pieces| ParameterEntry {
+            shape: shape.to_vec(),
+            frozen: false,
+            matrix: false,
+            quantized: None,
+            pieces,
+        };
         let mut manifest = Manifest {
             format: FORMAT.into(),
             version: VERSION,

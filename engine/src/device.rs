@@ -37,6 +37,10 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return Err(Error::setting(KEY, "this program was built without GPU support", help));
     }
     let zero = &config.zero;
+    if matches!(config.optimizer, zero_config::Optimizer::Muon(_)) {
+        let message = "Muon is implemented on the CPU only";
+        return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
+    }
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
     if config.quantization_config.as_ref().is_some_and(|section| section.quantizes()) {
         let help = "leave the section out, or write `training.device: cpu`";

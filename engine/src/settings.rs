@@ -6,8 +6,8 @@ use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
 use zero_optim::{
-    Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Schedule,
-    Sgd,
+    Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant,
+    Schedule, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
@@ -55,6 +55,7 @@ impl Settings {
     pub fn new(config: &Config) -> Result<Self, Error> {
         device::check(config)?;
         choose_instructions(config)?;
+        muon_in_memory(config)?;
         let ranks = config.data_parallel_size();
         let dtype = dtype(config.working_dtype());
         let zero_stage = config.zero.stage;
@@ -125,6 +126,17 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     1.0 / averaged as f32
 }
 
+/// Checks that the matrices of Muon stay in memory: state on a disk is updated in tiles.
+fn muon_in_memory(config: &Config) -> Result<(), Error> {
+    let is_on_disk =
+        [config.zero.offload_optimizer.device, config.zero.offload_param.device].contains(&config::OffloadDevice::Nvme);
+    if !is_on_disk || !matches!(config.optimizer, config::Optimizer::Muon(_)) {
+        return Ok(());
+    }
+    let message = "Muon needs whole matrices, and state on a disk is updated in tiles";
+    Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"))
+}
+
 /// Selects the instruction set of this process's kernels.
 fn choose_instructions(config: &Config) -> Result<(), Error> {
     let set = config.launcher.instruction_set;
@@ -190,6 +202,25 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
         }
         From::RAdam(config::RAdam { betas, eps, weight_decay, decoupled_weight_decay: decoupled, .. }) => {
             Optimizer::RAdam(RAdam { betas: pair(betas), eps, weight_decay, decoupled })
+        }
+        From::Muon(config::Muon {
+            lr,
+            muon_lr,
+            adam_lr,
+            momentum,
+            nesterov,
+            weight_decay,
+            ns_steps,
+            betas,
+            eps,
+            ..
+        }) => {
+            let others = AdamW { betas: pair(betas), eps, weight_decay, ..AdamW::default() };
+            let others_lr_factor = match muon_lr.unwrap_or(lr) {
+                0.0 => 1.0,
+                muon_lr => adam_lr.unwrap_or(lr) / muon_lr,
+            };
+            Optimizer::Muon(Muon { momentum, nesterov, weight_decay, ns_steps, others, others_lr_factor })
         }
     };
     (rule, optimizer.lr())

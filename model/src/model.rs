@@ -263,6 +263,16 @@ impl Model {
         &self.linear_maps
     }
 
+    /// Selects the matrices that the optimizer updates as a whole, of the trainable parameters with two dimensions.
+    #[must_use]
+    pub fn with_matrices(mut self, is_wanted: impl Fn(&Parameter) -> bool) -> Self {
+        for parameter in &mut self.parameters {
+            let is_possible = parameter.is_trainable() && parameter.shape().rank() == 2;
+            parameter.set_matrix(is_possible && is_wanted(parameter));
+        }
+        self
+    }
+
     /// Parameters in the order of construction. A tied parameter occurs once, under its owner's name.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {

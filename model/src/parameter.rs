@@ -28,6 +28,7 @@ pub struct Parameter {
     layer: usize,
     role: Role,
     lr_factor: f64,
+    is_matrix: bool,
     quantization: Option<Quantization>,
     leaf: Tensor,
 }
@@ -58,7 +59,8 @@ impl Parameter {
         }
         let leaf =
             Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
-        let parameter = Self { name, shape, dtype, init, layer, role, quantization: None, lr_factor: 1.0, leaf };
+        let parameter =
+            Self { name, shape, dtype, init, layer, role, quantization: None, lr_factor: 1.0, is_matrix: false, leaf };
         parameter.release()?;
         Ok(parameter)
     }
@@ -134,6 +136,17 @@ impl Parameter {
     #[must_use]
     pub fn lr_factor(&self) -> f64 {
         self.lr_factor
+    }
+
+    /// Returns whether the optimizer updates the parameter as a whole, with its rows and columns.
+    #[must_use]
+    pub fn is_matrix(&self) -> bool {
+        self.is_matrix
+    }
+
+    /// Sets whether the optimizer updates the parameter as a whole.
+    pub(crate) fn set_matrix(&mut self, is_matrix: bool) {
+        self.is_matrix = is_matrix;
     }
 
     /// Sets the factor by which the parameter's learning rate differs from that of the run.

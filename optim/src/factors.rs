@@ -62,6 +62,9 @@ impl Optimizer {
             Self::RAdam(radam) => adam(radam.decoupled, radam.factors(step)),
             Self::NAdam(nadam) => nadam.factors(step),
             Self::RmsProp(rmsprop) => rmsprop.factors(step),
+            Self::Muon(muon) => {
+                Self::AdamW(muon.others).factors(&Step { lr: step.lr * muon.others_lr_factor, ..*step })
+            }
             Self::Sgd(sgd) => sgd.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),
             Self::Adagrad(adagrad) => adagrad.rule(step).factors(),

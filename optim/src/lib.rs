@@ -20,6 +20,7 @@ mod adamw;
 mod factors;
 mod half_float;
 mod lion;
+mod muon;
 mod nadam;
 mod radam;
 mod rmsprop;
@@ -42,6 +43,7 @@ pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_half};
 pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};
+pub use muon::Muon;
 pub use nadam::NAdam;
 pub use radam::RAdam;
 pub use rmsprop::{RmsProp, RmsPropVariant};
@@ -69,6 +71,8 @@ pub enum Optimizer {
     NAdam(NAdam),
     /// Adam with a correction for the variance of its second moment.
     RAdam(RAdam),
+    /// Orthogonalized momentum for matrices, AdamW for the rest. [`update`] takes AdamW's step.
+    Muon(Muon),
 }
 
 impl Optimizer {
@@ -76,7 +80,9 @@ impl Optimizer {
     /// zeros. The names are PyTorch's.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
-            Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) => &["exp_avg", "exp_avg_sq"],
+            Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) | Optimizer::Muon(_) => {
+                &["exp_avg", "exp_avg_sq"]
+            }
             Optimizer::Sgd(sgd) if sgd.momentum != 0.0 => &["momentum_buffer"],
             Optimizer::Sgd(_) => &[],
             Optimizer::Lion(_) => &["exp_avg"],
@@ -104,7 +110,7 @@ impl Optimizer {
             | Optimizer::Lion(Lion { betas, .. })
             | Optimizer::NAdam(NAdam { betas, .. })
             | Optimizer::RAdam(RAdam { betas, .. }) => Some(betas),
-            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) => None,
+            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) | Optimizer::Muon(_) => None,
         }
     }
 }
@@ -181,6 +187,12 @@ fn update_at(
     for (name, state) in names.iter().zip(states.iter()) {
         expect_length(name, params.len(), state.len())?;
     }
+    let (optimizer, step) = match optimizer {
+        Optimizer::Muon(muon) => {
+            (&Optimizer::AdamW(muon.others), &Step { lr: step.lr * muon.others_lr_factor, ..*step })
+        }
+        other => (other, step),
+    };
     match (optimizer, states) {
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
             apply(isa, Decoupled(adamw.factors(step)), params, grads, [m, v])

@@ -4,7 +4,15 @@ use proptest::prelude::*;
 
 use super::*;
 
-const OPTIMIZERS: [Optimizer; 15] = [
+const OPTIMIZERS: [Optimizer; 16] = [
+    Optimizer::Muon(Muon {
+        momentum: 0.95,
+        nesterov: true,
+        weight_decay: 0.1,
+        ns_steps: 5,
+        others: AdamW { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, bias_correction: true, decoupled: true },
+        others_lr_factor: 0.5,
+    }),
     Optimizer::AdamW(AdamW {
         betas: (0.9, 0.95),
         eps: 1e-8,
@@ -144,6 +152,11 @@ fn textbook(optimizer: &Optimizer, step: &Step, p: f64, g: f64, s: [f64; 2]) -> 
         Optimizer::Lion(Lion { betas: (b1, b2), weight_decay }) => {
             let direction = (b1 * s[0] + (1.0 - b1) * g).signum();
             (p - lr * on(weight_decay) * p - lr * direction, [b2 * s[0] + (1.0 - b2) * g, 0.0])
+        }
+        // What is not a matrix.
+        Optimizer::Muon(Muon { others, others_lr_factor, .. }) => {
+            let step = Step { lr: lr * others_lr_factor, grad_scale: 1.0, ..*step };
+            textbook(&Optimizer::AdamW(others), &step, p, g, s)
         }
         Optimizer::Adagrad(Adagrad { eps, weight_decay }) => {
             let g = g + on(weight_decay) * p;

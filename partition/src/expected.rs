@@ -46,7 +46,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: 
         let master = if width == 4 { 0 } else { own * 4 };
         bytes.parameters += (held(placements.parameters, tiers.parameters) * width + master) as u64;
         bytes.gradients += (held(placements.gradients, tiers.gradients) * 4) as u64;
-        bytes.optimizer += (own * states * 4) as u64;
+        bytes.optimizer += (own * segment.states(states) * 4) as u64;
     }
     bytes
 }

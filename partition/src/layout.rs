@@ -5,18 +5,22 @@
 //! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
 //! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
 //! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
-//! Trainable and frozen parameters never share a segment, and a quantized parameter has one of its own.
+//! Trainable and frozen parameters never share a segment. A quantized parameter has one of its own, and so has a matrix
+//! that the optimizer updates as a whole.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
 //! a sum of whole blocks, so the norm does not depend on the number of ranks.
+//!
+//! A matrix that is updated as a whole is not cut: its only shard is that of its owner. Its gradient is therefore reduced
+//! to the owner, and the owner's update is gathered, by the same collectives as those of other segments. Owners are
+//! chosen in the order of the layers, each time the rank with the least work so far.
 
-use std::ops::Range;
-
-use zero_model::ops::Quantization;
 use zero_model::{Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
+
+use crate::segment::{Piece, Segment};
 
 /// Minimum number of elements of a parameter with a segment of its own. Copying it would cost more than a separate
 /// collective.
@@ -74,105 +78,6 @@ impl TierOptions {
     }
 }
 
-/// One parameter inside a segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// The parameter.
-    pub parameter: ParameterId,
-    /// Its element range within the segment.
-    pub range: Range<usize>,
-}
-
-/// A flat parameter: parameters that are placed, gathered and reduced together.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Segment {
-    /// The layer's name for its ordinary parameters, `NAME (persistent)` for its persistent ones, or the name of a tied
-    /// or large parameter, which has a segment of its own.
-    pub name: String,
-    /// Index of the layer that owns the parameters.
-    pub layer: usize,
-    /// The parameters, in order and without gaps.
-    pub pieces: Vec<Piece>,
-    /// Shard boundaries: the shard of rank `r` is `bounds[r]..bounds[r + 1]`.
-    pub bounds: Vec<usize>,
-    /// Placement of its parameters, gradients and optimizer state over the ranks.
-    pub placements: Placements,
-    /// Memory tiers of each rank's part.
-    pub tiers: Tiers,
-    /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
-    pub is_trainable: bool,
-    /// How the values of its only parameter are stored, if they are quantized. All ranges of the segment are then in
-    /// bytes, and shards are cut between records.
-    pub quantization: Option<Quantization>,
-}
-
-impl Segment {
-    /// Returns the segment's parameter if it has only one. In that case the segment shares the storage of the
-    /// parameter's leaf.
-    #[must_use]
-    pub fn only_parameter(&self) -> Option<ParameterId> {
-        match self.pieces[..] {
-            [Piece { parameter, .. }] => Some(parameter),
-            _ => None,
-        }
-    }
-
-    /// Returns the number of elements of its parameters.
-    #[must_use]
-    pub fn parameters(&self) -> usize {
-        self.quantization.map_or(self.elements(), |quantization| quantization.elements())
-    }
-
-    /// Returns the bytes of each stored element. `working` is the width of the working dtype.
-    #[must_use]
-    pub fn width(&self, working: usize) -> usize {
-        if self.quantization.is_some() { 1 } else { working }
-    }
-
-    /// Returns the number of stored elements: bytes, if the segment is quantized.
-    #[must_use]
-    pub fn elements(&self) -> usize {
-        self.pieces.last().map_or(0, |piece| piece.range.end)
-    }
-
-    /// Returns the element range of a rank's shard.
-    #[must_use]
-    pub fn shard(&self, rank: usize) -> Range<usize> {
-        self.bounds[rank]..self.bounds[rank + 1]
-    }
-
-    /// Returns the offset of `own`, a rank's shard, in the reduced gradients that the rank holds: its start if
-    /// gradients are replicated, and 0 if the rank holds only the shard.
-    #[must_use]
-    pub fn begin_in_gradients(&self, own: &Range<usize>) -> usize {
-        match self.placements.gradients {
-            Placement::Replicated => own.start,
-            Placement::Sharded => 0,
-        }
-    }
-
-    /// Returns the number of elements of each rank's shard, as collectives expect it.
-    #[must_use]
-    pub fn counts(&self) -> Vec<usize> {
-        self.bounds.windows(2).map(|pair| pair[1] - pair[0]).collect()
-    }
-
-    /// Returns the parts of parameters within `range`: (parameter, range in the parameter, range in `range`).
-    pub fn overlaps(
-        &self,
-        range: Range<usize>,
-    ) -> impl Iterator<Item = (ParameterId, Range<usize>, Range<usize>)> + '_ {
-        self.pieces.iter().filter_map(move |piece| {
-            let start = piece.range.start.max(range.start);
-            let end = piece.range.end.min(range.end);
-            (start < end).then(|| {
-                let offset = piece.range.start;
-                (piece.parameter, start - offset..end - offset, start - range.start..end - range.start)
-            })
-        })
-    }
-}
-
 /// All segments of a model, sharded over a number of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -192,18 +97,22 @@ impl Layout {
     pub fn new(model: &Model, options: &LayoutOptions) -> Self {
         assert!(options.ranks > 0, "a layout needs at least one rank");
         let persistent = persistent(model, options);
+        let mut work = vec![0; options.ranks];
         let mut segments: Vec<Segment> = vec![];
         for (index, layer) in model.layers().iter().enumerate() {
             let owned = || layer.uses().iter().copied().filter(|&p| model.parameters()[p].layer() == index);
             let is_tied = |p: ParameterId| model.layers().iter().filter(|l| l.uses().contains(&p)).count() > 1;
             let is_large = |p: ParameterId| model.parameters()[p].elements() >= LARGE;
             let is_quantized = |p: ParameterId| model.parameters()[p].quantization().is_some();
-            let is_alone = |p: ParameterId| is_tied(p) || is_quantized(p) || (is_large(p) && !persistent[p]);
+            let is_alone = |p: ParameterId| {
+                let is_whole = is_quantized(p) || model.parameters()[p].is_matrix();
+                is_tied(p) || is_whole || (is_large(p) && !persistent[p])
+            };
             let mut groups: Vec<(String, Vec<ParameterId>)> = vec![];
             for (is_trainable, frozen) in [(true, ""), (false, " (frozen)")] {
                 let owned = || owned().filter(|&p| model.parameters()[p].is_trainable() == is_trainable);
                 let ordinary = owned().filter(|&p| !is_alone(p) && !persistent[p]).collect();
-                let kept = owned().filter(|&p| !is_tied(p) && persistent[p]).collect();
+                let kept = owned().filter(|&p| !is_alone(p) && persistent[p]).collect();
                 groups.push((format!("{}{frozen}", layer.name()), ordinary));
                 groups.push((format!("{} (persistent){frozen}", layer.name()), kept));
             }
@@ -214,7 +123,14 @@ impl Layout {
                 if persistent[parameters[0]] {
                     placements.parameters = Placement::Replicated;
                 }
-                segments.push(segment(model, name, index, &parameters, placements, options.ranks));
+                let mut segment = segment(model, name, index, &parameters, placements, options.ranks);
+                if let Some([rows, columns]) = segment.matrix {
+                    let owner = (0..options.ranks).min_by_key(|&rank| work[rank]).unwrap_or(0);
+                    // The products of a Newton–Schulz iteration.
+                    work[owner] += rows as u128 * columns as u128 * rows.min(columns) as u128;
+                    segment.bounds = (0..=options.ranks).map(|r| if r > owner { rows * columns } else { 0 }).collect();
+                }
+                segments.push(segment);
             }
         }
         let shape = shape(model, &segments);
@@ -341,7 +257,9 @@ fn segment(
     let unit = quantization.map_or(BLOCK, |quantization| quantization.record_bytes());
     let bounds = cut(&pieces, end, ranks, unit);
     let is_trainable = parameters.iter().any(|&parameter| model.parameters()[parameter].is_trainable());
-    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default(), is_trainable, quantization }
+    let matrix = parameters.first().map(|&parameter| &model.parameters()[parameter]).filter(|p| p.is_matrix());
+    let matrix = matrix.map(|matrix| [matrix.shape().dims()[0], matrix.shape().dims()[1]]);
+    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default(), is_trainable, quantization, matrix }
 }
 
 /// Returns the shard boundaries: the multiples of `unit` nearest to equal shards.

@@ -7,20 +7,21 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_model::Parameter;
 use zero_model::sink::FlatBuffer;
 use zero_optim::norm::{Limits, Verdict};
-use zero_optim::{ExactSum, Rate, Step};
+use zero_optim::{ExactSum, Optimizer, Rate, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
 use crate::disk::{Tile, stride};
 use crate::error::ZeroError;
 use crate::gpu::Gpu;
+use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::parameters::ParameterState;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::{round_bytes, round_to, working};
 use crate::storage::{copy, overwrite};
-use crate::threads::update;
+use crate::threads::{update, update_bytes, update_matrix};
 
 /// The optimizer state of one rank.
 #[derive(Default)]
@@ -188,6 +189,11 @@ impl OptimizerState {
             }
         };
         let optimizer = options.optimizer.with_betas(rate.betas);
+        if let Some([rows, columns]) = segment.matrix.filter(|_| !own.is_empty()) {
+            let bytes = update_bytes(rows, columns) as usize;
+            memory.count(Category::Staging, bytes, 1);
+            memory.uncount(Category::Staging, bytes, 1);
+        }
         let state = &mut self.segments[id];
         // Optimizer states, and the master last: from the tile's buffer or from memory.
         let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
@@ -198,7 +204,7 @@ impl OptimizerState {
                 kinds.map(|kind| Ok(&mut on_host(kind.host_mut())?[part.clone()])).collect::<Result<_, ZeroError>>()?
             }
         };
-        let mut master = (kinds.len() > rank.states()).then(|| kinds.pop()).flatten();
+        let mut master = (kinds.len() > rank.states(id)).then(|| kinds.pop()).flatten();
         let mut shard = parameters.shard_mut(id);
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[parameter];
@@ -206,7 +212,12 @@ impl OptimizerState {
             let lr = rate.lr * parameter.lr_factor();
             let step = Step { step: self.updates + 1, lr, grad_scale, decay };
             let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
-            let mut run = |values: &mut [f32]| update(&optimizer, &step, values, &gradients[at.clone()], &mut moments);
+            let mut run = |values: &mut [f32]| match (&optimizer, segment.matrix) {
+                (Optimizer::Muon(muon), Some(shape)) => {
+                    update_matrix(muon, &step, shape, values, &gradients[at.clone()], moments[0])
+                }
+                _ => update(&optimizer, &step, values, &gradients[at.clone()], &mut moments),
+            };
             let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
             if let Some(master) = &mut master {
                 let master = &mut master[at.clone()];

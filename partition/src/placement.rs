@@ -1,6 +1,7 @@
 //! Placement of a rank's own values: in host memory, or in the memory of the GPU that runs its layers.
 
-use crate::layout::{Layout, Segment};
+use crate::layout::Layout;
+use crate::segment::Segment;
 
 /// Values kept in GPU memory. When layers run on the CPU, everything is in host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

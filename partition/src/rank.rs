@@ -10,7 +10,8 @@ use zero_pipeline::{Placement, Placements, SegmentId, Stages};
 
 use crate::error::ZeroError;
 use crate::groups::Groups;
-use crate::layout::{Layout, Segment};
+use crate::layout::Layout;
+use crate::segment::Segment;
 use crate::storage::QUANTIZED;
 use crate::zero::ZeroOptions;
 
@@ -86,9 +87,9 @@ impl Rank {
         (0..self.layout.segments().len()).filter(|&id| self.updates(id)).collect()
     }
 
-    /// Returns the number of optimizer states.
-    pub(crate) fn states(&self) -> usize {
-        self.options.optimizer.states().len()
+    /// Returns the number of optimizer states of a segment.
+    pub(crate) fn states(&self, id: SegmentId) -> usize {
+        self.segment(id).states(self.options.optimizer.states().len())
     }
 
     /// Returns the bytes of each stored element of a segment's working parameters.

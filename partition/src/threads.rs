@@ -2,9 +2,9 @@
 //! the memory bandwidth. Every element and every block of the norm is computed independently, so the number of threads
 //! does not change a bit.
 
-use zero_model::ops::{convert, in_parallel, threads};
+use zero_model::ops::{convert, in_parallel, orthogonalize, orthogonalize_bytes, threads};
 use zero_optim::norm::BLOCK;
-use zero_optim::{ExactSum, HalfFloat, LengthError, Optimizer, Step, read_half, write_half};
+use zero_optim::{ExactSum, HalfFloat, LengthError, Muon, Optimizer, Step, read_half, write_half};
 
 /// Smaller inputs stay on one thread: they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;
@@ -37,6 +37,29 @@ pub(crate) fn update(
         *result = zero_optim::update(optimizer, step, params, grads, states);
     });
     parts.into_iter().try_for_each(|(.., result)| result)
+}
+
+/// Takes a step of Muon on a whole matrix of these rows and columns. Its products run on several threads.
+///
+/// # Errors
+/// Fails if the slices differ in length.
+pub fn update_matrix(
+    muon: &Muon,
+    step: &Step,
+    shape: [usize; 2],
+    params: &mut [f32],
+    grads: &[f32],
+    exp_avg: &mut [f32],
+) -> Result<(), LengthError> {
+    let mut direction = muon.direction(step, grads, exp_avg)?;
+    orthogonalize(&mut direction, shape[0], shape[1], muon.ns_steps);
+    muon.apply(step, shape, params, &direction)
+}
+
+/// Returns the bytes of the buffers that [`update_matrix`] holds at a time.
+#[must_use]
+pub fn update_bytes(rows: usize, columns: usize) -> u64 {
+    orthogonalize_bytes(rows, columns) + 4 * (rows * columns) as u64
 }
 
 /// Runs [`ExactSum::add_parameter_range`] on several threads.

@@ -25,6 +25,8 @@ pub enum Optimizer {
     NAdam(NAdam),
     /// RAdam: Adam that corrects the variance of its second moment (Liu et al. 2020), as `torch.optim.RAdam`.
     RAdam(RAdam),
+    /// Muon: orthogonalized momentum for matrices, AdamW for the rest (Jordan et al. 2024).
+    Muon(Muon),
 }
 
 section! {
@@ -171,6 +173,35 @@ section! {
     }
 }
 
+section! {
+    /// Parameters of Muon.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Muon(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Learning rate of the matrices, in place of `lr`.
+        pub muon_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of the matrices");
+        /// Learning rate of all other parameters, in place of `lr`.
+        pub adam_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of all other parameters, which AdamW updates");
+        /// Names of the matrices; `None` for all but embeddings and the head.
+        pub matrices: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over the names of the parameters with two dimensions that are orthogonalized; null: all whose name has none of embed, lm_head, wte and wpe");
+        /// Momentum of the matrices.
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.95", "Momentum of the matrices");
+        /// Nesterov momentum.
+        pub nesterov: bool = key(Kind::Bool, "true", "Nesterov momentum");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
+        /// Number of Newton–Schulz iterations.
+        pub ns_steps: usize = key(COUNT, "5", "Newton–Schulz iterations");
+        /// Decay of AdamW's moments.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay of the first and the second moment");
+        /// Added to AdamW's root.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of AdamW's second moment");
+        = ignored("ns_method", Kind::Text, "gram", "there is one implementation, in f32; gram and standard differ by rounding");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
 const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
 /// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
 const TRAINER: f64 = 5e-5;
@@ -195,7 +226,7 @@ impl Optimizer {
             variant("RMSprop", "Mean of squared gradients", RmsProp::SECTION.keys),
             variant("NAdam", "Adam with Nesterov's look-ahead", NAdam::SECTION.keys),
             variant("RAdam", "Adam with a correction of the second moment's variance", RAdam::SECTION.keys),
-            Variant { status: LATER, ..variant("Muon", "Orthogonalised momentum", MUON) },
+            variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", Muon::SECTION.keys),
             Variant { status: LATER, ..variant("Lamb", "Adam with a trust ratio per layer", LAMB) },
             Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
             Variant { status: LATER, ..variant("MuAdamW", "AdamW for maximal-update parametrisation", &[]) },
@@ -234,7 +265,7 @@ impl Optimizer {
             | Self::Lion(Lion { betas, .. })
             | Self::NAdam(NAdam { betas, .. })
             | Self::RAdam(RAdam { betas, .. }) => Some(*betas),
-            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) => None,
+            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) | Self::Muon(_) => None,
         }
     }
 
@@ -248,6 +279,7 @@ impl Optimizer {
             | Self::RmsProp(RmsProp { lr, .. })
             | Self::NAdam(NAdam { lr, .. })
             | Self::RAdam(RAdam { lr, .. }) => *lr,
+            Self::Muon(Muon { lr, muon_lr, .. }) => muon_lr.unwrap_or(*lr),
         }
     }
 }
@@ -264,6 +296,7 @@ impl Read for Optimizer {
             "RMSprop" => Self::RmsProp(RmsProp::of(&mut keys)),
             "NAdam" => Self::NAdam(NAdam::of(&mut keys)),
             "RAdam" => Self::RAdam(RAdam::of(&mut keys)),
+            "Muon" => Self::Muon(Muon::of(&mut keys)),
             _ => Self::AdamW(Adam::of(&mut keys)),
         }
     }
@@ -282,22 +315,11 @@ impl Serialize for Optimizer {
             Self::RmsProp(rmsprop) => ("RMSprop", json!(rmsprop)),
             Self::NAdam(nadam) => ("NAdam", json!(nadam)),
             Self::RAdam(radam) => ("RAdam", json!(radam)),
+            Self::Muon(muon) => ("Muon", json!(muon)),
         };
         json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
     }
 }
-
-#[rustfmt::skip]
-static MUON: &[Key] = &[
-    later("lr", "0.001", "Learning rate"),
-    later("momentum", "0.95", "Momentum"),
-    later("weight_decay", "0", "Weight decay"),
-    later("muon_lr", "null", "Learning rate of matrices"),
-    later("adam_lr", "null", "Learning rate of the other parameters"),
-    later("betas", "null", "AdamW's, for the other parameters"),
-    later("eps", "null", "AdamW's, for the other parameters"),
-    later("ns_method", "gram", "gram or standard"),
-];
 
 #[rustfmt::skip]
 static LAMB: &[Key] = &[

@@ -243,7 +243,7 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "fp16: {enabled: true, auto_cast: true}",
         "autotuning: {mp_size: 2}",
         "data_efficiency: {enabled: true, data_sampling: {enabled: true, dynamic_batching: {enabled: true}}}",
-        "optimizer: {type: Muon}",
+        "optimizer: {type: Lamb}",
         "optimizer: {type: lamb}",
         "prescale_gradients: true",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",

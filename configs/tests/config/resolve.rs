@@ -124,6 +124,21 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
         with("optimizer: {type: RAdam}").optimizer,
         Optimizer::RAdam(RAdam { lr: 1e-3, betas, eps, weight_decay, decoupled_weight_decay })
     );
+    assert_eq!(
+        with("optimizer: {type: Muon, params: {adam_lr: 0.002}}").optimizer,
+        Optimizer::Muon(Muon {
+            lr: 1e-3,
+            muon_lr: None,
+            adam_lr: Some(2e-3),
+            matrices: None,
+            momentum: 0.95,
+            nesterov: true,
+            weight_decay: 0.0,
+            ns_steps: 5,
+            betas,
+            eps,
+        })
+    );
     // `Adam` is AdamW by default. Both variants survive a round trip through YAML.
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
         let config = with(&format!("optimizer: {{{text}}}"));

@@ -32,6 +32,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::RmsProp(_) => "RMSprop",
         Optimizer::NAdam(_) => "NAdam",
         Optimizer::RAdam(_) => "RAdam",
+        Optimizer::Muon(_) => "Muon",
     };
     match subject.settings.zero.optimizer.states().len() {
         0 => format!("{name} without state"),

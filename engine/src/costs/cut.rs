@@ -133,7 +133,9 @@ fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
             return working;
         }
         let master = if dtype == DType::F32 { 0 } else { 4 };
-        working + held(placements.gradients) * 4 + held(placements.optimizer) * (4 * states as u64 + master)
+        working
+            + held(placements.gradients) * 4
+            + held(placements.optimizer) * (4 * layout.segments()[segment].states(states) as u64 + master)
     };
     shape.layers[layer].segments.iter().map(of_segment).sum()
 }

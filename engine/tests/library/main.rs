@@ -22,6 +22,7 @@ mod ignored_targets;
 mod initial_weights;
 mod loss_scale;
 mod module_buffers;
+mod muon;
 mod named;
 mod offload;
 mod packing;

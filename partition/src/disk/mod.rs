@@ -129,7 +129,13 @@ impl Disk {
         let options = &rank.options.disk;
         let uses_disk = rank.layout.uses_disk();
         let places = match uses_disk {
-            true => places(&rank.layout, &rank.stages, rank.groups.at(), rank.dtype.size_in_bytes(), rank.states()),
+            true => places(
+                &rank.layout,
+                &rank.stages,
+                rank.groups.at(),
+                rank.dtype.size_in_bytes(),
+                rank.options.optimizer.states().len(),
+            ),
             false => vec![],
         };
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {

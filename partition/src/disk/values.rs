@@ -122,7 +122,7 @@ impl Disk {
     /// Writes the initial values of a segment, one tile at a time. Optimizer states are already zero.
     pub(crate) fn initialise(&self, rank: &Rank, id: SegmentId, seed: u64) -> Result<(), ZeroError> {
         let Some(place) = self.place_of(id) else { return Ok(()) };
-        let kinds = [Stored::State(rank.states()), Stored::Parameters];
+        let kinds = [Stored::State(rank.states(id)), Stored::Parameters];
         let wanted: Vec<Stored> = kinds.into_iter().filter(|&stored| self.has(id, stored)).collect();
         if wanted.is_empty() {
             return Ok(());

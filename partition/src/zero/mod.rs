@@ -123,7 +123,7 @@ impl ShardedState {
             return Ok(());
         }
         let own = if rank.updates(id) { rank.own_range(id) } else { 0..0 };
-        let states = rank.states();
+        let states = rank.states(id);
         let in_memory = if disk.has(id, Stored::State(0)) { 0 } else { own.len() };
         memory.count(Category::OptimizerState, in_memory * states, 4);
         let has_master = (rank.dtype != DType::F32 || rank.mirrors(id)) && in_memory > 0;

@@ -11,9 +11,10 @@ use super::ShardedState;
 use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::gpu;
-use crate::layout::{Layout, Segment};
+use crate::layout::Layout;
 use crate::ledger::Category;
 use crate::rounding::working;
+use crate::segment::Segment;
 use crate::storage::{self, overwrite};
 use crate::threads::widen;
 
@@ -94,7 +95,7 @@ impl Layout {
         owned
             .map(|(_, segment)| match (segment.quantization, segment.is_trainable) {
                 (Some(_), _) => saved(segment).div_ceil(size_of::<f32>()),
-                (None, true) => saved(segment) * kinds,
+                (None, true) => saved(segment) * (1 + segment.states(kinds - 1)),
                 (None, false) => saved(segment),
             })
             .sum()
@@ -104,7 +105,7 @@ impl Layout {
     #[must_use]
     pub fn checkpoint_bytes(&self, kinds: usize) -> u64 {
         let bytes = |segment: &Segment| {
-            let kinds = if segment.is_trainable { kinds } else { 1 };
+            let kinds = if segment.is_trainable { 1 + segment.states(kinds - 1) } else { 1 };
             segment.elements() * segment.width(size_of::<f32>()) * kinds
         };
         self.segments().iter().map(|segment| bytes(segment) as u64).sum()
@@ -120,7 +121,7 @@ impl ShardedState {
     /// Returns the kinds of values of every parameter.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind> {
-        std::iter::once(Kind::Parameter).chain((0..self.rank.states()).map(Kind::State)).collect()
+        std::iter::once(Kind::Parameter).chain((0..self.state_names().len()).map(Kind::State)).collect()
     }
 
     /// Returns the ranges that this rank writes into a checkpoint, in portions: its shards of the segments that its
@@ -138,7 +139,7 @@ impl ShardedState {
         let rank = self.rank.comm().rank();
         let is_held = |id| match kind {
             Kind::Parameter => self.holds(id),
-            Kind::State(_) => self.rank.updates(id),
+            Kind::State(index) => self.rank.updates(id) && index < self.rank.states(id),
         };
         self.ranges(is_held, |segment| {
             let placement = match kind {
@@ -237,7 +238,7 @@ impl ShardedState {
         // The range of a replicated parameter may exceed the part with optimizer state on this rank.
         let held = at.start.max(own.start)..at.end.min(own.end);
         let of_held = |values: &[f32]| values[held.start - at.start..held.end - at.start].to_vec();
-        let master = Stored::State(self.rank.states());
+        let master = Stored::State(self.rank.states(id));
         if let Kind::State(index) = kind {
             if self.disk.has(id, Stored::State(index)) {
                 let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
@@ -270,7 +271,7 @@ impl ShardedState {
 
     /// Returns how values of a kind are stored on the disk, if they are: a parameter as its master if it has one.
     fn stored_as(&self, kind: Kind, id: SegmentId) -> Option<Stored> {
-        let states = self.rank.states();
+        let states = self.rank.states(id);
         let stored = match kind {
             Kind::State(index) => Stored::State(index),
             Kind::Parameter if self.disk.has(id, Stored::State(states)) => Stored::State(states),

@@ -39,9 +39,10 @@ fn of_stage(
     evaluation: Script<'_>,
 ) -> Needs {
     let (width, states) = (subject.settings.dtype.size_in_bytes(), subject.settings.zero.optimizer.states().len());
-    // Shards differ by a few blocks at most, so a few ranks stand for many.
+    // Shards differ by a few blocks at most, so a few ranks stand for many, but not if some own whole matrices.
     let last = subject.stage_plan.mesh.data() - 1;
-    let mut replicas = if last < 4 { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
+    let has_owners = subject.layout.segments().iter().any(|segment| segment.matrix.is_some());
+    let mut replicas = if last < 4 || has_owners { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
     replicas.dedup();
     let mut needs = Needs { peaks: Peaks::default(), disk: DiskBytes::default(), with_activations: table.is_some() };
     for replica in replicas {

@@ -172,6 +172,17 @@ fn adapters() {
 }
 
 #[test]
+fn owned_matrices() {
+    let muon = "optimizer={type: Muon, params: {lr: 0.01}}";
+    for model in [GPT2, LLAMA] {
+        for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (2, "stage: 3"), (3, "stage: 3")] {
+            holds(ranks, zero, &[model, muon, "train_micro_batch_size_per_gpu=4"]);
+        }
+        holds(2, "stage: 2", &[model, muon, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+    }
+}
+
+#[test]
 fn quantized_weights() {
     let four = "quantization_config={load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true}";
     let eight = "quantization_config={load_in_8bit: true}";

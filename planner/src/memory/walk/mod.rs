@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zero_model::memory::room_of_a_thread;
-use zero_partition::{Category, Layout, OnGpu, Segment, ZeroOptions};
+use zero_partition::{Category, Layout, OnGpu, Segment, ZeroOptions, update_bytes};
 use zero_pipeline::{Content, Coordinates, Instruction, Item, LayerId, Message, Placement, SegmentId, Stages, Tier};
 
 mod buffers;
@@ -157,7 +157,7 @@ impl<'a> Walk<'a> {
 
     /// Adds parameters, master copies and optimizer state.
     fn state(&mut self) {
-        let (states, on_gpu) = (self.work.options.optimizer.states().len() as u64, self.on_gpu());
+        let (states, on_gpu) = (self.work.options.optimizer.states().len(), self.on_gpu());
         for id in 0..self.work.layout.segments().len() {
             if !self.work.stages.holds(self.work.at.stage, id) {
                 continue;
@@ -177,7 +177,11 @@ impl<'a> Walk<'a> {
                 // If the parameters are on the GPU, the host also holds a master copy.
                 let has_master = self.is_half() || (is_on_gpu && !self.residents[id]);
                 self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
-                self.meter.add_at(Category::OptimizerState, own * 4 * states, self.residents[id]);
+                self.meter.add_at(
+                    Category::OptimizerState,
+                    own * 4 * self.segment(id).states(states) as u64,
+                    self.residents[id],
+                );
             }
         }
         let bounce = self.work.options.disk.bounce_bytes(self.work.layout, self.work.stages, self.work.at);
@@ -262,7 +266,15 @@ impl<'a> Walk<'a> {
                 }
                 self.drop_buffers();
             }
-            Instruction::Update { segment } => self.done_with(*segment),
+            Instruction::Update { segment } => {
+                let owned = self.part(*segment, self.segment(*segment).placements.optimizer) > 0;
+                if let Some([rows, columns]) = self.segment(*segment).matrix.filter(|_| owned) {
+                    let bytes = update_bytes(rows, columns);
+                    self.meter.add(Category::Staging, bytes);
+                    self.meter.free(Category::Staging, bytes);
+                }
+                self.done_with(*segment);
+            }
             Instruction::UpdateTile { segment, tile } => {
                 let tiers = self.segment(*segment).tiers;
                 if *tile + 1 == tiers.tiles && tiers.gradients == Tier::Memory {

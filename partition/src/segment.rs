@@ -1,0 +1,114 @@
+//! A segment: a flat parameter and its shards.
+
+use std::ops::Range;
+
+use zero_model::ParameterId;
+use zero_model::ops::Quantization;
+use zero_pipeline::{Placement, Placements, Tiers};
+
+/// One parameter inside a segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The parameter.
+    pub parameter: ParameterId,
+    /// Its element range within the segment.
+    pub range: Range<usize>,
+}
+
+/// A flat parameter: parameters that are placed, gathered and reduced together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// The layer's name for its ordinary parameters, `NAME (persistent)` for its persistent ones, or the name of a tied
+    /// or large parameter, which has a segment of its own.
+    pub name: String,
+    /// Index of the layer that owns the parameters.
+    pub layer: usize,
+    /// The parameters, in order and without gaps.
+    pub pieces: Vec<Piece>,
+    /// Shard boundaries: the shard of rank `r` is `bounds[r]..bounds[r + 1]`.
+    pub bounds: Vec<usize>,
+    /// Placement of its parameters, gradients and optimizer state over the ranks.
+    pub placements: Placements,
+    /// Memory tiers of each rank's part.
+    pub tiers: Tiers,
+    /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
+    pub is_trainable: bool,
+    /// How the values of its only parameter are stored, if they are quantized. All ranges of the segment are then in
+    /// bytes, and shards are cut between records.
+    pub quantization: Option<Quantization>,
+    /// Rows and columns of its only parameter, if the optimizer updates it as a whole matrix.
+    pub matrix: Option<[usize; 2]>,
+}
+
+impl Segment {
+    /// Returns the number of its optimizer states, if other segments have `states`: a matrix has its momentum alone.
+    #[must_use]
+    pub fn states(&self, states: usize) -> usize {
+        if self.matrix.is_some() { states.min(1) } else { states }
+    }
+
+    /// Returns the segment's parameter if it has only one. In that case the segment shares the storage of the
+    /// parameter's leaf.
+    #[must_use]
+    pub fn only_parameter(&self) -> Option<ParameterId> {
+        match self.pieces[..] {
+            [Piece { parameter, .. }] => Some(parameter),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of elements of its parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.quantization.map_or(self.elements(), |quantization| quantization.elements())
+    }
+
+    /// Returns the bytes of each stored element. `working` is the width of the working dtype.
+    #[must_use]
+    pub fn width(&self, working: usize) -> usize {
+        if self.quantization.is_some() { 1 } else { working }
+    }
+
+    /// Returns the number of stored elements: bytes, if the segment is quantized.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.pieces.last().map_or(0, |piece| piece.range.end)
+    }
+
+    /// Returns the element range of a rank's shard.
+    #[must_use]
+    pub fn shard(&self, rank: usize) -> Range<usize> {
+        self.bounds[rank]..self.bounds[rank + 1]
+    }
+
+    /// Returns the offset of `own`, a rank's shard, in the reduced gradients that the rank holds: its start if
+    /// gradients are replicated, and 0 if the rank holds only the shard.
+    #[must_use]
+    pub fn begin_in_gradients(&self, own: &Range<usize>) -> usize {
+        match self.placements.gradients {
+            Placement::Replicated => own.start,
+            Placement::Sharded => 0,
+        }
+    }
+
+    /// Returns the number of elements of each rank's shard, as collectives expect it.
+    #[must_use]
+    pub fn counts(&self) -> Vec<usize> {
+        self.bounds.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+
+    /// Returns the parts of parameters within `range`: (parameter, range in the parameter, range in `range`).
+    pub fn overlaps(
+        &self,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (ParameterId, Range<usize>, Range<usize>)> + '_ {
+        self.pieces.iter().filter_map(move |piece| {
+            let start = piece.range.start.max(range.start);
+            let end = piece.range.end.min(range.end);
+            (start < end).then(|| {
+                let offset = piece.range.start;
+                (piece.parameter, start - offset..end - offset, start - range.start..end - range.start)
+            })
+        })
+    }
+}
