@@ -99,8 +99,8 @@ section! {
         pub patience: usize = key(COUNT, REQUIRED, "Evaluations without improvement before training stops");
         /// Minimum improvement over the best value.
         pub min_delta: f64 = key(NON_NEGATIVE, "0.0", "What counts as improvement: a value better than the best by more than this");
-        /// Metric to compare: `loss`, or a metric of the program.
-        pub metric: String = key(Kind::Text, "loss", "What evaluations are compared by: the evaluation loss, or a metric of the program's own");
+        /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
+        pub metric: String = key(Kind::Text, "loss", "What evaluations are compared by: the evaluation loss, that of one of several data sets as loss_<name>, or a metric of the program's own");
         /// Whether lower or higher values are better.
         pub mode: StopMode = key(StopMode::KIND, "min", "Which value of it is better: the lower (min) or the higher (max)");
     }

@@ -25,13 +25,16 @@ impl EarlyStop {
         Self { options, best: f32::INFINITY, without_improvement: 0 }
     }
 
-    /// Checks that `training.early_stopping.metric` is the loss or one of `metrics`.
-    pub(super) fn check(&self, metrics: &[Metric]) -> Result<(), Error> {
+    /// Checks that `training.early_stopping.metric` is the loss, one of `metrics`, or the loss of one of the data sets
+    /// `sets`.
+    pub(super) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
         let Some(EarlyStopping { metric, .. }) = &self.options else { return Ok(()) };
-        if metric == LOSS || metrics.iter().any(|known| known.name() == metric) {
+        let known = std::iter::once(LOSS).chain(metrics.iter().map(Metric::name)).map(String::from);
+        let known: Vec<String> = known.chain(sets.into_iter().map(|set| format!("loss_{set}"))).collect();
+        if known.contains(metric) {
             return Ok(());
         }
-        let known = std::iter::once(LOSS).chain(metrics.iter().map(Metric::name)).collect::<Vec<_>>().join(", ");
+        let known = known.join(", ");
         Err(Error::setting(
             "training.early_stopping.metric",
             format!("unknown metric `{metric}`"),
@@ -89,14 +92,14 @@ mod tests {
             step: 1,
             loss,
             metrics: vec![("accuracy".into(), f64::from(-loss))],
-            by_dataset: vec![],
+            by_dataset: vec![("code".into(), loss)],
             samples: 1,
         }
     }
 
     #[test]
     fn stops_after_patience_and_survives_a_checkpoint() {
-        for (metric, mode) in [("loss", StopMode::Min), ("accuracy", StopMode::Max)] {
+        for (metric, mode) in [("loss", StopMode::Min), ("accuracy", StopMode::Max), ("loss_code", StopMode::Min)] {
             let options = Some(EarlyStopping { patience: 2, min_delta: 0.1, metric: metric.into(), mode });
             let mut early = EarlyStop::new(options.clone());
             assert!(!early.is_over(&of(1.0)));
@@ -107,8 +110,11 @@ mod tests {
             assert!(!resumed.is_over(&of(0.8)));
             assert!(!resumed.is_over(&of(0.8)));
             assert!(resumed.is_over(&of(f32::NAN)));
-            let expected =
-                if mode == StopMode::Min { "no evaluation loss below 0.8" } else { "no accuracy above -0.8" };
+            let expected = match metric {
+                "loss" => "no evaluation loss below 0.8",
+                "accuracy" => "no accuracy above -0.8",
+                _ => "no loss_code below 0.8",
+            };
             assert!(resumed.to_string().starts_with(expected), "{resumed}");
         }
     }
@@ -117,9 +123,10 @@ mod tests {
     fn an_unknown_metric_is_an_error() {
         let early = |metric: &str| {
             let options = EarlyStopping { patience: 2, min_delta: 0.0, metric: metric.into(), mode: StopMode::Min };
-            EarlyStop::new(Some(options)).check(&[]).map_err(|error| error.to_string())
+            EarlyStop::new(Some(options)).check(&[], ["code"]).map_err(|error| error.to_string())
         };
-        assert_eq!(early("loss"), Ok(()));
+        assert_eq!((early("loss"), early("loss_code")), (Ok(()), Ok(())));
+        assert!(early("loss_text").unwrap_err().contains("name one of these: loss, loss_code"));
         let error = early("accuracy").unwrap_err();
         assert!(error.contains("unknown metric `accuracy`") && error.contains("name one of these: loss"), "{error}");
     }

@@ -26,10 +26,14 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Returns the value of the metric `name`, or `None` if there is no such metric.
+    /// Returns the value of the metric `name`, or the loss of a data set if it is `loss_<data set>`. `None` if there is
+    /// neither.
     #[must_use]
     pub fn metric(&self, name: &str) -> Option<f64> {
-        self.metrics.iter().find(|(other, _)| other == name).map(|(_, value)| *value)
+        let loss_of =
+            |set: &str| self.by_dataset.iter().find(|(other, _)| other == set).map(|(_, loss)| f64::from(*loss));
+        let metric = self.metrics.iter().find(|(other, _)| other == name).map(|(_, value)| *value);
+        metric.or_else(|| name.strip_prefix("loss_").and_then(loss_of))
     }
 }
 

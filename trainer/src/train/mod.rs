@@ -150,7 +150,7 @@ fn begin(
         config = addresses::fetch_weights(&config, &preparing())?;
     }
     let mut early = EarlyStop::new(config.training.early_stopping.clone());
-    early.check(&task.metrics)?;
+    early.check(&task.metrics, corpus.eval_sets.iter().map(|set| set.name.as_str()))?;
     let mut engine = Engine::measured_with(config, layers, comm.clone(), start, sample)?;
     if options.force {
         engine.lift_memory_limit();
