@@ -85,7 +85,7 @@ fn fifty_steps_agree_with_pytorch() {
 
 #[test]
 fn every_layout_is_bit_identical() {
-    for more in ["", "bf16: {enabled: true}", "activation_checkpointing: {}"] {
+    for more in ["", "bf16: {enabled: true}", "activation_checkpointing: {}", "adapter: {r: 4}"] {
         let expected = run(1, &reproducible(0, 1, more));
         assert_ne!(expected.losses[0], expected.losses[5]);
         for ranks in [1, 2, 4] {
