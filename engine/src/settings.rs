@@ -90,7 +90,11 @@ impl Settings {
                     overlap,
                 },
                 reduce: ReduceOptions { bucket: config.zero.reduce_bucket_size, overlap },
-                refresh: RefreshOptions { bucket: config.zero.allgather_bucket_size, overlap },
+                refresh: RefreshOptions {
+                    bucket: config.zero.allgather_bucket_size,
+                    overlap,
+                    last: matches!(config.optimizer, config::Optimizer::Muon(_)),
+                },
             },
             zero: ZeroOptions {
                 optimizer,

@@ -10,6 +10,9 @@ pub struct RefreshOptions {
     pub bucket: Option<usize>,
     /// `overlap_comm`: awaits a refresh after the next update instead of immediately.
     pub overlap: bool,
+    /// Refreshes after the last update. If a segment has one owner, the other ranks would wait for its update before their
+    /// own.
+    pub last: bool,
 }
 
 /// Inserts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] after the updates.
@@ -31,22 +34,37 @@ pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -
             out.push(Instruction::AwaitRefresh { segments: pending.remove(0) });
         }
     };
+    // Adds a segment to the bucket, and its update to the program, and starts the refresh of a full bucket.
+    let add = |segment: SegmentId,
+               update: Option<Instruction>,
+               bucket: &mut Vec<_>,
+               pending: &mut Vec<_>,
+               out: &mut Vec<_>| {
+        if options.bucket.is_some_and(|limit| elements(bucket) + elements(&[segment]) > limit) {
+            start(bucket, pending, out);
+        }
+        bucket.push(segment);
+        out.extend(update);
+        if options.bucket.is_none() {
+            start(bucket, pending, out);
+        }
+    };
+    let mut late = vec![];
     for instruction in program.instructions {
-        let updated = match instruction {
+        let segment = match instruction {
             Instruction::Update { segment } if needs(segment) => Some(segment),
             _ => None,
         };
-        if let Some(segment) = updated {
-            if options.bucket.is_some_and(|limit| elements(&bucket) + elements(&[segment]) > limit) {
-                start(&mut bucket, &mut pending, &mut out);
+        match segment {
+            Some(segment) if options.last => {
+                out.push(instruction);
+                late.push(segment);
             }
-            bucket.push(segment);
-        }
-        out.push(instruction);
-        if updated.is_some() && options.bucket.is_none() {
-            start(&mut bucket, &mut pending, &mut out);
+            Some(segment) => add(segment, Some(instruction), &mut bucket, &mut pending, &mut out),
+            None => out.push(instruction),
         }
     }
+    late.into_iter().for_each(|segment| add(segment, None, &mut bucket, &mut pending, &mut out));
     start(&mut bucket, &mut pending, &mut out);
     out.extend(pending.into_iter().map(|segments| Instruction::AwaitRefresh { segments }));
     Program { instructions: out, micro_batches: program.micro_batches }

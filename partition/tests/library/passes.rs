@@ -38,7 +38,7 @@ fn plain() -> PassOptions {
         recompute: RecomputeOptions::none(),
         gather: GatherOptions { prefetch: 0, max_live: ALL, max_reuse_distance: 0, overlap: false },
         reduce: ReduceOptions { bucket: None, overlap: false },
-        refresh: RefreshOptions { bucket: None, overlap: false },
+        refresh: RefreshOptions { bucket: None, overlap: false, last: false },
     }
 }
 
@@ -116,7 +116,7 @@ fn every_stage_and_setting_makes_a_valid_program() {
         for overlap in [false, true] {
             for bucket in [None, Some(1), Some(BLOCK + NORMS), Some(ALL)] {
                 let reduce = ReduceOptions { bucket, overlap };
-                let refresh = RefreshOptions { bucket, overlap };
+                let refresh = RefreshOptions { bucket, overlap, last: false };
                 for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two] {
                     step(zero_stage, micro_batches, &PassOptions { reduce, refresh, ..plain() });
                 }
@@ -293,8 +293,9 @@ fn refreshes_stay_within_their_bucket() {
     for zero_stage in [ZeroStage::One, ZeroStage::Two] {
         let shape = shape(zero_stage);
         for overlap in [false, true] {
-            for bucket in [None, Some(1), Some(BLOCK + NORMS), Some(ALL)] {
-                let refresh = RefreshOptions { bucket, overlap };
+            let buckets = [None, Some(1), Some(BLOCK + NORMS), Some(ALL)];
+            for (bucket, last) in buckets.into_iter().flat_map(|bucket| [(bucket, false), (bucket, true)]) {
+                let refresh = RefreshOptions { bucket, overlap, last };
                 let program = step(zero_stage, 1, &PassOptions { refresh, ..plain() });
                 let of = |i: &Instruction| if let Refresh { segments } = i { Some(segments.clone()) } else { None };
                 let refreshes: Vec<_> = program.instructions.iter().filter_map(of).collect();
@@ -303,6 +304,10 @@ fn refreshes_stay_within_their_bucket() {
                     assert!(segments.len() == 1 || elements <= bucket.unwrap_or(0), "{segments:?} has {elements}");
                 }
                 assert_eq!(refreshes.concat(), [0, 1, 2, 3, 4, 5, 6, 7]);
+                if last {
+                    let first = program.instructions.iter().position(|i| of(i).is_some()).unwrap();
+                    assert_eq!(program.instructions[first..].iter().filter(|i| matches!(i, Update { .. })).count(), 0);
+                }
             }
         }
     }

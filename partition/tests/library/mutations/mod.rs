@@ -44,7 +44,7 @@ fn programs() -> Vec<(ModelShape, Program)> {
                 recompute: recompute.clone(),
                 gather: GatherOptions { prefetch: 100, max_live: 1000, max_reuse_distance: 0, overlap },
                 reduce: ReduceOptions { bucket, overlap },
-                refresh: RefreshOptions { bucket, overlap },
+                refresh: RefreshOptions { bucket, overlap, last: false },
             };
             let shape = shape(zero_stage);
             let (stages, schedule) = (Stages::single(&shape), Schedule::OneFOneB);
@@ -64,7 +64,7 @@ fn programs() -> Vec<(ModelShape, Program)> {
                 recompute: RecomputeOptions::none(),
                 gather: GatherOptions { prefetch: gather, max_live: 1000, max_reuse_distance: 0, overlap: true },
                 reduce: ReduceOptions { bucket: None, overlap: true },
-                refresh: RefreshOptions { bucket: None, overlap: true },
+                refresh: RefreshOptions { bucket: None, overlap: true, last: false },
             };
             let shape = on_disk(shape(zero_stage));
             let (stages, schedule) = (Stages::single(&shape), Schedule::OneFOneB);
