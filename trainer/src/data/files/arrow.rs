@@ -1,5 +1,5 @@
-//! Checks the lengths that an Arrow file or stream states, before the decoder reserves as much memory. A reservation that
-//! fails would end the process.
+//! Checks the lengths that an Arrow file or stream states, before the decoder reserves as much memory or returns as many
+//! rows. A reservation that fails would end the process, and rows without bytes would never end.
 //!
 //! Source of the format: <https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc>
 
@@ -77,23 +77,31 @@ impl Lengths {
         let dictionary = || message.header_as_dictionary_batch()?.data();
         let Some(batch) = message.header_as_record_batch().or_else(dictionary) else { return Ok(end) };
         let most = match batch.compression().map(|compression| compression.codec()) {
-            Some(CompressionType::ZSTD) => ZSTD,
-            Some(CompressionType::LZ4_FRAME) => LZ4,
+            None => None,
+            Some(CompressionType::ZSTD) => Some(ZSTD),
+            Some(CompressionType::LZ4_FRAME) => Some(LZ4),
             // The decoder refuses other ways of compression.
-            _ => return Ok(end),
+            Some(_) => return Ok(end),
         };
+        let mut unpacked = 0_u64;
         for buffer in batch.buffers().into_iter().flatten() {
             let at = start.saturating_add(u64::try_from(buffer.offset()).unwrap_or(u64::MAX));
             let packed = self.end(at, buffer.length(), end)? - at;
-            if packed < 8 {
-                continue; // Empty, or an error of the decoder.
-            }
+            let Some(most) = most.filter(|_| packed >= 8) else {
+                unpacked = unpacked.saturating_add(packed);
+                continue;
+            };
             // −1: the buffer is not compressed.
-            let stated = u64::try_from(i64::from_le_bytes(self.array(at)?)).unwrap_or(0);
+            let stated = u64::try_from(i64::from_le_bytes(self.array(at)?)).unwrap_or(packed - 8);
             let is_possible = stated <= most * (packed - 8);
             if !is_possible || Vec::<u8>::new().try_reserve_exact(stated as usize).is_err() {
                 return Err((at, format!("a compressed buffer of {packed} bytes states that it holds {stated}")));
             }
+            unpacked = unpacked.saturating_add(stated);
+        }
+        // A row takes a bit at least, but in columns of nulls or runs, which no sample can be made of.
+        if u64::try_from(batch.length()).map_or(true, |rows| rows.div_ceil(8) > unpacked) {
+            return Err((start, format!("a batch of {unpacked} bytes states that it has {} rows", batch.length())));
         }
         Ok(end)
     }
