@@ -136,6 +136,7 @@ impl Corpus {
         let lengths = Lengths::of(config, &*train);
         notes.extend(lengths.as_ref().map(Lengths::describe));
         let token_batches = TokenBatches::of(config, train.tokens_per_sample());
+        notes.extend(token_batches.as_ref().map(TokenBatches::describe));
         let of_set = |set: MixedSet| {
             let monitored = metric::evaluated(&format!("loss_{}", set.name));
             Some(EvalSet { data: Arc::new(set.eval?), name: set.name, monitored })

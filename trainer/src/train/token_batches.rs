@@ -46,6 +46,12 @@ impl TokenBatches {
         Some(Self { max_tokens, whole, multiple, count })
     }
 
+    /// Describes how the samples are dealt in a line.
+    pub(super) fn describe(&self) -> String {
+        let count = self.count.map_or(String::new(), |count| format!(", always {count} of them"));
+        format!("micro-batches: dealt by length, at most {} positions each{count}", self.max_tokens)
+    }
+
     /// Deals samples of these lengths.
     pub(super) fn deal(&self, lengths: &[usize]) -> Vec<Dealt> {
         let length = |sample: usize| lengths[sample].max(1).next_multiple_of(MULTIPLE).min(self.whole);

@@ -11,9 +11,11 @@ fn run(case: &Case, out: &str, ranks: usize, data: &str, more: &[&str]) -> Vec<(
     let mut settings = vec!["train_batch_size=16", "train_micro_batch_size_per_gpu=2", GPT2, data];
     settings.extend(more);
     let ranks = ranks.to_string();
-    let mut args = vec!["--quiet", "-n", &ranks, "--out", out, "--max-steps", "12"];
+    let mut args = vec!["-n", &ranks, "--out", out, "--max-steps", "12"];
     args.extend(settings.iter().flat_map(|setting| ["--set", *setting]));
-    case.train(&args);
+    let said = case.train(&args);
+    let dealt = said.contains("micro-batches: dealt by length, at most ");
+    assert_eq!(dealt, data.contains("max_tokens"), "{said}");
     let number = |line: &serde_json::Value, key: &str| line[key].as_u64();
     let of = |line: &serde_json::Value| {
         (line["loss"].as_f64().unwrap(), number(line, "tokens").unwrap(), number(line, "micro_batches"))
