@@ -99,8 +99,8 @@ fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
 fn rows_without_bytes_in_an_arrow_file_are_an_error() {
     let folder = Folder::new();
     let column: ArrayRef = Arc::new(NullArray::new(1 << 40));
-    let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();
-    for (name, whole) in [("a.arrow", arrow_file(&[batch.clone()], None)), ("b.arrow", arrow_stream(&[batch], None))] {
+    let batch = [RecordBatch::try_from_iter([("text", column)]).unwrap()];
+    for (name, whole) in [("a.arrow", arrow_file(&batch, None)), ("b.arrow", arrow_stream(&batch, None))] {
         let error = records(&folder.write(name, &whole), &[]).unwrap_err().to_string();
         assert!(error.contains("a batch of 0 bytes states that it has 1099511627776 rows"), "{error}");
     }
