@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn random(count: usize) -> Vec<f32> {
-        let value = |i: usize| (i.wrapping_mul(2_654_435_761) >> 7 & 0xffff) as f32 / 65_536.0 - 0.5;
+        let value = |i: usize| ((i * i * 7919 + i * 31) % 2003) as f32 / 1024.0 - 1.0;
         (0..count).map(value).collect()
     }
 
@@ -100,7 +100,8 @@ mod tests {
             let mut got = values;
             orthogonalize(&mut got, rows, columns, 5);
             for (got, expected) in got.iter().zip(&expected) {
-                assert!((f64::from(*got) - expected).abs() < 2e-6, "{rows} × {columns}: {got} {expected}");
+                // A rounding of 2⁻²⁴ grows by a factor of 3.4 in each iteration.
+                assert!((f64::from(*got) - expected).abs() < 3e-5, "{rows} × {columns}: {got} {expected}");
             }
         }
     }
@@ -114,7 +115,7 @@ mod tests {
             values[a * columns..][..columns].iter().zip(&values[b * columns..][..columns]).map(|(a, b)| a * b).sum()
         };
         for (a, b) in (0..rows).flat_map(|a| (0..rows).map(move |b| (a, b))) {
-            let limits = if a == b { 0.4..1.5 } else { -0.4..0.4 };
+            let limits = if a == b { 0.4..1.5 } else { -0.5..0.5 };
             assert!(limits.contains(&dot(a, b)), "rows {a} and {b}: {}", dot(a, b));
         }
         let mut zeros = vec![0.0; 12];
