@@ -42,6 +42,8 @@ impl Engine {
     /// If the loss has weights ([`Layers::loss_weight`]; for a language model, i64 targets), the loss of the global
     /// batch is the mean over all of its targets that are not ignored, however they are distributed over micro-batches.
     ///
+    /// [`Layers::loss_weight`]: zero_model::Layers::loss_weight
+    ///
     /// Every rank passes the same batch, so the same program runs on one rank and on many.
     ///
     /// # Errors
