@@ -25,27 +25,25 @@ pub fn orthogonalize(values: &mut [f32], rows: usize, columns: usize, steps: usi
     let norm = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum::<f64>().sqrt().max(EPS);
     let inverse = (1.0 / norm) as f32;
     values.iter_mut().for_each(|value| *value *= inverse);
-    // The products are of the shorter side.
-    let mut x = match rows > columns {
-        true => transposed(values, rows, columns),
-        false => values.to_vec(),
-    };
-    let (short, long, threads) = (rows.min(columns), rows.max(columns), threads());
+    // The Gram matrix is that of the shorter side: XXᵀ, or XᵀX if there are more rows than columns. Either is symmetric.
+    let (short, is_tall, threads) = (rows.min(columns), rows > columns, threads());
     let [a, b, c] = COEFFICIENTS;
     let mut next = vec![0.0; values.len()];
     for _ in 0..steps {
-        let of_x = Matrix::new(&*x, short, long);
-        let gram = new_product(Start::Zero, of_x, of_x.t(), threads);
+        let x = Matrix::new(&*values, rows, columns);
+        let gram = match is_tall {
+            true => new_product(Start::Zero, x.t(), x, threads),
+            false => new_product(Start::Zero, x, x.t(), threads),
+        };
         let of_gram = Matrix::new(&*gram, short, short);
         let mut factor = new_product(Start::Zero, of_gram, of_gram, threads);
         factor.iter_mut().zip(&gram).for_each(|(square, gram)| *square = b * gram + c * *square);
-        product(&mut next, Matrix::new(&*factor, short, short), of_x, threads);
-        next.iter_mut().zip(&x).for_each(|(next, x)| *next += a * x);
-        std::mem::swap(&mut x, &mut next);
-    }
-    match rows > columns {
-        true => values.copy_from_slice(&transposed(&x, columns, rows)),
-        false => values.copy_from_slice(&x),
+        let factor = Matrix::new(&*factor, short, short);
+        match is_tall {
+            true => product(&mut next, x, factor, threads),
+            false => product(&mut next, factor, x, threads),
+        }
+        values.iter_mut().zip(&next).for_each(|(x, next)| *x = next + a * *x);
     }
 }
 
@@ -53,15 +51,7 @@ pub fn orthogonalize(values: &mut [f32], rows: usize, columns: usize, steps: usi
 #[must_use]
 pub fn orthogonalize_bytes(rows: usize, columns: usize) -> u64 {
     let short = rows.min(columns);
-    4 * (2 * rows * columns + 2 * short * short) as u64
-}
-
-fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut out = vec![0.0; values.len()];
-    for (row, values) in values.chunks_exact(columns).enumerate() {
-        values.iter().enumerate().for_each(|(column, &value)| out[column * rows + row] = value);
-    }
-    out
+    4 * (rows * columns + 2 * short * short) as u64
 }
 
 #[cfg(test)]
