@@ -1,5 +1,5 @@
-//! Checks the lengths that an Arrow file or stream states, before the decoder reserves as much memory or returns as many
-//! rows. A reservation that fails would end the process, and rows without bytes would never end.
+//! Checks the lengths and numbers of rows that an Arrow file or stream states, before the decoder believes them. It would
+//! reserve the memory, and a reservation that fails ends the process. Rows without bytes would never end.
 //!
 //! Source of the format: <https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc>
 
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use arrow_ipc::{CompressionType, root_as_footer, root_as_message};
+use arrow_ipc::{CompressionType, Message, root_as_footer, root_as_message};
 use zero_engine::{At, DataError};
 
 /// Most bytes that a byte is unpacked to. The smallest block of zstd has 4 bytes, and the largest gives 128 KiB. A byte
@@ -33,6 +33,11 @@ pub(super) fn check(path: &Path, is_stream: bool) -> Result<(), DataError> {
     checked.map_err(|(at, message)| DataError::Damaged { path: path.into(), at: Some(At::Byte(at)), message })
 }
 
+/// Reads the metadata of the message at `at`.
+fn parsed(at: u64, metadata: &[u8]) -> Result<Message<'_>, Fault> {
+    root_as_message(metadata).map_err(|error| (at, error.to_string()))
+}
+
 impl Lengths {
     fn check_stream(&self) -> Result<(), Fault> {
         let mut at = 0;
@@ -49,8 +54,8 @@ impl Lengths {
             }
             let metadata = self.bytes(start, i32::from_le_bytes(length).into())?;
             let body = start + metadata.len() as u64;
-            let message = root_as_message(&metadata).map_err(|error| (at, error.to_string()))?;
-            at = self.check_message(body, message.bodyLength(), &metadata)?;
+            let message = parsed(at, &metadata)?;
+            at = self.check_message(body, message.bodyLength(), message)?;
         }
     }
 
@@ -65,15 +70,14 @@ impl Lengths {
             let message = self.bytes(at, block.metaDataLength().into())?;
             let prefix = if message.starts_with(&CONTINUATION) { 8 } else { 4 };
             let metadata = message.get(prefix..).ok_or_else(|| (at, "a message is empty".into()))?;
-            self.check_message(at + message.len() as u64, block.bodyLength(), metadata)?;
+            self.check_message(at + message.len() as u64, block.bodyLength(), parsed(at, metadata)?)?;
         }
         Ok(())
     }
 
-    /// Checks the message with this metadata, whose body begins at `start`. Returns where the body ends.
-    fn check_message(&self, start: u64, length: i64, metadata: &[u8]) -> Result<u64, Fault> {
+    /// Checks a message, whose body begins at `start`. Returns where the body ends.
+    fn check_message(&self, start: u64, length: i64, message: Message<'_>) -> Result<u64, Fault> {
         let end = self.end(start, length, self.length)?;
-        let message = root_as_message(metadata).map_err(|error| (start, error.to_string()))?;
         let dictionary = || message.header_as_dictionary_batch()?.data();
         let Some(batch) = message.header_as_record_batch().or_else(dictionary) else { return Ok(end) };
         let most = match batch.compression().map(|compression| compression.codec()) {

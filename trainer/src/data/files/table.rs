@@ -17,8 +17,8 @@ use zero_engine::{At, DataError};
 use super::streams::{Document, Documents, Records};
 use super::values::{is_text, object, plain, text, value};
 
-/// Most rows that are made documents or records at once. So many rows of Parquet are also decoded at once; Arrow files
-/// state their batches themselves.
+/// Maximum number of rows that become documents or records at once. Parquet is also decoded in batches of this size; Arrow
+/// files state their batches themselves.
 const BATCH: usize = 1024;
 
 /// How a file holds a table.
