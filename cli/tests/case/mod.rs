@@ -1,17 +1,20 @@
 //! Runs the binary in a temporary folder with a corpus and a configuration. Shared by the tests of the binary.
 #![allow(dead_code, unreachable_pub)] // each test file uses only a part
 
+#[path = "../../../comm/tests/port/mod.rs"]
+mod free_port;
+
 use std::fs;
 use std::io::Read;
-use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+pub use free_port::free_port as port;
 
 /// A temporary folder with a corpus and the configuration of a tiny model.
 pub struct Case {
@@ -148,19 +151,6 @@ pub fn place(command: &mut Command, rank: [usize; 2], local: [usize; 2], master:
         command.env(name[0], index.to_string()).env(name[1], of.to_string());
     }
     command.env("MASTER_ADDR", master.0).env("MASTER_PORT", master.1.to_string());
-}
-
-/// Returns a free port of the loopback interface that no test of this program gets twice. It is below the range from
-/// which systems take ports for connections and for port 0, so that no other test takes it before it is used.
-pub fn port() -> u16 {
-    static GIVEN: AtomicU16 = AtomicU16::new(0);
-    let first = std::process::id() % 10_000;
-    loop {
-        let port = 10_000 + (first as u16 + GIVEN.fetch_add(1, Ordering::Relaxed)) % 10_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// A process that the test has started without `zero-train`'s launcher, usually a rank. Dropping it kills the process.

@@ -3,6 +3,8 @@
 //!
 //! The ranks are threads here, each of which calls `connect` as a process would; `processes.rs` uses real processes.
 
+#[path = "../port/mod.rs"]
+mod port;
 #[macro_use]
 mod suite;
 

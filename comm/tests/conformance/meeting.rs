@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::port::free_port;
 use zero_comm::store::{StoreClient, StoreError, StoreServer};
 use zero_comm::{CommError, LauncherEnvironment, Options, ReduceOp, Transport, connect};
 
@@ -47,19 +47,6 @@ fn meet(options: &[Options], port: u16) -> Vec<Result<i64, CommError>> {
 fn with_terms(terms: &[(&str, &str)]) -> Options {
     let terms = terms.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
     Options { terms, ..Options::default() }
-}
-
-/// Returns a port that no test of this program gets twice. It is below the range from which systems take ports for
-/// connections and for port 0, so that no other test takes it before it is used.
-fn free_port() -> u16 {
-    static GIVEN: AtomicU16 = AtomicU16::new(0);
-    let first = std::process::id() % 10_000;
-    loop {
-        let port = 20_000 + (first as u16 + GIVEN.fetch_add(1, Ordering::Relaxed)) % 10_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 #[test]
