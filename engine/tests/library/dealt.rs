@@ -1,7 +1,7 @@
 //! Global batches that are dealt to different numbers of micro-batches of different sizes (`Engine::train_dealt`).
 
-use super::ignored_targets::{assert_near, chats, engine, parameters, plain, run, text};
-use crate::world::{Trajectory, assert_same, batch, gpt2, world};
+use super::ignored_targets::{assert_near, chats, engine, plain, run, text};
+use crate::world::{Trajectory, agreed, batch, gpt2, trajectory_of, world};
 
 use zero_engine::{Batch, Layers};
 
@@ -9,23 +9,14 @@ use zero_engine::{Batch, Layers};
 const ROWS: [&[usize]; 4] = [&[3, 1, 2, 2], &[6, 2], &[2, 2, 2, 2], &[1, 2, 1, 1, 1, 2]];
 
 fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl Fn(u64) -> Batch + Sync) -> Trajectory {
-    let mut all = world(ranks, |comm| {
-        let mut engine = engine(layers(), comm, text);
-        let mut step = |step: usize| {
-            let (whole, rows) = (of(step as u64), ROWS[step]);
+    let all = world(ranks, |comm| {
+        trajectory_of(&mut engine(layers(), comm, text), 4, |engine, step| {
+            let (whole, rows) = (of(step), ROWS[step as usize]);
             let load = |index: usize| whole.narrow(rows[..index].iter().sum(), rows[index]);
             engine.train_dealt(rows, load).unwrap_or_else(|error| panic!("{text}: {error}"))
-        };
-        let steps: Vec<_> = (0..4).map(&mut step).collect();
-        Trajectory {
-            losses: steps.iter().map(|step| step.loss.to_bits()).collect(),
-            norms: steps.iter().map(|step| step.grad_norm.to_bits()).collect(),
-            parameters: parameters(&mut engine),
-        }
+        })
     });
-    let first = all.remove(0);
-    all.iter().for_each(|other| assert_same(&first, other, text));
-    first
+    agreed(all, text)
 }
 
 /// With weights, without them, and with dropout, whose masks belong to the samples.

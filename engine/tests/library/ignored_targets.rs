@@ -7,7 +7,9 @@ use crate::world;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
-use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, gpt2_config, train, world};
+use world::{
+    BF16, FP16, Trajectory, agreed, assert_same, batch, config, gpt2, gpt2_config, train, trajectory_on, world,
+};
 use zero_engine::comm::Communicator;
 use zero_engine::{Batch, Config, Engine, Layers, ops, zoo};
 
@@ -51,24 +53,7 @@ pub(super) fn run(
     text: &str,
     of: impl Fn(u64) -> Batch + Sync,
 ) -> Trajectory {
-    let mut all = world(ranks, |comm| {
-        let mut engine = engine(layers(), comm, text);
-        let steps: Vec<_> = (0..4).map(|step| engine.train_batch(&of(step)).unwrap()).collect();
-        Trajectory {
-            losses: steps.iter().map(|step| step.loss.to_bits()).collect(),
-            norms: steps.iter().map(|step| step.grad_norm.to_bits()).collect(),
-            parameters: parameters(&mut engine),
-        }
-    });
-    let first = all.remove(0);
-    all.iter().for_each(|other| assert_same(&first, other, text));
-    first
-}
-
-pub(super) fn parameters(engine: &mut Engine) -> Vec<(String, Vec<u32>)> {
-    let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
-    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
-    names.into_iter().map(|n| (n.clone(), bits(engine.full_parameter(&n).unwrap()))).collect()
+    agreed(world(ranks, |comm| trajectory_on(&mut engine(layers(), comm, text), 4, &of)), text)
 }
 
 pub(super) fn chats(step: u64) -> Batch {

@@ -8,7 +8,7 @@ use zero_engine::{Config, Engine, Kind, zoo};
 use zero_optim::{Muon, Step};
 
 use crate::python::python;
-use crate::world::{Trajectory, assert_same, gpt2, gpt2_config, trajectory, world};
+use crate::world::{Trajectory, agreed, assert_same, gpt2, gpt2_config, trajectory, world};
 
 const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003, weight_decay: 0.1}}";
 
@@ -29,10 +29,7 @@ fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
 }
 
 fn run(ranks: usize, text: &str) -> Trajectory {
-    let mut all = world(ranks, |comm| trajectory(&mut engine(comm, text), 6));
-    let first = all.remove(0);
-    all.iter().for_each(|other| assert_same(&first, other, text));
-    first
+    agreed(world(ranks, |comm| trajectory(&mut engine(comm, text), 6)), text)
 }
 
 /// Values between −1 and 1 that depend on the seed alone, exact in f32. The script computes the same.
@@ -167,7 +164,7 @@ fn matrices_have_an_owner() {
     // Two layers of attention and two maps each, without the embeddings, which are the head as well.
     assert_eq!(all.len(), 4 * gpt2_config().n_layer, "{all:?}");
     assert!(all.iter().all(|name| name.ends_with(".weight") && !name.contains("wte") && !name.contains("wpe")));
-    assert!(owned.iter().all(|names| names.len() == all.len() / 4), "each rank owns as many: {owned:?}");
+    assert!(owned.iter().all(|names| names.len() == all.len() / 4), "all ranks own the same number: {owned:?}");
 }
 
 #[test]

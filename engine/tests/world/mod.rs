@@ -106,9 +106,13 @@ pub fn trajectory(engine: &mut Engine, steps: u64) -> Trajectory {
 
 /// Like [`trajectory`], on other batches.
 pub fn trajectory_on(engine: &mut Engine, steps: u64, batch: impl Fn(u64) -> Batch) -> Trajectory {
+    trajectory_of(engine, steps, |engine, step| engine.train_batch(&batch(step)).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Like [`trajectory`], with another way to run a step.
+pub fn trajectory_of(engine: &mut Engine, steps: u64, run: impl Fn(&mut Engine, u64) -> Step) -> Trajectory {
     let numbers = engine.steps()..engine.steps() + steps;
-    let steps: Vec<Step> =
-        numbers.map(|step| engine.train_batch(&batch(step)).unwrap_or_else(|e| panic!("{e}"))).collect();
+    let steps: Vec<Step> = numbers.map(|step| run(engine, step)).collect();
     let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     Trajectory {
@@ -125,15 +129,19 @@ pub fn run(ranks: usize, steps: u64, extra: &str) -> Trajectory {
 
 /// Like [`run`], with another model.
 pub fn run_of(layers: impl Fn() -> Layers + Sync, ranks: usize, steps: u64, extra: &str) -> Trajectory {
-    let mut all = world(ranks, |comm| {
+    let all = world(ranks, |comm| {
         let mut engine =
             Engine::with_communicator(config(ranks, extra), layers(), comm).unwrap_or_else(|e| panic!("{e}"));
         trajectory(&mut engine, steps)
     });
-    let first = all.remove(0);
-    for (rank, other) in all.into_iter().enumerate() {
-        assert_eq!(first, other, "rank {} disagrees with rank 0", rank + 1);
-    }
+    agreed(all, extra)
+}
+
+/// Returns the result that all ranks agree on.
+#[track_caller]
+pub fn agreed<T: PartialEq>(mut all: Vec<T>, what: &str) -> T {
+    let first = all.swap_remove(0);
+    assert!(all.iter().all(|other| *other == first), "ranks disagree: {what}");
     first
 }
 

@@ -12,7 +12,7 @@ use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
 use zero_engine::{Activations, Batch, Config, Engine, Layer, Layers, Pass, ops};
 use zero_optim::{AdamW, Optimizer, Step, update};
 
-use crate::world::{Trajectory, assert_same, world};
+use crate::world::{Trajectory, agreed, assert_same, world};
 
 const SAMPLES: usize = 8;
 const STEPS: u64 = 4;
@@ -181,7 +181,7 @@ fn bits(values: &Activations) -> Vec<u32> {
 type Found = (Trajectory, u32, Vec<u32>);
 
 fn found((name, layers, batch): Case, ranks: usize, more: &str) -> Found {
-    let mut all = world(ranks, |comm| {
+    let all = world(ranks, |comm| {
         let engine = Engine::with_communicator(config(ranks, more), layers(), comm);
         let mut engine = engine.unwrap_or_else(|e| panic!("{name}, {more}: {e}"));
         let train = |step| engine.train_batch(&batch(step)).unwrap_or_else(|e| panic!("{name}, {more}: {e}"));
@@ -198,9 +198,7 @@ fn found((name, layers, batch): Case, ranks: usize, more: &str) -> Found {
         let evaluated = engine.eval_batch(&batch(50)).unwrap();
         (trajectory, evaluated.to_bits(), bits(&engine.forward(batch(50)).unwrap()))
     });
-    let first = all.swap_remove(0);
-    assert!(all.iter().all(|other| *other == first), "ranks disagree: {name}, {more}");
-    first
+    agreed(all, &format!("{name}, {more}"))
 }
 
 /// Four micro-batches of two samples, over all replicas.

@@ -17,7 +17,7 @@ mod zero_bubble;
 
 use crate::world;
 
-use world::{Trajectory, assert_same, config, trajectory, world};
+use world::{Trajectory, agreed, assert_same, config, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 
 const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
@@ -62,12 +62,4 @@ fn engine(model: Layers, text: &str, comm: std::sync::Arc<dyn zero_engine::comm:
 fn run(ranks: usize, model: impl Fn() -> Layers + Sync, steps: u64, text: &str) -> Trajectory {
     let all = world(ranks, |comm| trajectory(&mut engine(model(), text, comm), steps));
     agreed(all, text)
-}
-
-/// Returns the result that all ranks agree on.
-#[track_caller]
-fn agreed<T: PartialEq>(mut all: Vec<T>, what: &str) -> T {
-    let first = all.swap_remove(0);
-    assert!(all.iter().all(|other| *other == first), "ranks disagree: {what}");
-    first
 }
