@@ -9,6 +9,7 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use zero_model::Parameter;
 use zero_model::ops::Quantization;
+use zero_partition::states_of;
 
 use crate::error::CheckpointError;
 
@@ -115,11 +116,7 @@ impl ParameterEntry {
     /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
-        1 + match (self.frozen, self.matrix) {
-            (true, _) => 0,
-            (false, true) => states.min(1),
-            (false, false) => states,
-        }
+        1 + if self.frozen { 0 } else { states_of(self.matrix, states) }
     }
 }
 

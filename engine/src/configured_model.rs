@@ -196,9 +196,12 @@ fn with_matrices(config: &Config, model: Model) -> Result<Model, Error> {
             !["embed", "lm_head", "wte", "wpe"].iter().any(|part| name.contains(part))
         }),
         Some(patterns) => {
+            let selection = |patterns: &[String]| {
+                Trainable::new(Some(patterns), &[])
+                    .map_err(|error| Error::setting(KEY, error.to_string(), "correct it"))
+            };
             for pattern in patterns {
-                let selection = Trainable::new(Some(std::slice::from_ref(pattern)), &[]);
-                let selection = selection.map_err(|error| Error::setting(KEY, error.to_string(), "correct it"))?;
+                let selection = selection(std::slice::from_ref(pattern))?;
                 let is_wanted = |parameter: &&Parameter| selection.contains(parameter.name());
                 let Some(found) = model.parameters().iter().find(is_wanted) else {
                     let message = format!("no parameter matches `{pattern}`");
@@ -214,8 +217,7 @@ fn with_matrices(config: &Config, model: Model) -> Result<Model, Error> {
                     return Err(Error::setting(KEY, message, format!("change `{pattern}`")));
                 }
             }
-            let selection = Trainable::new(Some(patterns), &[])
-                .map_err(|error| Error::setting(KEY, error.to_string(), "correct it"))?;
+            let selection = selection(patterns)?;
             model.with_matrices(|parameter| selection.contains(parameter.name()))
         }
     };

@@ -86,6 +86,22 @@ impl StagePlan {
         (0..self.stages.count()).map(of_stage).collect()
     }
 
+    /// Validates the programs of all stages together, and returns that of `stage`, which is to be kept.
+    ///
+    /// # Errors
+    /// Returns the first violation.
+    pub(crate) fn kept(
+        &self,
+        mut programs: Vec<Program>,
+        stage: StageId,
+        shape: &ModelShape,
+    ) -> Result<Program, Error> {
+        self.validate(&programs, shape)?;
+        let mut program = programs.swap_remove(stage);
+        program.instructions.shrink_to_fit();
+        Ok(program)
+    }
+
     /// Validates the programs of all stages together.
     ///
     /// # Errors

@@ -63,7 +63,8 @@ impl Optimizer {
             Self::NAdam(nadam) => nadam.factors(step),
             Self::RmsProp(rmsprop) => rmsprop.factors(step),
             Self::Muon(muon) => {
-                Self::AdamW(muon.others).factors(&Step { lr: step.lr * muon.others_lr_factor, ..*step })
+                let (others, step) = muon.of_others(step);
+                others.factors(&step)
             }
             Self::Sgd(sgd) => sgd.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),

@@ -187,13 +187,11 @@ fn update_at(
     for (name, state) in names.iter().zip(states.iter()) {
         expect_length(name, params.len(), state.len())?;
     }
-    let (optimizer, step) = match optimizer {
-        Optimizer::Muon(muon) => {
-            (&Optimizer::AdamW(muon.others), &Step { lr: step.lr * muon.others_lr_factor, ..*step })
-        }
-        other => (other, step),
-    };
     match (optimizer, states) {
+        (Optimizer::Muon(muon), states) => {
+            let (others, step) = muon.of_others(step);
+            return update_at(isa, &others, &step, params, grads, states);
+        }
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
             apply(isa, Decoupled(adamw.factors(step)), params, grads, [m, v])
         }

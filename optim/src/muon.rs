@@ -5,9 +5,10 @@
 //! θ ← θ(1 − lr·λ) − lr·√max(1, rows/columns) · orthogonalized(u)
 //! ```
 //! The formulas and their order are those of `torch.optim.Muon`; DeepSpeed's are the same. This file has the parts that are
-//! element by element. Whoever has the whole matrix orthogonalizes between them.
+//! element by element. The caller has the whole matrix, and
+//! orthogonalizes between them.
 
-use crate::{AdamW, LengthError, Step, expect_length};
+use crate::{AdamW, LengthError, Optimizer, Step, expect_length};
 
 /// Hyperparameters of Muon; the defaults are DeepSpeed's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,6 +41,11 @@ impl Default for Muon {
 }
 
 impl Muon {
+    /// Returns the optimizer of a parameter that is no matrix, and its step.
+    pub(crate) fn of_others(&self, step: &Step) -> (Optimizer, Step) {
+        (Optimizer::AdamW(self.others), Step { lr: step.lr * self.others_lr_factor, ..*step })
+    }
+
     /// Adds the gradients of a matrix to its momentum `exp_avg`, and returns what is to be orthogonalized.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ pub use layout::{Layout, LayoutOptions, PAGE, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use placement::OnGpu;
 pub use rounding::{to_f32, working};
-pub use segment::{Piece, Segment};
+pub use segment::{Piece, Segment, states_of};
 pub use storage::gpu_tensor;
 pub use threads::{update_bytes, update_matrix};
 pub use zero::{Kind, Range, ShardedState, ZeroOptions, longest_kept};

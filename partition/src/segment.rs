@@ -40,11 +40,24 @@ pub struct Segment {
     pub matrix: Option<[usize; 2]>,
 }
 
+/// Returns the number of optimizer states of a trainable parameter, if most have `states`: a matrix that is updated as a
+/// whole has its momentum alone.
+#[must_use]
+pub fn states_of(is_matrix: bool, states: usize) -> usize {
+    if is_matrix { states.min(1) } else { states }
+}
+
 impl Segment {
-    /// Returns the number of its optimizer states, if other segments have `states`: a matrix has its momentum alone.
+    /// Returns the number of its optimizer states, if other segments have `states`: see [`states_of`].
     #[must_use]
     pub fn states(&self, states: usize) -> usize {
-        if self.matrix.is_some() { states.min(1) } else { states }
+        states_of(self.matrix.is_some(), states)
+    }
+
+    /// Returns the number of values of each element in a checkpoint with `kinds` values of most trainable elements.
+    #[must_use]
+    pub fn kinds(&self, kinds: usize) -> usize {
+        if self.is_trainable { 1 + self.states(kinds - 1) } else { 1 }
     }
 
     /// Returns the segment's parameter if it has only one. In that case the segment shares the storage of the

@@ -36,7 +36,8 @@ section! {
         pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or MixedDataset::formats(datasets.as_ref(), format).contains(&DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
         /// Put several conversations into each sample.
         pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
-        /// Maximum number of positions of a micro-batch, padding included; `None` to deal as many samples to each.
+        /// Maximum number of positions of a micro-batch, padding included; `None`: all micro-batches
+        /// have the same number of samples.
         pub max_tokens: Option<usize> = key(COUNT, "null", "Most positions of a micro-batch, padding included, with `format: chat`: the samples of a step are sorted by length and dealt to as few micro-batches as possible, each padded to its longest sample");
         /// Folder of the token cache; `None` is the user's.
         pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder where tokens of text are kept between runs; without it $ZERO_TRAIN_CACHE, or else zero-train in $XDG_CACHE_HOME, or else ~/.cache/zero-train");

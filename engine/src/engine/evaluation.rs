@@ -150,11 +150,7 @@ impl Engine {
             Some(program) => program,
             None => {
                 let shape = self.zero.layout().shape();
-                let mut programs = self.stage_plan.evaluation(shape, count);
-                self.stage_plan.validate(&programs, shape)?;
-                let mut program = programs.swap_remove(stage);
-                program.instructions.shrink_to_fit();
-                program
+                self.stage_plan.kept(self.stage_plan.evaluation(shape, count), stage, shape)?
             }
         };
         let outcome = run(

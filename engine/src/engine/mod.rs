@@ -169,10 +169,7 @@ impl Engine {
         let stage_plan = StagePlan::new(&config, &settings, &model, &layout, costs)?;
         let mesh = stage_plan.mesh;
         let stage = mesh.coordinates(comm.rank()).stage;
-        let mut programs = stage_plan.training(layout.shape());
-        stage_plan.validate(&programs, layout.shape())?;
-        let mut program = programs.swap_remove(stage);
-        program.instructions.shrink_to_fit();
+        let program = stage_plan.kept(stage_plan.training(layout.shape()), stage, layout.shape())?;
         let kept = activation_offload::open(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;

@@ -71,8 +71,9 @@ impl Engine {
 
     /// Runs one optimizer step whose global batch is dealt to micro-batches of these numbers of samples, together
     /// `train_batch_size`. The number of micro-batches is a multiple of [`Engine::replicas`], and may differ from step to
-    /// step. `load` gets an index of `rows` and returns as many samples. Tensors of different micro-batches may have
-    /// different lengths. The loss of the global batch is the same mean as in [`Engine::train_batch`]; without weights, it is the mean over samples.
+    /// step. `load` gets an index into `rows` and returns that number of samples. Tensors of different micro-batches may
+    /// have different lengths. The loss of the global batch is the same mean as in [`Engine::train_batch`]; without weights,
+    /// it is the mean over samples.
     ///
     /// Every rank passes the same `rows`.
     ///
@@ -188,12 +189,8 @@ impl Engine {
         let program = match self.other_programs.remove(&count) {
             Some(program) => program,
             None => {
-                let shape = self.zero.layout().shape();
-                let mut programs = self.stage_plan.training(shape);
-                self.stage_plan.validate(&programs, shape)?;
-                let mut program = programs.swap_remove(0);
-                program.instructions.shrink_to_fit();
-                program
+                let (shape, stage) = (self.zero.layout().shape(), self.zero.groups().at().stage);
+                self.stage_plan.kept(self.stage_plan.training(shape), stage, shape)?
             }
         };
         self.other_programs.insert(now, std::mem::replace(&mut self.program, program));

@@ -18,54 +18,61 @@ pub struct RefreshOptions {
 /// Inserts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] after the updates.
 #[must_use]
 pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -> Program {
-    let needs = |segment: SegmentId| shape.segments[segment].placements.need_refresh();
-    let elements = |segments: &[SegmentId]| segments.iter().map(|&s| shape.segments[s].elements).sum::<usize>();
-    let mut out = vec![];
-    let mut bucket: Vec<SegmentId> = vec![];
-    let mut pending: Vec<Vec<SegmentId>> = vec![];
-    let start = |bucket: &mut Vec<SegmentId>, pending: &mut Vec<Vec<SegmentId>>, out: &mut Vec<Instruction>| {
-        if !bucket.is_empty() {
-            let segments = std::mem::take(bucket);
-            out.push(Instruction::Refresh { segments: segments.clone() });
-            pending.push(segments);
-        }
-        let keep = usize::from(options.overlap);
-        while pending.len() > keep {
-            out.push(Instruction::AwaitRefresh { segments: pending.remove(0) });
-        }
-    };
-    // Adds a segment to the bucket, and its update to the program, and starts the refresh of a full bucket.
-    let add = |segment: SegmentId,
-               update: Option<Instruction>,
-               bucket: &mut Vec<_>,
-               pending: &mut Vec<_>,
-               out: &mut Vec<_>| {
-        if options.bucket.is_some_and(|limit| elements(bucket) + elements(&[segment]) > limit) {
-            start(bucket, pending, out);
-        }
-        bucket.push(segment);
-        out.extend(update);
-        if options.bucket.is_none() {
-            start(bucket, pending, out);
-        }
-    };
+    let mut refreshes = Refreshes { shape, options, bucket: vec![], pending: vec![], out: vec![] };
     let mut late = vec![];
     for instruction in program.instructions {
-        let segment = match instruction {
-            Instruction::Update { segment } if needs(segment) => Some(segment),
-            _ => None,
-        };
-        match segment {
-            Some(segment) if options.last => {
-                out.push(instruction);
-                late.push(segment);
+        match instruction {
+            Instruction::Update { segment } if shape.segments[segment].placements.need_refresh() => {
+                if options.last {
+                    refreshes.out.push(instruction);
+                    late.push(segment);
+                } else {
+                    refreshes.add(segment, Some(instruction));
+                }
             }
-            Some(segment) => add(segment, Some(instruction), &mut bucket, &mut pending, &mut out),
-            None => out.push(instruction),
+            _ => refreshes.out.push(instruction),
         }
     }
-    late.into_iter().for_each(|segment| add(segment, None, &mut bucket, &mut pending, &mut out));
-    start(&mut bucket, &mut pending, &mut out);
+    late.into_iter().for_each(|segment| refreshes.add(segment, None));
+    refreshes.start();
+    let Refreshes { mut out, pending, .. } = refreshes;
     out.extend(pending.into_iter().map(|segments| Instruction::AwaitRefresh { segments }));
     Program { instructions: out, micro_batches: program.micro_batches }
+}
+
+/// The program so far, and the segments whose refresh it has not begun or not awaited.
+struct Refreshes<'a> {
+    shape: &'a ModelShape,
+    options: &'a RefreshOptions,
+    bucket: Vec<SegmentId>,
+    pending: Vec<Vec<SegmentId>>,
+    out: Vec<Instruction>,
+}
+
+impl Refreshes<'_> {
+    /// Adds a segment to the bucket, and its update to the program. Starts the refresh of a full bucket.
+    fn add(&mut self, segment: SegmentId, update: Option<Instruction>) {
+        let elements: usize = self.bucket.iter().chain([&segment]).map(|&id| self.shape.segments[id].elements).sum();
+        if self.options.bucket.is_some_and(|limit| elements > limit) {
+            self.start();
+        }
+        self.bucket.push(segment);
+        self.out.extend(update);
+        if self.options.bucket.is_none() {
+            self.start();
+        }
+    }
+
+    /// Starts the refresh of the bucket, and awaits those before it.
+    fn start(&mut self) {
+        if !self.bucket.is_empty() {
+            let segments = std::mem::take(&mut self.bucket);
+            self.out.push(Instruction::Refresh { segments: segments.clone() });
+            self.pending.push(segments);
+        }
+        let keep = usize::from(self.options.overlap);
+        while self.pending.len() > keep {
+            self.out.push(Instruction::AwaitRefresh { segments: self.pending.remove(0) });
+        }
+    }
 }

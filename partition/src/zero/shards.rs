@@ -93,10 +93,9 @@ impl Layout {
         let saved =
             |segment: &Segment| segment.overlaps(segment.shard(at.replica)).map(|(_, e, _)| e.len()).sum::<usize>();
         owned
-            .map(|(_, segment)| match (segment.quantization, segment.is_trainable) {
-                (Some(_), _) => saved(segment).div_ceil(size_of::<f32>()),
-                (None, true) => saved(segment) * (1 + segment.states(kinds - 1)),
-                (None, false) => saved(segment),
+            .map(|(_, segment)| match segment.quantization {
+                Some(_) => saved(segment).div_ceil(size_of::<f32>()),
+                None => saved(segment) * segment.kinds(kinds),
             })
             .sum()
     }
@@ -104,10 +103,7 @@ impl Layout {
     /// Returns the bytes of the values in a checkpoint with `kinds` values of each trainable element.
     #[must_use]
     pub fn checkpoint_bytes(&self, kinds: usize) -> u64 {
-        let bytes = |segment: &Segment| {
-            let kinds = if segment.is_trainable { 1 + segment.states(kinds - 1) } else { 1 };
-            segment.elements() * segment.width(size_of::<f32>()) * kinds
-        };
+        let bytes = |segment: &Segment| segment.elements() * segment.width(size_of::<f32>()) * segment.kinds(kinds);
         self.segments().iter().map(|segment| bytes(segment) as u64).sum()
     }
 }

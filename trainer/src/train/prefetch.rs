@@ -40,7 +40,7 @@ pub(super) struct Prefetcher {
     ahead: usize,
     /// Number of samples of the whole run.
     end: u64,
-    /// The order in which this rank asked for micro-batches in the last step that had so many of them.
+    /// By number of micro-batches of a step: the order in which this rank asked for them in the last such step.
     orders: BTreeMap<usize, Vec<usize>>,
     /// The micro-batches that it asked for in this step so far.
     asked: Vec<usize>,

@@ -124,7 +124,7 @@ mod tests {
     }
 
     proptest! {
-        /// Samples of any length, as many micro-batches as the ranks need, and no more positions than are allowed.
+        /// Each micro-batch fits, and their number suits the ranks.
         #[test]
         fn every_sample_is_dealt_once(
             (ranks, accumulation, micro) in (1_usize..5, 1_usize..5, 1_usize..5),
