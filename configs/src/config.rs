@@ -17,6 +17,7 @@ mod model;
 mod monitor;
 mod offload;
 mod optimizer;
+mod parameter_groups;
 mod pipeline;
 mod precision;
 mod preference;
@@ -57,6 +58,7 @@ pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, P
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::{Adagrad, Adam, Lion, Muon, NAdam, Optimizer, RAdam, RmsProp, Sgd};
+pub use parameter_groups::ParameterGroup;
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use preference::{DpoLoss, Preference, PreferenceType};

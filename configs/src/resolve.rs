@@ -146,6 +146,8 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.training.check(resolver);
     config.optimizer.check(resolver);
     config.scheduler.check(&config.optimizer, config.training.max_steps, resolver);
+    let groups = config.training.param_groups.as_deref().unwrap_or_default();
+    ParameterGroup::check(groups, &config.optimizer, &config.scheduler, resolver);
     if let Some(model) = &config.model {
         model.check(resolver);
     }

@@ -4,9 +4,10 @@ use candle_core::{DType, Device};
 use zero_config::{self as config, Config};
 use zero_model::ops::RopeScaling;
 use zero_model::ops::{FourBit, LoraInit, LoraOptions, PreferenceLoss, QuantizationOptions, QuantizedFormat};
-use zero_model::{Adapter, BuildError, Layers, Model, Parameter, Trainable, TrainedBias, zoo};
+use zero_model::{Adapter, BuildError, Layers, Model, Trainable, TrainedBias, zoo};
 
 use crate::error::Error;
+use crate::parameter_groups;
 
 /// Returns the layers of the configured model. `vocabulary` is the tokenizer's vocabulary size, for `vocab_size: auto`.
 ///
@@ -182,50 +183,7 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
 /// # Errors
 /// The same as those of [`build`].
 pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
-    with_matrices(config, selected(config, layers, dtype, device)?)
-}
-
-/// Selects the matrices that Muon orthogonalizes.
-fn with_matrices(config: &Config, model: Model) -> Result<Model, Error> {
-    const KEY: &str = "optimizer.params.matrices";
-    let config::Optimizer::Muon(muon) = &config.optimizer else { return Ok(model) };
-    let model = match &muon.matrices {
-        // DeepSpeed's rule, and the names of GPT-2's embeddings.
-        None => model.with_matrices(|parameter| {
-            let name = parameter.name().to_lowercase();
-            !["embed", "lm_head", "wte", "wpe"].iter().any(|part| name.contains(part))
-        }),
-        Some(patterns) => {
-            let selection = |patterns: &[String]| {
-                Trainable::new(Some(patterns), &[])
-                    .map_err(|error| Error::setting(KEY, error.to_string(), "correct it"))
-            };
-            for pattern in patterns {
-                let selection = selection(std::slice::from_ref(pattern))?;
-                let is_wanted = |parameter: &&Parameter| selection.contains(parameter.name());
-                let Some(found) = model.parameters().iter().find(is_wanted) else {
-                    let message = format!("no parameter matches `{pattern}`");
-                    return Err(Error::setting(
-                        KEY,
-                        message,
-                        "write a glob over names of parameters, such as `*.weight`",
-                    ));
-                };
-                if found.shape().rank() != 2 {
-                    let message =
-                        format!("`{}` has the shape {:?}, and is no matrix", found.name(), found.shape().dims());
-                    return Err(Error::setting(KEY, message, format!("change `{pattern}`")));
-                }
-            }
-            let selection = selection(patterns)?;
-            model.with_matrices(|parameter| selection.contains(parameter.name()))
-        }
-    };
-    if !model.parameters().iter().any(Parameter::is_matrix) {
-        let message = "the model has no trainable matrix that Muon could orthogonalize";
-        return Err(Error::setting(KEY, message, "name matrices, or use AdamW"));
-    }
-    Ok(model)
+    parameter_groups::tuned(config, parameter_groups::with_matrices(config, selected(config, layers, dtype, device)?)?)
 }
 
 /// Builds the model with the configured trainable parameters or adapters.

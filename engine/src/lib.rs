@@ -19,6 +19,7 @@ pub mod files;
 pub mod format;
 mod loss_weights;
 mod offload;
+pub mod parameter_groups;
 #[cfg(test)]
 #[path = "../tests/python/mod.rs"]
 mod python;

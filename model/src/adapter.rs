@@ -2,7 +2,7 @@
 
 use zero_ops::{LinearMap, LoraOptions, names};
 
-use crate::model::BuildError;
+use crate::build_error::BuildError;
 use crate::parameter::Parameter;
 
 /// The biases of the base model that are trained: PEFT's `bias`.
@@ -115,7 +115,8 @@ mod tests {
         let shapes: Vec<&[usize]> =
             model.parameters().iter().filter(|p| p.is_adapter()).map(|p| p.shape().dims()).collect();
         assert_eq!(shapes, [&[2, 8][..], &[24, 2][..], &[24][..]]);
-        let factors: Vec<f64> = model.parameters().iter().filter(|p| p.is_adapter()).map(|p| p.lr_factor()).collect();
+        let factors: Vec<f64> =
+            model.parameters().iter().filter(|p| p.is_adapter()).map(|p| p.tuning().lr_factor).collect();
         assert_eq!(factors, [1.0, 16.0, 16.0]);
         let maps = model.linear_maps();
         assert!(maps.iter().all(|map| map.inputs_first) && maps.len() == 4, "{maps:?}");

@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
 use crate::adapter::Adapter;
-use crate::model::BuildError;
+use crate::build_error::BuildError;
 use crate::routes::{self, Names, Route, Signature};
 use crate::trainable::Trainable;
 

@@ -6,6 +6,7 @@
 //! `GradStore`.
 
 mod adapter;
+mod build_error;
 mod decode;
 mod hand_on;
 pub mod layers;
@@ -20,11 +21,12 @@ mod trainable;
 pub mod zoo;
 
 pub use adapter::{Adapter, TrainedBias};
+pub use build_error::BuildError;
 pub use hand_on::hand_on;
 pub use layers::{Activations, Head, Layer, Layers};
-pub use model::{BuildError, BuiltLayer, Model};
+pub use model::{BuiltLayer, Model};
 pub use module_buffer::ModuleBuffer;
-pub use parameter::{Parameter, ParameterId};
+pub use parameter::{Parameter, ParameterId, Tuning};
 pub use routes::{Route, Signature};
 pub use trainable::Trainable;
 pub use zero_ops as ops;

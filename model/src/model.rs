@@ -6,137 +6,15 @@ use zero_ops::Pass;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 
+use crate::build_error::BuildError;
 use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
-use crate::parameter::{Parameter, ParameterId};
+use crate::parameter::{Parameter, ParameterId, Tuning};
 use crate::quantized::check_quantized;
 use crate::recorder::{Record, Recorder, Use};
 use crate::routes::{Route, Signature};
 use zero_ops::graph::untracked;
 use zero_ops::{LinearMap, with_lora, with_quantization};
-
-/// An error of building a model.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// A layer's constructor failed.
-    #[error("cannot build layer `{layer}`: {source}")]
-    Layer {
-        /// The layer's name.
-        layer: String,
-        /// The constructor's error.
-        source: candle_core::Error,
-    },
-    /// The list of layers is empty.
-    #[error("the model has no layers")]
-    NoLayers,
-    /// The model has neither a loss nor a head.
-    #[error("the model has no loss; end it with `.loss(…)` or a `.head(…)`")]
-    NoLoss,
-    /// Two layers have the same name.
-    #[error("two layers are named `{0}`")]
-    DuplicateLayer(String),
-    /// Two values have the same name.
-    #[error("two values are named `{0}`: a layer, and an output that a layer exposes, or two such outputs")]
-    DuplicateValue(String),
-    /// A layer names a value that is computed after it.
-    #[error("layer `{layer}` takes `{value}`, which is computed by that layer itself or by a later one")]
-    LaterValue {
-        /// The layer.
-        layer: String,
-        /// The value.
-        value: String,
-    },
-    /// The loss names an output that no layer computes.
-    #[error(
-        "the loss takes the output `{output}`, which no layer computes\n  help: the outputs are {}",
-        quoted(values)
-    )]
-    UnknownOutput {
-        /// The name.
-        output: String,
-        /// The names of all outputs.
-        values: Vec<String>,
-    },
-    /// A layer takes nothing.
-    #[error("layer `{0}` has no inputs: `.inputs([…])` is empty")]
-    NoInputs(String),
-    /// No later layer and no loss takes the outputs of a layer.
-    #[error("neither a later layer nor the loss takes the outputs of layer `{0}`")]
-    UnusedLayer(String),
-    /// A call describes a layer before there is one.
-    #[error("`.{0}([…])` describes the layers of the call before, and there is none")]
-    NoLayerYet(&'static str),
-    /// A tie names a parameter that no layer uses.
-    #[error("`{owner}` is tied to `{user}`, but no layer has a parameter `{user}`")]
-    UnusedTie {
-        /// The owner's name.
-        owner: String,
-        /// The missing user's name.
-        user: String,
-    },
-    /// A parameter has no elements.
-    #[error("parameter `{0}` has no elements")]
-    Empty(String),
-    /// A pattern over parameter names is malformed.
-    #[error("`{pattern}` is no pattern over parameter names: {reason}")]
-    Pattern {
-        /// The pattern.
-        pattern: String,
-        /// The reason.
-        reason: &'static str,
-    },
-    /// A pattern matches no parameter.
-    #[error("no parameter matches `{pattern}`\n  help: some of the parameters are {}", quoted(names))]
-    UnmatchedPattern {
-        /// The pattern.
-        pattern: String,
-        /// Names similar to it.
-        names: Vec<String>,
-    },
-    /// An adapter names a linear map that the model does not have.
-    #[error("the model has no linear map `{name}`\n  help: its linear maps are {}", quoted(modules))]
-    UnknownTarget {
-        /// The name.
-        name: String,
-        /// The last parts of the paths of all linear maps.
-        modules: Vec<String>,
-    },
-    /// An adapter is to train a module that the model does not have.
-    #[error("the model has no module `{name}`\n  help: its modules are {}", quoted(modules))]
-    UnknownModule {
-        /// The name.
-        name: String,
-        /// The last parts of the paths of all modules with parameters.
-        modules: Vec<String>,
-    },
-    /// The model has no linear map for an adapter.
-    #[error("the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so no adapter fits")]
-    NoLinear,
-    /// A quantized weight would be trained.
-    #[error("`{0}` is trained, but quantized weights are frozen")]
-    TrainedQuantized(String),
-    /// A module that is to keep its weights does not exist.
-    #[error("the model has no module `{name}`\n  help: its modules are {}", quoted(modules))]
-    UnknownSkipped {
-        /// The name.
-        name: String,
-        /// The last parts of the paths of all modules with parameters.
-        modules: Vec<String>,
-    },
-    /// The model has no weight that could be quantized.
-    #[error(
-        "the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so nothing is quantized"
-    )]
-    NothingQuantized,
-    /// Every parameter is frozen.
-    #[error("no parameter is trainable")]
-    NothingTrainable,
-}
-
-/// Lists names in backticks.
-fn quoted(names: &[String]) -> String {
-    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-}
 
 /// One layer of a built model.
 pub struct BuiltLayer {
@@ -269,6 +147,15 @@ impl Model {
         for parameter in &mut self.parameters {
             let is_possible = parameter.is_trainable() && parameter.shape().rank() == 2;
             parameter.set_matrix(is_possible && is_wanted(parameter));
+        }
+        self
+    }
+
+    /// Sets how the update of each parameter differs from what the optimizer says, in the order of the parameters.
+    #[must_use]
+    pub fn with_tunings(mut self, tunings: &[Tuning]) -> Self {
+        for (parameter, &tuning) in self.parameters.iter_mut().zip(tunings) {
+            parameter.set_tuning(tuning);
         }
         self
     }

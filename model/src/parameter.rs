@@ -27,10 +27,28 @@ pub struct Parameter {
     init: Init,
     layer: usize,
     role: Role,
-    lr_factor: f64,
+    tuning: Tuning,
     is_matrix: bool,
     quantization: Option<Quantization>,
     leaf: Tensor,
+}
+
+/// How the update of a parameter differs from what the optimizer and the schedule of the run say.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tuning {
+    /// Multiplies the learning rate.
+    pub lr_factor: f64,
+    /// Weight decay in place of the optimizer's, for a parameter of any shape.
+    pub weight_decay: Option<f64>,
+    /// Decay of the first and the second moment in place of the optimizer's.
+    pub betas: Option<(f64, f64)>,
+}
+
+impl Default for Tuning {
+    /// No difference.
+    fn default() -> Self {
+        Self { lr_factor: 1.0, weight_decay: None, betas: None }
+    }
 }
 
 /// The role of a parameter in training.
@@ -59,8 +77,8 @@ impl Parameter {
         }
         let leaf =
             Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
-        let parameter =
-            Self { name, shape, dtype, init, layer, role, quantization: None, lr_factor: 1.0, is_matrix: false, leaf };
+        let (tuning, quantization) = (Tuning::default(), None);
+        let parameter = Self { name, shape, dtype, init, layer, role, tuning, is_matrix: false, quantization, leaf };
         parameter.release()?;
         Ok(parameter)
     }
@@ -132,10 +150,10 @@ impl Parameter {
         self.role == Role::Adapter
     }
 
-    /// Returns the factor by which the parameter's learning rate differs from that of the run.
+    /// Returns how the parameter's update differs from that of others.
     #[must_use]
-    pub fn lr_factor(&self) -> f64 {
-        self.lr_factor
+    pub fn tuning(&self) -> Tuning {
+        self.tuning
     }
 
     /// Returns whether the optimizer updates the parameter as a whole, with its rows and columns.
@@ -149,9 +167,9 @@ impl Parameter {
         self.is_matrix = is_matrix;
     }
 
-    /// Sets the factor by which the parameter's learning rate differs from that of the run.
-    pub(crate) fn with_lr_factor(self, lr_factor: f64) -> Self {
-        Self { lr_factor, ..self }
+    /// Sets how the parameter's update differs from that of others.
+    pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
     }
 
     /// Sets how the values are stored.

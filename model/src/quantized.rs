@@ -3,7 +3,7 @@
 use zero_ops::QuantizationOptions;
 
 use crate::adapter::{contains, ends};
-use crate::model::BuildError;
+use crate::build_error::BuildError;
 use crate::parameter::Parameter;
 
 /// Checks that each setting has an effect, and that no quantized weight is trained.

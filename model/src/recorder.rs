@@ -9,7 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 
 use crate::adapter::Adapter;
 use crate::module_buffer::ModuleBuffer;
-use crate::parameter::{Parameter, ParameterId, Role};
+use crate::parameter::{Parameter, ParameterId, Role, Tuning};
 use crate::trainable::Trainable;
 
 /// A parameter that a layer requested.
@@ -83,8 +83,9 @@ impl Record {
                 let (role, quantization) = (self.role(name), zero_ops::asks_quantized());
                 let lr_factor =
                     self.adapter.as_ref().map_or(1.0, |adapter| adapter.lr_factor(name, shape.dims().len()));
-                let parameter = Parameter::new(name.to_string(), shape, dtype, device, init, layer, role)?;
-                self.parameters.push(parameter.with_lr_factor(lr_factor).with_quantization(quantization));
+                let mut parameter = Parameter::new(name.to_string(), shape, dtype, device, init, layer, role)?;
+                parameter.set_tuning(Tuning { lr_factor, ..Tuning::default() });
+                self.parameters.push(parameter.with_quantization(quantization));
                 self.by_name.insert(name.to_string(), id);
                 id
             }

@@ -2,7 +2,7 @@
 
 use glob::Pattern;
 
-use crate::model::BuildError;
+use crate::build_error::BuildError;
 use crate::parameter::Parameter;
 
 /// The most names that an error lists.
@@ -36,13 +36,22 @@ impl Trainable {
         self.trainable.as_deref().is_none_or(any) && !any(&self.frozen)
     }
 
-    /// Checks the selection against the parameters of a model that was built with it.
-    pub(crate) fn check(&self, parameters: &[Parameter]) -> Result<(), BuildError> {
+    /// Checks that each pattern matches one of the parameters.
+    ///
+    /// # Errors
+    /// Fails with [`BuildError::UnmatchedPattern`].
+    pub fn check_matches(&self, parameters: &[Parameter]) -> Result<(), BuildError> {
         let unmatched = |pattern: &&Pattern| !parameters.iter().any(|parameter| pattern.matches(parameter.name()));
         if let Some(pattern) = self.trainable.iter().flatten().chain(&self.frozen).find(unmatched) {
             let names = parameters.iter().map(|parameter| parameter.name());
             return Err(BuildError::UnmatchedPattern { pattern: pattern.to_string(), names: like(pattern, names) });
         }
+        Ok(())
+    }
+
+    /// Checks the selection against the parameters of a model that was built with it.
+    pub(crate) fn check(&self, parameters: &[Parameter]) -> Result<(), BuildError> {
+        self.check_matches(parameters)?;
         match parameters.iter().any(Parameter::is_trainable) || parameters.is_empty() {
             true => Ok(()),
             false => Err(BuildError::NothingTrainable),

@@ -95,11 +95,29 @@ impl Optimizer {
         }
     }
 
-    /// Returns the optimizer with these betas, as [`Rate::betas`] requires; unchanged without betas, or if it has none.
+    /// Returns the optimizer with these betas, such as those of [`Rate::betas`]; unchanged without betas, or if it has
+    /// none. Muon's are those of its AdamW.
     #[must_use]
     pub fn with_betas(mut self, betas: Option<(f64, f64)>) -> Self {
         if let (Some(betas), Some(own)) = (betas, self.betas_mut()) {
             *own = betas;
+        }
+        self
+    }
+
+    /// Returns the optimizer with this weight decay; unchanged without one.
+    #[must_use]
+    pub fn with_weight_decay(mut self, weight_decay: Option<f64>) -> Self {
+        let Some(new) = weight_decay else { return self };
+        match &mut self {
+            Optimizer::AdamW(AdamW { weight_decay, .. })
+            | Optimizer::Sgd(Sgd { weight_decay, .. })
+            | Optimizer::Lion(Lion { weight_decay, .. })
+            | Optimizer::Adagrad(Adagrad { weight_decay, .. })
+            | Optimizer::RmsProp(RmsProp { weight_decay, .. })
+            | Optimizer::NAdam(NAdam { weight_decay, .. })
+            | Optimizer::RAdam(RAdam { weight_decay, .. }) => *weight_decay = new,
+            Optimizer::Muon(muon) => (muon.weight_decay, muon.others.weight_decay) = (new, new),
         }
         self
     }
@@ -109,8 +127,9 @@ impl Optimizer {
             Optimizer::AdamW(AdamW { betas, .. })
             | Optimizer::Lion(Lion { betas, .. })
             | Optimizer::NAdam(NAdam { betas, .. })
-            | Optimizer::RAdam(RAdam { betas, .. }) => Some(betas),
-            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) | Optimizer::Muon(_) => None,
+            | Optimizer::RAdam(RAdam { betas, .. })
+            | Optimizer::Muon(Muon { others: AdamW { betas, .. }, .. }) => Some(betas),
+            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) => None,
         }
     }
 }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, ReduceOp};
-use zero_model::Parameter;
 use zero_model::sink::FlatBuffer;
+use zero_model::{Parameter, Tuning};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Optimizer, Rate, Step};
 use zero_pipeline::{Placement, SegmentId};
@@ -147,18 +147,17 @@ impl OptimizerState {
         let ids = std::mem::take(&mut self.updating);
         let Some(grad_scale) = self.scale()? else { return Ok(()) };
         let Self { segments, judged, updates, .. } = self;
-        let optimizer = rank.options.optimizer.with_betas(rate.betas);
         let gpu = memory.gpu()?;
         let mut updated = vec![];
         let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
         for (id, (state, shard)) in states.filter(|(id, _)| ids.contains(id)) {
             updated.extend(gpu.to_update(rank, id, gradients.reduced(id)?, state, shard.as_mut())?);
         }
-        // One launch for each learning rate.
-        while let Some(&(lr_factor, _)) = updated.first() {
-            let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == lr_factor);
+        // One launch for each group of parameters.
+        while let Some(&(tuning, _)) = updated.first() {
+            let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == tuning);
             updated = later;
-            let lr = rate.lr * lr_factor;
+            let (optimizer, lr) = tuned(rank.options.optimizer, &rate, &tuning);
             let factors =
                 [true, false].map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
             let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
@@ -188,7 +187,6 @@ impl OptimizerState {
                 &on_host(gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
             }
         };
-        let optimizer = options.optimizer.with_betas(rate.betas);
         if let Some([rows, columns]) = segment.matrix.filter(|_| !own.is_empty()) {
             let bytes = update_bytes(rows, columns) as usize;
             memory.count(Category::Staging, bytes, 1);
@@ -208,8 +206,8 @@ impl OptimizerState {
         let mut shard = parameters.shard_mut(id);
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[parameter];
-            let decay = options.decay_all || parameter.shape().dims().len() >= 2;
-            let lr = rate.lr * parameter.lr_factor();
+            let (optimizer, lr) = tuned(options.optimizer, rate, &parameter.tuning());
+            let decay = options.decays(parameter);
             let step = Step { step: self.updates + 1, lr, grad_scale, decay };
             let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
             let mut run = |values: &mut [f32]| match (&optimizer, segment.matrix) {
@@ -259,6 +257,12 @@ impl OptimizerState {
         self.updates += u64::from(verdict.is_admitted);
         Ok(Some(verdict))
     }
+}
+
+/// Returns the optimizer and the learning rate of parameters with this tuning.
+fn tuned(optimizer: Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
+    let optimizer = optimizer.with_betas(rate.betas).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
+    (optimizer, rate.lr * tuning.lr_factor)
 }
 
 /// Rounds new values to the parameter's dtype and writes them over a range of a parameter on a GPU, after the work

@@ -112,7 +112,8 @@ fn half_precision_other_models_and_recomputation() {
     }
 }
 
-/// Frozen parameters have no state, wherever the state of the others is; adapters leave everything else frozen.
+/// Frozen parameters have no state, wherever the state of the others is; adapters leave everything else frozen. Groups are
+/// updated by launches of their own.
 #[test]
 fn frozen_parameters_and_adapters() {
     if !has_gpu() {
@@ -121,12 +122,15 @@ fn frozen_parameters_and_adapters() {
     let lora = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.1, init_lora_weights: false}";
     let dora = "adapter: {r: 4, lora_alpha: 16, use_dora: true, loraplus_lr_ratio: 4, lora_dropout: 0.1, \
                 bias: lora_only, init_lora_weights: false}";
+    let groups = "layerwise_lr_decay: 0.5, param_groups: [{kinds: bias, lr_scale: 3, weight_decay: 0.2}, \
+                  {params: '*attn*', betas: [0.8, 0.95]}]";
     for (part, more) in [
         ("trainable: ['*.h.1.*']", ""),
         ("frozen: ['*wte*']", BF16),
         ("seed: 5", lora),
         ("seed: 5", dora),
         ("trainable: ['*.bias']", FP16),
+        (groups, ""),
     ] {
         let of = |text: String| world::run(1, 3, &text.replace("training: {", &format!("training: {{{part}, ")));
         let bound = if more.is_empty() || more == lora || more == dora { 1e-4 } else { 5e-3 };

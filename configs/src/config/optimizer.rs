@@ -202,6 +202,13 @@ section! {
     }
 }
 
+impl Muon {
+    /// Returns the learning rate of the parameters that are no matrices.
+    pub fn lr_of_others(&self) -> f64 {
+        self.adam_lr.unwrap_or(self.lr)
+    }
+}
+
 const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
 /// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
 const TRAINER: f64 = 5e-5;
@@ -254,6 +261,12 @@ impl Optimizer {
                 let help = Some("leave one of them out".to_string());
                 resolver.contradiction(&[RmsProp::centered, RmsProp::momentum], message.to_string(), help);
             }
+            Self::Muon(muon) if self.lr() == 0.0 && muon.lr_of_others() != 0.0 => {
+                let message =
+                    "the learning rate of the matrices is 0, and that of the others is relative to it".to_string();
+                let help = Some("use AdamW, with `training.frozen` for the matrices".to_string());
+                resolver.contradiction(&[Muon::muon_lr, Muon::adam_lr], message, help);
+            }
             _ => {}
         }
     }
@@ -264,8 +277,9 @@ impl Optimizer {
             Self::AdamW(Adam { betas, .. })
             | Self::Lion(Lion { betas, .. })
             | Self::NAdam(NAdam { betas, .. })
-            | Self::RAdam(RAdam { betas, .. }) => Some(*betas),
-            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) | Self::Muon(_) => None,
+            | Self::RAdam(RAdam { betas, .. })
+            | Self::Muon(Muon { betas, .. }) => Some(*betas),
+            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) => None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Config, Data};
+use crate::config::{Config, Data, ParameterGroup};
 use crate::node::At;
 use crate::reader::{Read as _, Resolver};
 use crate::schema::*;
@@ -67,6 +67,10 @@ section! {
         pub early_stopping: Option<EarlyStopping> = section(&EarlyStopping::SECTION, "Stop when evaluations no longer improve");
         /// Parameters that weight decay applies to.
         pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Which parameters are decayed: matrices leaves out biases and norms");
+        /// Groups of parameters with settings of their own.
+        pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
+        /// Learning rate of a block relative to that of the block after it.
+        pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of a block relative to that of the block after it; 1 is off. The head and what follows the last block have the whole rate");
         /// Memory limit per rank, in bytes; `None` is the limit of the cgroup, or the memory of the machine.
         pub memory_limit: Option<u64> = key(Kind::Bytes { min: 1 << 20 }, "= the cgroup's, or the machine's memory", "Bytes that a rank may hold, as a number or like `6GiB` or `800 MB`");
         /// File with the measured costs of this machine, written by `zero-train bench costs`.
@@ -172,6 +176,9 @@ choice! {
         All = "all",
     }
 }
+
+/// 0 < x ≤ 1.
+const SHRINKING: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false });
 
 /// Steps of a run with neither `max_steps` nor `epochs`.
 const DEFAULT_STEPS: usize = 100;

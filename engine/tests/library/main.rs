@@ -18,6 +18,7 @@ mod families;
 mod family_layouts;
 mod frozen;
 mod gradients;
+mod groups;
 mod ignored_targets;
 mod initial_weights;
 mod loss_scale;

@@ -178,7 +178,7 @@ fn mistakes_are_errors() {
     let with = |params: &str| format!("optimizer: {{type: Muon, params: {{{params}}}}}");
     for (params, zero, expected) in [
         ("matrices: ['*.c_atn.*']", "stage: 1", "no parameter matches `*.c_atn.*`"),
-        ("matrices: ['*.ln_f.*']", "stage: 1", "and is no matrix"),
+        ("matrices: ['*.ln_f.*']", "stage: 1", "no parameter that matches `*.ln_f.*` has two dimensions"),
         ("matrices: ['[']", "stage: 1", "["),
         (
             "lr: 0.1",

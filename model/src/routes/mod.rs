@@ -9,8 +9,8 @@ use std::collections::HashMap;
 
 use candle_core::{Result, Tensor};
 
+use crate::build_error::BuildError;
 use crate::layers::Activations;
-use crate::model::BuildError;
 
 /// What a layer asks for, and the names of its auxiliary outputs.
 #[derive(Debug, Clone, Default)]

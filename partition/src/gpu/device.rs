@@ -5,6 +5,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Device, Storage, Tensor, TensorId};
 use zero_comm::Buffer;
+use zero_model::Tuning;
 use zero_model::device::optimizer::{Norms, Part, step};
 use zero_model::device::{self, Array, Staging};
 pub(crate) use zero_model::device::{Arriving, optimizer::Updated};
@@ -118,7 +119,7 @@ impl Gpu {
         gradients: &'a FlatBuffer,
         state: &'a mut SegmentState,
         shard: Option<&'a mut Storage>,
-    ) -> Result<Vec<(f64, Updated<'a>)>, ZeroError> {
+    ) -> Result<Vec<(Tuning, Updated<'a>)>, ZeroError> {
         let (segment, own) = (rank.segment(id), rank.own_range(id));
         let SegmentState { master, states } = state;
         let FlatBuffer::Device(gradients) = gradients else { return Err(elsewhere()) };
@@ -150,9 +151,9 @@ impl Gpu {
                 states: states.iter().map(|state| state.at(at.clone())).collect::<Result<_, _>>()?,
                 gradients: gradients.at(at.start + offset..at.end + offset)?,
                 working: master.is_some().then_some(values),
-                decay: rank.options.decay_all || parameter.shape().dims().len() >= 2,
+                decay: rank.options.decays(parameter),
             };
-            updated.push((parameter.lr_factor(), parts));
+            updated.push((parameter.tuning(), parts));
         }
         Ok(updated)
     }

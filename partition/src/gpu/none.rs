@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, CudaStorage, DType, Device, Storage, Tensor, TensorId};
 use zero_comm::Buffer;
+use zero_model::Tuning;
 use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Factors};
@@ -95,7 +96,7 @@ impl Gpu {
         _: &'a FlatBuffer,
         _: &'a mut SegmentState,
         _: Option<&'a mut Storage>,
-    ) -> Result<Vec<(f64, Updated<'a>)>, ZeroError> {
+    ) -> Result<Vec<(Tuning, Updated<'a>)>, ZeroError> {
         match self.0 {}
     }
 

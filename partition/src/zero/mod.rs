@@ -12,8 +12,8 @@ mod shards;
 use std::sync::Arc;
 
 use candle_core::{DType, Storage};
-use zero_model::Model;
 use zero_model::ops::quantized_storage;
+use zero_model::{Model, Parameter};
 use zero_optim::Optimizer;
 use zero_pipeline::{Placement, SegmentId, Stages};
 
@@ -54,6 +54,13 @@ pub struct ZeroOptions {
     pub disk: DiskOptions,
     /// State kept on the GPU that runs the layers.
     pub on_gpu: OnGpu,
+}
+
+impl ZeroOptions {
+    /// Returns whether weight decay applies to a parameter.
+    pub(crate) fn decays(&self, parameter: &Parameter) -> bool {
+        self.decay_all || parameter.tuning().weight_decay.is_some() || parameter.shape().rank() >= 2
+    }
 }
 
 /// One rank's share of a model. Its methods execute the instructions of a program.

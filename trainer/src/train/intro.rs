@@ -9,6 +9,7 @@ use super::progress::Progress;
 use super::{autos, disk, report};
 use zero_engine::Engine;
 use zero_engine::format::{bytes, counted, grouped, of_number};
+use zero_engine::parameter_groups;
 use zero_planner::memory;
 
 /// Prints the model, the data, the ranks and the other properties of the run on rank 0.
@@ -29,6 +30,8 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         of_number(corpus.sampler.data.len(), "sample", "samples"),
         corpus.eval.as_ref().map_or(String::new(), |eval| format!(", {} for evaluation", grouped(eval.len() as u64)))
     ));
+    let groups = parameter_groups::described(config, engine.model()).unwrap_or_default();
+    groups.iter().for_each(|line| progress.say(line));
     corpus.notes.iter().for_each(|line| progress.say(line));
     let state = report::expected(engine).total();
     progress.say(&format!(

@@ -1,0 +1,96 @@
+//! `training.param_groups`: learning rate, weight decay and betas of some of the parameters.
+
+use serde::Serialize;
+
+use crate::config::{Config, Optimizer, Scheduler, Training};
+use crate::reader::{Find, Reader, Resolver};
+use crate::schema::*;
+use crate::table::{last, section};
+
+section! {
+    /// A group of `training.param_groups`: the trainable parameters that all of `params`, `kinds` and `layers` select,
+    /// without those of an earlier group.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct ParameterGroup(keys) in Training::param_groups {
+        /// Globs over the names of the parameters.
+        pub params: Option<Vec<String>> = key(Kind::Names, "= all", "Glob over parameter names, or list of them, such as `*.attn.*`; each has to match a parameter");
+        /// Kinds of parameters, of [`ParameterGroup::KINDS`].
+        pub kinds: Option<Vec<String>> = key(Kind::Names, "= all", "Kind of parameter, or list of them: norm (weight and bias of a normalization), bias (all biases), embedding, head (of the last layer)");
+        /// Numbers of the transformer blocks, from 0.
+        pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0: of the layers whose names end with a number, or of all layers if there are none");
+        /// Learning rate in place of the optimizer's. The schedule scales it as it does the optimizer's.
+        pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
+        /// Factor of the learning rate.
+        pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor of the learning rate, instead of `lr`");
+        /// Weight decay in place of the optimizer's, biases and norms included.
+        pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
+        /// Decay of the first and the second moment in place of the optimizer's.
+        pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
+    }
+}
+
+impl Find for Vec<ParameterGroup> {
+    fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
+        keys.list(name, ParameterGroup::of)
+    }
+}
+
+/// Returns the path of a key of the group with that index.
+fn path(index: usize, key: &'static str) -> String {
+    format!("{}.{index}.{}", Training::param_groups, last(key))
+}
+
+impl ParameterGroup {
+    /// The kinds of parameters.
+    pub const KINDS: [&'static str; 4] = ["norm", "bias", "embedding", "head"];
+
+    /// Checks each group, and the groups against the optimizer and the schedule.
+    pub(crate) fn check(groups: &[Self], optimizer: &Optimizer, scheduler: &Scheduler, resolver: &mut Resolver<'_>) {
+        for (index, group) in groups.iter().enumerate() {
+            let at = format!("{}.{index}", Training::param_groups);
+            if group.params.is_none() && group.kinds.is_none() && group.layers.is_none() {
+                let message = "the group does not say which parameters it has".to_string();
+                resolver.contradiction(&[&at], message, Some("write `params`, `kinds` or `layers`".to_string()));
+            }
+            let changes = [group.lr, group.lr_scale, group.weight_decay, group.betas.map(|[beta1, _]| beta1)];
+            if changes.iter().all(Option::is_none) {
+                let message = "the group changes nothing".to_string();
+                let help = "write `lr` or `lr_scale`, `weight_decay`, or `betas`".to_string();
+                resolver.contradiction(&[&at], message, Some(help));
+            }
+            let unknown = |kind: &&String| !Self::KINDS.contains(&kind.as_str());
+            if let Some(kind) = group.kinds.iter().flatten().find(unknown) {
+                let message = format!("there is no kind of parameters `{kind}`");
+                let help = format!("the kinds are {}; `params` selects by name", Self::KINDS.join(", "));
+                resolver.contradiction(&[&path(index, Self::kinds)], message, Some(help));
+            }
+            if group.lr.is_some() && group.lr_scale.is_some() {
+                let places = [path(index, Self::lr), path(index, Self::lr_scale)];
+                let message = "`lr` and `lr_scale` both set the learning rate".to_string();
+                resolver.contradiction(&[&places[0], &places[1]], message, Some("keep one of the two".to_string()));
+            }
+            let is_zero =
+                optimizer.lr() == 0.0 || matches!(optimizer, Optimizer::Muon(muon) if muon.lr_of_others() == 0.0);
+            if group.lr.is_some() && is_zero {
+                let message = "the group's `lr` is relative to the optimizer's, which is 0".to_string();
+                let help = "write the optimizer's `lr`, and `lr_scale: 0` in the groups that are to rest".to_string();
+                resolver.contradiction(&[&path(index, Self::lr), Config::optimizer], message, Some(help));
+            }
+            if group.betas.is_none() {
+                continue;
+            }
+            let place = path(index, Self::betas);
+            if optimizer.betas().is_none() {
+                let message = "the optimizer has no betas".to_string();
+                resolver.contradiction(&[&place, Optimizer::TYPE], message, Some("remove `betas`".to_string()));
+            }
+            if let Scheduler::OneCycle(cycle) = scheduler
+                && cycle.cycle_momentum
+            {
+                let message = "OneCycle sets the betas of all parameters in each step".to_string();
+                let help = Some("remove `betas`, or set `cycle_momentum: false`".to_string());
+                resolver.contradiction(&[&place, Config::scheduler], message, help);
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What the optimizer does with which parameters: the matrices of Muon, `training.param_groups` and the layer-wise decay of
+//! the learning rate.
+
+use zero_config as config;
+use zero_model::{BuildError, Model, Parameter, Trainable, Tuning};
+
+use crate::error::Error;
+use crate::format::{counted, grouped};
+use config::{Config, ParameterGroup};
+
+/// Selects the matrices that Muon orthogonalizes.
+pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Error> {
+    const KEY: &str = "optimizer.params.matrices";
+    let config::Optimizer::Muon(muon) = &config.optimizer else { return Ok(model) };
+    let model = match &muon.matrices {
+        None => model.with_matrices(|parameter| {
+            !is_embedding(parameter.name()) && !parameter.name().to_lowercase().contains("lm_head")
+        }),
+        Some(patterns) => {
+            for pattern in patterns {
+                let selection = matching(KEY, std::slice::from_ref(pattern), model.parameters())?;
+                let mut selected = model.parameters().iter().filter(|parameter| selection.contains(parameter.name()));
+                if !selected.any(|parameter| parameter.shape().rank() == 2) {
+                    let message = format!("no parameter that matches `{pattern}` has two dimensions");
+                    return Err(Error::setting(KEY, message, "name matrices"));
+                }
+            }
+            let selection = matching(KEY, patterns, model.parameters())?;
+            model.with_matrices(|parameter| selection.contains(parameter.name()))
+        }
+    };
+    if !model.parameters().iter().any(Parameter::is_matrix) {
+        let message = "the model has no trainable matrix that Muon could orthogonalize";
+        return Err(Error::setting(KEY, message, "name matrices, or use AdamW"));
+    }
+    Ok(model)
+}
+
+/// Gives each parameter the settings of its group and of its depth.
+pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
+    let (groups, shrinking) = (groups(config), config.training.layerwise_lr_decay);
+    if groups.is_empty() && shrinking == 1.0 {
+        return Ok(model);
+    }
+    let (members, depths) = (members(config, &model)?, depths(&model));
+    let deepest = depths.iter().max().copied().unwrap_or(0);
+    let of_parameter = |(parameter, group): (&Parameter, Option<usize>)| {
+        let mut tuning = parameter.tuning();
+        tuning.lr_factor *= shrinking.powi((deepest - depths[parameter.layer()]) as i32);
+        if let Some(group) = group.map(|group| &groups[group]) {
+            tuning.lr_factor *= match (group.lr, group.lr_scale) {
+                (Some(lr), _) => relative(&config.optimizer, parameter, lr),
+                (None, scale) => scale.unwrap_or(1.0),
+            };
+            tuning.weight_decay = group.weight_decay;
+            tuning.betas = group.betas.map(|[beta1, beta2]| (beta1, beta2));
+        }
+        tuning
+    };
+    let tunings: Vec<Tuning> = model.parameters().iter().zip(members).map(of_parameter).collect();
+    Ok(model.with_tunings(&tunings))
+}
+
+fn groups(config: &Config) -> &[ParameterGroup] {
+    config.training.param_groups.as_deref().unwrap_or_default()
+}
+
+/// Returns a learning rate relative to the one that the optimizer has for the parameter. The configuration has checked that
+/// this is not 0.
+fn relative(optimizer: &config::Optimizer, parameter: &Parameter, lr: f64) -> f64 {
+    match optimizer {
+        // The optimizer itself scales the rate of these from that of the matrices.
+        config::Optimizer::Muon(muon) if !parameter.is_matrix() => lr / muon.lr_of_others(),
+        optimizer => lr / optimizer.lr(),
+    }
+}
+
+/// Returns the group of `training.param_groups` that each parameter belongs to: the first that selects it. Frozen
+/// parameters belong to none.
+///
+/// # Errors
+/// Fails if a group has no parameter, or a pattern or a block of it does not exist.
+pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Error> {
+    let mut members = vec![None; model.parameters().len()];
+    for (index, group) in groups(config).iter().enumerate() {
+        let selected = selected(index, group, model)?;
+        let trained: Vec<usize> = selected.iter().copied().filter(|&p| model.parameters()[p].is_trainable()).collect();
+        let fail = |message: String, help: &str| Err(Error::setting(&at(index), message, help));
+        let Some(&first) = trained.first() else {
+            return match selected.first().map(|&p| model.parameters()[p].name()) {
+                Some(name) => fail(
+                    format!("all parameters of the group are frozen, such as `{name}`"),
+                    "remove the group, or train them",
+                ),
+                None => fail(
+                    "the group selects no parameter of this model".to_string(),
+                    "a parameter has to be in all of `params`, `kinds` and `layers` that are written",
+                ),
+            };
+        };
+        let free: Vec<usize> = trained.into_iter().filter(|&p| members[p].is_none()).collect();
+        if free.is_empty() {
+            let name = model.parameters()[first].name();
+            return fail(
+                format!("earlier groups have all parameters of the group, such as `{name}`"),
+                "write the group that selects fewer parameters first",
+            );
+        }
+        free.into_iter().for_each(|p| members[p] = Some(index));
+    }
+    Ok(members)
+}
+
+/// Describes each group of `training.param_groups`, one line each; none if there are no groups.
+///
+/// # Errors
+/// As [`members`].
+pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
+    let members = members(config, model)?;
+    let size = |group: Option<usize>| {
+        let of_group =
+            model.parameters().iter().zip(&members).filter(|(p, member)| p.is_trainable() && **member == group);
+        let sizes: Vec<usize> = of_group.map(|(parameter, _)| parameter.elements()).collect();
+        let elements = grouped(sizes.iter().sum::<usize>() as u64);
+        format!("{elements} parameters in {}", counted(sizes.len(), "tensor", "tensors"))
+    };
+    let mut lines: Vec<String> = groups(config)
+        .iter()
+        .enumerate()
+        .map(|(index, group)| {
+            let changes = [
+                group.lr.map(|lr| format!("lr {lr}")),
+                group.lr_scale.map(|scale| format!("lr × {scale}")),
+                group.weight_decay.map(|decay| format!("weight decay {decay}")),
+                group.betas.map(|[beta1, beta2]| format!("betas {beta1}, {beta2}")),
+            ];
+            let changes: Vec<String> = changes.into_iter().flatten().collect();
+            format!("group {index}: {}, {}", size(Some(index)), changes.join(", "))
+        })
+        .collect();
+    if !lines.is_empty() && members.contains(&None) {
+        lines.push(format!("no group: {}", size(None)));
+    }
+    Ok(lines)
+}
+
+fn at(index: usize) -> String {
+    format!("training.param_groups.{index}")
+}
+
+/// Returns the parameters that all keys of a group select.
+fn selected(index: usize, group: &ParameterGroup, model: &Model) -> Result<Vec<usize>, Error> {
+    let parameters = model.parameters();
+    let patterns = group.params.as_deref();
+    let patterns = patterns.map(|patterns| matching(&format!("{}.params", at(index)), patterns, parameters));
+    let (patterns, blocks) = (patterns.transpose()?, blocks(model));
+    if let Some(missing) = group.layers.iter().flatten().find(|number| !blocks.contains(&Some(**number))) {
+        let key = format!("{}.layers", at(index));
+        let help = format!("the blocks are {}", ranges(blocks.iter().copied().flatten()));
+        return Err(Error::setting(&key, format!("the model has no block {missing}"), help));
+    }
+    let kinds = Kinds::new(model);
+    let is_selected = |parameter: &Parameter| {
+        patterns.as_ref().is_none_or(|patterns| patterns.contains(parameter.name()))
+            && group.kinds.as_ref().is_none_or(|names| names.iter().any(|kind| kinds.has(kind, parameter)))
+            && group
+                .layers
+                .as_ref()
+                .is_none_or(|numbers| blocks[parameter.layer()].is_some_and(|block| numbers.contains(&block)))
+    };
+    Ok((0..parameters.len()).filter(|&p| is_selected(&parameters[p])).collect())
+}
+
+/// Parses globs over names, each of which has to match a parameter.
+fn matching(key: &str, patterns: &[String], parameters: &[Parameter]) -> Result<Trainable, Error> {
+    let selection = Trainable::new(Some(patterns), &[]);
+    let checked = selection.and_then(|selection| selection.check_matches(parameters).map(|()| selection));
+    checked.map_err(|error| match error {
+        BuildError::UnmatchedPattern { pattern, names } => {
+            let help = format!("some of the parameters are {}", names.join(", "));
+            Error::setting(key, format!("no parameter matches `{pattern}`"), help)
+        }
+        error => Error::setting(key, error.to_string(), "correct it"),
+    })
+}
+
+/// The kinds of a model's parameters.
+struct Kinds<'a> {
+    /// Modules whose weight has one dimension.
+    norms: Vec<&'a str>,
+    last_layer: usize,
+}
+
+impl<'a> Kinds<'a> {
+    fn new(model: &'a Model) -> Self {
+        let weights = model.parameters().iter().filter(|parameter| parameter.shape().rank() == 1);
+        let norms = weights.filter_map(|parameter| parameter.name().strip_suffix(".weight")).collect();
+        Self { norms, last_layer: model.layers().len() - 1 }
+    }
+
+    /// Returns whether a parameter is of this kind, one of [`ParameterGroup::KINDS`].
+    fn has(&self, kind: &str, parameter: &Parameter) -> bool {
+        let (module, name) = parameter.name().rsplit_once('.').unwrap_or(("", parameter.name()));
+        match kind {
+            "bias" => name == "bias",
+            "norm" => self.norms.contains(&module),
+            "embedding" => parameter.shape().rank() >= 2 && is_embedding(parameter.name()),
+            _ => parameter.layer() == self.last_layer,
+        }
+    }
+}
+
+/// Returns whether a parameter has a name that embeddings have: DeepSpeed's rule, and the names of GPT-2's embeddings.
+fn is_embedding(name: &str) -> bool {
+    let name = name.to_lowercase();
+    ["embed", "wte", "wpe"].iter().any(|part| name.contains(part))
+}
+
+/// Returns the number of each layer among the blocks: the number at the end of its name, or its position if no layer has
+/// one.
+fn blocks(model: &Model) -> Vec<Option<usize>> {
+    let names = model.layers().iter().map(|layer| layer.name());
+    let numbers: Vec<Option<usize>> = names.map(|name| name.rsplit('.').next()?.parse().ok()).collect();
+    match numbers.iter().all(Option::is_none) {
+        true => (0..numbers.len()).map(Some).collect(),
+        false => numbers,
+    }
+}
+
+/// Returns the depth of each layer: the number of blocks up to it, and one more behind the last block.
+fn depths(model: &Model) -> Vec<usize> {
+    let blocks = blocks(model);
+    let last = blocks.iter().rposition(Option::is_some).unwrap_or(0);
+    let until = |layer: usize| blocks[..=layer].iter().flatten().count() + usize::from(layer > last);
+    (0..blocks.len()).map(until).collect()
+}
+
+/// Writes numbers as ranges: `0–3, 5`.
+fn ranges(numbers: impl Iterator<Item = usize>) -> String {
+    let mut ranges: Vec<(usize, usize)> = vec![];
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let written = ranges.into_iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}–{last}"),
+    });
+    written.collect::<Vec<_>>().join(", ")
+}
