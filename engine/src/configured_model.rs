@@ -183,7 +183,13 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
 /// # Errors
 /// The same as those of [`build`].
 pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
-    parameter_groups::tuned(config, parameter_groups::with_matrices(config, selected(config, layers, dtype, device)?)?)
+    let model = selected(config, layers, dtype, device)?;
+    let model = model.with_z_loss(config.training.z_loss as f32).map_err(|error| {
+        let help = "remove the key, or end the model with a `zoo::LanguageHead`; a loss of your own can call \
+                    `ops::cross_entropy_with_z_loss`";
+        Error::setting("training.z_loss", error.to_string(), help)
+    })?;
+    parameter_groups::tuned(config, parameter_groups::with_matrices(config, model)?)
 }
 
 /// Builds the model with the configured trainable parameters or adapters.

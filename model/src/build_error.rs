@@ -113,6 +113,9 @@ pub enum BuildError {
         "the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so nothing is quantized"
     )]
     NothingQuantized,
+    /// A z-loss is configured for a loss that has none.
+    #[error("the loss of the model has no z-loss: it is not a head that computes a softmax")]
+    NoZLoss,
     /// Every parameter is frozen.
     #[error("no parameter is trainable")]
     NothingTrainable,

@@ -86,6 +86,29 @@ pub trait Head: Layer {
     /// If shapes or dtypes do not match.
     fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor>;
 
+    /// Returns whether [`Head::loss_with_z_loss`] is implemented.
+    fn has_z_loss(&self) -> bool {
+        false
+    }
+
+    /// Computes the loss plus `z_loss` times the mean of ln²Z over the same targets, where Z is the normalizer of the
+    /// softmax. Also returns the part that `z_loss` adds, which needs no gradient; `None` while a trace measures memory.
+    /// Called in training only.
+    ///
+    /// # Errors
+    /// As [`Head::loss`], and if the head has no z-loss.
+    fn loss_with_z_loss(
+        &self,
+        x: &Activations,
+        targets: &Tensor,
+        pass: &Pass,
+        gradient: f32,
+        z_loss: f32,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let _ = (x, targets, pass, gradient, z_loss);
+        candle_core::bail!("the head has no z-loss")
+    }
+
     /// Returns the weight of a micro-batch's loss in the mean over the global batch, such as its number of targets.
     /// `None`, the default, if all micro-batches weigh the same. Either all micro-batches have a weight or none has.
     ///

@@ -110,6 +110,7 @@ pub struct Model {
     last_users: Vec<usize>,
     first_trained: usize,
     ending: Ending,
+    z_loss: f32,
     loss_weight: Option<LossWeight>,
     signature: Signature,
     linear_maps: Vec<LinearMap>,
@@ -160,6 +161,25 @@ impl Model {
         self
     }
 
+    /// Adds `coefficient` times the mean of ln²Z to the loss of training, where Z is the normalizer of the head's softmax
+    /// (Chowdhery et al., "PaLM", 2022, section 5). 0 adds nothing.
+    ///
+    /// # Errors
+    /// Fails if the coefficient is not 0 and the model does not end with a head that has a z-loss.
+    pub fn with_z_loss(mut self, coefficient: f32) -> std::result::Result<Self, BuildError> {
+        if coefficient != 0.0 && !matches!(&self.ending, Ending::Head(head) if head.has_z_loss()) {
+            return Err(BuildError::NoZLoss);
+        }
+        self.z_loss = coefficient;
+        Ok(self)
+    }
+
+    /// Returns whether training adds a z-loss.
+    #[must_use]
+    pub fn has_z_loss(&self) -> bool {
+        self.z_loss != 0.0
+    }
+
     /// Parameters in the order of construction. A tied parameter occurs once, under its owner's name.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
@@ -202,16 +222,36 @@ impl Model {
     /// # Errors
     /// Returns errors of the layer and of the loss function. Fails if the result is not a scalar.
     pub fn loss(&self, x: &Activations, targets: &[Tensor], pass: &Pass, gradient: f32) -> Result<Tensor> {
+        Ok(self.loss_and_z_loss(x, targets, pass, gradient)?.0)
+    }
+
+    /// Returns the [`Model::loss`], and the part of it that the z-loss adds; `None` in an evaluation and without
+    /// [`Model::with_z_loss`].
+    ///
+    /// # Errors
+    /// As [`Model::loss`].
+    pub fn loss_and_z_loss(
+        &self,
+        x: &Activations,
+        targets: &[Tensor],
+        pass: &Pass,
+        gradient: f32,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let last = self.last();
         let head = match &self.ending {
-            Ending::Loss(_) => return Ok(self.outputs_and_loss(x, targets, pass)?.1),
+            Ending::Loss(_) => return Ok((self.outputs_and_loss(x, targets, pass)?.1, None)),
             Ending::Head(head) => head,
         };
-        let loss = || {
+        let losses = || {
             let inputs = last.route.inputs(x)?;
-            pass.within(|| head.loss(inputs.as_ref().unwrap_or(x), only_target(targets)?, pass, gradient))
+            let (x, targets) = (inputs.as_ref().unwrap_or(x), only_target(targets)?);
+            pass.within(|| match pass.training && self.has_z_loss() {
+                true => head.loss_with_z_loss(x, targets, pass, gradient, self.z_loss),
+                false => Ok((head.loss(x, targets, pass, gradient)?, None)),
+            })
         };
-        scalar(if pass.training { loss() } else { untracked(loss) }.map_err(|e| last.context(e))?)
+        let (loss, z) = if pass.training { losses() } else { untracked(losses) }.map_err(|e| last.context(e))?;
+        Ok((scalar(loss)?, z.map(scalar).transpose()?))
     }
 
     /// Returns the outputs that the loss sees, on the last layer's input `x`, and the loss, for an evaluation that uses
@@ -361,6 +401,7 @@ impl Layers {
             last_users,
             first_trained,
             ending,
+            z_loss: 0.0,
             loss_weight,
             signature,
             linear_maps: maps,

@@ -30,7 +30,17 @@ pub const IGNORE_INDEX: i64 = -100;
 /// Fails if another target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error
 /// later.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    apply2(logits, targets, CrossEntropy::default())
+    cross_entropy_with_z_loss(logits, targets, 0.0)
+}
+
+/// Computes the [`cross_entropy`] plus `z_loss` times the mean of ln²Z over the same rows, where Z is the sum of
+/// e^logit over the classes: the auxiliary loss of PaLM (Chowdhery et al., 2022, section 5), which keeps ln Z near 0.
+/// 0 gives the bits of [`cross_entropy`].
+///
+/// # Errors
+/// As [`cross_entropy`].
+pub fn cross_entropy_with_z_loss(logits: &Tensor, targets: &Tensor, z_loss: f32) -> Result<Tensor> {
+    apply2(logits, targets, CrossEntropy { z_loss, ..CrossEntropy::default() })
 }
 
 /// Returns the number of targets that are not [`IGNORE_INDEX`]. Waits for targets on a GPU.
@@ -55,6 +65,7 @@ pub(crate) fn mean_over(targets: &[usize]) -> usize {
 /// ignored row has 0, 1 and 0, and so the loss 0.
 #[derive(Default)]
 struct CrossEntropy {
+    z_loss: f32,
     statistics: OnceLock<Vec<f32>>,
     #[cfg(feature = "cuda")]
     on_gpu: OnceLock<CudaStorage>,
@@ -62,9 +73,56 @@ struct CrossEntropy {
 
 const OP: &str = "cross-entropy";
 
-/// Returns −ln softmax of one logit of a row, in f64, from the `largest` and `sum` of [`kernel::max_and_sum`].
-pub(crate) fn row_loss(largest: f32, sum: f32, logit: f32) -> f64 {
-    libm::log(f64::from(sum)) + (f64::from(largest) - f64::from(logit))
+/// The loss of one row, in f64.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct RowLoss {
+    /// −ln softmax of the target's logit.
+    pub(crate) loss: f64,
+    /// ln²Z.
+    pub(crate) z: f64,
+}
+
+impl RowLoss {
+    /// Computes the loss from the `largest` and `sum` of [`kernel::max_and_sum`] and the target's logit.
+    pub(crate) fn new(largest: f32, sum: f32, logit: f32) -> Self {
+        let ln_sum = libm::log(f64::from(sum));
+        let ln_z = ln_sum + f64::from(largest);
+        Self { loss: ln_sum + (f64::from(largest) - f64::from(logit)), z: ln_z * ln_z }
+    }
+}
+
+/// Losses of rows, added in order.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Total(RowLoss);
+
+impl Total {
+    pub(crate) fn add(&mut self, row: RowLoss) {
+        self.0.loss += row.loss;
+        self.0.z += row.z;
+    }
+
+    /// Returns the mean loss with its z-loss, and the z-loss alone.
+    pub(crate) fn mean(self, rows: usize, z_loss: f32) -> [f32; 2] {
+        let rows = rows as f64;
+        match z_loss {
+            0.0 => [(self.0.loss / rows) as f32, 0.0],
+            _ => {
+                let z = f64::from(z_loss) * self.0.z;
+                [((self.0.loss + z) / rows) as f32, (z / rows) as f32]
+            }
+        }
+    }
+}
+
+/// Returns the factor of a row's softmax in the gradient of its loss: `factor`·(1 + 2·`z_loss`·ln Z).
+pub(crate) fn softmax_factor(factor: f32, z_loss: f32, largest: f32, sum: f32) -> f32 {
+    match z_loss {
+        0.0 => factor,
+        _ => {
+            let ln_z = libm::log(f64::from(sum)) + f64::from(largest);
+            (f64::from(factor) * (1.0 + 2.0 * f64::from(z_loss) * ln_z)) as f32
+        }
+    }
 }
 
 fn fits(count: usize, logits: &Layout, targets: &Layout) -> Result<()> {
@@ -119,17 +177,19 @@ impl CustomOp2 for CrossEntropy {
                 out.copy_from_slice(&[largest, sum, logits[targets[row]]]);
             }
         });
-        let total: f64 = statistics.chunks_exact(3).map(|row| row_loss(row[0], row[1], row[2])).sum();
+        let mut total = Total::default();
+        statistics.chunks_exact(3).for_each(|row| total.add(RowLoss::new(row[0], row[1], row[2])));
         // The forward runs once, because each call of `cross_entropy` creates its own operation.
         let _ = self.statistics.set(statistics);
-        Ok((CpuStorage::F32(vec![(total / mean_over(&targets) as f64) as f32]), Shape::from(())))
+        let [loss, _] = total.mean(mean_over(&targets), self.z_loss);
+        Ok((CpuStorage::F32(vec![loss]), Shape::from(())))
     }
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, ls: &CudaStorage, ll: &Layout, ts: &CudaStorage, tl: &Layout) -> Result<(CudaStorage, Shape)> {
         let (count, _) = rows(OP, ll.shape())?;
         fits(count, ll, tl)?;
-        let [loss, statistics] = gpu::cross_entropy::forward(OP, (ls, ll), (ts, tl))?;
+        let [loss, statistics] = gpu::cross_entropy::forward(OP, (ls, ll), (ts, tl), self.z_loss)?;
         let _ = self.on_gpu.set(statistics);
         Ok((loss, Shape::from(())))
     }
@@ -144,7 +204,8 @@ impl CustomOp2 for CrossEntropy {
         #[cfg(feature = "cuda")]
         if gpu::holds(logits) {
             let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: the backward ran before the forward") };
-            return Ok((Some(gpu::cross_entropy::backward(OP, logits, targets, statistics, d_loss)?), None));
+            let dx = gpu::cross_entropy::backward(OP, logits, targets, (statistics, self.z_loss), d_loss)?;
+            return Ok((Some(dx), None));
         }
         let _timed = measure::backward(OP);
         let (count, classes) = rows(OP, logits.shape())?;
@@ -162,7 +223,7 @@ impl CustomOp2 for CrossEntropy {
                 }
                 let (largest, sum) = (statistics[3 * row], statistics[3 * row + 1]);
                 xs.elements().read(isa, row * classes, dx);
-                kernel::scaled_softmax(isa, dx, largest, sum, factor);
+                kernel::scaled_softmax(isa, dx, largest, sum, softmax_factor(factor, self.z_loss, largest, sum));
                 dx[targets[row]] -= factor;
             }
         })?;

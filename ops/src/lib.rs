@@ -68,14 +68,14 @@ pub use attention::{
     causal_attention_with_dropout, causal_attention_within,
 };
 pub use columns::columns;
-pub use cross_entropy::{IGNORE_INDEX, count_targets, cross_entropy};
+pub use cross_entropy::{IGNORE_INDEX, count_targets, cross_entropy, cross_entropy_with_z_loss};
 pub use decode::{Cache, decode, positions};
 pub use dropout::{Dropout, dropout};
 pub use embedding::Embedding;
 pub use forward_only::{asks_forward_only, forward_only};
 pub use graph::backward::backward_from;
 pub use kernel::Isa;
-pub use linear::cross_entropy::linear_cross_entropy;
+pub use linear::cross_entropy::{linear_cross_entropy, linear_cross_entropy_with_z_loss};
 pub use linear::dora::weight_norms;
 pub use linear::log_probs::linear_log_probs;
 pub use linear::lora::{LinearMap, LoraInit, LoraOptions, MAGNITUDES, asks_adapter, names, with_lora};

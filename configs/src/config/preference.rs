@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Adapter, Chat, ChatType, Config, Data, DataFormat, InitLora, Model};
+use crate::config::{Adapter, Chat, ChatType, Config, Data, DataFormat, InitLora, Model, Training};
 use crate::node::At;
 use crate::reader::Resolver;
 use crate::schema::*;
@@ -89,6 +89,8 @@ impl Preference {
         for key in [Chat::roles_to_train, Chat::train_on_inputs, Chat::train_on_eos, Chat::message_field_training] {
             unused(key, false, Config::preference, "leave it out: the tokens of both answers are trained");
         }
+        let is_off = config.training.z_loss == 0.0;
+        unused(Training::z_loss, is_off, Config::preference, "leave it out: losses of pairs have no such term");
         preference.fits(config, resolver);
     }
 

@@ -71,6 +71,8 @@ section! {
         pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
         /// Learning rate of a block relative to that of the block after it.
         pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of a block relative to that of the block after it; 1 is off. The head and what follows the last block have the whole rate");
+        /// Coefficient of the auxiliary loss ln²Z; 0 adds none.
+        pub z_loss: f64 = key(NON_NEGATIVE, "0.0", "Adds this times the mean of ln²Z to the loss of a language model, where Z is the normalizer of its softmax: 1e-4 in PaLM; 0: nothing");
         /// Memory limit per rank, in bytes; `None` is the limit of the cgroup, or the memory of the machine.
         pub memory_limit: Option<u64> = key(Kind::Bytes { min: 1 << 20 }, "= the cgroup's, or the machine's memory", "Bytes that a rank may hold, as a number or like `6GiB` or `800 MB`");
         /// File with the measured costs of this machine, written by `zero-train bench costs`.

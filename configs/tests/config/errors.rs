@@ -547,3 +547,16 @@ fn an_alias_of_a_section_is_the_section() {
     let errors = errors(&format!("{HEAD}bfloat16: {{enabled: true}}\nbf16: {{enabled: false}}"));
     assert_eq!(errors.iter().next().expect("at least one error").kind, ErrorKind::DuplicateKey);
 }
+
+#[test]
+fn a_z_loss_of_pairs_is_a_contradiction() {
+    let text = |z_loss: &str| {
+        format!(
+            "{HEAD}preference: {{}}\ntraining: {{z_loss: {z_loss}}}\ndata: {{train: a, format: chat, tokenizer: b}}\n\
+             model: {{type: gpt2, n_layer: 1, n_head: 1, n_embd: 8}}\n"
+        )
+    };
+    let error = Config::parse("ds.yaml", text("1.0e-4")).unwrap_err().to_string();
+    assert!(error.contains("`z_loss` has no effect with `preference`"), "{error}");
+    Config::parse("ds.yaml", text("0")).unwrap_or_else(|e| panic!("{e}"));
+}

@@ -1,8 +1,10 @@
 // Softmax and negative log-likelihood over the rows of logits [rows, classes].
 //
+// Z is Σ e^x of a row; a z-loss adds z_loss·ln²Z to its loss.
+//
 // Forward, in one pass: each row's largest logit, Σ e^(x − largest) and the target's logit. Then the mean of the rows'
 // losses, summed in f64 in an order that depends only on the number of rows. Backward: softmax times a factor, minus
-// the factor at the target, optionally in place. A target out of range makes its row's loss and gradient NaN. A row
+// the factor at the target, optionally in place; with a z-loss, softmax is also multiplied by 1 + 2·z_loss·ln Z. A target out of range makes its row's loss and gradient NaN. A row
 // with NO_TARGET is not part of the mean; its loss and its gradient are 0.
 #include "fault.cuh"
 #include "math.cuh"
@@ -27,6 +29,9 @@ struct CrossEntropyArgs {
     float gradient;
     // The number of rows of the mean.
     float rows;
+    // Backward only.
+    float z_loss;
+    uint32_t unused;
 };
 
 // A mean over no rows is 0.
@@ -119,6 +124,10 @@ template <bool PACKED, class From, class To> DEVICE void row_gradient(const Cros
     bool is_ignored = target == NO_TARGET;
     if (target >= a.classes) factor = NAN;
     float largest = statistics[0], scaled = factor / statistics[1];
+    if (a.z_loss != 0.0f) {
+        double ln_z = log(double(statistics[1])) + double(largest);
+        scaled = float(double(factor) * (1.0 + 2.0 * double(a.z_loss) * ln_z)) / statistics[1];
+    }
     for (uint64_t start = 0; start < a.classes; start += uint64_t(blockDim.x) * N) {
         uint64_t first = start + threadIdx.x * N;
         bool whole = PACKED && first + N <= a.classes;
@@ -165,24 +174,43 @@ template <class T> DEVICE void cross_entropy_backward_to(const CrossEntropyArgs&
 // The mean of the rows' losses, one float.
 struct MeanLossArgs {
     uint64_t statistics, loss;
+    // Address of the part of the loss that the z-loss adds, one float; 0 if it is not wanted.
+    uint64_t z;
     uint64_t rows;
     // As in CrossEntropyArgs.
     uint64_t counted;
+    float z_loss;
+    uint32_t unused;
 };
 
-ENTRY(mean_loss, MeanLossArgs, 256) {
-    DYNAMIC_SHARED(double, sums);
-    double own = 0.0;
-    for (uint64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
-        const float* of = as<float>(a.statistics) + 3 * row;
-        own += log(double(of[1])) + (double(of[0]) - double(of[2]));
-    }
+// The sum of one number of each thread, in an order that depends only on their number.
+DEVICE double added(double own, double* sums) {
     sums[threadIdx.x] = own;
     for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
     }
-    if (threadIdx.x == 0) *as_mut<float>(a.loss) = float(sums[0] / double(a.counted ? divisor(a.counted) : a.rows));
+    __syncthreads();
+    return sums[0];
+}
+
+ENTRY(mean_loss, MeanLossArgs, 256) {
+    DYNAMIC_SHARED(double, sums);
+    double own = 0.0, own_z = 0.0;
+    for (uint64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
+        const float* of = as<float>(a.statistics) + 3 * row;
+        double ln_sum = log(double(of[1])), ln_z = ln_sum + double(of[0]);
+        own += ln_sum + (double(of[0]) - double(of[2]));
+        own_z += ln_z * ln_z;
+    }
+    double total = added(own, sums), rows = double(a.counted ? divisor(a.counted) : a.rows);
+    if (a.z_loss != 0.0f) {
+        __syncthreads();
+        double z = double(a.z_loss) * added(own_z, sums);
+        total += z;
+        if (threadIdx.x == 0 && a.z) *as_mut<float>(a.z) = float(z / rows);
+    }
+    if (threadIdx.x == 0) *as_mut<float>(a.loss) = float(total / rows);
 }
 
 // Rescales gradients that were computed for an expected gradient of the loss to the actual one.

@@ -16,6 +16,8 @@ pub struct Args {
     counted: Address,
     gradient: f32,
     rows: f32,
+    z_loss: f32,
+    unused: u32,
 }
 
 /// Matches `MeanLossArgs`.
@@ -24,8 +26,11 @@ pub struct Args {
 pub struct MeanArgs {
     statistics: Address,
     loss: Address,
+    z: Address,
     rows: u64,
     counted: Address,
+    z_loss: f32,
+    unused: u32,
 }
 
 /// Matches `RescaleArgs`.
@@ -67,6 +72,8 @@ pub struct Logits {
     pub logits: Address,
     /// Device address of the targets.
     pub targets: Address,
+    /// Coefficient of ln²Z in each row's loss, where Z is Σ e^x; only the backward reads it.
+    pub z_loss: f32,
 }
 
 /// The gradient of the loss.
@@ -103,8 +110,8 @@ fn threads(classes: u32) -> u32 {
 }
 
 fn of_rows(logits: &Logits, kernel: &str, dtype: Dtype, rest: Args) -> Launch<Args> {
-    let &Logits { rows, classes, stride, logits, targets, .. } = logits;
-    let args = Args { logits, targets, classes: classes.into(), stride, ..rest };
+    let &Logits { rows, classes, stride, logits, targets, z_loss, .. } = logits;
+    let args = Args { logits, targets, classes: classes.into(), stride, z_loss, ..rest };
     let launch = Launch::new(Source::CrossEntropy, kernel, dtype, [rows, 1, 1], args);
     Launch { threads: threads(classes), shared_bytes: SUMS_BYTES, ..launch }
 }
@@ -120,6 +127,8 @@ const NOTHING: Args = Args {
     counted: 0,
     gradient: 0.0,
     rows: 0.0,
+    z_loss: 0.0,
+    unused: 0,
 };
 
 /// Computes for each row the largest logit, Σ e^(x − largest) and the target's logit: f32 of `[rows, 3]`.
@@ -127,16 +136,23 @@ pub fn forward(logits: &Logits, statistics: Address) -> Launch<Args> {
     of_rows(logits, "cross_entropy", logits.dtype, Args { statistics, ..NOTHING })
 }
 
-/// Adds the losses of `rows` rows and divides by `counted`: an f32. `rows` is at least 1.
-pub fn mean_loss(rows: u32, counted: Counted, statistics: Address, loss: Address) -> Launch<MeanArgs> {
+/// Adds the losses of `rows` rows and divides by `counted`: an f32. `rows` is at least 1. If `z_loss` is not 0, adds
+/// `z_loss` times the mean of ln²Z, and also writes this part to `z` unless that is 0.
+pub fn mean_loss(
+    rows: u32,
+    counted: Counted,
+    statistics: Address,
+    z_loss: f32,
+    [loss, z]: [Address; 2],
+) -> Launch<MeanArgs> {
     let (known, counted) = counted.parts();
     debug_assert!(counted != 0 || known == rows, "the host knows the number only if all rows count");
-    let args = MeanArgs { statistics, loss, rows: rows.into(), counted };
+    let args = MeanArgs { statistics, loss, z, rows: rows.into(), counted, z_loss, unused: 0 };
     let (source, entry) = (Source::CrossEntropy, "mean_loss".into());
     Launch { source, entry, grid: [1, 1, 1], threads: THREADS, shared_bytes: 8 * THREADS, args }
 }
 
-/// Computes (softmax − one-hot(target))·gradient/`counted`, the gradient of a mean over this number of rows. The logits
+/// Computes (softmax·(1 + 2·z_loss·ln Z) − one-hot(target))·gradient/`counted`, the gradient of a mean over this number of rows. The logits
 /// may be a part of these rows.
 ///
 /// `out` has type `dtype`: the type of the logits or, for f32 logits, any type. It may overwrite the logits; its row

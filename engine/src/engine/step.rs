@@ -22,6 +22,8 @@ pub struct Step {
     pub step: u64,
     /// Mean loss of the global batch, before the update.
     pub loss: f32,
+    /// The part of `loss` that `training.z_loss` adds; `None` without it.
+    pub z_loss: Option<f32>,
     /// Learning rate of the update.
     pub lr: f64,
     /// Global L2 norm of the gradient before clipping, with the loss scale divided out.
@@ -144,7 +146,7 @@ impl Engine {
         self.samples += self.config.train_batch_size as u64;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
         self.settle_buffers(&outcome)?;
-        let loss = self.mean_loss(&outcome)?;
+        let [loss, z_loss] = self.step_losses(&outcome)?;
         let (norm, is_admitted) =
             outcome.verdict.map_or((f64::NAN, false), |verdict| (verdict.norm, verdict.is_admitted));
         self.look_after_save()?;
@@ -158,6 +160,7 @@ impl Engine {
         Ok(Step {
             step,
             loss,
+            z_loss: self.model().has_z_loss().then_some(z_loss),
             lr: rate.lr,
             grad_norm: norm,
             loss_scale,
@@ -197,14 +200,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Computes the mean loss of the global batch on the last pipeline stage and broadcasts it to all ranks.
-    fn mean_loss(&self, outcome: &StepOutput) -> Result<f32, Error> {
-        let total = match self.has_last_layer() {
-            true => self.sum_over_micro_batches(outcome.losses.iter().map(|&loss| vec![loss]).collect())?[0],
-            false => 0.0,
+    /// Computes the mean loss and z-loss of the global batch on the last pipeline stage and broadcasts them to all ranks.
+    fn step_losses(&self, outcome: &StepOutput) -> Result<[f32; 2], Error> {
+        let with_z = self.model().has_z_loss();
+        let totals = match self.has_last_layer() {
+            true => {
+                let mut losses: Vec<Vec<f32>> = outcome.losses.iter().map(|&loss| vec![loss]).collect();
+                losses.iter_mut().zip(&outcome.z_losses).for_each(|(losses, z)| losses.push(*z));
+                self.sum_over_micro_batches(losses)?
+            }
+            false => vec![0.0; 1 + usize::from(with_z)],
         };
-        let total = self.told_by_the_last(Buffer::F32(vec![total]))?.into_f32()?[0];
-        Ok(total / (self.settings.micro_batches * self.replicas()) as f32)
+        let totals = self.told_by_the_last(Buffer::F32(totals))?.into_f32()?;
+        let count = (self.settings.micro_batches * self.replicas()) as f32;
+        Ok([totals[0] / count, totals.get(1).map_or(0.0, |z| z / count)])
     }
 
     /// Sums one vector per local micro-batch over all micro-batches of the global batch, over the same trees as the

@@ -105,7 +105,7 @@ pub(super) fn forward(
             loss
         }
     };
-    outcome.pending_losses.push((micro_batch, loss));
+    outcome.pending_losses.push((micro_batch, loss, None));
     Ok(())
 }
 
@@ -176,8 +176,8 @@ pub(super) fn backward(
         let (inputs, leaves) = cut(&incoming, layer)?;
         let x = state.batch.added_to(inputs, built)?;
         let gradients = capture(context.zero, &mut || {
-            let loss = model.loss(&x, &targets, &pass, gradient)?;
-            outcome.pending_losses.push((state.index, loss.detach()));
+            let (loss, z_loss) = model.loss_and_z_loss(&x, &targets, &pass, gradient)?;
+            outcome.pending_losses.push((state.index, loss.detach(), z_loss));
             // Create the seed on the device: a copy from the host could wait for the GPU.
             let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
             Ok(backpropagate(&[(loss, seed)], &leaves)?)

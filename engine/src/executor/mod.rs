@@ -94,8 +94,11 @@ pub(crate) type Load<'a> = dyn FnMut(usize) -> Result<Batch, Error> + 'a;
 pub(crate) struct StepOutput {
     /// Loss of each local micro-batch, times the factor of its weight, on the stage of the last layer.
     pub(crate) losses: Vec<f32>,
-    /// Micro-batches and their losses as tensors until the program ends, so that no instruction waits for the GPU.
-    pending_losses: Vec<(usize, Tensor)>,
+    /// The part of each loss that the z-loss adds; empty without a z-loss.
+    pub(crate) z_losses: Vec<f32>,
+    /// Micro-batches, their losses and z-losses as tensors until the program ends, so that no instruction waits for the
+    /// GPU.
+    pending_losses: Vec<(usize, Tensor, Option<Tensor>)>,
     /// Outputs of the last layer, for each local micro-batch of a program without a loss.
     pub(crate) outputs: Vec<Activations>,
     /// For each local micro-batch, what training wrote into the buffers of this stage's layers, by index of the buffer.
@@ -216,8 +219,11 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     #[cfg(feature = "cuda")]
     zero_model::device::check(model.device())?;
     outcome.verdict = context.zero.finish_step()?;
-    let losses = outcome.pending_losses.drain(..).map(|(index, loss)| weighted(&loss, context.weights.factor(index)));
-    outcome.losses = losses.collect::<candle_core::Result<_>>()?;
+    for (index, loss, z_loss) in std::mem::take(&mut outcome.pending_losses) {
+        let factor = context.weights.factor(index);
+        outcome.losses.push(weighted(&loss, factor)?);
+        outcome.z_losses.extend(z_loss.map(|z| weighted(&z, factor)).transpose()?);
+    }
     outcome.boundaries = messages.boundaries();
     context.timing.settle(program)?;
     Ok(outcome)

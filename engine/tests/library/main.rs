@@ -38,3 +38,4 @@ mod replicas;
 mod tiles;
 mod torch;
 mod transformers;
+mod z_loss;

@@ -110,7 +110,7 @@ pub fn trajectory_on(engine: &mut Engine, steps: u64, batch: impl Fn(u64) -> Bat
 }
 
 /// Like [`trajectory`], with another way to run a step.
-pub fn trajectory_of(engine: &mut Engine, steps: u64, run: impl Fn(&mut Engine, u64) -> Step) -> Trajectory {
+pub fn trajectory_of(engine: &mut Engine, steps: u64, mut run: impl FnMut(&mut Engine, u64) -> Step) -> Trajectory {
     let numbers = engine.steps()..engine.steps() + steps;
     let steps: Vec<Step> = numbers.map(|step| run(engine, step)).collect();
     let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();

@@ -5,7 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 use zero_ops::Pass;
 use zero_ops::graph::fused_block;
-use zero_ops::{Linear, count_targets, linear_cross_entropy};
+use zero_ops::{Linear, count_targets, linear_cross_entropy, linear_cross_entropy_with_z_loss};
 
 /// Computes the logits x·Wᵀ, or the loss by [`linear_cross_entropy`] without storing all logits. With i64 targets the
 /// loss of a global batch is the mean over its targets that are not [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
@@ -39,6 +39,27 @@ impl Head for LanguageHead {
             true => fused_block(x, |x| linear_cross_entropy(x, &self.weight, targets, gradient)),
             false => linear_cross_entropy(&x.detach(), &self.weight.detach(), targets, gradient),
         }
+    }
+
+    fn has_z_loss(&self) -> bool {
+        true
+    }
+
+    fn loss_with_z_loss(
+        &self,
+        x: &Activations,
+        targets: &Tensor,
+        _: &Pass,
+        gradient: f32,
+        z_loss: f32,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let mut part = None;
+        let loss = fused_block(x.single()?, |x| {
+            let (loss, z) = linear_cross_entropy_with_z_loss(x, &self.weight, targets, gradient, z_loss)?;
+            part = z;
+            Ok(loss)
+        })?;
+        Ok((loss, part))
     }
 
     fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {

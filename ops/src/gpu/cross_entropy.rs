@@ -7,7 +7,7 @@ use crate::graph::operand::rows;
 use candle_core::{CudaStorage, DType, Layout, Result, Tensor};
 use zero_kernels::cross_entropy::{self as kernels, Logits, Upstream};
 
-fn logits(op: &'static str, x: &Operand, targets: &Indices, classes: usize) -> Result<Logits> {
+fn logits(op: &'static str, x: &Operand, targets: &Indices, classes: usize, z_loss: f32) -> Result<Logits> {
     Ok(Logits {
         rows: targets.count,
         classes: count32(op, classes)?,
@@ -15,6 +15,7 @@ fn logits(op: &'static str, x: &Operand, targets: &Indices, classes: usize) -> R
         dtype: x.dtype,
         logits: x.address,
         targets: targets.address(),
+        z_loss,
     })
 }
 
@@ -23,16 +24,17 @@ pub(crate) fn forward(
     op: &'static str,
     (ls, ll): (&CudaStorage, &Layout),
     targets: (&CudaStorage, &Layout),
+    z_loss: f32,
 ) -> Result<[CudaStorage; 2]> {
     let (gpu, (_, classes)) = (Gpu::new(&ls.device)?, rows(op, ll.shape())?);
     let (x, targets) = (Operand::new(op, ls, ll)?, Indices::targets(op, &gpu, targets, classes)?);
     let (statistics, loss) = (gpu.floats(3 * targets.count as usize)?, gpu.floats(1)?);
-    let of = logits(op, &x, &targets, classes)?;
+    let of = logits(op, &x, &targets, classes, z_loss)?;
     let at = address(op, &statistics)?;
     // SAFETY: the logits have a row for each target, and there is at least one; the rest was allocated for them.
     unsafe {
         gpu.launch(&kernels::forward(&of, at))?;
-        gpu.launch(&kernels::mean_loss(of.rows, targets.counted(), at, address(op, &loss)?))?;
+        gpu.launch(&kernels::mean_loss(of.rows, targets.counted(), at, z_loss, [address(op, &loss)?, 0]))?;
     }
     Ok([loss, statistics])
 }
@@ -42,7 +44,7 @@ pub(crate) fn backward(
     op: &'static str,
     x: &Tensor,
     targets: &Tensor,
-    statistics: &CudaStorage,
+    (statistics, z_loss): (&CudaStorage, f32),
     d_loss: &Tensor,
 ) -> Result<Tensor> {
     let (gpu, (_, classes)) = (Gpu::of(op, x)?, rows(op, x.shape())?);
@@ -50,7 +52,7 @@ pub(crate) fn backward(
     let upstream = d_loss.to_dtype(DType::F32)?;
     let upstream = Operand::of(op, &upstream)?;
     let (dx, at) = room_like(op, &gpu, x.dtype(), xs.count)?;
-    let of = logits(op, &xs, &targets, classes)?;
+    let of = logits(op, &xs, &targets, classes, z_loss)?;
     let mean = (Upstream::At(upstream.address), targets.counted());
     // SAFETY: the statistics belong to these logits, dx has the size of the logits, and a loss is one f32.
     unsafe { gpu.launch(&kernels::backward(&of, address(op, statistics)?, mean, (xs.dtype, at))) }?;

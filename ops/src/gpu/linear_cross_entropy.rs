@@ -21,8 +21,14 @@ use zero_kernels::{Address, Dtype};
 
 const OP: &str = "linear-cross-entropy";
 
-/// Computes [`linear_cross_entropy`](crate::linear_cross_entropy) for shapes that match.
-pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
+/// Computes [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss) for shapes that match.
+pub(crate) fn linear_cross_entropy(
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    gradient: f32,
+    z_loss: f32,
+) -> Result<(Tensor, Option<Tensor>)> {
     let (classes, inputs) = weight.dims2()?;
     let gpu = Gpu::of(OP, x)?;
     let (xs, w, targets) =
@@ -32,6 +38,7 @@ pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor
     }
     let dx = x.track_op().then(|| room_like(OP, &gpu, x.dtype(), xs.count)).transpose()?;
     let loss = gpu.floats(1)?;
+    let z = (z_loss != 0.0).then(|| room_like(OP, &gpu, DType::F32, 1)).transpose()?;
     let head = Head {
         gpu: &gpu,
         x: &xs,
@@ -41,7 +48,8 @@ pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor
         targets: &targets,
         gradient,
         dx: dx.as_ref().map(|(_, at)| *at),
-        loss: address(OP, &loss)?,
+        z_loss,
+        losses: [address(OP, &loss)?, z.as_ref().map_or(0, |(_, at)| *at)],
     };
     let (mut d_weight, mut is_delivered) = (None, false);
     if !weight.track_op() {
@@ -57,7 +65,9 @@ pub(crate) fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor
         d_weight = Some(room);
     }
     let dx = dx.map(|(dx, _)| tensor(dx, x.shape()));
-    apply2(x, weight, Computed { loss: Mutex::new(Some(loss)), gradient, dx, d_weight, is_delivered })
+    let z = z.map(|(z, _)| tensor(z, ()));
+    let loss = Mutex::new(Some(loss));
+    Ok((apply2(x, weight, Computed { loss, gradient, dx, d_weight, is_delivered })?, z))
 }
 
 /// Returns how many rows to multiply out at a time: at most 512 MiB of f32 logits, but at least 1,024 rows. Every
@@ -81,12 +91,14 @@ struct Head<'a> {
     targets: &'a Indices,
     gradient: f32,
     dx: Option<Address>,
-    loss: Address,
+    z_loss: f32,
+    /// Where the loss and its z-loss go; 0 if the latter is not wanted.
+    losses: [Address; 2],
 }
 
 impl Head<'_> {
     fn run(&self, d_weight: Option<(Address, Onto)>) -> Result<()> {
-        let &Self { gpu, x, weight, inputs, classes, gradient, .. } = self;
+        let &Self { gpu, x, weight, inputs, classes, gradient, z_loss, .. } = self;
         let (count, bytes) = (self.targets.count as usize, if x.dtype == Dtype::F32 { 4 } else { 2 });
         // Rows begin at multiples of 32 bytes; otherwise products of 16-bit floats do not reach the tensor cores'
         // full speed.
@@ -105,6 +117,7 @@ impl Head<'_> {
                 dtype: Dtype::F32,
                 logits: at,
                 targets: self.targets.address() + 4 * first as u64,
+                z_loss,
             };
             let statistics = statistics + 12 * first as u64;
             // SAFETY: x has a row for each of the `count` targets, and the sizes of both operands were checked; the
@@ -133,8 +146,9 @@ impl Head<'_> {
                 unsafe { product(OP, gpu, d_logits.t(), x, to) }?;
             }
         }
+        let (rows, counted) = (self.targets.count, self.targets.counted());
         // SAFETY: earlier launches on the stream write all statistics; a loss is one f32.
-        unsafe { gpu.launch(&kernels::mean_loss(self.targets.count, self.targets.counted(), statistics, self.loss)) }
+        unsafe { gpu.launch(&kernels::mean_loss(rows, counted, statistics, z_loss, self.losses)) }
     }
 }
 

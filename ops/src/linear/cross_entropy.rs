@@ -5,7 +5,7 @@
 //! losses, turns the logits in place into their gradients, and adds these to dx and dW at once (`head.rs`). The gradients are
 //! thus computed together with the loss. The backward only returns them and no longer needs x or the weight.
 
-use crate::cross_entropy::mean_over;
+use crate::cross_entropy::{Total, mean_over};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{apply2, count2};
@@ -37,6 +37,21 @@ use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor
 /// target produces NaN; `gpu::check` later reports it, and also a gradient in the backward that differs from
 /// `gradient`.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
+    Ok(linear_cross_entropy_with_z_loss(x, weight, targets, gradient, 0.0)?.0)
+}
+
+/// Computes the [`cross_entropy_with_z_loss`](crate::cross_entropy_with_z_loss) of x·Wᵀ as [`linear_cross_entropy`]
+/// does. Returns this loss, and the part of it that `z_loss` adds, which has no gradient; `None` if `z_loss` is 0.
+///
+/// # Errors
+/// As [`linear_cross_entropy`].
+pub fn linear_cross_entropy_with_z_loss(
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    gradient: f32,
+    z_loss: f32,
+) -> Result<(Tensor, Option<Tensor>)> {
     let (count, inputs) = rows(OP, x.shape())?;
     let (classes, weight_inputs) = weight.dims2()?;
     if inputs != weight_inputs || classes == 0 {
@@ -46,36 +61,44 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
         bail!("{OP}: the input {:?} does not match the targets {:?}", x.shape(), targets.shape());
     }
     if meta::tracing() {
-        return count2(x, weight, &ToCompute { targets });
+        return Ok((count2(x, weight, &ToCompute { targets })?, None));
     }
     #[cfg(feature = "cuda")]
     if gpu::holds(x) {
-        return gpu::linear_cross_entropy::linear_cross_entropy(x, weight, targets, gradient);
+        return gpu::linear_cross_entropy::linear_cross_entropy(x, weight, targets, gradient, z_loss);
     }
     let mut targets = targets_of(OP, targets, classes)?;
     let counted = mean_over(&targets);
     let rows = some_rows(&mut targets);
-    let (loss, dx, d_weight) = {
+    let ([loss, z], dx, d_weight) = {
         let held = (x.storage_and_layout(), weight.storage_and_layout());
         let (xs, w) = (View::of(OP, &held.0)?, View::of(OP, &held.1)?);
         let weight_matrix = Matrix::new(w.elements(), classes, inputs);
-        let head =
-            Head { x: xs.elements(), weight: weight_matrix, inputs, classes, rows: rows.as_deref(), targets: &targets };
+        let head = Head {
+            x: xs.elements(),
+            weight: weight_matrix,
+            inputs,
+            classes,
+            rows: rows.as_deref(),
+            targets: &targets,
+            z_loss,
+        };
         let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
         let factors = Factors::Same(gradient / counted as f32);
-        let (mut total, mut d_weight) = (0.0, None);
+        let (mut total, mut d_weight) = (Total::default(), None);
         if !weight.track_op() {
-            head.run(factors, dx.as_deref_mut(), None, |_, loss| total += loss);
+            head.run(factors, dx.as_deref_mut(), None, |_, row| total.add(row));
         } else if sink::has(weight) {
-            deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, loss| total += loss))?;
+            deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row)))?;
         } else {
             let out = d_weight.insert(vec![0.0; classes * inputs]);
-            head.run(factors, dx.as_deref_mut(), Some(out), |_, loss| total += loss);
+            head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row));
         }
         let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
-        ((total / counted as f64) as f32, dx, d_weight)
+        (total.mean(counted, z_loss), dx, d_weight)
     };
-    apply2(x, weight, Computed { loss, gradient, dx, d_weight })
+    let z = (z_loss != 0.0).then(|| Tensor::new(z, x.device())).transpose()?;
+    Ok((apply2(x, weight, Computed { loss, gradient, dx, d_weight })?, z))
 }
 
 const OP: &str = "linear-cross-entropy";

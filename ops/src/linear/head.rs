@@ -3,7 +3,7 @@
 //! Logits are a model's largest activation: rows × vocabulary. [`Head`] multiplies out one chunk of rows at a time,
 //! passes on the loss of each row, and turns the logits in place into their gradients, which it adds to dx and dW at once.
 
-use crate::cross_entropy::row_loss;
+use crate::cross_entropy::{RowLoss, softmax_factor};
 use crate::kernel::{HalfFloat, Isa, softmax as kernel};
 use crate::measure;
 use crate::parallel::{Output, split, threads};
@@ -28,6 +28,8 @@ pub(super) struct Head<'a> {
     /// The row of x for each target; `None` if they are all rows, in order.
     pub(super) rows: Option<&'a [usize]>,
     pub(super) targets: &'a [usize],
+    /// The coefficient of ln²Z in the gradients.
+    pub(super) z_loss: f32,
 }
 
 /// What the gradients of the rows' losses are multiplied by.
@@ -63,7 +65,7 @@ impl Head<'_> {
         factors: Factors<'_>,
         mut dx: Option<&mut [f32]>,
         mut d_weight: Option<&mut [f32]>,
-        mut loss: impl FnMut(usize, f64),
+        mut loss: impl FnMut(usize, RowLoss),
     ) {
         let (inputs, at_once) = (self.inputs, chunk_rows(self.classes));
         let (mut copied, mut d_copied) = (Copied::default(), vec![]);
@@ -127,7 +129,7 @@ impl Head<'_> {
         logits: &mut [f32],
         chunk: Range<usize>,
         factors: Option<Factors<'_>>,
-        loss: &mut impl FnMut(usize, f64),
+        loss: &mut impl FnMut(usize, RowLoss),
     ) {
         let _timed = measure::forward("cross-entropy");
         let targets = &self.targets[chunk.clone()];
@@ -141,7 +143,8 @@ impl Head<'_> {
                 part.copy_from_slice(&[largest, sum, row[targets[at]]]);
                 if let Some(factors) = factors {
                     let factor = factors.of(chunk.start + at);
-                    kernel::scaled_softmax(isa, row, largest, sum, factor);
+                    let of_softmax = softmax_factor(factor, self.z_loss, largest, sum);
+                    kernel::scaled_softmax(isa, row, largest, sum, of_softmax);
                     row[targets[at]] -= factor;
                     match self.x {
                         Elements::F32(_) => {}
@@ -153,7 +156,7 @@ impl Head<'_> {
             }
         });
         for (target, part) in chunk.zip(parts.chunks_exact(3)) {
-            loss(target, row_loss(part[0], part[1], part[2]));
+            loss(target, RowLoss::new(part[0], part[1], part[2]));
         }
     }
 }

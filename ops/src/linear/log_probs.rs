@@ -68,7 +68,8 @@ impl Placed {
     fn head<'a>(&'a self, x: &'a View<'_>, weight: &'a View<'_>, shape: [usize; 2]) -> Head<'a> {
         let [classes, inputs] = shape;
         let weight = Matrix::new(weight.elements(), classes, inputs);
-        Head { x: x.elements(), weight, inputs, classes, rows: Some(&self.rows), targets: &self.targets }
+        let (rows, targets) = (Some(&*self.rows), &*self.targets);
+        Head { x: x.elements(), weight, inputs, classes, rows, targets, z_loss: 0.0 }
     }
 }
 
@@ -127,7 +128,7 @@ impl CustomOp2 for LogProbs {
         let shape = Shape::from((xl.dims()[0], self.groups));
         let mut sums = vec![0.0; shape.elem_count()];
         let head = placed.head(&x, &weight, [classes, inputs]);
-        head.run(Factors::Same(0.0), None, None, |target, loss| sums[placed.sums[target]] -= loss);
+        head.run(Factors::Same(0.0), None, None, |target, row| sums[placed.sums[target]] -= row.loss);
         // The forward runs once, because each call of `linear_log_probs` creates its own operation.
         let _ = self.placed.set(placed);
         Ok((CpuStorage::F32(sums.into_iter().map(|sum: f64| sum as f32).collect()), shape))

@@ -15,3 +15,4 @@ mod invariance;
 mod preference;
 mod sink;
 mod tiled;
+mod z_loss;

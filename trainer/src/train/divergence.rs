@@ -135,6 +135,7 @@ mod tests {
             let step = Step {
                 step: index as u64 + 1,
                 loss: 1.0,
+                z_loss: None,
                 lr: 0.1,
                 grad_norm: norm,
                 loss_scale: None,
@@ -177,6 +178,7 @@ mod tests {
         let step = |number: u64| Step {
             step: number,
             loss: f32::NAN,
+            z_loss: None,
             lr: 0.1,
             grad_norm: f64::NAN,
             loss_scale: Some(1024.0),

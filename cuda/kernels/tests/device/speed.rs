@@ -243,7 +243,7 @@ impl<'a> Bed<'a> {
         for (dtype, size) in [(Dtype::F32, 4), (Dtype::Bf16, 2)] {
             let make = |room: &mut Room| {
                 let (logits, statistics) = (room.take(size * n), room.take(12 * u64::from(rows)));
-                (Logits { rows, classes, stride, dtype, logits, targets }, statistics)
+                (Logits { rows, classes, stride, dtype, logits, targets, z_loss: 0.0 }, statistics)
             };
             self.measure(&format!("cross-entropy of {dtype:?}"), size * n, 0, |room| {
                 let (of, statistics) = make(room);
@@ -257,7 +257,7 @@ impl<'a> Bed<'a> {
         }
         self.measure("mean loss", 12 * u64::from(rows), 0, |room| {
             let (statistics, loss) = (room.take(12 * u64::from(rows)), room.take(4));
-            self.work([cross_entropy::mean_loss(rows, Counted::Known(rows), statistics, loss)])
+            self.work([cross_entropy::mean_loss(rows, Counted::Known(rows), statistics, 0.0, [loss, 0])])
         });
     }
 

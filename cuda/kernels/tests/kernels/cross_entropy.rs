@@ -8,7 +8,7 @@ use crate::{Memory, assert_near, numbers, on_device, rounded};
 
 #[test]
 fn losses_and_the_gradient_in_place() {
-    for (rows, classes) in [(1, 1), (7, 50), (3, 3000)] {
+    for ((rows, classes), z_loss) in [((1, 1), 0.0), ((7, 50), 0.0), ((7, 50), 3e-3), ((3, 3000), 1e-4)] {
         for dtype in Dtype::ALL {
             let count = (rows * classes) as usize;
             // An offset that overflows unless the largest element is subtracted.
@@ -16,33 +16,46 @@ fn losses_and_the_gradient_in_place() {
             let x = rounded(dtype, &x);
             let targets: Vec<u32> = (0..rows).map(|row| (row * 37 + 5) % classes).collect();
             let factor = 0.5 / rows as f32;
-            let Some((loss, dx)) = on_device(|device| {
+            let Some(([loss, z], dx)) = on_device(|device| {
                 let (mut logits, mut indices) = (Memory::floats(dtype, &x), Memory::integers(&targets));
                 let (mut statistics, mut loss) = (Memory::unwritten(rows as usize * 12), Memory::unwritten(4));
+                let mut z = Memory::floats(Dtype::F32, &[0.0]);
                 let mut upstream = Memory::floats(Dtype::F32, &[0.5]);
                 let (at, targets, stride) = (logits.address(), indices.address(), classes.into());
-                let of = Logits { rows, classes, stride, dtype, logits: at, targets };
+                let of = Logits { rows, classes, stride, dtype, logits: at, targets, z_loss };
                 device.run(&forward(&of, statistics.address()));
-                device.run(&mean_loss(rows, Counted::Known(rows), statistics.address(), loss.address()));
+                device.run(&mean_loss(
+                    rows,
+                    Counted::Known(rows),
+                    statistics.address(),
+                    z_loss,
+                    [loss.address(), z.address()],
+                ));
                 let upstream = (Upstream::At(upstream.address()), Counted::Known(rows));
                 device.run(&backward(&of, statistics.address(), upstream, (dtype, at)));
-                (loss.to_floats(Dtype::F32)[0], logits.to_floats(dtype))
+                ([loss, z].map(|x| f64::from(x.to_floats(Dtype::F32)[0])), logits.to_floats(dtype))
             }) else {
                 return;
             };
-            let (mut losses, mut want) = (0.0, vec![]);
+            let z_loss = f64::from(z_loss);
+            let (mut losses, mut z_losses, mut want) = (0.0, 0.0, vec![]);
             for (row, &target) in x.chunks(classes as usize).zip(&targets) {
                 let largest = row.iter().fold(f64::MIN, |a, &x| a.max(f64::from(x)));
                 let sum: f64 = row.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
-                losses += sum.ln() + largest - f64::from(row[target as usize]);
+                let ln_z = sum.ln() + largest;
+                z_losses += z_loss * ln_z * ln_z;
+                losses += ln_z - f64::from(row[target as usize]);
+                let slope = 1.0 + 2.0 * z_loss * ln_z;
                 want.extend(row.iter().enumerate().map(|(i, &x)| {
                     let one = if i == target as usize { 1.0 } else { 0.0 };
-                    f64::from(factor) * ((f64::from(x) - largest).exp() / sum - one)
+                    f64::from(factor) * ((f64::from(x) - largest).exp() / sum * slope - one)
                 }));
             }
-            let mean = losses / f64::from(rows);
-            assert!((f64::from(loss) - mean).abs() <= 1e-5 * (1.0 + mean), "{loss} for {mean}");
-            assert_near("gradient", dtype, &dx, &want, 8.0, f64::from(factor));
+            let [mean, mean_z] = [losses + z_losses, z_losses].map(|sum| sum / f64::from(rows));
+            assert!((loss - mean).abs() <= 1e-5 * (1.0 + mean), "{loss} for {mean}");
+            assert!((z - mean_z).abs() <= 1e-6 * mean_z, "{z} for {mean_z}");
+            // With a z-loss, the gradient of a logit may be larger than the factor.
+            assert_near("gradient", dtype, &dx, &want, 8.0, f64::from(factor) * (1.0 + 500.0 * z_loss));
         }
     }
 }
@@ -66,9 +79,10 @@ fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) 
             dtype: Dtype::F32,
             logits: at,
             targets,
+            z_loss: 0.0,
         };
         device.run(&forward(&of, statistics.address()));
-        device.run(&mean_loss(of.rows, Counted::Known(of.rows), statistics.address(), loss.address()));
+        device.run(&mean_loss(of.rows, Counted::Known(of.rows), statistics.address(), 0.0, [loss.address(), 0]));
         // The mean is over more rows than this buffer has.
         let launch = backward(&of, statistics.address(), (Upstream::Known(2.0), Counted::Known(100)), (dtype, at));
         device.run(&launch);
@@ -123,14 +137,16 @@ fn ignored_rows_do_not_contribute() {
         for targets in masks {
             let counted = targets.iter().filter(|&&target| target != NO_TARGET).count();
             let Some((loss, dx, others)) = on_device(|device| {
+                let z_loss = 1e-2;
                 let run = |targets: &[u32], x: &[f32], counted: u32| {
                     let (mut x, mut indices) = (Memory::floats(dtype, x), Memory::integers(targets));
                     let (rows, mut number) = (targets.len() as u32, Memory::integers(&[counted]));
                     let (mut statistics, mut loss) = (Memory::unwritten(12 * targets.len()), Memory::unwritten(4));
                     let (logits, targets, counted) = (x.address(), indices.address(), Counted::At(number.address()));
-                    let of = Logits { rows, classes: classes as u32, stride: classes as u64, dtype, logits, targets };
+                    let (classes, stride) = (classes as u32, classes as u64);
+                    let of = Logits { rows, classes, stride, dtype, logits, targets, z_loss };
                     device.run(&forward(&of, statistics.address()));
-                    device.run(&mean_loss(rows, counted, statistics.address(), loss.address()));
+                    device.run(&mean_loss(rows, counted, statistics.address(), z_loss, [loss.address(), 0]));
                     device.run(&backward(&of, statistics.address(), (Upstream::Known(2.0), counted), (dtype, logits)));
                     (loss.to_floats(Dtype::F32)[0], x.to_floats(dtype))
                 };

@@ -245,7 +245,7 @@ fn losses_and_their_gradients() {
             check_all_alignments(&format!("cross-entropy {dtype:?} {classes}"), &all, |device, at| {
                 let mut targets = Memory::integers(&[3; 3]);
                 let targets = targets.address();
-                let of = Logits { rows: 3, classes, stride, dtype, logits: at[0], targets };
+                let of = Logits { rows: 3, classes, stride, dtype, logits: at[0], targets, z_loss: 0.0 };
                 device.run(&cross_entropy::forward(&of, at[2]));
                 device.run(&cross_entropy::backward(
                     &of,
@@ -259,7 +259,7 @@ fn losses_and_their_gradients() {
                 let (mut x, mut targets) = (Placed::new(dtype, &logits, 1), Memory::integers(&[3; 3]));
                 let mut statistics = Memory::unwritten(36);
                 let (logits, targets) = (x.address(), targets.address());
-                let of = Logits { rows: 3, classes, stride, dtype, logits, targets };
+                let of = Logits { rows: 3, classes, stride, dtype, logits, targets, z_loss: 0.0 };
                 device.run(&cross_entropy::forward(&of, statistics.address()));
                 let mean = (Upstream::Known(2.0), Counted::Known(3));
                 device.run(&cross_entropy::backward(&of, statistics.address(), mean, (dtype, logits)));
@@ -288,7 +288,7 @@ fn logits_of_minus_infinity_do_not_contribute() {
             let (mut x, mut targets) = (Memory::floats(dtype, &row), Memory::integers(&[5]));
             let mut statistics = Memory::unwritten(12);
             let (logits, targets) = (x.address(), targets.address());
-            let of = Logits { rows: 1, classes, stride: classes.into(), dtype, logits, targets };
+            let of = Logits { rows: 1, classes, stride: classes.into(), dtype, logits, targets, z_loss: 0.0 };
             device.run(&cross_entropy::forward(&of, statistics.address()));
             statistics.to_floats(Dtype::F32)
         }) else {

@@ -5,7 +5,8 @@ use crate::check::{close, floats, ids, normal, same_bits};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use zero_ops::device::{Array, check};
 use zero_ops::sink::{FlatBuffer, Gradients};
-use zero_ops::{IGNORE_INDEX, cross_entropy, linear_cross_entropy};
+use zero_ops::{IGNORE_INDEX, cross_entropy, cross_entropy_with_z_loss};
+use zero_ops::{linear_cross_entropy, linear_cross_entropy_with_z_loss};
 
 /// Allows for another order of the sums and their rounding.
 fn tolerance(dtype: DType) -> f64 {
@@ -63,6 +64,38 @@ fn losses_of_a_head() {
             }
         }
     }
+}
+
+/// Both operations with a z-loss, and its part of the loss.
+#[test]
+fn z_losses() -> Result<()> {
+    const Z_LOSS: f32 = 0.05;
+    let Some(gpu) = gpu() else { return Ok(()) };
+    for dtype in FLOATS {
+        let targets = Tensor::new(&[3i64, IGNORE_INDEX, 8, 0], &Device::Cpu)?;
+        let on = |t: &Tensor| targets.to_device(t.device());
+        let logits = [normal("logits", &[4, 70]).to_dtype(dtype)?];
+        let [got, want] = both(&gpu, &logits, Into::Store, |t| cross_entropy_with_z_loss(&t[0], &on(&t[0])?, Z_LOSS));
+        close("loss", &got.0, &want.0, 1e-6);
+        close("gradient", &got.1[0], &want.1[0], tolerance(dtype));
+        let inputs = [normal("x", &[4, 5]).to_dtype(dtype)?, normal("w", &[9, 5]).to_dtype(dtype)?];
+        for into in EVERYWHERE {
+            let op =
+                |t: &[Tensor]| Ok(linear_cross_entropy_with_z_loss(&t[0], &t[1], &on(&t[0])?, upstream(), Z_LOSS)?.0);
+            let [got, want] = both(&gpu, &inputs, into, op);
+            close("loss", &got.0, &want.0, 1e-6);
+            close(&format!("dx {into:?}"), &got.1[0], &want.1[0], tolerance(dtype));
+            close(&format!("dW {into:?}"), &got.1[1], &want.1[1], tolerance(dtype));
+        }
+        let part = |device: &Device| {
+            let [x, w] = inputs.each_ref().map(|t| t.to_device(device));
+            let (_, z) = linear_cross_entropy_with_z_loss(&x?, &w?, &targets.to_device(device)?, 1.0, Z_LOSS)?;
+            z.expect("its part").to_scalar::<f32>()
+        };
+        let [got, want] = [part(&gpu)?, part(&Device::Cpu)?];
+        assert!(want > 0.0 && (got - want).abs() <= 1e-5 * want, "{got} for {want}");
+    }
+    check(&gpu)
 }
 
 /// Rows whose target is −100, and batches of nothing else.

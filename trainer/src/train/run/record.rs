@@ -62,6 +62,9 @@ impl Run<'_> {
             "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes, "peak_bytes": together.peak_bytes,
             "eval_loss": evaluation.map(|it| finite(it.loss)),
         });
+        if let Some(z_loss) = step.z_loss {
+            line["z_loss"] = finite(z_loss);
+        }
         if let Some(lengths) = &self.corpus.sampler.lengths {
             line["seqlen"] = json!(lengths.at(step.step));
         }
@@ -91,6 +94,7 @@ impl Run<'_> {
         ];
         let lengths = self.corpus.sampler.lengths.as_ref();
         scalars.extend(lengths.map(|lengths| scalar(&metric::SEQLEN, lengths.at(step.step) as f64)));
+        scalars.extend(step.z_loss.map(|z_loss| scalar(&metric::Z_LOSS, f64::from(z_loss))));
         scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
         if let Some(evaluation) = evaluation {
             scalars.push(scalar(&metric::EVAL_LOSS, f64::from(evaluation.loss)));
