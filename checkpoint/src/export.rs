@@ -98,6 +98,8 @@ pub struct Export {
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file. A larger tensor gets a file of its own.
     pub max_shard_bytes: u64,
+    /// Whether to write the first of the states, the averages of the weights, instead of the weights.
+    pub averaged: bool,
     /// Which parameters are written, and how.
     pub contents: Contents,
     /// Other files to write into the folder, by name: `config.json` and the like.
@@ -173,6 +175,9 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
         Contents::Adapter => vec![],
     };
     let mut source = Source::new(folder, manifest);
+    if options.averaged {
+        source.instead = manifest.states.first().map(String::as_str);
+    }
     let (mut files, mut weight_map) = (vec![], serde_json::Map::new());
     for (index, part) in parts.iter().enumerate() {
         let file = file_name(index);
@@ -325,13 +330,14 @@ impl Source<'_> {
         entry: &ParameterEntry,
         mut take: impl FnMut(&Path, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
+        let state = self.instead.filter(|_| !entry.frozen);
         for piece in &entry.pieces {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
             let file = self.shard(piece.shard)?;
-            let (tensor, elements) = (tensor_name(name, piece.start, None), piece.end - piece.start);
+            let (tensor, elements) = (tensor_name(name, piece.start, state), piece.end - piece.start);
             let info = file.piece(&tensor, Dtype::F32, elements)?;
             let crc32 = file.portions(info, |bytes| take(&shard, bytes))?;
-            if crc32.finalize() != piece.crc32[0] {
+            if crc32.finalize() != piece.crc32[usize::from(state.is_some())] {
                 let reason = format!("the checksum of `{tensor}` does not match the manifest");
                 return Err(CheckpointError::damaged(&shard, reason));
             }

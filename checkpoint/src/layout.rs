@@ -100,7 +100,7 @@ impl Shard {
             for piece in entry.pieces.iter().filter(|piece| piece.shard == rank) {
                 let kinds = &kinds[..entry.tensors_per_piece(states.len())];
                 tensors.extend(kinds.iter().map(|&kind| ShardTensor {
-                    name: tensor_name(name, piece.start, state(kind, states)),
+                    name: tensor_name(name, piece.start, state(kind, &states)),
                     kind,
                     dtype: entry.dtype(),
                     range: Range { parameter: ids[name.as_str()], elements: piece.start..piece.end },

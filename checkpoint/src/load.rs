@@ -164,13 +164,15 @@ fn has_parameters_alone(manifest: &Manifest) -> bool {
 pub(crate) struct Source<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) manifest: &'a Manifest,
+    /// State that stands for a trainable parameter; `None` for the parameter itself.
+    pub(crate) instead: Option<&'a str>,
     /// Open shards by index.
     open: HashMap<usize, TensorFile>,
 }
 
 impl<'a> Source<'a> {
     pub(crate) fn new(folder: &'a Path, manifest: &'a Manifest) -> Self {
-        Self { folder, manifest, open: HashMap::new() }
+        Self { folder, manifest, instead: None, open: HashMap::new() }
     }
 
     /// Returns a shard's file, which is opened once.

@@ -210,14 +210,14 @@ pub(crate) fn export(
     args: &ExportArgs,
     write: impl FnOnce(&Path, &Path, Weights) -> Result<(Exported, Vec<String>), Error>,
 ) -> anyhow::Result<u8> {
-    let ExportArgs { folder, out, dtype, max_shard_size } = args;
+    let ExportArgs { folder, out, dtype, ema, max_shard_size } = args;
     let (folder, _) = newest(folder)?;
     let dtype = match dtype {
         Floats::F32 => ExportDtype::F32,
         Floats::Bf16 => ExportDtype::Bf16,
         Floats::F16 => ExportDtype::F16,
     };
-    let weights = Weights { dtype, max_shard_bytes: *max_shard_size };
+    let weights = Weights { dtype, max_shard_bytes: *max_shard_size, averaged: *ema };
     let (exported, left_out) = write_folder(out, &folder, |out| write(&folder, out, weights))?;
     show(&format!(
         "{} -> {}\n{} tensors, {}: {}\n",

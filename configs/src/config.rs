@@ -58,7 +58,7 @@ pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, P
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::{Adagrad, Adam, Lion, Muon, NAdam, Optimizer, RAdam, RmsProp, Sgd};
-pub use parameter_groups::ParameterGroup;
+pub use parameter_groups::{ParameterGroup, ParameterKind};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use preference::{DpoLoss, Preference, PreferenceType};
@@ -67,7 +67,9 @@ pub use rope::RopeScaling;
 pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
 pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use split::SplitPart;
-pub use training::{Compute, EarlyStopping, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn};
+pub use training::{
+    Compute, EarlyStopping, Ema, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn,
+};
 pub use transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};
 

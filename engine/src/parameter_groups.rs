@@ -6,7 +6,7 @@ use zero_model::{BuildError, Model, Parameter, Trainable, Tuning};
 
 use crate::error::Error;
 use crate::format::{counted, grouped};
-use config::{Config, ParameterGroup};
+use config::{Config, ParameterGroup, ParameterKind};
 
 /// Selects the matrices that Muon orthogonalizes.
 pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Error> {
@@ -159,10 +159,10 @@ fn selected(index: usize, group: &ParameterGroup, model: &Model) -> Result<Vec<u
         let help = format!("the blocks are {}", ranges(blocks.iter().copied().flatten()));
         return Err(Error::setting(&key, format!("the model has no block {missing}"), help));
     }
-    let kinds = Kinds::new(model);
+    let (kinds, selected_kinds) = (Kinds::new(model), group.selected_kinds());
     let is_selected = |parameter: &Parameter| {
         patterns.as_ref().is_none_or(|patterns| patterns.contains(parameter.name()))
-            && group.kinds.as_ref().is_none_or(|names| names.iter().any(|kind| kinds.has(kind, parameter)))
+            && selected_kinds.as_ref().is_none_or(|of| of.iter().any(|&kind| kinds.has(kind, parameter)))
             && group
                 .layers
                 .as_ref()
@@ -198,14 +198,14 @@ impl<'a> Kinds<'a> {
         Self { norms, last_layer: model.layers().len() - 1 }
     }
 
-    /// Returns whether a parameter is of this kind, one of [`ParameterGroup::KINDS`].
-    fn has(&self, kind: &str, parameter: &Parameter) -> bool {
+    /// Returns whether a parameter is of this kind.
+    fn has(&self, kind: ParameterKind, parameter: &Parameter) -> bool {
         let (module, name) = parameter.name().rsplit_once('.').unwrap_or(("", parameter.name()));
         match kind {
-            "bias" => name == "bias",
-            "norm" => self.norms.contains(&module),
-            "embedding" => parameter.shape().rank() >= 2 && is_embedding(parameter.name()),
-            _ => parameter.layer() == self.last_layer,
+            ParameterKind::Bias => name == "bias",
+            ParameterKind::Norm => self.norms.contains(&module),
+            ParameterKind::Embedding => parameter.shape().rank() >= 2 && is_embedding(parameter.name()),
+            ParameterKind::Head => parameter.layer() == self.last_layer,
         }
     }
 }

@@ -6,8 +6,8 @@ use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
 use zero_optim::{
-    Adagrad, AdamW, DynamicLossScale, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant,
-    Schedule, Sgd,
+    Adagrad, AdamW, Average, DynamicLossScale, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam, RmsProp,
+    RmsPropVariant, Schedule, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
@@ -98,6 +98,7 @@ impl Settings {
             },
             zero: ZeroOptions {
                 optimizer,
+                average: config.training.ema.map(|ema| Average { decay: ema.decay, start: ema.start_step }),
                 order: if reproducible { Order::Tree } else { Order::Arrival },
                 communication: communication(config, dtype),
                 reduce_scatter: config.zero.reduce_scatter,

@@ -17,6 +17,7 @@
 
 mod adagrad;
 mod adamw;
+mod average;
 mod factors;
 mod half_float;
 mod lion;
@@ -38,6 +39,7 @@ pub mod schedule;
 
 pub use adagrad::Adagrad;
 pub use adamw::AdamW;
+pub use average::{Average, average};
 pub use exact_sum::ExactSum;
 pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_half};

@@ -21,7 +21,7 @@ use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::{round_bytes, round_to, working};
 use crate::storage::{copy, overwrite};
-use crate::threads::{update, update_bytes, update_matrix};
+use crate::threads::{average, update, update_bytes, update_matrix};
 
 /// The optimizer state of one rank.
 #[derive(Default)]
@@ -161,7 +161,8 @@ impl OptimizerState {
             let factors =
                 [true, false].map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
             let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
-            gpu.step(factors.each_ref(), &now, matches!(judged, Some(Judged::OnGpu)))?;
+            let average_weight = rank.options.average_weight(*updates + 1);
+            gpu.step(factors.each_ref(), &now, average_weight, matches!(judged, Some(Judged::OnGpu)))?;
         }
         ids.into_iter().try_for_each(|id| gradients.discard(rank, memory, id))
     }
@@ -203,6 +204,9 @@ impl OptimizerState {
             }
         };
         let mut master = (kinds.len() > rank.states(id)).then(|| kinds.pop()).flatten();
+        // The average is the first of the states.
+        let (averages, kinds) = kinds.split_at_mut(usize::from(options.average.is_some()));
+        let average_weight = options.average_weight(self.updates + 1);
         let mut shard = parameters.shard_mut(id);
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[parameter];
@@ -210,11 +214,15 @@ impl OptimizerState {
             let decay = options.decays(parameter);
             let step = Step { step: self.updates + 1, lr, grad_scale, decay };
             let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
-            let mut run = |values: &mut [f32]| match (&optimizer, segment.matrix) {
-                (Optimizer::Muon(muon), Some(shape)) => {
-                    update_matrix(muon, &step, shape, values, &gradients[at.clone()], moments[0])
+            let mut averages = averages.first_mut().map(|averages| &mut averages[at.clone()]);
+            let mut run = |values: &mut [f32]| {
+                match (&optimizer, segment.matrix) {
+                    (Optimizer::Muon(muon), Some(shape)) => {
+                        update_matrix(muon, &step, shape, values, &gradients[at.clone()], moments[0])?;
+                    }
+                    _ => update(&optimizer, &step, values, &gradients[at.clone()], &mut moments)?,
                 }
-                _ => update(&optimizer, &step, values, &gradients[at.clone()], &mut moments),
+                averages.as_deref_mut().map_or(Ok(()), |averages| average(average_weight, values, averages))
             };
             let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
             if let Some(master) = &mut master {

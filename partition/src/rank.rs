@@ -89,7 +89,7 @@ impl Rank {
 
     /// Returns the number of optimizer states of a segment.
     pub(crate) fn states(&self, id: SegmentId) -> usize {
-        self.segment(id).states(self.options.optimizer.states().len())
+        self.segment(id).states(self.options.states().len())
     }
 
     /// Returns the bytes of each stored element of a segment's working parameters.

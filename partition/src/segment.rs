@@ -40,11 +40,11 @@ pub struct Segment {
     pub matrix: Option<[usize; 2]>,
 }
 
-/// Returns the number of optimizer states of a trainable parameter, if most have `states`: a matrix that is updated as a
-/// whole has its momentum alone.
+/// Returns the number of states of a trainable parameter, if most have `states`: a matrix that is updated as a whole has
+/// its momentum, and lacks the second moment.
 #[must_use]
 pub fn states_of(is_matrix: bool, states: usize) -> usize {
-    if is_matrix { states.min(1) } else { states }
+    if is_matrix { states.saturating_sub(1) } else { states }
 }
 
 impl Segment {

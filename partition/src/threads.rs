@@ -39,6 +39,17 @@ pub(crate) fn update(
     parts.into_iter().try_for_each(|(.., result)| result)
 }
 
+/// Runs [`zero_optim::average`] on several threads.
+pub(crate) fn average(weight: f32, params: &[f32], averages: &mut [f32]) -> Result<(), LengthError> {
+    let size = share(params.len());
+    if params.len() <= size || averages.len() != params.len() {
+        return zero_optim::average(weight, params, averages);
+    }
+    let mut parts: Vec<_> = params.chunks(size).zip(averages.chunks_mut(size)).map(|part| (part, Ok(()))).collect();
+    in_parallel(&mut parts, |((params, averages), result)| *result = zero_optim::average(weight, params, averages));
+    parts.into_iter().try_for_each(|(_, result)| result)
+}
+
 /// Takes a step of Muon on a whole matrix of these rows and columns. Its products run on several threads.
 ///
 /// # Errors

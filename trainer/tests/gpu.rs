@@ -122,7 +122,7 @@ fn frozen_parameters_and_adapters() {
     let lora = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.1, init_lora_weights: false}";
     let dora = "adapter: {r: 4, lora_alpha: 16, use_dora: true, loraplus_lr_ratio: 4, lora_dropout: 0.1, \
                 bias: lora_only, init_lora_weights: false}";
-    let groups = "layerwise_lr_decay: 0.5, param_groups: [{kinds: bias, lr_scale: 3, weight_decay: 0.2}, \
+    let groups = "ema: {decay: 0.5}, layerwise_lr_decay: 0.5, param_groups: [{kinds: bias, lr_scale: 3, weight_decay: 0.2}, \
                   {params: '*attn*', betas: [0.8, 0.95]}]";
     for (part, more) in [
         ("trainable: ['*.h.1.*']", ""),

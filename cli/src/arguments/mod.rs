@@ -400,6 +400,9 @@ pub(crate) struct ExportArgs {
     /// Number type of the weights
     #[arg(long, value_enum, default_value_t = Floats::F32)]
     pub(crate) dtype: Floats,
+    /// Write the moving averages of the weights, which a run with training.ema keeps
+    #[arg(long)]
+    pub(crate) ema: bool,
     /// Maximum size of the tensors in one file
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
     pub(crate) max_shard_size: u64,

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::choice::{Choice as _, choice};
 use crate::config::{Config, Optimizer, Scheduler, Training};
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
@@ -14,7 +15,7 @@ section! {
     pub struct ParameterGroup(keys) in Training::param_groups {
         /// Globs over the names of the parameters.
         pub params: Option<Vec<String>> = key(Kind::Names, "= all", "Glob over parameter names, or list of them, such as `*.attn.*`; each has to match a parameter");
-        /// Kinds of parameters, of [`ParameterGroup::KINDS`].
+        /// Names of [`ParameterKind`]s.
         pub kinds: Option<Vec<String>> = key(Kind::Names, "= all", "Kind of parameter, or list of them: norm (weight and bias of a normalization), bias (all biases), embedding, head (of the last layer)");
         /// Numbers of the transformer blocks, from 0.
         pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0: of the layers whose names end with a number, or of all layers if there are none");
@@ -26,6 +27,20 @@ section! {
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
         /// Decay of the first and the second moment in place of the optimizer's.
         pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
+    }
+}
+
+choice! {
+    /// A kind of parameters.
+    pub enum ParameterKind {
+        /// Weight and bias of a normalization.
+        Norm = "norm",
+        /// Biases.
+        Bias = "bias",
+        /// Embeddings.
+        Embedding = "embedding",
+        /// Parameters of the last layer.
+        Head = "head",
     }
 }
 
@@ -41,8 +56,11 @@ fn path(index: usize, key: &'static str) -> String {
 }
 
 impl ParameterGroup {
-    /// The kinds of parameters.
-    pub const KINDS: [&'static str; 4] = ["norm", "bias", "embedding", "head"];
+    /// Returns the kinds of parameters that the group selects; `None` for all.
+    pub fn selected_kinds(&self) -> Option<Vec<ParameterKind>> {
+        let kinds = |names: &Vec<String>| names.iter().filter_map(|name| ParameterKind::from_name(name)).collect();
+        self.kinds.as_ref().map(kinds)
+    }
 
     /// Checks each group, and the groups against the optimizer and the schedule.
     pub(crate) fn check(groups: &[Self], optimizer: &Optimizer, scheduler: &Scheduler, resolver: &mut Resolver<'_>) {
@@ -58,10 +76,10 @@ impl ParameterGroup {
                 let help = "write `lr` or `lr_scale`, `weight_decay`, or `betas`".to_string();
                 resolver.contradiction(&[&at], message, Some(help));
             }
-            let unknown = |kind: &&String| !Self::KINDS.contains(&kind.as_str());
+            let unknown = |kind: &&String| ParameterKind::from_name(kind).is_none();
             if let Some(kind) = group.kinds.iter().flatten().find(unknown) {
                 let message = format!("there is no kind of parameters `{kind}`");
-                let help = format!("the kinds are {}; `params` selects by name", Self::KINDS.join(", "));
+                let help = format!("the kinds are {}; `params` selects by name", ParameterKind::NAMES.join(", "));
                 resolver.contradiction(&[&path(index, Self::kinds)], message, Some(help));
             }
             if group.lr.is_some() && group.lr_scale.is_some() {

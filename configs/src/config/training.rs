@@ -69,6 +69,8 @@ section! {
         pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Which parameters are decayed: matrices leaves out biases and norms");
         /// Groups of parameters with settings of their own.
         pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
+        /// A moving average of the weights.
+        pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, in 4 bytes a parameter, sharded as the optimizer's states");
         /// Learning rate of a block relative to that of the block after it.
         pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of a block relative to that of the block after it; 1 is off. The head and what follows the last block have the whole rate");
         /// Coefficient of the auxiliary loss ln²Z; 0 adds none.
@@ -94,6 +96,19 @@ section! {
         pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "A norm above the median times this factor is a spike");
         /// Reaction to a spike.
         pub action: OnSpike = key(OnSpike::KIND, "skip", "Say so (warn), make no update (skip), or end the run (stop)");
+    }
+}
+
+section! {
+    /// `training.ema`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Ema(keys) in Training::ema {
+        /// Share of the average that a step keeps.
+        pub decay: f64 = key(Kind::Float(FRACTION), "0.999", "Share of the average that a step keeps; the rest comes from the new weights");
+        /// Steps before the average begins.
+        pub start_step: u64 = key(COUNT_OR_0, "0", "Number of steps before the average begins; until then it equals the weights");
+        /// Evaluate and generate the sample with the averages.
+        pub evaluate: bool = key(Kind::Bool, "true", "Evaluate, and generate training.sample, with the averages instead of the weights");
     }
 }
 

@@ -10,13 +10,15 @@ struct UpdateRange {
     uint64_t grads;
     // The working parameters, in the entry's type; 0 if layers read the master parameters.
     uint64_t working;
+    // f32 averages of the parameters; 0 if there are none.
+    uint64_t averages;
     uint64_t count;
     uint32_t first_block;
     // Which of the two sets of factors, and the type in which gradients travelled.
     uint16_t factors, travelled;
 };
 
-constexpr unsigned UPDATE_RANGES = 64;
+constexpr unsigned UPDATE_RANGES = 60;
 // Elements per block.
 constexpr uint64_t TILE = 4096;
 
@@ -27,6 +29,8 @@ struct UpdateArgs {
     // A Verdict, whose scale replaces that of the factors; or 0.
     uint64_t verdict;
     uint32_t used, formula;
+    // The share of the new parameters in their averages.
+    float average_weight;
 };
 
 struct Adam {
@@ -160,7 +164,13 @@ template <class T, class FORMULA> struct Update {
     float* __restrict__ params;
     float* __restrict__ states[2];
     T* __restrict__ working;
+    float* __restrict__ averages;
+    float average_weight;
     uint32_t travelled_as;
+
+    DEVICE float averaged(float average, float param) const {
+        return average_weight == 1.0f ? param : fmaf(average_weight, param - average, average);
+    }
 
     DEVICE void one(uint64_t i) {
         float param = params[i], state[2] = {0.0f, 0.0f};
@@ -169,6 +179,7 @@ template <class T, class FORMULA> struct Update {
         params[i] = param;
         UNROLL for (int s = 0; s < FORMULA::STATES; s++) states[s][i] = state[s];
         if (working) store(working[i], param);
+        if (averages) averages[i] = averaged(averages[i], param);
     }
 
     DEVICE void four(uint64_t i) {
@@ -183,6 +194,10 @@ template <class T, class FORMULA> struct Update {
         *reinterpret_cast<Four<float>*>(params + i) = param;
         UNROLL for (int s = 0; s < FORMULA::STATES; s++) *reinterpret_cast<Four<float>*>(states[s] + i) = state[s];
         if (working) *reinterpret_cast<Four<T>*>(working + i) = rounded;
+        if (!averages) return;
+        Four<float> average = *reinterpret_cast<const Four<float>*>(averages + i);
+        UNROLL for (int k = 0; k < 4; k++) average.at[k] = averaged(average.at[k], param.at[k]);
+        *reinterpret_cast<Four<float>*>(averages + i) = average;
     }
 };
 
@@ -204,12 +219,15 @@ template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
     update.params = as_mut<float>(range.params);
     UNROLL for (int s = 0; s < 2; s++) update.states[s] = as_mut<float>(range.states[s]);
     update.working = as_mut<T>(range.working);
+    update.averages = as_mut<float>(range.averages);
+    update.average_weight = a.average_weight;
     update.travelled_as = range.travelled;
     uint64_t count = range.count, block = blockIdx.x - range.first_block;
     // The elements before the first aligned parameter. The other arrays are aligned from there on, or not at all.
     uint64_t head = range.params % sizeof(Four<float>) ? 4 - range.params / sizeof(float) % 4 : 0;
     head = head < count ? head : count;
     bool aligned = is_aligned<float>(range.grads, head) && is_aligned<T>(range.working, range.working ? head : 0);
+    aligned = aligned && is_aligned<float>(range.averages, range.averages ? head : 0);
     UNROLL for (int s = 0; s < FORMULA::STATES; s++) aligned = aligned && is_aligned<float>(range.states[s], head);
     if (!aligned) {
         uint64_t end = (block + 1) * TILE < count ? (block + 1) * TILE : count;

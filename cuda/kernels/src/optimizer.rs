@@ -13,6 +13,7 @@ struct UpdateRange {
     states: [Address; 2],
     grads: Address,
     working: Address,
+    averages: Address,
     count: u64,
     first_block: u32,
     factors: u16,
@@ -28,6 +29,7 @@ pub struct UpdateArgs {
     verdict: Address,
     used: u32,
     formula: u32,
+    average_weight: f32,
 }
 
 /// Matches `CastArgs`.
@@ -63,6 +65,8 @@ pub struct Updated {
     pub travelled: Dtype,
     /// The working parameters that layers read, written in the same pass; 0 if the layers read the master parameters.
     pub working: Address,
+    /// Averages of the parameters, f32; 0 if there are none.
+    pub averages: Address,
     /// Number of elements of each array.
     pub count: u64,
     /// Whether weight decay applies.
@@ -70,13 +74,14 @@ pub struct Updated {
 }
 
 /// The most ranges of one launch.
-pub const UPDATE_RANGES: usize = 64;
+pub const UPDATE_RANGES: usize = 60;
 /// Elements per block.
 const TILE: u64 = 4096;
 
 /// Updates ranges in one pass. `with_decay` and `without` are the factors of one step. If `verdict` is not 0, the
 /// verdict at that address provides the gradient scale and may skip the update. `working` is the type of the working
-/// parameters. Returns `None` if there are no elements.
+/// parameters. `average_weight` is the share of the new parameters in their averages: [`zero_optim::Average::weight`].
+/// Returns `None` if there are no elements.
 ///
 /// # Panics
 /// Fails if there are more than [`UPDATE_RANGES`] ranges, or the two sets of factors have different formulas.
@@ -84,20 +89,22 @@ pub fn update(
     working: Dtype,
     [with_decay, without]: [&Factors; 2],
     updated: &[Updated],
+    average_weight: f32,
     verdict: Address,
 ) -> Option<Launch<UpdateArgs>> {
     assert_eq!(with_decay.formula, without.formula, "one step has one formula");
     let mut ranges = [UpdateRange::default(); UPDATE_RANGES];
     let (mut used, mut blocks) = (0, 0);
     for range in updated.iter().filter(|range| range.count > 0) {
-        let Updated { params, states, grads, travelled, working, count, decay } = *range;
+        let Updated { params, states, grads, travelled, working, averages, count, decay } = *range;
         let (factors, travelled) = (u16::from(!decay), travelled.number() as u16);
-        ranges[used] = UpdateRange { params, states, grads, working, count, first_block: blocks, factors, travelled };
+        let first_block = blocks;
+        ranges[used] = UpdateRange { params, states, grads, working, averages, count, first_block, factors, travelled };
         blocks += count.div_ceil(TILE) as u32;
         used += 1;
     }
     let (factors, formula) = ([with_decay.values, without.values], with_decay.formula as u32);
-    let args = UpdateArgs { ranges, factors, verdict, used: used as u32, formula };
+    let args = UpdateArgs { ranges, factors, verdict, used: used as u32, formula, average_weight };
     (used > 0).then(|| Launch::new(Source::Optimizer, "update", working, [blocks, 1, 1], args))
 }
 

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use zero_checkpoint::{Contents, Export, ExportDtype, Exported, Manifest, Merge, is_of_adapter};
 use zero_config::{Activation, Adapter, Config, Gpt2, Model, Tokenizer};
 
+use zero_optim::Average;
+
 use super::llama::llama;
 use crate::configured_model;
 use crate::error::Error;
@@ -31,6 +33,8 @@ pub struct Weights {
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file.
     pub max_shard_bytes: u64,
+    /// Whether to write the averages of the weights, which runs with `training.ema` keep, instead of the weights.
+    pub averaged: bool,
 }
 
 /// Returns the part of the configuration that a checkpoint records.
@@ -156,6 +160,12 @@ fn write(
     contents: Contents,
     (name, settings): (&str, Result<Value, String>),
 ) -> Result<(Exported, Vec<String>), Error> {
+    if weights.averaged
+        && (manifest.states.first().is_none_or(|state| state != Average::STATE) || manifest.updates == 0)
+    {
+        let message = format!("{} has no averages of the weights", folder.display());
+        return Err(Error::setting("--ema", message, "train with `training.ema`, or export the weights themselves"));
+    }
     let (mut beside, mut left_out) = (vec![], vec![]);
     match settings {
         Ok(settings) => {
@@ -167,7 +177,13 @@ fn write(
         }
         Err(reason) => left_out.push(format!("no {name}: {reason}")),
     }
-    let options = Export { dtype: weights.dtype, max_shard_bytes: weights.max_shard_bytes, contents, beside };
+    let options = Export {
+        dtype: weights.dtype,
+        max_shard_bytes: weights.max_shard_bytes,
+        averaged: weights.averaged,
+        contents,
+        beside,
+    };
     Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
 }
 

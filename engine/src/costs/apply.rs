@@ -34,7 +34,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::RAdam(_) => "RAdam",
         Optimizer::Muon(_) => "Muon",
     };
-    match subject.settings.zero.optimizer.states().len() {
+    match subject.settings.zero.states().len() {
         0 => format!("{name} without state"),
         1 => format!("{name} with 1 state"),
         states => format!("{name} with {states} states"),
@@ -155,7 +155,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> S
         Placement::Replicated => table.accumulate.median * of.elements as f64,
     };
     let at = Coordinates { stage: stages.owner(segment), replica: 0 };
-    let states = settings.zero.optimizer.states().len();
+    let states = settings.zero.states().len();
     let moved = |item: Item| disk_buffers(layout, stages, at, states, width, item);
     let shard = layout.segments()[segment].shard(0).len() as u64;
     let tile: Vec<u64> = if of.tiers.tiles > 0 { moved(Item::Tile { segment, index: 0 }) } else { vec![] };

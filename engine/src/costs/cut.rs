@@ -80,7 +80,7 @@ impl CutCosts {
         let mut costs = Self::equal(model.layers().len());
         if comm.rank() == 0 {
             let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
-            let states = settings.zero.optimizer.states().len();
+            let states = settings.zero.states().len();
             let micro_batch = micro_batch()?;
             micro_batch.fits(model.signature(), true)?;
             measure(model, &micro_batch, seed, |layer, measured, activations| {

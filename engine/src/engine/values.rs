@@ -28,6 +28,30 @@ impl Engine {
         Ok(self.zero.full(Kind::Parameter, id)?)
     }
 
+    /// Returns whether the run keeps averages of the weights (`training.ema`), and a step has been averaged.
+    #[must_use]
+    pub fn has_averages(&self) -> bool {
+        self.settings.zero.average.is_some() && self.zero.updates() > 0
+    }
+
+    /// Runs `with` while the averages of the weights (`training.ema`) are in the place of the trainable parameters, for
+    /// example to evaluate them. Neither `with` nor the exchange changes what is trained. Without averages, it runs with
+    /// the weights. A collective: every rank calls it.
+    ///
+    /// # Errors
+    /// Fails if a rank is lost or the disk fails, and with the error of `with`.
+    pub fn with_averages<T>(&mut self, with: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        if !self.has_averages() {
+            return with(self);
+        }
+        self.zero.exchange_averages()?;
+        let result = with(self);
+        let restored = self.zero.exchange_averages();
+        let result = result?;
+        restored?;
+        Ok(result)
+    }
+
     /// Returns the elements of a parameter that this rank's optimizer updates: the index of the first element, and the
     /// values in f32. The values are empty if this rank updates none.
     ///

@@ -137,6 +137,7 @@ pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
 pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
     ZeroOptions {
         optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
+        average: None,
         order: Order::Arrival,
         communication: dtype,
         reduce_scatter: engine.config().zero.reduce_scatter,

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use world::{batch, gpt2_config, train, world};
 use zero_engine::{Config, Engine, ExportDtype, Layers, Weights, zoo};
 
-const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000 };
+const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000, averaged: false };
 
 const GPT2: &str = "{type: gpt2, vocab_size: 61, n_positions: 16, n_embd: 32, n_layer: 2, n_head: 2, n_inner: 64, initializer_range: 0.1}";
 

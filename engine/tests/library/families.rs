@@ -121,7 +121,7 @@ fn ours(folder: &Path) -> (Vec<f32>, Vec<f32>, Vec<f32>, PathBuf) {
     })
     .remove(0);
     let out = folder.join("exported");
-    let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30 };
+    let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false };
     let (_, left_out) = export(&saved, &out, weights).unwrap();
     assert_eq!(left_out, ["no tokenizer: the checkpoint names no tokenizer"]);
     (first, losses, last, out)

@@ -7,6 +7,7 @@ mod python;
 mod world;
 
 mod adapter;
+mod averages;
 mod bytes;
 mod changed_config;
 mod checkpoint;

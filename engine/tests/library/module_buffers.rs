@@ -270,7 +270,7 @@ fn batch_norm_equals_that_of_pytorch() {
         let export = |engine: &mut Engine, name: &str| {
             let saved = engine.save_checkpoint(root.path().join("saved")).unwrap();
             if engine.communicator().rank() == 0 {
-                let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30 };
+                let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false };
                 let (exported, _) = zero_engine::export(&saved, &root.path().join(name), weights).unwrap();
                 assert_eq!(exported.tensors, 8, "six parameters and two buffers");
             }

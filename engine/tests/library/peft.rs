@@ -288,7 +288,7 @@ fn one_hundred_steps_agree_with_peft_and_pytorch() {
         if case.lora.is_empty() {
             continue;
         }
-        let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30 };
+        let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false };
         export(&saved, &folder(index).join("ours"), weights).unwrap();
         if !case.quantized.is_empty() {
             let error = merge(&saved, &folder(index).join("merged"), weights).unwrap_err().to_string();

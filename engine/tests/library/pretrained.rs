@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use world::{batch, train, world};
 use zero_engine::{Config, Engine, Error, ExportDtype, Weights, configured_layers};
 
-const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000 };
+const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000, averaged: false };
 const GPT2: &str =
     "type: gpt2, vocab_size: 61, n_positions: 16, n_embd: 32, n_layer: 2, n_head: 2, initializer_range: 0.1";
 const LLAMA: &str = "type: llama, vocab_size: 61, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, \

@@ -79,7 +79,8 @@ fn models_of_transformers_compute_the_same_logits() {
         assert!(largest <= 1e-5, "{name}, {more}: {largest:e}");
         assert!(theirs.iter().any(|logit| logit.abs() > 0.1), "{name}, {more}: nothing to compare");
         let out = folder(index).join("exported");
-        let options = zero_engine::Weights { dtype: zero_engine::ExportDtype::F32, max_shard_bytes: 1 << 30 };
+        let options =
+            zero_engine::Weights { dtype: zero_engine::ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false };
         zero_engine::export(&checkpoint, &out, options).unwrap();
         let architecture = |folder: std::path::PathBuf| {
             let config: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();

@@ -41,7 +41,7 @@ fn main() -> anyhow::Result<()> {
     let out = std::path::PathBuf::from("runs/lora-example/base");
     if comm.rank() == 0 {
         let _ = std::fs::remove_dir_all(&out); // of an earlier run
-        export(&saved, &out, Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30 })?;
+        export(&saved, &out, Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false })?;
     }
     comm.barrier().wait()?;
 

@@ -96,23 +96,31 @@ pub struct Updated<'a> {
     pub gradients: Part<'a>,
     /// Receives the new parameters, rounded to its own dtype.
     pub working: Option<Part<'a>>,
+    /// Averages of the parameters, f32.
+    pub averages: Option<Part<'a>>,
     /// Whether weight decay applies.
     pub decay: bool,
 }
 
 /// Runs the optimizer in one pass over all ranges. `factors` are those with weight decay and those without. With
 /// `norms`, gradients are scaled by the clip coefficient of the last norm, and nothing is updated if that norm was
-/// rejected.
+/// rejected. `average_weight` is the share of the new parameters in their averages.
 ///
 /// # Errors
 /// Fails if the numbers of elements differ or parameters are not f32. Returns errors of the driver.
-pub fn step(device: &CudaDevice, factors: [&Factors; 2], updated: &[Updated<'_>], norms: Option<&Norms>) -> Result<()> {
+pub fn step(
+    device: &CudaDevice,
+    factors: [&Factors; 2],
+    updated: &[Updated<'_>],
+    average_weight: f32,
+    norms: Option<&Norms>,
+) -> Result<()> {
     let (gpu, verdict) = (Gpu::new(device)?, norms.map_or(0, |norms| begin(&norms.verdict)));
     for some in
         updated.chunk_by(|a, b| working_dtype(a) == working_dtype(b)).flat_map(|same| same.chunks(UPDATE_RANGES))
     {
         let ranges = some.iter().map(Updated::range).collect::<Result<Vec<_>>>()?;
-        let launch = update(some.first().map_or(Dtype::F32, working_dtype), factors, &ranges, verdict);
+        let launch = update(some.first().map_or(Dtype::F32, working_dtype), factors, &ranges, average_weight, verdict);
         // SAFETY: all parts of an update have the same number of elements, and the written ones are borrowed mutably
         // or are a leaf's own storage.
         unsafe { gpu.launch_some(launch) }?;
@@ -126,8 +134,8 @@ fn working_dtype(updated: &Updated<'_>) -> Dtype {
 
 impl Updated<'_> {
     fn range(&self) -> Result<Range> {
-        let Self { parameters, states, gradients, working, decay } = self;
-        let f32s = [parameters, gradients].into_iter().chain(states);
+        let Self { parameters, states, gradients, working, averages, decay } = self;
+        let f32s = [parameters, gradients].into_iter().chain(states).chain(averages);
         let all_f32 = f32s.clone().all(|part| part.dtype == Dtype::F32);
         if !all_f32 || f32s.chain(working).any(|part| part.count != gradients.count) || states.len() > 2 {
             bail!("{OP}: parameters, states and gradients have different lengths or devices");
@@ -140,6 +148,7 @@ impl Updated<'_> {
             grads: gradients.address,
             travelled: gradients.travelled,
             working: working.map_or(0, |part| part.address),
+            averages: averages.map_or(0, |part| part.address),
             count: gradients.count as u64,
             decay: *decay,
         })

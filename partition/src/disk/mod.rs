@@ -134,7 +134,7 @@ impl Disk {
                 &rank.stages,
                 rank.groups.at(),
                 rank.dtype.size_in_bytes(),
-                rank.options.optimizer.states().len(),
+                rank.options.states().len(),
             ),
             false => vec![],
         };

@@ -146,9 +146,13 @@ impl Gpu {
                 None => Part::of_leaf(parameter.leaf())?.at(inside)?,
             };
             let master = master.map(|master| master.at(at.clone())).transpose()?;
+            let mut states = states.iter().map(|state| state.at(at.clone())).collect::<Result<Vec<_>, _>>()?;
+            // The average is the first of the states.
+            let averages = rank.options.average.map(|_| states.remove(0));
             let parts = Updated {
                 parameters: master.unwrap_or(values),
-                states: states.iter().map(|state| state.at(at.clone())).collect::<Result<_, _>>()?,
+                states,
+                averages,
                 gradients: gradients.at(at.start + offset..at.end + offset)?,
                 working: master.is_some().then_some(values),
                 decay: rank.options.decays(parameter),
@@ -163,9 +167,10 @@ impl Gpu {
         &self,
         factors: [&Factors; 2],
         updated: &[Updated<'_>],
+        average_weight: f32,
         is_judged: bool,
     ) -> Result<(), ZeroError> {
-        Ok(step(&self.device, factors, updated, is_judged.then_some(&self.norms))?)
+        Ok(step(&self.device, factors, updated, average_weight, is_judged.then_some(&self.norms))?)
     }
 }
 

@@ -100,7 +100,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub(crate) fn step(&self, _: [&Factors; 2], _: &[Updated<'_>], _: bool) -> Result<(), ZeroError> {
+    pub(crate) fn step(&self, _: [&Factors; 2], _: &[Updated<'_>], _: f32, _: bool) -> Result<(), ZeroError> {
         match self.0 {}
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use candle_core::{DType, Storage};
 use zero_model::ops::quantized_storage;
 use zero_model::{Model, Parameter};
-use zero_optim::Optimizer;
+use zero_optim::{Average, Optimizer};
 use zero_pipeline::{Placement, SegmentId, Stages};
 
 pub use shards::{Kind, Range};
@@ -39,6 +39,8 @@ use crate::rounding::working;
 pub struct ZeroOptions {
     /// The optimizer and its hyperparameters.
     pub optimizer: Optimizer,
+    /// The moving average of the weights, if there is one.
+    pub average: Option<Average>,
     /// The order of the sum over this rank's micro-batches.
     pub order: Order,
     /// Dtype of gradients in collectives: f32, bf16 or f16.
@@ -57,6 +59,19 @@ pub struct ZeroOptions {
 }
 
 impl ZeroOptions {
+    /// Returns the names of the values of each element beside the parameter: the average of the weights, then the
+    /// optimizer's states. A matrix that is updated as a whole lacks the last.
+    #[must_use]
+    pub fn states(&self) -> Vec<&'static str> {
+        self.average.map(|_| Average::STATE).into_iter().chain(self.optimizer.states().iter().copied()).collect()
+    }
+
+    /// Returns the share of the new weights in their average after the optimizer step of this number; 0 without an
+    /// average.
+    pub(crate) fn average_weight(&self, step: u64) -> f32 {
+        self.average.map_or(0.0, |average| average.weight(step))
+    }
+
     /// Returns whether weight decay applies to a parameter.
     pub(crate) fn decays(&self, parameter: &Parameter) -> bool {
         self.decay_all || parameter.tuning().weight_decay.is_some() || parameter.shape().rank() >= 2
@@ -268,7 +283,7 @@ impl ShardedState {
 
     /// Returns the names of the optimizer states.
     #[must_use]
-    pub fn state_names(&self) -> &'static [&'static str] {
-        self.rank.options.optimizer.states()
+    pub fn state_names(&self) -> Vec<&'static str> {
+        self.rank.options.states()
     }
 }

@@ -23,7 +23,7 @@ use crate::threads::widen;
 pub enum Kind {
     /// The parameter: its f32 master if the working dtype has 16 bits.
     Parameter,
-    /// The optimizer state with this index, in the order of [`zero_optim::Optimizer::states`].
+    /// The state with this index, in the order of [`ZeroOptions::states`](super::ZeroOptions::states).
     State(usize),
 }
 
@@ -263,6 +263,41 @@ impl ShardedState {
         }
         let parameter = &self.rank.model.parameters()[range.parameter];
         overwrite(parameter, range.elements.clone(), &working, 0..values.len())
+    }
+
+    /// Exchanges the trainable parameters with their averages; the second call restores both, bit for bit. Collective:
+    /// every rank must call it. Changes nothing without averages.
+    ///
+    /// # Errors
+    /// Fails if a rank is lost or the disk fails.
+    pub fn exchange_averages(&mut self) -> Result<(), ZeroError> {
+        if self.rank.options.average.is_none() {
+            return Ok(());
+        }
+        let average = Kind::State(0);
+        for range in self.held_ranges(average).into_iter().flat_map(Range::portions) {
+            let (weights, averages) = (self.read(Kind::Parameter, &range)?, self.read(average, &range)?);
+            self.write(average, &range, &weights)?;
+            self.write(Kind::Parameter, &range, &averages)?;
+        }
+        // Ranks and stages without the state of a parameter that they hold.
+        let layout = self.rank.layout.clone();
+        let (stages, ranks) = (self.rank.stages.clone(), self.rank.comm().size());
+        for (id, segment) in layout.segments().iter().enumerate().filter(|(_, segment)| segment.is_trainable) {
+            let placements = segment.placements;
+            let is_copied =
+                placements.parameters == Placement::Replicated && placements.optimizer == Placement::Sharded;
+            if !(is_copied && ranks > 1) && stages.borrowers(id).is_empty() {
+                continue;
+            }
+            for piece in &segment.pieces {
+                self.memory.count(Category::Staging, piece.range.len(), size_of::<f32>());
+                let values = self.full(Kind::Parameter, piece.parameter)?;
+                self.write_parameter(piece.parameter, &values)?;
+                self.memory.uncount(Category::Staging, piece.range.len(), size_of::<f32>());
+            }
+        }
+        Ok(())
     }
 
     /// Returns how values of a kind are stored on the disk, if they are: a parameter as its master if it has one.

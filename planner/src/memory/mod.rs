@@ -100,7 +100,7 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     if !config.training.save_async {
         return 0;
     }
-    let kinds = 1 + work.options.optimizer.states().len();
+    let kinds = 1 + work.options.states().len();
     zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, kinds))
 }
 

@@ -38,7 +38,7 @@ fn of_stage(
     step: Script<'_>,
     evaluation: Script<'_>,
 ) -> Needs {
-    let (width, states) = (subject.settings.dtype.size_in_bytes(), subject.settings.zero.optimizer.states().len());
+    let (width, states) = (subject.settings.dtype.size_in_bytes(), subject.settings.zero.states().len());
     // Shards differ by a few blocks at most, so a few ranks stand for many, but not if some own whole matrices.
     let last = subject.stage_plan.mesh.data() - 1;
     let has_owners = subject.layout.segments().iter().any(|segment| segment.matrix.is_some());

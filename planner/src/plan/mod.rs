@@ -277,7 +277,7 @@ impl Plan {
         let elements = |segment: usize| self.memory_plan.layout.segments()[segment].parameters();
         let at = Coordinates { stage, replica: 0 };
         let (width, states) =
-            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.optimizer.states().len());
+            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.states().len());
         let options = &self.memory_plan.settings.zero;
         Share {
             layers: self.memory_plan.stage_plan.layers_of(stage, shape),

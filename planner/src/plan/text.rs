@@ -142,7 +142,7 @@ impl Plan {
     pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
         let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];
         let (width, states) =
-            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.optimizer.states().len());
+            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.states().len());
         let stages = Stages::single(self.memory_plan.layout.shape());
         for &ranks in ranks {
             let of_stage = |zero_stage: u8| {

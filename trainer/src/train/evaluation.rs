@@ -46,13 +46,32 @@ impl std::fmt::Display for Evaluation {
     }
 }
 
-/// Runs an evaluation; a collective. Returns `None` without evaluation data.
+/// Runs an evaluation, of the averages of the weights if they are to be evaluated; a collective. Returns `None` without
+/// evaluation data.
 pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric]) -> Result<Option<Evaluation>, Error> {
     let Some(eval) = &corpus.eval else { return Ok(None) };
+    match evaluates_averages(engine) {
+        true => engine.with_averages(|engine| of_weights(engine, corpus, &**eval, metrics)),
+        false => of_weights(engine, corpus, &**eval, metrics),
+    }
+    .map(Some)
+}
+
+/// Returns whether the averages of the weights are used instead of the weights, except for training.
+pub(super) fn evaluates_averages(engine: &Engine) -> bool {
+    engine.config().training.ema.is_some_and(|ema| ema.evaluate) && engine.has_averages()
+}
+
+fn of_weights(
+    engine: &mut Engine,
+    corpus: &Corpus,
+    eval: &dyn Dataset,
+    metrics: &[Metric],
+) -> Result<Evaluation, Error> {
     let (rows, step) = (engine.config().train_micro_batch_size_per_gpu, engine.steps());
     let mut sums = Sums::new(metrics);
     let parts: Vec<&dyn Dataset> = match &corpus.eval_sets[..] {
-        [] => vec![&**eval],
+        [] => vec![eval],
         sets => sets.iter().map(|set| &*set.data).collect(),
     };
     let means = match corpus.extent {
@@ -61,7 +80,7 @@ pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric])
             parts.iter().map(mean).collect::<Result<Vec<_>, _>>()?
         }
         Extent::All => {
-            all(engine, corpus, &**eval, metrics, &mut sums)?;
+            all(engine, corpus, eval, metrics, &mut sums)?;
             vec![]
         }
     };
@@ -71,7 +90,7 @@ pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric])
     let by_dataset = corpus.eval_sets.iter().zip(&means).map(of_set).collect();
     if !means.is_empty() && metrics.is_empty() {
         let samples = rows * engine.replicas() * engine.config().training.eval_batches * parts.len();
-        return Ok(Some(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples }));
+        return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
     let (loss, samples) = (totals[0] / totals[1], totals[2] as usize);
@@ -80,13 +99,13 @@ pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric])
     }
     let values = totals[3..].chunks_exact(2).map(|pair| pair[0] / pair[1]);
     let metrics = metrics.iter().map(|metric| metric.name().to_string()).zip(values).collect();
-    Ok(Some(Evaluation {
+    Ok(Evaluation {
         step,
         loss: if means.is_empty() { loss as f32 } else { sampled.loss() },
         metrics,
         by_dataset,
         samples,
-    }))
+    })
 }
 
 /// A sum of losses times their weights, and the sum of the weights.

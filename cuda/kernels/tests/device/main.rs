@@ -85,10 +85,11 @@ fn an_update_is_bit_identical_to_the_cpus() {
         grads: at_grads.address(),
         travelled: Dtype::F32,
         working: 0,
+        averages: 0,
         count: count as u64,
         decay: true,
     };
-    bench.launch(&zero_kernels::optimizer::update(Dtype::F32, [&factors; 2], &[updated], made.address()).unwrap());
+    bench.launch(&zero_kernels::optimizer::update(Dtype::F32, [&factors; 2], &[updated], 0.0, made.address()).unwrap());
     let found: Vec<u64> = bench.bytes(&sums).into_iter().map(u64::from_ne_bytes).collect();
     assert_eq!(found, block_square_sums(&grads).map(f64::to_bits).collect::<Vec<_>>());
     let mut total = ExactSum::new();

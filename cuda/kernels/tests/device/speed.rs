@@ -294,8 +294,9 @@ impl<'a> Bed<'a> {
         self.measure("adamw", 30 * count, 0, |room| {
             let [params, m, v, grads] = room.take_each(4 * count);
             let (working, travelled) = (room.take(2 * count), Dtype::F32);
-            let updated = Updated { params, states: [m, v], grads, travelled, working, count, decay: true };
-            self.work(optimizer::update(t, [&factors; 2], &[updated], 0))
+            let updated =
+                Updated { params, states: [m, v], grads, travelled, working, averages: 0, count, decay: true };
+            self.work(optimizer::update(t, [&factors; 2], &[updated], 0.0, 0))
         });
         self.measure("square sums", 4 * count, 0, |room| {
             let (grads, sums) = (room.take(4 * count), room.take(8 * count.div_ceil(SQUARES)));

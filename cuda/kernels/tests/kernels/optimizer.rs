@@ -4,7 +4,9 @@ use half::{bf16, f16};
 use zero_kernels::Dtype;
 use zero_kernels::gradient_norm::Verdict;
 use zero_kernels::optimizer::{Updated, add_to, add_travelled, narrow, widen};
-use zero_optim::{Adagrad, AdamW, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Sgd, Step, update};
+use zero_optim::{
+    Adagrad, AdamW, Average, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Sgd, Step, average, update,
+};
 
 use crate::{Memory, numbers, on_device, rounded};
 
@@ -15,6 +17,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// Ranges of one launch. Their starts differ, so that some are accessed four elements at a time, with or without a head
 /// and a tail, and some are not.
 const RANGES: [std::ops::Range<usize>; 5] = [0..1, 4..24, 27..5000, 5001..5004, 5008..6000];
+
+const AVERAGE: Average = Average { decay: 0.9, start: 1 };
 
 #[test]
 fn an_update_is_bit_identical_to_the_cpus() {
@@ -52,10 +56,11 @@ fn an_update_is_bit_identical_to_the_cpus() {
     for (optimizer, dtype) in optimizers.iter().flat_map(|optimizer| Dtype::ALL.map(|dtype| (optimizer, dtype))) {
         let held = optimizer.states().len();
         // The gradients travelled in the type of the parameters.
-        let Some((params, states, working)) = on_device(|device| {
+        let Some((params, states, working, averages)) = on_device(|device| {
             let mut params = Memory::floats(Dtype::F32, &start);
             let mut states: Vec<Memory> = (0..held).map(|_| Memory::floats(Dtype::F32, &vec![0.0; count])).collect();
             let mut working = Memory::floats(dtype, &vec![f32::NAN; count]);
+            let mut averages = Memory::floats(Dtype::F32, &vec![0.0; count]);
             for (step, grads) in grads.iter().enumerate() {
                 let moved: Vec<f32> = grads[..5002].iter().chain(&grads[5001..]).copied().collect();
                 let mut grads = Memory::floats(Dtype::F32, &moved);
@@ -70,31 +75,41 @@ fn an_update_is_bit_identical_to_the_cpus() {
                             grads: grads.address() + 4 * (from + u64::from(range > 2)),
                             travelled: dtype,
                             working: working.address() + from * if dtype == Dtype::F32 { 4 } else { 2 },
+                            // The first range has no average.
+                            averages: if range == 0 { 0 } else { averages.address() + 4 * from },
                             count: RANGES[range].len() as u64,
                             decay: decays(range),
                         }
                     })
                     .collect();
                 let factors = [true, false].map(|decay| optimizer.factors(&step_of(step, decay)));
-                let launch = zero_kernels::optimizer::update(dtype, factors.each_ref(), &updated, 0);
+                let weight = AVERAGE.weight(step as u64 + 1);
+                let launch = zero_kernels::optimizer::update(dtype, factors.each_ref(), &updated, weight, 0);
                 device.run(&launch.unwrap());
             }
             let of = |memory: &Memory| bits(&memory.to_floats(Dtype::F32));
-            (of(&params), states.iter().map(of).collect::<Vec<_>>(), bits(&working.to_floats(dtype)))
+            let states: Vec<_> = states.iter().map(of).collect();
+            (of(&params), states, bits(&working.to_floats(dtype)), of(&averages))
         }) else {
             return;
         };
         let (mut want, mut kept) = (start.clone(), vec![vec![0.0; count]; held]);
+        let mut want_averages = vec![0.0; count];
         let mut want_working = vec![f32::NAN; count];
         for (step, grads) in grads.iter().enumerate() {
             let grads = rounded(dtype, grads);
+            let number = step as u64 + 1;
             for (range, at) in RANGES.iter().enumerate() {
                 let mut kept: Vec<&mut [f32]> = kept.iter_mut().map(|kept| &mut kept[at.clone()]).collect();
                 let (step, values) = (step_of(step, decays(range)), &mut want[at.clone()]);
                 update(optimizer, &step, values, &grads[at.clone()], &mut kept).unwrap();
                 want_working[at.clone()].copy_from_slice(&rounded(dtype, values));
+                if range > 0 {
+                    average(AVERAGE.weight(number), values, &mut want_averages[at.clone()]).unwrap();
+                }
             }
         }
+        assert!(averages == bits(&want_averages), "averages, {dtype:?}, {optimizer:?}");
         assert!(params == bits(&want), "parameters, {dtype:?}, {optimizer:?}");
         assert!(states == kept.iter().map(|state| bits(state)).collect::<Vec<_>>(), "states, {dtype:?}, {optimizer:?}");
         let same = |(&got, want): (&u32, &f32)| got == want.to_bits() || f32::from_bits(got).is_nan() && want.is_nan();
@@ -120,11 +135,12 @@ fn an_update_follows_the_verdict() {
                 grads: grads_at,
                 travelled: Dtype::F32,
                 working: 0,
+                averages: 0,
                 count,
                 decay: false,
             };
             let factors = sgd.factors(&step(1.0));
-            let launch = zero_kernels::optimizer::update(Dtype::F32, [&factors; 2], &[updated], verdict.address());
+            let launch = zero_kernels::optimizer::update(Dtype::F32, [&factors; 2], &[updated], 0.0, verdict.address());
             device.run(&launch.unwrap());
             bits(&params.to_floats(Dtype::F32))
         }) else {

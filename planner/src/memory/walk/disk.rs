@@ -165,7 +165,7 @@ impl Walk<'_> {
     }
 
     pub(super) fn states(&self) -> usize {
-        self.work.options.optimizer.states().len()
+        self.work.options.states().len()
     }
 
     pub(super) fn width(&self) -> usize {

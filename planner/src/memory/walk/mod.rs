@@ -157,7 +157,7 @@ impl<'a> Walk<'a> {
 
     /// Adds parameters, master copies and optimizer state.
     fn state(&mut self) {
-        let (states, on_gpu) = (self.work.options.optimizer.states().len(), self.on_gpu());
+        let (states, on_gpu) = (self.work.options.states().len(), self.on_gpu());
         for id in 0..self.work.layout.segments().len() {
             if !self.work.stages.holds(self.work.at.stage, id) {
                 continue;

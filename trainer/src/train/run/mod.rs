@@ -260,7 +260,13 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         let length = self.corpus.tokens_per_sample();
-        match sample::generate(&mut self.engine, &self.corpus.tokenizer, &sample, length) {
+        let tokenizer = &self.corpus.tokenizer;
+        let generate = |engine: &mut Engine| sample::generate(engine, tokenizer, &sample, length);
+        let text = match evaluation::evaluates_averages(&self.engine) {
+            true => self.engine.with_averages(generate),
+            false => generate(&mut self.engine),
+        };
+        match text {
             Ok(text) => Ok(Some(text)),
             Err(error @ Error::Data(_)) => {
                 if self.engine.communicator().rank() == 0 {

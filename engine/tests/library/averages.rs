@@ -1,0 +1,224 @@
+//! The moving average of the weights: equal to PyTorch's, bit-identical at every layout, saved, evaluated and exported.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::Device;
+use zero_engine::comm::Communicator;
+use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export};
+
+use crate::python::python;
+use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
+
+const EMA: &str = "ema: {decay: 0.8, start_step: 1}";
+
+fn text(stage: u8, replicas: usize, more: &str) -> String {
+    reproducible(stage, replicas, more).replace("training: {", &format!("training: {{{EMA}, "))
+}
+
+/// Losses, norms and parameters; then the averages.
+fn observed(engine: &mut Engine, steps: u64) -> (Trajectory, Vec<Vec<u32>>) {
+    let trajectory = trajectory(engine, steps);
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    let names: Vec<String> =
+        engine.model().parameters().iter().filter(|p| p.is_trainable()).map(|p| p.name().to_string()).collect();
+    let of =
+        |engine: &mut Engine| names.iter().map(|name| bits(engine.full_parameter(name).unwrap())).collect::<Vec<_>>();
+    let averages = engine.with_averages(|engine| Ok(of(engine))).unwrap();
+    // What evaluates the averages changes nothing.
+    let after: Vec<_> = trajectory
+        .parameters
+        .iter()
+        .filter(|(name, _)| names.contains(name))
+        .map(|(_, values)| values.clone())
+        .collect();
+    assert!(of(engine) == after);
+    (trajectory, averages)
+}
+
+fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
+    Engine::with_communicator(config(comm.size(), text), gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn run(ranks: usize, text: &str) -> (Trajectory, Vec<Vec<u32>>) {
+    agreed(world(ranks, |comm| observed(&mut engine(comm, text), 5)), text)
+}
+
+#[test]
+fn every_layout_is_bit_identical_and_training_is_unchanged() {
+    let muon = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
+    for more in ["", BF16, muon, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"] {
+        let (expected, averages) = run(1, &text(0, 1, more));
+        let plain = agreed(world(1, |comm| trajectory(&mut engine(comm, &reproducible(0, 1, more)), 5)), more);
+        assert_same(&plain, &expected, &format!("{more}, without averages"));
+        assert!(averages.iter().ne(expected.parameters.iter().map(|(_, values)| values)), "{more}");
+        let same = |ranks: usize, text: &str| {
+            let (got, got_averages) = run(ranks, text);
+            assert_same(&expected, &got, text);
+            assert!(got_averages == averages, "{text}: averages");
+        };
+        for (ranks, stage) in [(2, 0), (2, 1), (4, 2), (4, 3)] {
+            same(ranks, &text(stage, ranks, more));
+        }
+        for (replicas, stage) in [(1, 0), (2, 1), (2, 3)] {
+            same(2 * replicas, &text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}")));
+        }
+        same(2, &text(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}"));
+        if more != muon {
+            let folder = tempfile::tempdir().unwrap();
+            let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
+            let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");
+            same(2, &text(3, 2, more).replace("stage: 3", &on_disk));
+        }
+    }
+}
+
+/// The loss and the outputs within the exchange are those of an engine whose parameters are the averages.
+#[test]
+fn averages_are_evaluated() {
+    for (ranks, stage, more) in [(1, 0, ""), (2, 1, BF16), (2, 3, ""), (4, 1, "pipeline: {stages: 2}")] {
+        let text = text(stage, if more.contains("pipeline") { 2 } else { ranks }, more);
+        let losses = world(ranks, |comm| {
+            let mut engine = engine(comm.clone(), &text);
+            let loss = |engine: &mut Engine| engine.eval_batch(&batch(99, 1));
+            assert!(!engine.has_averages());
+            let before = loss(&mut engine).unwrap();
+            assert_eq!(engine.with_averages(loss).unwrap(), before, "nothing is averaged yet");
+            trajectory(&mut engine, 4);
+            let (of_weights, of_averages) = (loss(&mut engine).unwrap(), engine.with_averages(loss).unwrap());
+            assert_ne!(of_weights, of_averages);
+            assert_eq!(loss(&mut engine).unwrap(), of_weights);
+            let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
+            let averages = engine.with_averages(|engine| {
+                names.iter().map(|name| engine.full_parameter(name)).collect::<Result<Vec<_>, _>>()
+            });
+            let averages = averages.unwrap();
+            for (name, values) in names.iter().zip(averages) {
+                engine.set_parameter(name, &values).unwrap();
+            }
+            assert_eq!(loss(&mut engine).unwrap(), of_averages);
+            of_averages.to_bits()
+        });
+        agreed(losses, &text);
+    }
+}
+
+fn exported(folder: &Path, averaged: bool) -> Vec<(String, Vec<f32>)> {
+    let out = tempfile::tempdir().unwrap();
+    export(folder, &out.path().join("out"), Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged })
+        .unwrap();
+    let tensors = candle_core::safetensors::load(out.path().join("out/model.safetensors"), &Device::Cpu).unwrap();
+    let values = |tensor: candle_core::Tensor| tensor.flatten_all().unwrap().to_vec1().unwrap();
+    let mut tensors: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, values(tensor))).collect();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    tensors
+}
+
+#[test]
+fn averages_are_saved_and_exported() {
+    let root = tempfile::tempdir().unwrap();
+    let (whole, averages) = run(1, &text(0, 1, ""));
+    let saved = world(2, |comm| {
+        let mut engine = engine(comm, &text(3, 2, ""));
+        trajectory(&mut engine, 3);
+        engine.save_checkpoint(root.path()).unwrap()
+    })
+    .remove(0);
+    for (ranks, stage) in [(1, 0), (4, 1)] {
+        for (rest, got) in world(ranks, |comm| {
+            let mut engine = engine(comm, &text(stage, ranks, ""));
+            engine.resume(root.path()).unwrap();
+            observed(&mut engine, 2)
+        }) {
+            assert_eq!(rest.losses, whole.losses[3..]);
+            assert!(rest.parameters == whole.parameters && got == averages, "stage {stage}");
+        }
+    }
+    let mut of_engine = world(1, |comm| {
+        let mut engine = engine(comm, &text(0, 1, ""));
+        engine.resume(root.path()).unwrap();
+        engine
+            .with_averages(|engine| {
+                let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
+                names
+                    .into_iter()
+                    .map(|name| Ok((name.clone(), engine.full_parameter(&name)?)))
+                    .collect::<Result<Vec<_>, _>>()
+            })
+            .unwrap()
+    })
+    .remove(0);
+    of_engine.sort_by(|a, b| a.0.cmp(&b.0));
+    let [weights, averages] = [false, true].map(|averaged| exported(&saved, averaged));
+    assert!(averages == of_engine && averages != weights);
+
+    let without = world(1, |comm| {
+        let mut engine = engine(comm, &reproducible(0, 1, ""));
+        trajectory(&mut engine, 1);
+        engine.save_checkpoint(root.path().join("without")).unwrap()
+    })
+    .remove(0);
+    let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: true };
+    let error = export(&without, &root.path().join("none"), weights).unwrap_err().to_string();
+    assert!(error.contains("no averages") && error.contains("training.ema"), "{error}");
+}
+
+#[test]
+fn fifty_steps_agree_with_pytorch() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("base");
+    let script = format!(
+        "
+import json, torch, transformers
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+torch.set_num_threads(1)
+torch.manual_seed(3)
+transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, initializer_range=0.1, hidden_size=32,
+    intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=16)).save_pretrained({folder:?})
+model = transformers.AutoModelForCausalLM.from_pretrained({folder:?}).float().train()
+def tokens(step, samples):
+    ids = torch.tensor([(i * 7 + step * 13 + i * i % 11) % 61 for i in range(samples * 16 + 1)])
+    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
+def loss(model, step):
+    inputs, targets = tokens(step, 4)
+    return torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
+average, losses = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)), []
+for step in range(50):
+    loss(model, step % 2).backward()
+    optimizer.step(); optimizer.zero_grad()
+    if step >= 5: average.update_parameters(model)
+    with torch.no_grad(): losses.append(loss(average if step >= 5 else model, 0).item())
+print('result', json.dumps(losses))
+"
+    );
+    let Some(theirs) = python(&["torch", "transformers"], &script) else { return };
+    let theirs = theirs.lines().find_map(|line| line.strip_prefix("result ")).unwrap();
+    let theirs: Vec<f32> = serde_json::from_str(theirs).unwrap();
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_clipping: 0\nmodel: {{pretrained: {folder:?}}}\n\
+         optimizer: {{type: AdamW, params: {{lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}}}}\n\
+         training: {{weight_decay_on: all, ema: {{decay: 0.9, start_step: 5}}}}\nzero_optimization: {{stage: 2}}"
+    );
+    let losses = world(2, |comm| {
+        let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
+        let layers = configured_layers(&config, None).unwrap();
+        let mut engine = Engine::with_communicator(config, layers, comm.clone()).unwrap();
+        let half = |batch: zero_engine::Batch| {
+            let of = |tensor: &candle_core::Tensor| {
+                tensor.narrow(0, 2 * comm.rank(), 2).unwrap().to_device(&Device::Cpu).unwrap()
+            };
+            zero_engine::Batch::new(of(batch.inputs.single().unwrap()), of(batch.targets.as_ref().unwrap()))
+        };
+        let losses = (0..50).map(|step| {
+            engine.train_batch(&batch(step % 2, 4)).unwrap();
+            engine.with_averages(|engine| engine.eval_batch(&half(batch(0, 4)))).unwrap()
+        });
+        losses.collect::<Vec<f32>>()
+    });
+    let losses = agreed(losses, "averages");
+    let relative = losses.iter().zip(&theirs).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+    println!("losses of the averages differ by {relative:.1e} at most");
+    assert!(relative < 1e-6, "{relative}\n{losses:?}\n{theirs:?}");
+}
