@@ -87,9 +87,11 @@ section! {
         pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
         /// Steps between two progress lines; 0 prints none.
         pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two lines of progress; 0: no lines");
+        /// Largest absolute value of an element of the gradient; larger ones are clipped to it. `None` disables this.
+        pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Largest absolute value of each element of the gradient, instead of `gradient_clipping`");
         /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
         /// clipping.
-        pub gradient_clipping: f64 = now(NON_NEGATIVE, "1.0", "Largest global L2 norm of the gradient; 0 disables");
+        pub gradient_clipping: f64 = now(NON_NEGATIVE, "= 1.0, or 0 with gradient_clipping_value", "Largest global L2 norm of the gradient; 0 disables") [else if gradient_clipping_value.is_some() { 0.0 } else { 1.0 }];
         /// How the gradients of the ranks are reduced.
         pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How gradients of the ranks become one");
         /// Data type in which gradients are communicated; `None` uses the data type of the parameters.

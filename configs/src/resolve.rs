@@ -144,6 +144,11 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
 /// Checks that concern more than one section.
 fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.training.check(resolver);
+    if config.gradient_clipping_value.is_some() && config.gradient_clipping > 0.0 {
+        let (norm, value) = (Config::gradient_clipping, Config::gradient_clipping_value);
+        let message = format!("`{norm}` and `{value}` both clip the gradient");
+        resolver.contradiction(&[norm, value], message, Some(format!("keep one of the two, or write `{norm}: 0`")));
+    }
     config.optimizer.check(resolver);
     config.scheduler.check(&config.optimizer, config.training.max_steps, resolver);
     let groups = config.training.param_groups.as_deref().unwrap_or_default();

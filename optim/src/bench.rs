@@ -45,7 +45,7 @@ impl Arrays {
 
     /// Takes one AdamW step.
     pub fn adamw(&mut self) {
-        let step = Step { step: self.step, lr: 1e-4, grad_scale: 0.5, decay: true };
+        let step = Step { step: self.step, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
         let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() });
         let states: &mut [&mut [f32]] = &mut [&mut self.exp_avg, &mut self.exp_avg_sq];
         update(&optimizer, &step, &mut self.params, &self.grads, states).expect("the arrays have the same length");
@@ -56,7 +56,13 @@ impl Arrays {
     /// values do not drift.
     pub fn floor(&mut self) {
         let floor = Floor(black_box(0.0));
-        apply(Isa::current(), floor, &mut self.params, &self.grads, [&mut self.exp_avg, &mut self.exp_avg_sq]);
+        apply(
+            (Isa::current(), f32::INFINITY),
+            floor,
+            &mut self.params,
+            &self.grads,
+            [&mut self.exp_avg, &mut self.exp_avg_sq],
+        );
     }
 }
 

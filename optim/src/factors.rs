@@ -43,13 +43,15 @@ pub struct Factors {
     pub formula: Formula,
     /// The factors, in the order given at the [`Formula`], padded with zeros.
     pub values: [f32; 8],
+    /// As in [`Step::grad_limit`].
+    pub grad_limit: f32,
 }
 
 impl Factors {
     pub(crate) fn new<const N: usize>(formula: Formula, factors: [f32; N]) -> Self {
         let mut values = [0.0; 8];
         values[..N].copy_from_slice(&factors);
-        Self { formula, values }
+        Self { formula, values, grad_limit: f32::INFINITY }
     }
 }
 
@@ -57,6 +59,10 @@ impl Optimizer {
     /// Returns the formula and the factors of a step.
     #[must_use]
     pub fn factors(&self, step: &Step) -> Factors {
+        Factors { grad_limit: step.grad_limit, ..self.unlimited(step) }
+    }
+
+    fn unlimited(&self, step: &Step) -> Factors {
         match self {
             Self::AdamW(adamw) => adam(adamw.decoupled, adamw.factors(step)),
             Self::RAdam(radam) => adam(radam.decoupled, radam.factors(step)),
@@ -64,7 +70,7 @@ impl Optimizer {
             Self::RmsProp(rmsprop) => rmsprop.factors(step),
             Self::Muon(muon) => {
                 let (others, step) = muon.of_others(step);
-                others.factors(&step)
+                others.unlimited(&step)
             }
             Self::Sgd(sgd) => sgd.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),

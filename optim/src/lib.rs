@@ -10,7 +10,7 @@
 //! let optimizer = Optimizer::AdamW(AdamW::default());
 //! let (mut params, grads) = (vec![1.0f32; 8], vec![0.5f32; 8]);
 //! let (mut exp_avg, mut exp_avg_sq) = (vec![0.0f32; 8], vec![0.0f32; 8]);
-//! let step = Step { step: 1, lr: 1e-3, grad_scale: 1.0, decay: true };
+//! let step = Step { step: 1, lr: 1e-3, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
 //! update(&optimizer, &step, &mut params, &grads, &mut [&mut exp_avg, &mut exp_avg_sq])?;
 //! # Ok::<(), zero_optim::LengthError>(())
 //! ```
@@ -145,6 +145,8 @@ pub struct Step {
     pub lr: f64,
     /// Factor that multiplies every gradient first: the clip coefficient divided by the loss scale.
     pub grad_scale: f32,
+    /// Largest absolute value of a gradient before it is scaled: larger ones are clipped to it. Infinite for none.
+    pub grad_limit: f32,
     /// Whether weight decay applies to this slice; biases and norms are usually excluded.
     pub decay: bool,
 }
@@ -214,29 +216,41 @@ fn update_at(
             return update_at(isa, &others, &step, params, grads, states);
         }
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
-            apply(isa, Decoupled(adamw.factors(step)), params, grads, [m, v])
+            apply((isa, step.grad_limit), Decoupled(adamw.factors(step)), params, grads, [m, v])
         }
-        (Optimizer::AdamW(adamw), [m, v]) => apply(isa, L2(adamw.factors(step)), params, grads, [m, v]),
-        (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => apply(isa, sgd.nesterov_rule(step), params, grads, [buffer]),
-        (Optimizer::Sgd(sgd), [buffer]) => apply(isa, sgd.momentum_rule(step), params, grads, [buffer]),
-        (Optimizer::Sgd(sgd), []) => apply(isa, sgd.plain_rule(step), params, grads, []),
-        (Optimizer::Lion(lion), [m]) => apply(isa, lion.rule(step), params, grads, [m]),
-        (Optimizer::Adagrad(adagrad), [sum]) => apply(isa, adagrad.rule(step), params, grads, [sum]),
+        (Optimizer::AdamW(adamw), [m, v]) => {
+            apply((isa, step.grad_limit), L2(adamw.factors(step)), params, grads, [m, v])
+        }
+        (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => {
+            apply((isa, step.grad_limit), sgd.nesterov_rule(step), params, grads, [buffer])
+        }
+        (Optimizer::Sgd(sgd), [buffer]) => {
+            apply((isa, step.grad_limit), sgd.momentum_rule(step), params, grads, [buffer])
+        }
+        (Optimizer::Sgd(sgd), []) => apply((isa, step.grad_limit), sgd.plain_rule(step), params, grads, []),
+        (Optimizer::Lion(lion), [m]) => apply((isa, step.grad_limit), lion.rule(step), params, grads, [m]),
+        (Optimizer::Adagrad(adagrad), [sum]) => apply((isa, step.grad_limit), adagrad.rule(step), params, grads, [sum]),
         (Optimizer::NAdam(nadam), [m, v]) if nadam.decoupled => {
-            apply(isa, nadam::Decoupled(nadam.rule(step)), params, grads, [m, v])
+            apply((isa, step.grad_limit), nadam::Decoupled(nadam.rule(step)), params, grads, [m, v])
         }
-        (Optimizer::NAdam(nadam), [m, v]) => apply(isa, nadam::L2(nadam.rule(step)), params, grads, [m, v]),
+        (Optimizer::NAdam(nadam), [m, v]) => {
+            apply((isa, step.grad_limit), nadam::L2(nadam.rule(step)), params, grads, [m, v])
+        }
         (Optimizer::RAdam(radam), [m, v]) if radam.decoupled => {
-            apply(isa, Decoupled(radam.factors(step)), params, grads, [m, v])
+            apply((isa, step.grad_limit), Decoupled(radam.factors(step)), params, grads, [m, v])
         }
-        (Optimizer::RAdam(radam), [m, v]) => apply(isa, L2(radam.factors(step)), params, grads, [m, v]),
+        (Optimizer::RAdam(radam), [m, v]) => {
+            apply((isa, step.grad_limit), L2(radam.factors(step)), params, grads, [m, v])
+        }
         (Optimizer::RmsProp(rmsprop), states) => match (rmsprop.variant, states) {
-            (RmsPropVariant::Plain, [mean]) => apply(isa, rmsprop.plain_rule(step), params, grads, [mean]),
+            (RmsPropVariant::Plain, [mean]) => {
+                apply((isa, step.grad_limit), rmsprop.plain_rule(step), params, grads, [mean])
+            }
             (RmsPropVariant::Momentum(momentum), [mean, buffer]) => {
-                apply(isa, rmsprop.momentum_rule(step, momentum), params, grads, [mean, buffer])
+                apply((isa, step.grad_limit), rmsprop.momentum_rule(step, momentum), params, grads, [mean, buffer])
             }
             (RmsPropVariant::Centered, [mean, average]) => {
-                apply(isa, rmsprop.centered_rule(step), params, grads, [mean, average])
+                apply((isa, step.grad_limit), rmsprop.centered_rule(step), params, grads, [mean, average])
             }
             (variant, states) => unreachable!("{variant:?} with {} states passed the length check", states.len()),
         },

@@ -8,6 +8,7 @@
 //! element by element. The caller has the whole matrix, and
 //! orthogonalizes between them.
 
+use crate::rule::clipped;
 use crate::{AdamW, LengthError, Optimizer, Step, expect_length};
 
 /// Hyperparameters of Muon; the defaults are DeepSpeed's.
@@ -55,7 +56,7 @@ impl Muon {
         let (scale, new) = (step.grad_scale, (1.0 - self.momentum) as f32);
         let mut direction = vec![0.0; grads.len()];
         for ((direction, &grad), m) in direction.iter_mut().zip(grads).zip(exp_avg) {
-            let grad = grad * scale;
+            let grad = clipped(grad, step.grad_limit) * scale;
             *m += new * (grad - *m);
             *direction = if self.nesterov { *m - new * (*m - grad) } else { *m };
         }

@@ -65,6 +65,8 @@ pub struct Limits {
     pub loss_scale: f64,
     /// Gradients with a larger norm are clipped to this norm; 0 disables clipping.
     pub max_norm: f64,
+    /// Elements of the gradient with a larger absolute value are clipped to it; 0 disables clipping.
+    pub max_value: f64,
     /// The largest norm for which the update is made.
     pub limit: f64,
     /// Whether a non-finite norm skips the update. If false, the update is made whatever `limit` is.
@@ -85,6 +87,12 @@ pub struct Verdict {
 }
 
 impl Limits {
+    /// Returns the largest absolute value of a gradient of the scaled loss, for [`Step::grad_limit`](crate::Step).
+    #[must_use]
+    pub fn grad_limit(&self) -> f32 {
+        if self.max_value > 0.0 { (self.max_value * self.loss_scale) as f32 } else { f32::INFINITY }
+    }
+
     /// Checks the sum of all squares against the limits.
     #[must_use]
     pub fn judge(&self, squares: &ExactSum) -> Verdict {
@@ -173,10 +181,12 @@ mod tests {
     fn a_norm_is_judged_by_the_unscaled_loss() {
         let mut squares = ExactSum::new();
         squares.add_parameter_range(&[3.0 * 256.0, 4.0 * 256.0]);
-        let limits = Limits { loss_scale: 256.0, max_norm: 1.0, limit: 5.0, skips_overflow: true };
+        let limits = Limits { loss_scale: 256.0, max_norm: 1.0, max_value: 0.0, limit: 5.0, skips_overflow: true };
         let verdict = limits.judge(&squares);
         assert_eq!((verdict.norm, verdict.clip, verdict.is_admitted), (5.0, clip_coefficient(5.0, 1.0), true));
         assert_eq!(verdict.scale, (verdict.clip / 256.0) as f32);
+        assert_eq!(limits.grad_limit(), f32::INFINITY);
+        assert_eq!(Limits { max_value: 0.25, ..limits }.grad_limit(), 64.0);
         assert!(!Limits { limit: 4.9, ..limits }.judge(&squares).is_admitted);
         assert_eq!(Limits { max_norm: 0.0, ..limits }.judge(&squares).clip, 1.0);
         squares.add(f64::INFINITY);

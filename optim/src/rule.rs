@@ -17,19 +17,29 @@ pub(crate) trait Rule<const STATES: usize>: Copy {
     fn step(self, param: f32, grad: f32, states: [f32; STATES]) -> (f32, [f32; STATES]);
 }
 
-/// Applies the rule to each element. The caller has checked that all slices have the same length.
+/// Clips a gradient to ±`limit`. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn clipped(grad: f32, limit: f32) -> f32 {
+    // Not `clamp`, which checks the limit, and not `min`, which would hide a NaN.
+    let grad = if limit < grad { limit } else { grad };
+    if grad < -limit { -limit } else { grad }
+}
+
+/// Applies the rule to each element, with gradients clipped to ±`limit`. The caller has checked that all slices have the
+/// same length.
 pub(crate) fn apply<const STATES: usize, R: Rule<STATES>>(
-    isa: Isa,
+    (isa, limit): (Isa, f32),
     rule: R,
     params: &mut [f32],
     grads: &[f32],
     states: [&mut [f32]; STATES],
 ) {
-    run(isa, Apply { rule, params, grads, states });
+    run(isa, Apply { rule, limit, params, grads, states });
 }
 
 struct Apply<'a, const STATES: usize, R> {
     rule: R,
+    limit: f32,
     params: &'a mut [f32],
     grads: &'a [f32],
     states: [&'a mut [f32]; STATES],
@@ -40,7 +50,7 @@ impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
 
     #[inline(always)]
     fn run(self) {
-        let Apply { rule, params, grads, states } = self;
+        let Apply { rule, limit, params, grads, states } = self;
         let (params, params_rest) = params.as_chunks_mut::<LINE>();
         let (grads, grads_rest) = grads.as_chunks::<LINE>();
         let mut states = states.map(|state| state.as_chunks_mut::<LINE>());
@@ -58,7 +68,7 @@ impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
             let (mut param, mut new) = (*params, old);
             for k in 0..LINE {
                 let state;
-                (param[k], state) = rule.step(param[k], grads[k], std::array::from_fn(|s| old[s][k]));
+                (param[k], state) = rule.step(param[k], clipped(grads[k], limit), std::array::from_fn(|s| old[s][k]));
                 for s in 0..STATES {
                     new[s][k] = state[s];
                 }
@@ -71,7 +81,7 @@ impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
 
         for (i, (param, &grad)) in params_rest.iter_mut().zip(grads_rest).enumerate() {
             let state;
-            (*param, state) = rule.step(*param, grad, std::array::from_fn(|s| states[s].1[i]));
+            (*param, state) = rule.step(*param, clipped(grad, limit), std::array::from_fn(|s| states[s].1[i]));
             for ((_, rest), new) in states.iter_mut().zip(state) {
                 rest[i] = new;
             }

@@ -90,9 +90,10 @@ proptest! {
         offset in 0usize..17,
         step in prop::sample::select(vec![1u64, 2, 1000, 1 << 40]),
         grad_scale in prop::sample::select(vec![1.0f32, 0.3, 1.0 / 65536.0]),
+        grad_limit in prop::sample::select(vec![f32::INFINITY, 0.5, 1e-30]),
         decay: bool,
     ) {
-        let step = Step { step, lr: 3e-3, grad_scale, decay };
+        let step = Step { step, lr: 3e-3, grad_scale, grad_limit, decay };
         for optimizer in &OPTIMIZERS {
             let oracle = stepped(Isa::BASELINE, optimizer, &step, &elements, 0);
             for isa in Isa::available() {
@@ -107,11 +108,37 @@ proptest! {
         }
     }
 
+    #[test]
+    fn a_limit_clips_gradients_before_they_are_scaled(
+        elements in prop::collection::vec(element(), 1..100),
+        limit in prop::sample::select(vec![0.25f32, 1.5, 1e20]),
+    ) {
+        let step = Step { step: 3, lr: 3e-3, grad_scale: 0.5, grad_limit: limit, decay: true };
+        let clipped: Vec<[f32; 4]> = elements.iter().map(|&[p, g, a, b]| [p, g.clamp(-limit, limit), a, b]).collect();
+        for optimizer in &OPTIMIZERS {
+            let got = stepped(Isa::current(), optimizer, &step, &elements, 0);
+            let unlimited = Step { grad_limit: f32::INFINITY, ..step };
+            let want = stepped(Isa::current(), optimizer, &unlimited, &clipped, 0);
+            for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
+                prop_assert!(same(*got, *want), "{:?}: {} {}", optimizer, got, want);
+            }
+        }
+        let (muon, of) = (Muon::default(), |elements: &[[f32; 4]]| elements.iter().map(|e| e[1]).collect::<Vec<_>>());
+        let direction = |step: &Step, grads: &[f32]| {
+            let mut momentum = vec![0.5; grads.len()];
+            let direction = muon.direction(step, grads, &mut momentum).unwrap();
+            [direction, momentum].concat()
+        };
+        let got = direction(&step, &of(&elements));
+        let want = direction(&Step { grad_limit: f32::INFINITY, ..step }, &of(&clipped));
+        prop_assert!(got.iter().zip(&want).all(|(&a, &b)| same(a, b)));
+    }
+
     /// ZeRO relies on this: updating a shard is bit-identical to updating the same range of the whole.
     #[test]
     fn updating_a_shard_matches_updating_the_whole(elements in prop::collection::vec(element(), 1..200), cut in 0usize..200) {
         let cut = cut % elements.len();
-        let step = Step { step: 5, lr: 3e-3, grad_scale: 1.0, decay: true };
+        let step = Step { step: 5, lr: 3e-3, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
         for optimizer in &OPTIMIZERS {
             let whole = stepped(Isa::current(), optimizer, &step, &elements, 0);
             let left = stepped(Isa::current(), optimizer, &step, &elements[..cut], 0);
@@ -215,7 +242,7 @@ fn fifty_steps_agree_with_the_textbook_in_f64() {
             let mut states = vec![vec![0.0f32; n]; optimizer.states().len()];
             let mut reference: Vec<(f64, [f64; 2])> = params.iter().map(|&p| (f64::from(p), [0.0; 2])).collect();
             for t in 1..=50 {
-                let step = Step { step: t, lr: 1e-2 / t as f64, grad_scale: 0.125, decay };
+                let step = Step { step: t, lr: 1e-2 / t as f64, grad_scale: 0.125, grad_limit: f32::INFINITY, decay };
                 let grads: Vec<f32> = (0..n).map(|i| wave(i, t)).collect();
                 let mut views: Vec<&mut [f32]> = states.iter_mut().map(Vec::as_mut_slice).collect();
                 update(optimizer, &step, &mut params, &grads, &mut views).unwrap();
@@ -238,7 +265,7 @@ fn fifty_steps_agree_with_the_textbook_in_f64() {
 #[test]
 fn adams_first_step_is_the_learning_rate() {
     let adam = Optimizer::AdamW(AdamW { eps: 0.0, ..AdamW::default() });
-    let step = Step { step: 1, lr: 0.25, grad_scale: 1.0, decay: false };
+    let step = Step { step: 1, lr: 0.25, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: false };
     for gradient in [1e-18f32, -3.0, 1e18] {
         let (mut p, mut m, mut v) = ([1.0f32], [0.0f32], [0.0f32]);
         update(&adam, &step, &mut p, &[gradient], &mut [&mut m, &mut v]).unwrap();
@@ -249,7 +276,7 @@ fn adams_first_step_is_the_learning_rate() {
 #[test]
 fn a_nan_gradient_shows_in_the_parameter() {
     for optimizer in &OPTIMIZERS {
-        let step = Step { step: 1, lr: 1e-3, grad_scale: 1.0, decay: true };
+        let step = Step { step: 1, lr: 1e-3, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
         for column in stepped(Isa::current(), optimizer, &step, &[[1.0, f32::NAN, 0.0, 0.0]], 0) {
             assert!(column[0].is_nan(), "{optimizer:?}");
         }
@@ -259,7 +286,7 @@ fn a_nan_gradient_shows_in_the_parameter() {
 #[test]
 fn wrong_lengths_are_errors_that_write_nothing() {
     let adam = Optimizer::AdamW(AdamW::default());
-    let step = Step { step: 1, lr: 1.0, grad_scale: 1.0, decay: true };
+    let step = Step { step: 1, lr: 1.0, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
     let (mut p, mut m, mut v, mut short) = ([1.0f32; 3], [0.0f32; 3], [0.0f32; 3], [0.0f32; 2]);
     let mut attempt =
         |grads: &[f32], states: &mut [&mut [f32]]| update(&adam, &step, &mut p, grads, states).unwrap_err();

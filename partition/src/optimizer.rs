@@ -42,12 +42,19 @@ pub(crate) struct SegmentState {
     pub(crate) states: Vec<FlatBuffer>,
 }
 
-/// Location of the verdict on the current step's gradient norm.
+/// What was found about the current step's gradient.
 #[derive(Debug, Clone, Copy)]
-enum Judged {
-    Here(Verdict),
-    /// Still on the GPU; the host does not wait for it.
-    OnGpu,
+struct Judged {
+    /// `None` if it is still on the GPU; the host does not wait for it.
+    verdict: Option<Verdict>,
+    grad_limit: f32,
+}
+
+/// How the host changes gradients before the update.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scaling {
+    grad_scale: f32,
+    grad_limit: f32,
 }
 
 /// The components that an optimizer step reads and writes besides the optimizer's state.
@@ -98,7 +105,7 @@ impl OptimizerState {
         let world = rank.groups.world();
         if world.size() == 1 && rank.has_residents() && !rank.brings_gradients() {
             gradients.on_gpu(rank, memory, |gpu, gradients| gpu.judge(gradients, limits))?;
-            self.judged = Some(Judged::OnGpu);
+            self.judged = Some(Judged { verdict: None, grad_limit: limits.grad_limit() });
             return Ok(());
         }
         let mut sum = match rank.has_residents() {
@@ -110,24 +117,27 @@ impl OptimizerState {
         let Buffer::I64(limbs) = world.all_reduce(limbs, ReduceOp::Sum).wait()? else {
             return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
         };
-        self.judged = Some(Judged::Here(limits.judge(&ExactSum::from_limbs(&limbs)?)));
+        let verdict = Some(limits.judge(&ExactSum::from_limbs(&limbs)?));
+        self.judged = Some(Judged { verdict, grad_limit: limits.grad_limit() });
         Ok(())
     }
 
-    /// Returns the factor by which the host scales gradients; `None` if the step is skipped. On a GPU, the kernels
-    /// apply the verdict's factor themselves.
-    pub(crate) fn scale(&self) -> Result<Option<f32>, ZeroError> {
-        match self.judged {
-            Some(Judged::Here(verdict)) => Ok(verdict.is_admitted.then_some(verdict.scale)),
-            Some(Judged::OnGpu) => Ok(Some(1.0)),
-            None => Err(ZeroError::internal("the update ran before the gradient norm")),
-        }
+    /// Returns how the host scales gradients; `None` if the step is skipped. If the verdict is on a GPU, the kernels apply
+    /// its factor themselves.
+    pub(crate) fn scaling(&self) -> Result<Option<Scaling>, ZeroError> {
+        let Some(Judged { verdict, grad_limit }) = self.judged else {
+            return Err(ZeroError::internal("the update ran before the gradient norm"));
+        };
+        Ok(match verdict {
+            Some(verdict) => verdict.is_admitted.then_some(Scaling { grad_scale: verdict.scale, grad_limit }),
+            None => Some(Scaling { grad_scale: 1.0, grad_limit }),
+        })
     }
 
     /// Runs the optimizer step on this rank's part of a segment, or skips it, and frees the gradients. On a GPU, one
     /// launch updates several segments, at the latest in [`OptimizerState::carry_out_updates`].
     pub(crate) fn update(&mut self, mut with: StepInputs<'_>, id: SegmentId) -> Result<(), ZeroError> {
-        if self.scale()?.is_some() {
+        if self.scaling()?.is_some() {
             if with.rank.is_resident(id) {
                 self.updating.push(id);
                 return Ok(());
@@ -145,7 +155,7 @@ impl OptimizerState {
         }
         let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let ids = std::mem::take(&mut self.updating);
-        let Some(grad_scale) = self.scale()? else { return Ok(()) };
+        let Some(Scaling { grad_scale, grad_limit }) = self.scaling()? else { return Ok(()) };
         let Self { segments, judged, updates, .. } = self;
         let gpu = memory.gpu()?;
         let mut updated = vec![];
@@ -158,11 +168,11 @@ impl OptimizerState {
             let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == tuning);
             updated = later;
             let (optimizer, lr) = tuned(rank.options.optimizer, &rate, &tuning);
-            let factors =
-                [true, false].map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, decay }));
+            let factors = [true, false]
+                .map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, grad_limit, decay }));
             let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
             let average_weight = rank.options.average_weight(*updates + 1);
-            gpu.step(factors.each_ref(), &now, average_weight, matches!(judged, Some(Judged::OnGpu)))?;
+            gpu.step(factors.each_ref(), &now, average_weight, matches!(judged, Some(Judged { verdict: None, .. })))?;
         }
         ids.into_iter().try_for_each(|id| gradients.discard(rank, memory, id))
     }
@@ -176,7 +186,7 @@ impl OptimizerState {
         part: Range<usize>,
         tile: &mut Tile<AlignedBuffer>,
     ) -> Result<(), ZeroError> {
-        let Some(grad_scale) = self.scale()? else { return Ok(()) };
+        let Some(Scaling { grad_scale, grad_limit }) = self.scaling()? else { return Ok(()) };
         let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
         let is_refreshed =
@@ -212,7 +222,7 @@ impl OptimizerState {
             let parameter = &rank.model.parameters()[parameter];
             let (optimizer, lr) = tuned(options.optimizer, rate, &parameter.tuning());
             let decay = options.decays(parameter);
-            let step = Step { step: self.updates + 1, lr, grad_scale, decay };
+            let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
             let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
             let mut averages = averages.first_mut().map(|averages| &mut averages[at.clone()]);
             let mut run = |values: &mut [f32]| {
@@ -259,8 +269,8 @@ impl OptimizerState {
     pub(crate) fn finish_step(&mut self, memory: &mut Memory) -> Result<Option<Verdict>, ZeroError> {
         let verdict = match self.judged.take() {
             None => return Ok(None),
-            Some(Judged::Here(verdict)) => verdict,
-            Some(Judged::OnGpu) => memory.gpu()?.verdict()?,
+            Some(Judged { verdict: Some(verdict), .. }) => verdict,
+            Some(Judged { verdict: None, .. }) => memory.gpu()?.verdict()?,
         };
         self.updates += u64::from(verdict.is_admitted);
         Ok(Some(verdict))

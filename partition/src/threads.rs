@@ -114,8 +114,10 @@ mod tests {
         let values = |seed: u32| -> Vec<f32> {
             (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / 1e7 - 0.8).collect()
         };
-        let (optimizer, step) =
-            (Optimizer::AdamW(AdamW::default()), Step { step: 3, lr: 1e-3, grad_scale: 0.7, decay: true });
+        let (optimizer, step) = (
+            Optimizer::AdamW(AdamW::default()),
+            Step { step: 3, lr: 1e-3, grad_scale: 0.7, grad_limit: f32::INFINITY, decay: true },
+        );
         let run = |threads: usize| {
             zero_model::ops::set_threads(threads);
             let (mut params, grads, mut m) = (values(1), values(2), values(3));

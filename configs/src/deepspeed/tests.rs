@@ -7,7 +7,7 @@ use crate::errors::ErrorKind;
 use crate::schema::{Switch, walk};
 
 /// Keys that this project adds to DeepSpeed's sections.
-const OWN: [&str; 15] = [
+const OWN: [&str; 16] = [
     "activation_checkpointing.device",
     "activation_checkpointing.enabled",
     "activation_checkpointing.interval",
@@ -17,6 +17,7 @@ const OWN: [&str; 15] = [
     "autotuning.repeats",
     "autotuning.space",
     "autotuning.trial_timeout_seconds",
+    "gradient_clipping_value",
     "pipeline.keep_gathered",
     "pipeline.partition_method",
     "pipeline.schedule",

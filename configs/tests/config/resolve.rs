@@ -511,3 +511,22 @@ fn several_data_sets_have_shares_of_an_epoch() {
         assert!(errors.to_string().contains(expected), "{errors}");
     }
 }
+
+#[test]
+fn clipping_by_value_replaces_clipping_by_norm() {
+    let parse = |text: &str| Config::parse("ds.yaml", format!("train_batch_size: 1\n{text}"));
+    for (text, expected) in [
+        ("", (1.0, None)),
+        ("gradient_clipping: auto", (1.0, None)),
+        ("gradient_clipping_value: 0.5", (0.0, Some(0.5))),
+        ("gradient_clipping: auto\ngradient_clipping_value: 0.5", (0.0, Some(0.5))),
+        ("gradient_clipping: 0\ngradient_clipping_value: 0.5", (0.0, Some(0.5))),
+    ] {
+        let config = parse(text).unwrap_or_else(|e| panic!("{text}\n{e}"));
+        assert_eq!((config.gradient_clipping, config.gradient_clipping_value), expected, "{text}");
+    }
+    let error = parse("gradient_clipping: 1.0\ngradient_clipping_value: 0.5").unwrap_err().to_string();
+    assert!(error.contains("both clip the gradient") && error.contains("ds.yaml:2"), "{error}");
+    let error = parse("gradient_clipping_value: 0").unwrap_err().to_string();
+    assert!(error.contains("gradient_clipping_value"), "{error}");
+}

@@ -31,6 +31,8 @@ struct UpdateArgs {
     uint32_t used, formula;
     // The share of the new parameters in their averages.
     float average_weight;
+    // The largest absolute value of a gradient before it is scaled; infinite for none.
+    float limit;
 };
 
 struct Adam {
@@ -167,6 +169,14 @@ template <class T, class FORMULA> struct Update {
     float* __restrict__ averages;
     float average_weight;
     uint32_t travelled_as;
+    float limit;
+
+    // A gradient, rounded as it travelled and clipped. NaN stays NaN.
+    DEVICE float read(float grad) const {
+        grad = travelled(grad, travelled_as);
+        grad = limit < grad ? limit : grad;
+        return grad < -limit ? -limit : grad;
+    }
 
     DEVICE float averaged(float average, float param) const {
         return average_weight == 1.0f ? param : fmaf(average_weight, param - average, average);
@@ -175,7 +185,7 @@ template <class T, class FORMULA> struct Update {
     DEVICE void one(uint64_t i) {
         float param = params[i], state[2] = {0.0f, 0.0f};
         UNROLL for (int s = 0; s < FORMULA::STATES; s++) state[s] = states[s][i];
-        FORMULA::step(factors, param, travelled(grads[i], travelled_as), state[0], state[1]);
+        FORMULA::step(factors, param, read(grads[i]), state[0], state[1]);
         params[i] = param;
         UNROLL for (int s = 0; s < FORMULA::STATES; s++) states[s][i] = state[s];
         if (working) store(working[i], param);
@@ -188,7 +198,7 @@ template <class T, class FORMULA> struct Update {
         UNROLL for (int s = 0; s < FORMULA::STATES; s++) state[s] = *reinterpret_cast<const Four<float>*>(states[s] + i);
         Four<T> rounded;
         UNROLL for (int k = 0; k < 4; k++) {
-            FORMULA::step(factors, param.at[k], travelled(grad.at[k], travelled_as), state[0].at[k], state[1].at[k]);
+            FORMULA::step(factors, param.at[k], read(grad.at[k]), state[0].at[k], state[1].at[k]);
             store(rounded.at[k], param.at[k]);
         }
         *reinterpret_cast<Four<float>*>(params + i) = param;
@@ -222,6 +232,7 @@ template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
     update.averages = as_mut<float>(range.averages);
     update.average_weight = a.average_weight;
     update.travelled_as = range.travelled;
+    update.limit = a.limit;
     uint64_t count = range.count, block = blockIdx.x - range.first_block;
     // The elements before the first aligned parameter. The other arrays are aligned from there on, or not at all.
     uint64_t head = range.params % sizeof(Four<float>) ? 4 - range.params / sizeof(float) % 4 : 0;

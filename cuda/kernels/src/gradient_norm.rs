@@ -144,7 +144,7 @@ pub fn verdict(
     to_limbs: Address,
     [device, host]: [Address; 2],
 ) -> Launch<VerdictArgs> {
-    let Limits { loss_scale, max_norm, limit, skips_overflow } = *limits;
+    let Limits { loss_scale, max_norm, limit, skips_overflow, .. } = *limits;
     let (blocks, skips_overflow) = (blocks(count), u64::from(skips_overflow));
     let args =
         VerdictArgs { partials, blocks, limbs: to_limbs, device, host, loss_scale, max_norm, limit, skips_overflow };

@@ -30,6 +30,7 @@ pub struct UpdateArgs {
     used: u32,
     formula: u32,
     average_weight: f32,
+    limit: f32,
 }
 
 /// Matches `CastArgs`.
@@ -104,7 +105,8 @@ pub fn update(
         used += 1;
     }
     let (factors, formula) = ([with_decay.values, without.values], with_decay.formula as u32);
-    let args = UpdateArgs { ranges, factors, verdict, used: used as u32, formula, average_weight };
+    let limit = with_decay.grad_limit;
+    let args = UpdateArgs { ranges, factors, verdict, used: used as u32, formula, average_weight, limit };
     (used > 0).then(|| Launch::new(Source::Optimizer, "update", working, [blocks, 1, 1], args))
 }
 

@@ -169,7 +169,13 @@ impl Engine {
                 step: self.step,
                 loss_gradient: 0.0,
                 weights: weights.unwrap_or(&LossWeights::default()),
-                limits: Limits { loss_scale: 1.0, max_norm: 0.0, limit: f64::INFINITY, skips_overflow: false },
+                limits: Limits {
+                    loss_scale: 1.0,
+                    max_norm: 0.0,
+                    max_value: 0.0,
+                    limit: f64::INFINITY,
+                    skips_overflow: false,
+                },
                 rate: Rate { lr: 0.0, betas: None },
                 observe: match observe {
                     Some(observe) => Some(observe),

@@ -133,6 +133,7 @@ impl Engine {
                 limits: Limits {
                     loss_scale: scale,
                     max_norm: self.config.gradient_clipping,
+                    max_value: self.config.gradient_clipping_value.unwrap_or(0.0),
                     limit: self.norm_limit,
                     skips_overflow: settings.skips_overflow,
                 },

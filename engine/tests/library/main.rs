@@ -11,6 +11,7 @@ mod averages;
 mod bytes;
 mod changed_config;
 mod checkpoint;
+mod clipping;
 mod dealt;
 mod docs;
 mod dropout;

@@ -65,7 +65,8 @@ fn fifty_steps_agree_with_pytorch() {
             let expected: Vec<f64> = line.split(' ').map(|value| value.parse().unwrap()).collect();
             let (mut params, mut exp_avg) = (wave(rows * columns, 0), vec![0.0; rows * columns]);
             for step in 1..=STEPS {
-                let step_of = Step { step: step as u64, lr: 0.02, grad_scale: 1.0, decay: true };
+                let step_of =
+                    Step { step: step as u64, lr: 0.02, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
                 let grads = wave(rows * columns, step);
                 zero_partition::update_matrix(&muon, &step_of, [rows, columns], &mut params, &grads, &mut exp_avg)
                     .unwrap();

@@ -101,7 +101,8 @@ impl Plain {
         let optimizer = Optimizer::AdamW(AdamW { weight_decay: WEIGHT_DECAY, ..AdamW::default() });
         let grad_scale = clip_coefficient(norm, MAX_NORM) as f32;
         for (name, weight) in &self.weights {
-            let step = Step { step: number, lr: LR, grad_scale, decay: weight.dims().len() >= 2 };
+            let step =
+                Step { step: number, lr: LR, grad_scale, grad_limit: f32::INFINITY, decay: weight.dims().len() >= 2 };
             let mut values = weight.flatten_all()?.to_vec1::<f32>()?;
             let [m, v] =
                 moments.entry(name.clone()).or_insert_with(|| [vec![0.0; values.len()], vec![0.0; values.len()]]);

@@ -11,7 +11,9 @@ use world::{BF16, FP16, Trajectory, agreed, assert_same, config, gpt2, trajector
 use zero_engine::comm::Communicator;
 use zero_engine::{Engine, Layers, ops, zoo};
 
-fn table_and_head() -> Layers {
+const NAMES: [&str; 2] = ["table.weight", "head.weight"];
+
+pub(super) fn table_and_head() -> Layers {
     Layers::new()
         .layer("table", |vb| candle_nn::embedding(61, 32, vb))
         .head("head", |vb| zoo::LanguageHead::new(32, 61, 0.3, vb))
@@ -25,40 +27,56 @@ fn text(accumulation: usize, zero_stage: u8, training: &str) -> String {
     )
 }
 
-/// Ten steps of SGD from the same weights on the same chats, whose targets are partly ignored.
-#[test]
-fn losses_and_parameters_agree_with_pytorch() {
-    let names = ["table.weight", "head.weight"];
+/// What each step of PyTorch printed, and the parameters after the last one.
+pub(super) type Theirs = (Vec<Vec<f64>>, Vec<Vec<f64>>);
+
+/// Trains [`table_and_head`] in PyTorch, from the engine's weights on [`chats`], whose targets are partly ignored. `step`
+/// is the code of one step: it finds `logits`, `targets`, the cross-entropy `ce`, `parameters` and `optimizer`.
+pub(super) fn pytorch(steps: u64, optimizer: &str, step: &str) -> Option<Theirs> {
     let weights = world(1, |comm: Arc<dyn Communicator>| {
         let mut engine = engine(table_and_head(), comm, &text(4, 0, ""));
-        names.map(|name| engine.full_parameter(name).unwrap())
+        NAMES.map(|name| engine.full_parameter(name).unwrap())
     });
     let list = |t: &Tensor| t.to_dtype(DType::I64).unwrap().to_vec2::<i64>().unwrap();
-    let batches =
-        (0..10).map(chats).map(|chats| [list(chats.inputs.single().unwrap()), list(chats.targets.as_ref().unwrap())]);
-    let input = serde_json::json!({"weights": weights[0], "batches": batches.collect::<Vec<_>>()});
+    let batches = (0..steps)
+        .map(chats)
+        .map(|chats| [list(chats.inputs.single().unwrap()), list(chats.targets.as_ref().unwrap())]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let given = serde_json::json!({"weights": weights[0], "batches": batches.collect::<Vec<_>>()});
+    std::fs::write(file.path(), given.to_string()).unwrap();
     let script = format!(
         "import json, torch\n\
-         given = json.loads('{input}')\n\
-         table, head = (torch.tensor(values).reshape(61, 32).requires_grad_() for values in given['weights'])\n\
-         sgd = torch.optim.SGD([table, head], lr=1.0)\n\
+         given = json.load(open('{}'))\n\
+         table, head = parameters = [torch.tensor(w).reshape(61, 32).requires_grad_() for w in given['weights']]\n\
+         optimizer = {optimizer}\n\
          for inputs, targets in given['batches']:\n  \
            logits, targets = (table[torch.tensor(inputs)] @ head.T).flatten(0, 1), torch.tensor(targets).flatten()\n  \
            ce = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100)\n  \
-           z = 0.02 * logits.logsumexp(-1)[targets != -100].square().mean()\n  \
-           sgd.zero_grad(); (ce + z).backward()\n  \
-           torch.nn.utils.clip_grad_norm_([table, head], 0.5)\n  \
-           sgd.step(); print((ce + z).item(), z.item())\n\
-         print(json.dumps([table.flatten().tolist(), head.flatten().tolist()]))\n"
+           optimizer.zero_grad(); {step}\n\
+         print(json.dumps([p.flatten().tolist() for p in parameters]))\n",
+        file.path().display()
     );
-    let Some(theirs) = python(&["torch"], &script) else { return };
-    let (losses, parameters) = theirs.trim_end().rsplit_once('\n').unwrap();
-    let losses: Vec<[f64; 2]> = losses
-        .lines()
-        .map(|line| line.split_once(' ').unwrap())
-        .map(|pair| [pair.0, pair.1].map(|x| x.parse().unwrap()))
-        .collect();
-    let parameters: Vec<Vec<f64>> = serde_json::from_str(parameters).unwrap();
+    let output = python(&["torch"], &script)?;
+    let (steps, parameters) = output.trim_end().rsplit_once('\n').unwrap();
+    let numbers = |line: &str| line.split(' ').map(|x| x.parse().unwrap()).collect();
+    Some((steps.lines().map(numbers).collect(), serde_json::from_str(parameters).unwrap()))
+}
+
+/// Checks the parameters after a run against those of [`pytorch`].
+pub(super) fn assert_parameters(engine: &mut Engine, theirs: &[Vec<f64>], tolerance: f64) {
+    for (name, want) in NAMES.iter().zip(theirs) {
+        let got = engine.full_parameter(name).unwrap();
+        let off = got.iter().zip(want).map(|(got, want)| (f64::from(*got) - want).abs()).fold(0.0, f64::max);
+        println!("{name} is off by {off:e}");
+        assert!(off < tolerance, "{name} is off by {off:e}");
+    }
+}
+
+#[test]
+fn losses_and_parameters_agree_with_pytorch() {
+    let step = "z = 0.02 * logits.logsumexp(-1)[targets != -100].square().mean(); (ce + z).backward(); \
+                torch.nn.utils.clip_grad_norm_(parameters, 0.5); optimizer.step(); print((ce + z).item(), z.item())";
+    let Some((losses, parameters)) = pytorch(10, "torch.optim.SGD(parameters, lr=1.0)", step) else { return };
     assert!(losses.len() == 10 && losses[9][1] < 0.9 * losses[0][1], "the z-loss does not fall: {losses:?}");
     for (ranks, accumulation, zero_stage) in [(1, 4, 0), (2, 2, 3), (4, 1, 2)] {
         world(ranks, |comm| {
@@ -72,11 +90,7 @@ fn losses_and_parameters_agree_with_pytorch() {
                     assert!((got - want).abs() < 1e-5 * want, "step {}: {got}, PyTorch {want}", step + 1);
                 }
             }
-            for (name, want) in names.iter().zip(&parameters) {
-                let got = engine.full_parameter(name).unwrap();
-                let off = got.iter().zip(want).map(|(got, want)| (f64::from(*got) - want).abs()).fold(0.0, f64::max);
-                assert!(off < 1e-5, "{name} is off by {off:e}");
-            }
+            assert_parameters(&mut engine, &parameters, 1e-5);
         });
     }
 }

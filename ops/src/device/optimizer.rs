@@ -205,8 +205,10 @@ impl Norms {
     /// # Errors
     /// As for [`Norms::judge`].
     pub fn sum(&mut self, gradients: &[Part<'_>]) -> Result<ExactSum> {
-        let (to, limits) =
-            (self.host_address(), Limits { loss_scale: 1.0, max_norm: 0.0, limit: 0.0, skips_overflow: true });
+        let (to, limits) = (
+            self.host_address(),
+            Limits { loss_scale: 1.0, max_norm: 0.0, max_value: 0.0, limit: 0.0, skips_overflow: true },
+        );
         self.launch(gradients, |count, partials| verdict(count, partials, &limits, to, [0; 2]))?;
         let limbs: [u64; LIMBS] = self.words()?;
         ExactSum::from_limbs(&limbs.map(u64::cast_signed)).map_err(Error::wrap)

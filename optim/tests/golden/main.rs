@@ -63,7 +63,7 @@ fn optimizers(record: &mut Record) {
         values.extend(optimizer.states().iter().map(|_| vec![0.0; 1037]));
         // Early and late steps, one of them without decay.
         for (step, decay) in [(1, true), (2, true), (3, false), (1000, true), (123_456_789, true)] {
-            let step = Step { step, lr: 3e-3, grad_scale: 0.3, decay };
+            let step = Step { step, lr: 3e-3, grad_scale: 0.3, grad_limit: f32::INFINITY, decay };
             let (params, states) = values.split_at_mut(1);
             let mut states: Vec<&mut [f32]> = states.iter_mut().map(Vec::as_mut_slice).collect();
             update(&optimizer, &step, &mut params[0], &numbers(step.step, 1037), &mut states).unwrap();

@@ -51,7 +51,7 @@ fn train(optimizer: &Optimizer, steps: u64) -> Vec<f32> {
     for t in 1..=steps {
         let grads: Vec<f32> = (0..8).map(|i| (((7 * i + 13 * t) % 17) as f32 - 8.0) * 8.0).collect();
         let mut states: Vec<&mut [f32]> = states.iter_mut().map(Vec::as_mut_slice).collect();
-        let step = Step { step: t, lr: 1e-2, grad_scale: 1.0 / 64.0, decay: true };
+        let step = Step { step: t, lr: 1e-2, grad_scale: 1.0 / 64.0, grad_limit: f32::INFINITY, decay: true };
         update(optimizer, &step, &mut params, &grads, &mut states).unwrap();
     }
     params

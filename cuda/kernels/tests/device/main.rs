@@ -66,7 +66,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
     let Some(bench) = Bench::new() else { return };
     let count = 5000;
     let rule = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
-    let step = Step { step: 3, lr: 1e-3, grad_scale: 0.5, decay: true };
+    let step = Step { step: 3, lr: 1e-3, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
     let (mut params, grads) = (numbers(count, 1.0), numbers(count, 0.01));
     let (mut m, mut v) = (numbers(count, 0.003), vec![1e-4; count]);
     let [at_params, at_grads, at_m, at_v] = [&params, &grads, &m, &v].map(|values| bench.upload(values));
@@ -76,7 +76,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
     let squared = Squared { grads: at_grads.address(), count: count as u64, travelled: Dtype::F32 };
     bench.launch(&square_sums(&[squared], sums.address()).unwrap());
     bench.launch(&limbs(blocks as u64, sums.address(), parts.address()).unwrap());
-    let limits = Limits { loss_scale: 1.0, max_norm: 0.1, limit: f64::INFINITY, skips_overflow: true };
+    let limits = Limits { loss_scale: 1.0, max_norm: 0.1, max_value: 0.0, limit: f64::INFINITY, skips_overflow: true };
     bench.launch(&verdict(blocks as u64, parts.address(), &limits, 0, [made.address(), 0]));
     let factors = rule.factors(&step);
     let updated = Updated {

@@ -65,8 +65,8 @@ fn judged(device: &Device, sums: &[f64], limits: &Limits) -> (Vec<i64>, Verdict)
 
 #[test]
 fn a_norm_and_its_clip_are_bit_identical_to_the_hosts() {
-    let plain = Limits { loss_scale: 1.0, max_norm: 1.0, limit: f64::INFINITY, skips_overflow: false };
-    let fp16 = Limits { loss_scale: 1536.0, max_norm: 0.0, limit: 1e3, skips_overflow: true };
+    let plain = Limits { loss_scale: 1.0, max_norm: 1.0, max_value: 0.0, limit: f64::INFINITY, skips_overflow: false };
+    let fp16 = Limits { loss_scale: 1536.0, max_norm: 0.0, max_value: 0.0, limit: 1e3, skips_overflow: true };
     let many: Vec<f64> = (0..70_000u64).map(|i| f64::from_bits(i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 2)).collect();
     let (tiny, half_ulp) = (f64::from_bits(1), f64::EPSILON / 2.0);
     let cases: Vec<Vec<f64>> = vec![

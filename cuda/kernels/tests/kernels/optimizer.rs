@@ -50,7 +50,12 @@ fn an_update_is_bit_identical_to_the_cpus() {
         })
         .collect();
     let start = numbers(1, count);
-    let step_of = |step: usize, decay| Step { step: step as u64 + 1, lr: 1e-2, grad_scale: 0.37, decay };
+    // Every other step clips gradients.
+    let limits = [f32::INFINITY, 3.0];
+    let step_of = |step: usize, decay| {
+        let grad_limit = limits[step % 2];
+        Step { step: step as u64 + 1, lr: 1e-2, grad_scale: 0.37, grad_limit, decay }
+    };
     // Every second range has weight decay, and the last two have unaligned gradients.
     let decays = |range: usize| range.is_multiple_of(2);
     for (optimizer, dtype) in optimizers.iter().flat_map(|optimizer| Dtype::ALL.map(|dtype| (optimizer, dtype))) {
@@ -122,7 +127,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
 fn an_update_follows_the_verdict() {
     let (count, start, grads) = (100, numbers(1, 100), numbers(2, 100));
     let sgd = Optimizer::Sgd(Sgd::default());
-    let step = |grad_scale| Step { step: 1, lr: 0.5, grad_scale, decay: false };
+    let step = |grad_scale| Step { step: 1, lr: 0.5, grad_scale, grad_limit: f32::INFINITY, decay: false };
     for admitted in [0, 1] {
         let Some(params) = on_device(|device| {
             let [mut params, mut from] = [&start, &grads].map(|values| Memory::floats(Dtype::F32, values));

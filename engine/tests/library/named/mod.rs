@@ -249,7 +249,13 @@ fn bits_equal_those_of_plain_candle() {
                 let [m, v] = moments.entry(name.clone()).or_insert_with(|| [(); 2].map(|()| vec![0.0; gradient.len()]));
                 let mut values = weight.flatten_all().unwrap().to_vec1::<f32>().unwrap();
                 let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
-                let step = Step { step: step + 1, lr: LR, grad_scale: 1.0, decay: weight.dims().len() >= 2 };
+                let step = Step {
+                    step: step + 1,
+                    lr: LR,
+                    grad_scale: 1.0,
+                    grad_limit: f32::INFINITY,
+                    decay: weight.dims().len() >= 2,
+                };
                 update(&optimizer, &step, &mut values, &gradient, &mut [m, v]).unwrap();
                 weight.set(&Tensor::from_vec(values, weight.shape(), &Device::Cpu).unwrap()).unwrap();
             }
