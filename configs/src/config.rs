@@ -163,8 +163,8 @@ section! {
         = section("timers", &TIMERS, "Timers");
         = section("tensor_parallel", &TENSOR_PARALLEL, "Tensor parallelism");
         = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
-        = later("prescale_gradients", "false", "Divide gradients before the reduction").instead(OVERFLOW);
-        = later("gradient_predivide_factor", "1.0", "Divide gradients by this before the reduction").instead(OVERFLOW);
+        = ignored("prescale_gradients", Kind::Bool, "false", PRESCALED);
+        = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
         = later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction").instead("there is no sequence parallelism that would use it");
         = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("there are no experts to place");
         = later_unless("sequence_parallel_size", &["1"], "Ranks that share a sequence").instead("`model.tiled_mlp_rows` and `activation_checkpointing` make room for long sequences");
@@ -229,8 +229,8 @@ impl Config {
     }
 }
 
-/// Advice on overflows of 16-bit gradients.
-const OVERFLOW: &str = "`communication_data_type: fp32` sends 16-bit gradients as f32";
+/// Why gradients need not be divided before the reduction.
+const PRESCALED: &str = "the loss is divided by the number of micro-batches and ranks before the backward, so gradients are always divided before the reduction";
 
 choice! {
     /// How the gradients of the ranks are reduced.

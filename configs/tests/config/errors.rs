@@ -245,7 +245,7 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "data_efficiency: {enabled: true, data_sampling: {enabled: true, dynamic_batching: {enabled: true}}}",
         "optimizer: {type: Lamb}",
         "optimizer: {type: lamb}",
-        "prescale_gradients: true",
+        "managed_gradient_accumulation: false",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
         "zero_optimization: {zero_hpz_partition_size: 8}",
         "bf16: {enabled: true, bf16_optimizer_states: true}",

@@ -62,7 +62,7 @@ fn the_errors_of_a_builder_are_those_of_a_file_and_say_that_the_program_set_the_
         ),
         (Config::builder().micro_batch(1).adamw(f64::NAN), &["`optimizer.params.lr`", "not finite"]),
         (Config::builder().micro_batch(1).set("training..seed", 1), &["`training..seed` is not the path of a key"]),
-        (Config::builder().micro_batch(1).set("prescale_gradients", true), &["is not implemented yet", "leave it out"]),
+        (Config::builder().micro_batch(1).set("data_parallel_size", 1), &["is not implemented yet", "leave it out"]),
         (Config::builder().zero_stage(1), &["`train_micro_batch_size_per_gpu` or `train_batch_size` is missing"]),
     ];
     for (builder, parts) in cases {

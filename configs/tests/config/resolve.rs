@@ -530,3 +530,16 @@ fn clipping_by_value_replaces_clipping_by_norm() {
     let error = parse("gradient_clipping_value: 0").unwrap_err().to_string();
     assert!(error.contains("gradient_clipping_value"), "{error}");
 }
+
+/// DeepSpeed's keys for dividing gradients before the reduction, which always happens here.
+#[test]
+fn prescaled_gradients_are_a_warning() {
+    for text in ["prescale_gradients: true", "gradient_predivide_factor: 4", "gradient_predivide_factor: 4.0"] {
+        let config = Config::parse("ds.yaml", format!("train_batch_size: 1\n{text}")).unwrap_or_else(|e| panic!("{e}"));
+        let warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+        assert!(matches!(&warnings[..], [one] if one.contains("before the backward")), "{text}: {warnings:?}");
+    }
+    let off = "train_batch_size: 1\nprescale_gradients: false\ngradient_predivide_factor: 1.0";
+    assert!(Config::parse("ds.yaml", off).unwrap_or_else(|e| panic!("{e}")).warnings.is_empty());
+    assert!(Config::parse("ds.yaml", "train_batch_size: 1\ngradient_predivide_factor: 0").is_err());
+}

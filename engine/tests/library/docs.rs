@@ -21,7 +21,7 @@ model: {type: gpt2, n_layer: 4, n_heads: 4}
 zero_optimization:
   stage: 3
   mics_shard_size: 8
-prescale_gradients: true
+managed_gradient_accumulation: false
 ";
 
 /// Paths of the Markdown pages, from the root.

@@ -2,8 +2,9 @@
 
 use crate::world;
 
+use candle_core::{DType, Device, Tensor};
 use world::{BF16, Trajectory, assert_same, batch, config, gpt2, train, trajectory, world};
-use zero_engine::{Engine, Step};
+use zero_engine::{Batch, Config, Engine, Layers, Step};
 use zero_optim::{DynamicLossScale, LossScaler, LossScaling};
 
 /// Four micro-batches of two samples, distributed over `data` replicas of `stages` stages.
@@ -205,5 +206,48 @@ fn a_checkpoint_of_one_dtype_loads_into_another() {
                 assert!(train(&mut engine, 2).iter().all(|step| step.loss.is_finite() && !step.skipped));
             });
         }
+    }
+}
+
+/// Four ranks with gradients of 40,000, whose sum overflows in f16 and whose mean does not: gradients are divided before
+/// they are reduced, as DeepSpeed does with `prescale_gradients` only. Only the sum that `gradient_allreduce_op: sum` asks for
+/// overflows.
+#[test]
+fn gradients_are_divided_before_the_reduction() {
+    let layers = || {
+        Layers::new()
+            .layer("map", |vb| candle_nn::linear_no_bias(1, 1, vb))
+            .loss(|outputs, targets| (outputs.to_dtype(DType::F32)? * targets.to_dtype(DType::F32)?)?.mean_all())
+    };
+    let text = |more: &str, zero_stage: u8| {
+        format!(
+            "train_batch_size: 4\ngradient_clipping: 0\noptimizer: {{type: SGD, params: {{lr: 1.0e-5}}}}\n\
+             fp16: {{enabled: true, loss_scale: 1}}\nzero_optimization: {{stage: {zero_stage}}}\n{more}"
+        )
+    };
+    let step = |more: &str, zero_stage: u8| {
+        let text = text(more, zero_stage);
+        let all = world(4, |comm| {
+            let config = Config::with_world_size("test.yaml", &text, 4).unwrap_or_else(|e| panic!("{e}"));
+            let mut engine = Engine::with_communicator(config, layers(), comm).unwrap();
+            let inputs = Tensor::ones((4, 1), DType::F16, &Device::Cpu).unwrap();
+            let targets = Tensor::full(40_000f32, (4, 1), &Device::Cpu).unwrap();
+            let before = engine.full_parameter("map.weight").unwrap();
+            let step = engine.train_batch(&Batch::new(inputs, targets)).unwrap();
+            let after = engine.full_parameter("map.weight").unwrap();
+            (step.grad_norm, step.skipped, before[0] - after[0])
+        });
+        all[0]
+    };
+    for zero_stage in 0..=3 {
+        for more in ["", "prescale_gradients: true", "gradient_predivide_factor: 4"] {
+            let (norm, skipped, moved) = step(more, zero_stage);
+            assert!(norm == 40_000.0 && !skipped, "ZeRO {zero_stage}, {more}: {norm}");
+            assert!((moved - 0.4).abs() < 1e-6, "ZeRO {zero_stage}, {more}: {moved}");
+        }
+        let (norm, skipped, _) = step("gradient_allreduce_op: sum", zero_stage);
+        assert!(norm.is_infinite() && skipped, "ZeRO {zero_stage}: {norm}");
+        let (norm, skipped, _) = step("gradient_allreduce_op: sum\ncommunication_data_type: fp32", zero_stage);
+        assert!(norm == 160_000.0 && !skipped, "ZeRO {zero_stage}: {norm}");
     }
 }

@@ -325,12 +325,12 @@ fn check_prints_every_value_with_its_origin_or_every_error() {
     for part in ["stage: 3", "# line 6", "# default", "# --set", "# auto"] {
         assert!(shown.contains(part), "{part} is not in\n{shown}");
     }
-    fs::write(case.path("bad.yaml"), "train_batch_size: -1\nzero_optimisation: {stage: 3}\nprescale_gradients: true\n")
+    fs::write(case.path("bad.yaml"), "train_batch_size: -1\nzero_optimisation: {stage: 3}\ndata_parallel_size: 1\n")
         .unwrap();
     let output = case.command(&["check", "--config", "bad.yaml"]).output().unwrap();
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2));
-    for part in ["train_batch_size", "did you mean `zero_optimization`", "prescale_gradients", "bad.yaml:2:1"] {
+    for part in ["train_batch_size", "did you mean `zero_optimization`", "data_parallel_size", "bad.yaml:2:1"] {
         assert!(errors.contains(part), "{part} is not in\n{errors}");
     }
 }
