@@ -219,6 +219,36 @@ fn the_placement_of_state_makes_no_difference() {
     }
 }
 
+/// Updates clip elements on the GPU as on the host, and the head adds the same z-loss as on the CPU.
+#[test]
+fn clipping_by_value_and_a_z_loss() {
+    if !has_gpu() {
+        return;
+    }
+    for (more, bound) in [("", 1e-4), (FP16, 5e-3)] {
+        let of = |text: String, clip: &str| {
+            let text = text.replace("training: {", "training: {z_loss: 0.01, ");
+            let text =
+                format!("gradient_clipping_value: {clip}\noptimizer: {{type: SGD, params: {{lr: 0.1}}}}\n{text}");
+            let mut all = world(1, |comm| {
+                let config = Config::with_world_size("test.yaml", text.clone(), 1).unwrap();
+                let mut engine = Engine::with_communicator(config, gpt2(), comm).unwrap();
+                train(&mut engine, 8).iter().map(|step| (step.loss, step.z_loss.unwrap())).collect::<Vec<_>>()
+            });
+            all.remove(0)
+        };
+        let host = of(settings("cuda", 1, 1, more), "0.001");
+        assert_eq!(of(resident("cuda", 1, 1, more), "0.001"), host, "{more:?}");
+        assert_ne!(of(resident("cuda", 1, 1, more), "1000"), host, "{more:?}");
+        for (gpu, cpu) in host.iter().zip(of(settings("cpu", 1, 1, more), "0.001")) {
+            assert!(
+                (gpu.0 - cpu.0).abs() <= bound * cpu.0 && (gpu.1 - cpu.1).abs() <= bound * cpu.1,
+                "{gpu:?} {cpu:?}"
+            );
+        }
+    }
+}
+
 /// Only the GPU knows the norm when the updates begin; the host receives it with the loss.
 #[test]
 fn a_norm_beyond_the_limit_makes_no_update() {
