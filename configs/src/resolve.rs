@@ -196,6 +196,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
         resolver.contradiction(&[Autotuning::sweep, Config::data], message, Some(help));
     }
     config.fp16.check(&config.bf16, resolver);
+    config.bf16.check(config, resolver);
     config.launcher.check(resolver);
     if config.training.reproducible {
         reproducible(config, world, resolver);

@@ -55,7 +55,7 @@ impl Settings {
     pub fn new(config: &Config) -> Result<Self, Error> {
         device::check(config)?;
         choose_instructions(config)?;
-        muon_in_memory(config)?;
+        in_host_memory(config)?;
         let ranks = config.data_parallel_size();
         let dtype = dtype(config.working_dtype());
         let zero_stage = config.zero.stage;
@@ -99,6 +99,9 @@ impl Settings {
             zero: ZeroOptions {
                 optimizer,
                 average: config.training.ema.map(|ema| Average { decay: ema.decay, start: ema.start_step }),
+                state_dtype: state_dtype(config),
+                has_master: !config.bf16.bf16_master_weights_and_grads,
+                stochastic_rounding: config.bf16.stochastic_rounding.then_some(config.training.seed),
                 order: if reproducible { Order::Tree } else { Order::Arrival },
                 communication: communication(config, dtype),
                 reduce_scatter: config.zero.reduce_scatter,
@@ -131,15 +134,27 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     1.0 / averaged as f32
 }
 
-/// Checks that the matrices of Muon stay in memory: state on a disk is updated in tiles.
-fn muon_in_memory(config: &Config) -> Result<(), Error> {
+/// Checks that what is updated in host memory alone is there, and not on a disk or a GPU: the matrices of Muon, since state on
+/// a disk is updated in tiles, and values in bf16.
+fn in_host_memory(config: &Config) -> Result<(), Error> {
     let is_on_disk =
         [config.zero.offload_optimizer.device, config.zero.offload_param.device].contains(&config::OffloadDevice::Nvme);
-    if !is_on_disk || !matches!(config.optimizer, config::Optimizer::Muon(_)) {
-        return Ok(());
+    let is_muon = matches!(config.optimizer, config::Optimizer::Muon(_));
+    let is_narrow = config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16;
+    if is_on_disk && is_muon {
+        let message = "Muon needs whole matrices, and state on a disk is updated in tiles";
+        return Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"));
     }
-    let message = "Muon needs whole matrices, and state on a disk is updated in tiles";
-    Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"))
+    let help = "keep the f32 copy of the parameters and states in f32";
+    if is_on_disk && is_narrow {
+        let message = "parameters without an f32 copy, and states in bf16, are not implemented on a disk";
+        return Err(Error::setting("zero_optimization.offload_optimizer.device", message, help));
+    }
+    if config.training.device == config::Compute::Cuda && is_narrow {
+        let message = "parameters without an f32 copy, and states in bf16, are not implemented on a GPU";
+        return Err(Error::setting("training.device", message, help));
+    }
+    Ok(())
 }
 
 /// Selects the instruction set of this process's kernels.
@@ -155,6 +170,14 @@ fn dtype(named: config::Dtype) -> DType {
         config::Dtype::F32 => DType::F32,
         config::Dtype::Bf16 => DType::BF16,
         config::Dtype::F16 => DType::F16,
+    }
+}
+
+/// Returns the dtype of the optimizer's states.
+fn state_dtype(config: &Config) -> DType {
+    match config.bf16.enabled && (config.bf16.bf16_optimizer_states || !config.optimizer.has_f32_states()) {
+        true => DType::BF16,
+        false => DType::F32,
     }
 }
 

@@ -3,7 +3,7 @@
 use zero_pipeline::{Action, Content, Coordinates, Placement, Program, SegmentId, Stages, Tier, Transfer, ZeroStage};
 
 use crate::layout::Layout;
-use crate::zero::ZeroOptions;
+use crate::zero::{Widths, ZeroOptions};
 
 /// State of one rank in memory, in bytes, at its peak between the backward and the update. State on a disk is not
 /// counted.
@@ -13,7 +13,7 @@ pub struct StateBytes {
     pub parameters: u64,
     /// Accumulated gradients, f32.
     pub gradients: u64,
-    /// Optimizer state, f32.
+    /// Optimizer state and averages.
     pub optimizer: u64,
 }
 
@@ -25,10 +25,10 @@ impl StateBytes {
     }
 }
 
-/// Returns the state of the rank at `at`, for the segments that its pipeline stage uses. `width` is the width in bytes
-/// of the working dtype: 4 needs no master, 2 keeps an f32 master. `states` is the number of optimizer states.
+/// Returns the state of the rank at `at`, for the segments that its pipeline stage uses: [`ZeroOptions::widths`] of each
+/// element.
 #[must_use]
-pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> StateBytes {
+pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths: Widths) -> StateBytes {
     let mut bytes = StateBytes { parameters: 0, gradients: 0, optimizer: 0 };
     for (id, segment) in layout.segments().iter().enumerate().filter(|&(id, _)| stages.holds(at.stage, id)) {
         let held = |placement, tier| match (tier, placement) {
@@ -37,16 +37,15 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, width: 
             (Tier::Memory, Placement::Sharded) => segment.shard(at.replica).len(),
         };
         let (placements, tiers) = (segment.placements, segment.tiers);
-        let width = segment.width(width);
+        let width = segment.width(widths.parameter);
         if stages.owner(id) != at.stage || !segment.is_trainable {
             bytes.parameters += (held(placements.parameters, tiers.parameters) * width) as u64;
             continue;
         }
         let own = held(placements.optimizer, tiers.optimizer);
-        let master = if width == 4 { 0 } else { own * 4 };
-        bytes.parameters += (held(placements.parameters, tiers.parameters) * width + master) as u64;
+        bytes.parameters += (held(placements.parameters, tiers.parameters) * width + own * widths.master) as u64;
         bytes.gradients += (held(placements.gradients, tiers.gradients) * 4) as u64;
-        bytes.optimizer += (own * segment.states(states) * 4) as u64;
+        bytes.optimizer += (own * widths.optimizer(segment.matrix.is_some())) as u64;
     }
     bytes
 }

@@ -16,6 +16,7 @@ use crate::error::ZeroError;
 use crate::gpu::Gpu;
 use crate::ledger::Category;
 use crate::memory::Memory;
+use crate::narrow::{StateBuffer, Stochastic, Values, update_narrow};
 use crate::parameters::ParameterState;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
@@ -39,7 +40,8 @@ pub(crate) struct OptimizerState {
 pub(crate) struct SegmentState {
     /// f32 master copy, if the working dtype has 16 bits. Empty if there is none in memory.
     pub(crate) master: FlatBuffer,
-    pub(crate) states: Vec<FlatBuffer>,
+    /// The average of the weights, if there is one, and the optimizer's states.
+    pub(crate) states: Vec<StateBuffer>,
 }
 
 /// What was found about the current step's gradient.
@@ -204,40 +206,62 @@ impl OptimizerState {
             memory.uncount(Category::Staging, bytes, 1);
         }
         let state = &mut self.segments[id];
+        // States in memory are those of the whole part of this rank.
+        let skipped = if tile.state.is_some() { 0 } else { part.start };
         // Optimizer states, and the master last: from the tile's buffer or from memory.
-        let mut kinds: Vec<&mut [f32]> = match &mut tile.state {
-            Some(buffer) => buffer.as_f32_mut().chunks_mut(stride(part.len()) / 4).collect(),
+        let (mut kinds, mut master): (Vec<Values<'_>>, Option<&mut [f32]>) = match &mut tile.state {
+            Some(buffer) => {
+                let mut kinds: Vec<&mut [f32]> = buffer.as_f32_mut().chunks_mut(stride(part.len()) / 4).collect();
+                let master = (kinds.len() > rank.states(id)).then(|| kinds.pop()).flatten();
+                (kinds.into_iter().map(Values::F32).collect(), master)
+            }
             None => {
-                let master = (!state.master.is_empty()).then_some(&mut state.master);
-                let kinds = state.states.iter_mut().chain(master);
-                kinds.map(|kind| Ok(&mut on_host(kind.host_mut())?[part.clone()])).collect::<Result<_, ZeroError>>()?
+                let kinds = state.states.iter_mut().map(|kind| on_host(kind.host_mut()));
+                let master = (!state.master.is_empty()).then(|| on_host(state.master.host_mut())).transpose()?;
+                (kinds.collect::<Result<_, _>>()?, master.map(|master| &mut master[part.clone()]))
             }
         };
-        let mut master = (kinds.len() > rank.states(id)).then(|| kinds.pop()).flatten();
         // The average is the first of the states.
         let (averages, kinds) = kinds.split_at_mut(usize::from(options.average.is_some()));
         let average_weight = options.average_weight(self.updates + 1);
         let mut shard = parameters.shard_mut(id);
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
+            let id_of = parameter;
             let parameter = &rank.model.parameters()[parameter];
             let (optimizer, lr) = tuned(options.optimizer, rate, &parameter.tuning());
             let decay = options.decays(parameter);
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
-            let mut moments: Vec<&mut [f32]> = kinds.iter_mut().map(|kind| &mut kind[at.clone()]).collect();
-            let mut averages = averages.first_mut().map(|averages| &mut averages[at.clone()]);
-            let mut run = |values: &mut [f32]| {
+            let in_state = at.start + skipped..at.end + skipped;
+            let stochastic =
+                options.stochastic_rounding.map(|seed| Stochastic::new(seed, id_of, step.step, inside.start));
+            let mut run = |mut values: Values<'_>| -> Result<(), ZeroError> {
+                let grads = &gradients[at.clone()];
+                let mut moments: Vec<Values<'_>> = kinds.iter_mut().map(|kind| kind.part(in_state.clone())).collect();
+                let is_narrow = [&values].into_iter().chain(&moments).any(|kind| matches!(kind, Values::Bf16(_)));
+                let all = values.len();
                 match (&optimizer, segment.matrix) {
-                    (Optimizer::Muon(muon), Some(shape)) => {
-                        update_matrix(muon, &step, shape, values, &gradients[at.clone()], moments[0])?;
+                    _ if is_narrow => {
+                        update_narrow(&optimizer, &step, values.part(0..all), grads, moments, stochastic)?;
                     }
-                    _ => update(&optimizer, &step, values, &gradients[at.clone()], &mut moments)?,
+                    (Optimizer::Muon(muon), Some(shape)) => {
+                        update_matrix(muon, &step, shape, values.part(0..all).f32()?, grads, moments.remove(0).f32()?)?;
+                    }
+                    _ => {
+                        let mut moments = moments.into_iter().map(Values::f32).collect::<Result<Vec<_>, _>>()?;
+                        update(&optimizer, &step, values.part(0..all).f32()?, grads, &mut moments)?;
+                    }
                 }
-                averages.as_deref_mut().map_or(Ok(()), |averages| average(average_weight, values, averages))
+                match averages.first_mut() {
+                    Some(averages) => {
+                        Ok(average(average_weight, values.f32()?, averages.part(in_state.clone()).f32()?)?)
+                    }
+                    None => Ok(()),
+                }
             };
             let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
             if let Some(master) = &mut master {
                 let master = &mut master[at.clone()];
-                run(master)?;
+                run(Values::F32(master))?;
                 match (&mut tile.parameters, shard.as_deref_mut()) {
                     (Some(buffer), _) => round_bytes(master, parameter.dtype(), buffer.as_bytes_mut(), in_tile)?,
                     (None, Some(Storage::Cpu(shard))) => round_to(master, shard, in_shard)?,
@@ -253,10 +277,12 @@ impl OptimizerState {
                 continue;
             }
             match (&mut tile.parameters, shard.as_deref_mut()) {
-                (Some(buffer), _) => run(&mut buffer.as_f32_mut()[in_tile])?,
-                (None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => run(&mut shard[in_shard])?,
+                (Some(buffer), _) => run(Values::F32(&mut buffer.as_f32_mut()[in_tile]))?,
+                (None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => run(Values::F32(&mut shard[in_shard]))?,
+                (None, Some(Storage::Cpu(CpuStorage::BF16(shard)))) => run(Values::Bf16(&mut shard[in_shard]))?,
                 _ => parameter.update(|values| match values {
-                    CpuStorage::F32(full) => run(&mut full[inside]).map_err(candle_core::Error::wrap),
+                    CpuStorage::F32(full) => run(Values::F32(&mut full[inside])).map_err(candle_core::Error::wrap),
+                    CpuStorage::BF16(full) => run(Values::Bf16(&mut full[inside])).map_err(candle_core::Error::wrap),
                     _ => candle_core::bail!("a released parameter cannot be updated"),
                 })?,
             }

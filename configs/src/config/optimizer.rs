@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::config::precision::OFFLOADED;
 use crate::reader::{Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{path, section};
@@ -46,7 +45,8 @@ section! {
         /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
         pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false, with type Adam only: add the decay to the gradient");
         = ignored("torch_adam", Kind::Bool, "false", "there is one implementation");
-        = later("fp32_optimizer_states", "true", "Moments in f32; false: in the type of the parameters").instead(OFFLOADED);
+        /// Keep the moments in f32; otherwise in bf16 if parameters are.
+        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Moments in f32; false: in the type of the parameters, f32 or bf16");
         = rejected("amsgrad", "false", "DeepSpeed's Adam does not have it either");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -98,7 +98,8 @@ section! {
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the root of the sum");
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
-        = later("fp32_optimizer_states", "true", "The sum in f32; false: in the type of the parameters").instead(OFFLOADED);
+        /// Keep the sum in f32; otherwise in bf16 if parameters are.
+        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "The sum in f32; false: in the type of the parameters, f32 or bf16");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -268,6 +269,16 @@ impl Optimizer {
                 resolver.contradiction(&[Muon::muon_lr, Muon::adam_lr], message, help);
             }
             _ => {}
+        }
+    }
+
+    /// Returns whether `fp32_optimizer_states` keeps the states in f32; true for an optimizer without this parameter.
+    pub fn has_f32_states(&self) -> bool {
+        match self {
+            Self::AdamW(Adam { fp32_optimizer_states, .. }) | Self::Adagrad(Adagrad { fp32_optimizer_states, .. }) => {
+                *fp32_optimizer_states
+            }
+            _ => true,
         }
     }
 

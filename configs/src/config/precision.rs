@@ -3,13 +3,10 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::Config;
+use crate::config::{Adam, Config, Optimizer, Training};
 use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
-
-/// Advice on optimizer state in other data types.
-pub(super) const OFFLOADED: &str = "`zero_optimization.offload_optimizer` puts this state on a disk";
 
 choice! {
     /// A floating-point data type that the configuration can name.
@@ -32,8 +29,75 @@ section! {
         /// Skip a step if its gradient contains an infinity or a NaN.
         pub check_grad_overflow: bool = now(Kind::Bool, "true", "Skip a step whose gradient has an infinity or a NaN");
         = ignored("immediate_grad_update", Kind::Bool, "false", "gradients always go to their buffer as they are produced");
-        = later("bf16_master_weights_and_grads", "false", "No f32 master weights").instead(OFFLOADED);
-        = later("bf16_optimizer_states", "false", "Optimizer state in bfloat16").instead(OFFLOADED);
+        /// Keep no f32 copy of the parameters.
+        pub bf16_master_weights_and_grads: bool = now(Kind::Bool, "false", "No f32 copy of the parameters: the optimizer updates them in bf16. Gradients are reduced in bf16, and accumulated in f32");
+        /// Keep the states of the optimizer in bfloat16.
+        pub bf16_optimizer_states: bool = now(Kind::Bool, "false", "States of the optimizer in bf16; needs bf16_master_weights_and_grads");
+        /// Round updated parameters up or down at random.
+        pub stochastic_rounding: bool = key(Kind::Bool, "false", "Round updated parameters up or down at random, so that their mean is exact; needs bf16_master_weights_and_grads");
+    }
+}
+
+impl Bf16 {
+    /// Checks the keys against each other, the optimizer and the average of the weights.
+    pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
+        let mut needs = |is_missing: bool, key: &'static str, other: &'static str, message: &str, help: &str| {
+            if is_missing {
+                resolver.contradiction(&[key, other], message.to_string(), Some(help.to_string()));
+            }
+        };
+        let no_copy = Self::bf16_master_weights_and_grads;
+        needs(
+            self.bf16_master_weights_and_grads && !self.enabled,
+            no_copy,
+            Self::enabled,
+            "parameters are in bf16 only if `bf16` is enabled",
+            "write `enabled: true`",
+        );
+        needs(
+            self.bf16_optimizer_states && !self.bf16_master_weights_and_grads,
+            Self::bf16_optimizer_states,
+            no_copy,
+            "states in bf16 need parameters without an f32 copy, as in DeepSpeed",
+            "write `bf16_master_weights_and_grads: true`, or use `optimizer.params.fp32_optimizer_states: false`",
+        );
+        needs(
+            self.stochastic_rounding && !self.bf16_master_weights_and_grads,
+            Self::stochastic_rounding,
+            no_copy,
+            "with an f32 copy, parameters are rounded to nearest, which loses nothing",
+            "write `bf16_master_weights_and_grads: true`, or leave `stochastic_rounding` out",
+        );
+        needs(
+            self.bf16_master_weights_and_grads && config.training.ema.is_some(),
+            no_copy,
+            Training::ema,
+            "the average is exchanged with an f32 copy of the parameters, and there would be none",
+            "keep the f32 copy, or leave `training.ema` out",
+        );
+        let in_f32 = !self.bf16_optimizer_states && config.optimizer.has_f32_states();
+        let is_muon = matches!(config.optimizer, Optimizer::Muon(_));
+        needs(
+            is_muon && !in_f32,
+            Self::bf16_optimizer_states,
+            Optimizer::TYPE,
+            "Muon keeps its momentum in f32",
+            "leave `bf16_optimizer_states` out, or use another optimizer",
+        );
+        needs(
+            is_muon && self.bf16_master_weights_and_grads,
+            no_copy,
+            Optimizer::TYPE,
+            "Muon updates an f32 copy of the parameters",
+            "keep the f32 copy, or use another optimizer",
+        );
+        needs(
+            config.fp16.enabled && !config.optimizer.has_f32_states(),
+            Adam::fp32_optimizer_states,
+            Fp16::enabled,
+            "the states would be in f16, whose range is too small for them",
+            "write `fp32_optimizer_states: true`, or use `bf16`",
+        );
     }
 }
 

@@ -7,7 +7,8 @@ use crate::errors::ErrorKind;
 use crate::schema::{Switch, walk};
 
 /// Keys that this project adds to DeepSpeed's sections.
-const OWN: [&str; 16] = [
+const OWN: [&str; 17] = [
+    "bf16.stochastic_rounding",
     "activation_checkpointing.device",
     "activation_checkpointing.enabled",
     "activation_checkpointing.interval",

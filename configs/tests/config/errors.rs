@@ -248,11 +248,9 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "managed_gradient_accumulation: false",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
         "zero_optimization: {zero_hpz_partition_size: 8}",
-        "bf16: {enabled: true, bf16_optimizer_states: true}",
         "checkpoint: {use_node_local_storage: true}",
         "model: {type: gpt2, activation_function: relu}",
         "tensor_parallel: {autotp_size: 2}",
-        "optimizer: {type: Adam, params: {fp32_optimizer_states: false}}",
     ];
     for text in on {
         assert_eq!(after_head(text).0, ErrorKind::NotImplemented, "{text}");

@@ -30,6 +30,7 @@ fn the_shortest_configuration_has_deepspeeds_defaults() {
         weight_decay: 0.0,
         bias_correction: true,
         adam_w_mode: true,
+        fp32_optimizer_states: true,
     });
     assert_eq!(config.optimizer, adam);
     assert_eq!(config.scheduler, Scheduler::Constant);
@@ -101,7 +102,7 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
     );
     assert_eq!(
         with("optimizer: {type: adagrad}").optimizer,
-        Optimizer::Adagrad(Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0 })
+        Optimizer::Adagrad(Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0, fp32_optimizer_states: true })
     );
     // PyTorch's.
     assert_eq!(
@@ -420,6 +421,32 @@ fn conversations_have_their_own_section() {
     ] {
         let errors = parse(text).expect_err(text).to_string();
         assert!(errors.contains(expected), "{errors}");
+    }
+}
+
+#[test]
+fn values_in_bf16_need_what_they_replace() {
+    let parse = |text: &str| Config::parse("ds.yaml", format!("train_batch_size: 1\n{text}"));
+    let bf16 = |keys: &str| format!("bf16: {{enabled: true, {keys}}}");
+    let all = bf16("bf16_master_weights_and_grads: true, bf16_optimizer_states: true, stochastic_rounding: true");
+    assert!(parse(&all).unwrap().bf16.stochastic_rounding);
+    let f32_states = |text: &str| parse(text).unwrap().optimizer.has_f32_states();
+    let states = "optimizer: {type: Adam, params: {fp32_optimizer_states: false}}";
+    assert!(!f32_states(states) && f32_states("optimizer: {type: Lion}"));
+    for (text, expected) in [
+        ("bf16: {bf16_master_weights_and_grads: true}".to_string(), "only if `bf16` is enabled"),
+        (bf16("bf16_optimizer_states: true"), "need parameters without an f32 copy"),
+        (bf16("stochastic_rounding: true"), "rounded to nearest, which loses nothing"),
+        (format!("{}\ntraining: {{ema: {{}}}}", bf16("bf16_master_weights_and_grads: true")), "there would be none"),
+        (
+            format!("{}\noptimizer: {{type: Muon}}", bf16("bf16_master_weights_and_grads: true")),
+            "Muon updates an f32 copy",
+        ),
+        (format!("fp16: {{enabled: true}}\n{states}"), "whose range is too small"),
+    ] {
+        let errors = parse(&text).expect_err(&text);
+        assert_eq!(errors.count(), 1, "{errors}");
+        assert!(errors.to_string().contains(expected), "{errors}");
     }
 }
 

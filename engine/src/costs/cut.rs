@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use candle_core::{CpuStorage, DType, Tensor, Var};
+use candle_core::{CpuStorage, Tensor, Var};
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Buffer, Communicator};
 use zero_model::ops::quantized_storage;
 use zero_model::sink::{DeferredGradients, Gradients, promise};
 use zero_model::{Activations, Model, Parameter, ParameterId, Pass, backward_from, init};
-use zero_partition::{Layout, working};
+use zero_partition::{Layout, Widths, working};
 use zero_pipeline::simulate::LayerCosts;
 use zero_pipeline::split::LayerCost;
 use zero_pipeline::{Placement, SegmentShape};
@@ -80,14 +80,14 @@ impl CutCosts {
         let mut costs = Self::equal(model.layers().len());
         if comm.rank() == 0 {
             let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
-            let states = settings.zero.states().len();
+            let widths = settings.zero.widths(settings.dtype.size_in_bytes());
             let micro_batch = micro_batch()?;
             micro_batch.fits(model.signature(), true)?;
             measure(model, &micro_batch, seed, |layer, measured, activations| {
                 costs.layers[layer] = LayerCost {
                     forward: measured.forward,
                     backward: measured.backward,
-                    state: state(layer, &layout, settings.dtype, states),
+                    state: state(layer, &layout, widths),
                     activations,
                 };
                 let LayerCost { forward, backward, state, activations } = costs.layers[layer];
@@ -119,7 +119,7 @@ impl CutCosts {
 }
 
 /// Bytes of a layer's parameters, gradients and optimizer state on one rank.
-fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
+fn state(layer: usize, layout: &Layout, widths: Widths) -> u64 {
     let shape = layout.shape();
     let of_segment = |&segment: &usize| {
         let SegmentShape { elements, placements, is_trainable, .. } = shape.segments[segment];
@@ -127,15 +127,13 @@ fn state(layer: usize, layout: &Layout, dtype: DType, states: usize) -> u64 {
             Placement::Replicated => elements as u64,
             Placement::Sharded => elements.div_ceil(layout.ranks()) as u64,
         };
-        let width = layout.segments()[segment].width(dtype.size_in_bytes());
+        let width = layout.segments()[segment].width(widths.parameter);
         let working = held(placements.parameters) * width as u64;
         if shape.first_user(segment) != Some(layer) || !is_trainable {
             return working;
         }
-        let master = if dtype == DType::F32 { 0 } else { 4 };
-        working
-            + held(placements.gradients) * 4
-            + held(placements.optimizer) * (4 * layout.segments()[segment].states(states) as u64 + master)
+        let updated = widths.master + widths.optimizer(layout.segments()[segment].matrix.is_some());
+        working + held(placements.gradients) * 4 + held(placements.optimizer) * updated as u64
     };
     shape.layers[layer].segments.iter().map(of_segment).sum()
 }
@@ -289,7 +287,7 @@ fn size(tensors: &[Tensor]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
+    use candle_core::{DType, Device};
     use zero_model::zoo;
 
     #[test]

@@ -7,7 +7,7 @@ use world::{batch, config, world};
 use zero_engine::pipeline::{Instruction, ZeroStage};
 use zero_engine::{Engine, Layers, zoo};
 use zero_partition::{
-    Category, DiskOptions, Layout, OnGpu, Order, StateBytes, ZeroOptions, expected_payload, expected_state,
+    Category, DiskOptions, Layout, OnGpu, Order, StateBytes, Widths, ZeroOptions, expected_payload, expected_state,
     state_formula,
 };
 
@@ -101,7 +101,7 @@ impl Run {
                     gradients: peak(Category::Gradients),
                     optimizer: peak(Category::OptimizerState),
                 },
-                expected: expected_state(&layout, zero.stages(), zero.groups().at(), self.bytes_per_element(), 2),
+                expected: expected_state(&layout, zero.stages(), zero.groups().at(), widths(self.bytes_per_element())),
                 sent: step.sent_bytes,
                 expected_sent: expected_payload(
                     engine.program(),
@@ -133,11 +133,19 @@ pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
     elements - own + own * (ranks - 1)
 }
 
+/// The bytes of each element with AdamW, if the working dtype has this width.
+pub(crate) fn widths(parameter: usize) -> Widths {
+    Widths { parameter, master: if parameter == 4 { 0 } else { 4 }, average: 0, state: 4, states: 2 }
+}
+
 /// Options that determine the payload of an engine's program. Gradients travel in the working dtype.
 pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
     ZeroOptions {
         optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
         average: None,
+        state_dtype: DType::F32,
+        has_master: true,
+        stochastic_rounding: None,
         order: Order::Arrival,
         communication: dtype,
         reduce_scatter: engine.config().zero.reduce_scatter,

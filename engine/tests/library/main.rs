@@ -27,6 +27,7 @@ mod loss_scale;
 mod module_buffers;
 mod muon;
 mod named;
+mod narrow;
 mod offload;
 mod packing;
 mod parity;

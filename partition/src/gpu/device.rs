@@ -17,6 +17,7 @@ use zero_pipeline::SegmentId;
 pub(crate) use super::buffer::{storage_of, to_send};
 use super::{elsewhere, on_no_gpu};
 use crate::error::ZeroError;
+use crate::narrow::StateBuffer;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
 use crate::rounding::working;
@@ -125,8 +126,8 @@ impl Gpu {
         let FlatBuffer::Device(gradients) = gradients else { return Err(elsewhere()) };
         let (offset, gradients) = (segment.begin_in_gradients(&own), Part::read(gradients)?);
         let states = states.iter_mut().map(|kind| match kind {
-            FlatBuffer::Device(kind) => Ok(Part::write(kind)?),
-            FlatBuffer::Host(_) => Err(elsewhere()),
+            StateBuffer::F32(FlatBuffer::Device(kind)) => Ok(Part::write(kind)?),
+            _ => Err(elsewhere()),
         });
         let states = states.collect::<Result<Vec<_>, ZeroError>>()?;
         let master = match master {

@@ -12,11 +12,13 @@ mod shards;
 use std::sync::Arc;
 
 use candle_core::{DType, Storage};
+use half::bf16;
 use zero_model::ops::quantized_storage;
 use zero_model::{Model, Parameter};
 use zero_optim::{Average, Optimizer};
 use zero_pipeline::{Placement, SegmentId, Stages};
 
+pub(crate) use shards::missing;
 pub use shards::{Kind, Range};
 
 use crate::accumulator::Order;
@@ -27,12 +29,14 @@ use crate::groups::Groups;
 use crate::layout::Layout;
 use crate::ledger::{Category, Ledger};
 use crate::memory::Memory;
+use crate::narrow::StateBuffer;
 use crate::optimizer::{OptimizerState, SegmentState};
 use crate::parameters::ParameterState;
 use crate::placement::OnGpu;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::working;
+use crate::segment::states_of;
 
 /// Options of a rank's sharded state.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,6 +45,12 @@ pub struct ZeroOptions {
     pub optimizer: Optimizer,
     /// The moving average of the weights, if there is one.
     pub average: Option<Average>,
+    /// Dtype of the optimizer's states: f32 or bf16. The average is f32.
+    pub state_dtype: DType,
+    /// Whether 16-bit parameters have an f32 copy, which the optimizer updates.
+    pub has_master: bool,
+    /// Seed of random rounding of bf16 parameters without an f32 copy; `None` rounds to nearest.
+    pub stochastic_rounding: Option<u64>,
     /// The order of the sum over this rank's micro-batches.
     pub order: Order,
     /// Dtype of gradients in collectives: f32, bf16 or f16.
@@ -66,6 +76,18 @@ impl ZeroOptions {
         self.average.map(|_| Average::STATE).into_iter().chain(self.optimizer.states().iter().copied()).collect()
     }
 
+    /// Returns the bytes of each element, of which those of the parameter in the working dtype are given.
+    #[must_use]
+    pub fn widths(&self, parameter: usize) -> Widths {
+        Widths {
+            parameter,
+            master: if self.has_master && parameter < 4 { 4 } else { 0 },
+            average: if self.average.is_some() { 4 } else { 0 },
+            state: self.state_dtype.size_in_bytes(),
+            states: self.optimizer.states().len(),
+        }
+    }
+
     /// Returns the share of the new weights in their average after the optimizer step of this number; 0 without an
     /// average.
     pub(crate) fn average_weight(&self, step: u64) -> f32 {
@@ -75,6 +97,29 @@ impl ZeroOptions {
     /// Returns whether weight decay applies to a parameter.
     pub(crate) fn decays(&self, parameter: &Parameter) -> bool {
         self.decay_all || parameter.tuning().weight_decay.is_some() || parameter.shape().rank() >= 2
+    }
+}
+
+/// Bytes of each element that the rank which updates it holds in memory, beside the gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Widths {
+    /// The parameter as layers read it.
+    pub parameter: usize,
+    /// The f32 copy that the optimizer updates; 0 if there is none.
+    pub master: usize,
+    /// The average of the weights; 0 if there is none.
+    pub average: usize,
+    /// One state of the optimizer.
+    pub state: usize,
+    /// Number of the optimizer's states.
+    pub states: usize,
+}
+
+impl Widths {
+    /// Returns the bytes of the states and the average. A matrix that is updated as a whole lacks the last state.
+    #[must_use]
+    pub fn optimizer(&self, is_matrix: bool) -> usize {
+        self.average + states_of(is_matrix, self.states) * self.state
     }
 }
 
@@ -147,8 +192,10 @@ impl ShardedState {
         let own = if rank.updates(id) { rank.own_range(id) } else { 0..0 };
         let states = rank.states(id);
         let in_memory = if disk.has(id, Stored::State(0)) { 0 } else { own.len() };
-        memory.count(Category::OptimizerState, in_memory * states, 4);
-        let has_master = (rank.dtype != DType::F32 || rank.mirrors(id)) && in_memory > 0;
+        let widths = rank.options.widths(rank.dtype.size_in_bytes());
+        let is_matrix = rank.segment(id).matrix.is_some();
+        memory.count(Category::OptimizerState, if states > 0 { in_memory } else { 0 }, widths.optimizer(is_matrix));
+        let has_master = (widths.master > 0 || rank.mirrors(id)) && in_memory > 0;
         let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
         memory.count(Category::Parameters, master.len(), 4);
         let shard = match rank.placements(id).parameters {
@@ -193,7 +240,12 @@ impl ShardedState {
             }
         };
         // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
-        let states = (0..states).map(|_| memory.zeros(rank, id, in_memory)).collect::<Result<_, _>>()?;
+        let averages = usize::from(rank.options.average.is_some());
+        let state = |index: usize| match rank.options.state_dtype {
+            DType::BF16 if index >= averages => Ok(StateBuffer::Bf16(vec![bf16::ZERO; in_memory])),
+            _ => memory.zeros(rank, id, in_memory).map(StateBuffer::F32),
+        };
+        let states = (0..states).map(state).collect::<Result<_, ZeroError>>()?;
         let master = memory.settled(rank, id, master)?;
         self.parameters.push(shard);
         self.optimizer.push(SegmentState { master, states });

@@ -11,6 +11,7 @@ use zero_pipeline::{Coordinates, Placement};
 
 use super::ShardedState;
 use crate::error::ZeroError;
+use crate::narrow::StateBuffer;
 
 impl ShardedState {
     /// Compares the replicated parameters and the replicated optimizer state over the ranks that hold them. Collective
@@ -33,7 +34,10 @@ impl ShardedState {
                 let first = segment.pieces.first().map_or("", |p| self.rank.model.parameters()[p.parameter].name());
                 for (name, values) in self.state_names().iter().zip(&state.states) {
                     names.push(format!("`{name}` of the segment of `{first}`"));
-                    checksums.push(checksum_of(values)?);
+                    checksums.push(match values {
+                        StateBuffer::F32(values) => checksum_of(values)?,
+                        StateBuffer::Bf16(values) => crc32fast::hash(bytemuck::cast_slice(values)),
+                    });
                 }
                 names.push(format!("the f32 copy of the segment of `{first}`"));
                 checksums.push(checksum_of(&state.master)?);

@@ -13,6 +13,7 @@ use crate::error::ZeroError;
 use crate::gpu;
 use crate::layout::Layout;
 use crate::ledger::Category;
+use crate::narrow::StateBuffer;
 use crate::rounding::working;
 use crate::segment::Segment;
 use crate::storage::{self, overwrite};
@@ -54,7 +55,7 @@ fn copy(from: &[f32], to: &mut [f32]) {
     zero_comm::copy::copy(cast_slice(from), cast_slice_mut(to), size_of_val(from));
 }
 
-pub(super) fn missing() -> ZeroError {
+pub(crate) fn missing() -> ZeroError {
     ZeroError::internal("this rank does not hold the requested range")
 }
 
@@ -178,9 +179,10 @@ impl ShardedState {
         }
         let state = self.optimizer.segment(id);
         match (kind, self.parameters.shard(id)) {
-            (Kind::State(index), _) => {
-                read_flat(state.states.get(index).ok_or_else(missing)?, local(own.start), values)
-            }
+            (Kind::State(index), _) => match state.states.get(index).ok_or_else(missing)? {
+                StateBuffer::F32(state) => read_flat(state, local(own.start), values),
+                StateBuffer::Bf16(state) => Ok(widen(state.get(local(own.start)).ok_or_else(missing)?, values)?),
+            },
             (Kind::Parameter, _) if !state.master.is_empty() => read_flat(&state.master, local(own.start), values),
             (Kind::Parameter, Some(shard)) => read_storage(shard, local(own.start), values),
             (Kind::Parameter, None) => {
@@ -245,7 +247,7 @@ impl ShardedState {
             if local.start > local.end || local.end > state.len() {
                 return Err(missing());
             }
-            return Ok(state.write(local.start, values)?);
+            return state.write(local.start, values);
         }
         if held.start < held.end && self.disk.has(id, master) {
             self.disk.write(id, master, held.start - own.start, &of_held(values), self.rank.dtype)?;

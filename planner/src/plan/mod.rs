@@ -276,19 +276,18 @@ impl Plan {
         let held = || (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
         let elements = |segment: usize| self.memory_plan.layout.segments()[segment].parameters();
         let at = Coordinates { stage, replica: 0 };
-        let (width, states) =
-            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.states().len());
+        let widths = self.memory_plan.settings.zero.widths(self.memory_plan.settings.dtype.size_in_bytes());
         let options = &self.memory_plan.settings.zero;
         Share {
             layers: self.memory_plan.stage_plan.layers_of(stage, shape),
             parameters: held().map(elements).sum(),
             trainable: held().filter(|&segment| shape.segments[segment].is_trainable).map(elements).sum(),
-            state: expected_state(&self.memory_plan.layout, stages, at, width, states),
+            state: expected_state(&self.memory_plan.layout, stages, at, widths),
             sent: expected_payload(
                 &self.memory_plan.programs[stage],
                 &self.memory_plan.layout,
                 0,
-                width,
+                widths.parameter,
                 options,
                 |_| 0,
             ),

@@ -141,8 +141,7 @@ impl Plan {
     #[must_use]
     pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
         let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];
-        let (width, states) =
-            (self.memory_plan.settings.dtype.size_in_bytes(), self.memory_plan.settings.zero.states().len());
+        let widths = self.memory_plan.settings.zero.widths(self.memory_plan.settings.dtype.size_in_bytes());
         let stages = Stages::single(self.memory_plan.layout.shape());
         for &ranks in ranks {
             let of_stage = |zero_stage: u8| {
@@ -152,7 +151,7 @@ impl Plan {
                     &LayoutOptions { zero_stage, ranks, ..self.memory_plan.settings.layout },
                 );
                 let at = Coordinates { stage: 0, replica: 0 };
-                bytes(expected_state(&layout, &stages, at, width, states).total())
+                bytes(expected_state(&layout, &stages, at, widths).total())
             };
             rows.push(std::iter::once(ranks.to_string()).chain((0..4).map(of_stage)).collect());
         }

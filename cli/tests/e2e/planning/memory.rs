@@ -199,6 +199,18 @@ fn averages_of_the_weights() {
 }
 
 #[test]
+fn values_in_bf16() {
+    let all = "bf16={enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true, \
+               stochastic_rounding: true}";
+    let states = "optimizer={type: AdamW, params: {fp32_optimizer_states: false}}";
+    for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (2, "stage: 3")] {
+        holds(ranks, zero, &[all, "train_micro_batch_size_per_gpu=4"]);
+        holds(ranks, zero, &[states, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+    }
+    holds(2, "stage: 2", &[all, "adapter={r: 8}"]);
+}
+
+#[test]
 fn quantized_weights() {
     let four = "quantization_config={load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true}";
     let eight = "quantization_config={load_in_8bit: true}";

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zero_model::memory::room_of_a_thread;
-use zero_partition::{Category, Layout, OnGpu, Segment, ZeroOptions, update_bytes};
+use zero_partition::{Category, Layout, OnGpu, Segment, Widths, ZeroOptions, update_bytes};
 use zero_pipeline::{Content, Coordinates, Instruction, Item, LayerId, Message, Placement, SegmentId, Stages, Tier};
 
 mod buffers;
@@ -147,6 +147,10 @@ impl<'a> Walk<'a> {
         self.segment(id).width(self.work.width as usize) as u64
     }
 
+    fn widths(&self) -> Widths {
+        self.work.options.widths(self.work.width as usize)
+    }
+
     fn is_half(&self) -> bool {
         self.work.width < 4
     }
@@ -157,7 +161,7 @@ impl<'a> Walk<'a> {
 
     /// Adds parameters, master copies and optimizer state.
     fn state(&mut self) {
-        let (states, on_gpu) = (self.work.options.states().len(), self.on_gpu());
+        let (widths, on_gpu) = (self.widths(), self.on_gpu());
         for id in 0..self.work.layout.segments().len() {
             if !self.work.stages.holds(self.work.at.stage, id) {
                 continue;
@@ -175,11 +179,11 @@ impl<'a> Walk<'a> {
             if is_updated && tiers.optimizer == Tier::Memory {
                 let own = self.part(id, placements.optimizer);
                 // If the parameters are on the GPU, the host also holds a master copy.
-                let has_master = self.is_half() || (is_on_gpu && !self.residents[id]);
+                let has_master = widths.master > 0 || (is_on_gpu && !self.residents[id]);
                 self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
                 self.meter.add_at(
                     Category::OptimizerState,
-                    own * 4 * self.segment(id).states(states) as u64,
+                    own * widths.optimizer(self.segment(id).matrix.is_some()) as u64,
                     self.residents[id],
                 );
             }

@@ -249,8 +249,8 @@ fn of_rank(rank: usize, row: &[i64]) -> Value {
 /// Returns the state bytes that the layout gives this rank.
 pub(super) fn expected(engine: &Engine) -> StateBytes {
     let zero = engine.zero();
-    let width = engine.settings().dtype.size_in_bytes();
-    expected_state(zero.layout(), zero.stages(), zero.groups().at(), width, zero.state_names().len())
+    let widths = engine.settings().zero.widths(engine.settings().dtype.size_in_bytes());
+    expected_state(zero.layout(), zero.stages(), zero.groups().at(), widths)
 }
 
 fn expected_step_payload(engine: &Engine) -> u64 {

@@ -1,0 +1,230 @@
+//! Parameters without an f32 copy, and states in bf16: equal to PyTorch's, bit-identical at every layout, with the bytes
+//! of the formula.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use half::bf16;
+use zero_engine::comm::Communicator;
+use zero_engine::{Config, Engine, configured_layers};
+use zero_optim::{AdamW, Optimizer, Step};
+use zero_partition::{Category, Values, expected_state, update_narrow};
+
+use crate::python::python;
+use crate::world::{Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run, trajectory, world};
+
+const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
+const ALL: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}";
+const STOCHASTIC: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true, \
+                          stochastic_rounding: true}";
+const STATES: &str = "bf16: {enabled: true}\n\
+                      optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1, fp32_optimizer_states: false}}";
+const LION: &str = "optimizer: {type: Lion, params: {lr: 0.001}}";
+
+fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
+    Engine::with_communicator(config(comm.size(), text), gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[test]
+fn every_layout_is_bit_identical() {
+    let all: Vec<Trajectory> = [NO_COPY, ALL, STOCHASTIC, STATES, &format!("{ALL}\n{LION}")]
+        .into_iter()
+        .map(|more| {
+            let expected = run(1, 5, &reproducible(0, 1, more));
+            for (ranks, stage) in [(2, 0), (2, 1), (4, 2), (4, 3)] {
+                let text = reproducible(stage, ranks, more);
+                assert_same(&expected, &run(ranks, 5, &text), &text);
+            }
+            for (replicas, stage) in [(1, 0), (2, 1), (2, 3)] {
+                let text = reproducible(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}"));
+                assert_same(&expected, &run(2 * replicas, 5, &text), &text);
+            }
+            for more in ["adapter: {r: 4}", "activation_checkpointing: {}"].map(|other| format!("{more}\n{other}")) {
+                let of = |ranks, stage| run(ranks, 5, &reproducible(stage, ranks, &more));
+                assert_same(&of(1, 0), &of(2, 3), &more);
+            }
+            expected
+        })
+        .collect();
+    for (index, one) in all.iter().enumerate() {
+        assert!(all[..index].iter().all(|other| other.parameters != one.parameters), "{index}");
+    }
+    // The average of the weights is in f32 beside states in bf16.
+    let averaged = reproducible(0, 1, STATES).replace("training: {", "training: {ema: {decay: 0.9}, ");
+    assert_same(&all[3], &run(1, 5, &averaged), "with an average");
+}
+
+#[test]
+fn a_run_is_resumed_in_another_layout() {
+    let root = tempfile::tempdir().unwrap();
+    for (index, more) in [ALL, STOCHASTIC, STATES].into_iter().enumerate() {
+        let folder = root.path().join(format!("{index}"));
+        let whole = run(1, 6, &reproducible(0, 1, more));
+        world(2, |comm| {
+            let mut engine = engine(comm, &reproducible(3, 2, more));
+            trajectory(&mut engine, 3);
+            engine.save_checkpoint(&folder).unwrap();
+        });
+        for (ranks, stage) in [(1, 0), (4, 1)] {
+            for rest in world(ranks, |comm| {
+                let mut engine = engine(comm, &reproducible(stage, ranks, more));
+                engine.resume(&folder).unwrap();
+                trajectory(&mut engine, 3)
+            }) {
+                assert_eq!(rest.losses, whole.losses[3..], "{more}");
+                assert!(rest.parameters == whole.parameters, "{more}");
+            }
+        }
+    }
+}
+
+/// With AdamW, 18 bytes of state become 10 without the f32 copy and with states in bf16; with Lion, 14 become 8.
+#[test]
+fn bytes_are_those_of_the_formula() {
+    let f32_states = "bf16: {enabled: true}";
+    let lion = |more: &str| format!("{more}\n{LION}");
+    for (more, bytes) in [
+        (f32_states.to_string(), 18),
+        (STATES.to_string(), 14),
+        (NO_COPY.to_string(), 14),
+        (ALL.to_string(), 10),
+        (lion(f32_states), 14),
+        (lion(ALL), 8),
+    ] {
+        for (ranks, stage) in [(1, 0), (2, 1), (2, 2), (2, 3)] {
+            let text = reproducible(stage, ranks, &more);
+            world(ranks, |comm| {
+                let mut engine = engine(comm, &text);
+                engine.train_batch(&batch(0, 4)).unwrap();
+                let (zero, settings) = (engine.zero(), engine.settings());
+                let widths = settings.zero.widths(settings.dtype.size_in_bytes());
+                let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), widths);
+                let peak = |category| zero.ledger().peak(category);
+                assert_eq!(peak(Category::Parameters), expected.parameters, "{text}");
+                assert_eq!(peak(Category::OptimizerState), expected.optimizer, "{text}");
+                if stage == 0 {
+                    assert_eq!(expected.total(), bytes * zero.layout().elements() as u64, "{text}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_not_implemented_is_an_error() {
+    let nvme = "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: .}}";
+    for more in [NO_COPY, STATES] {
+        let text = format!("train_micro_batch_size_per_gpu: 1\n{more}\n{nvme}");
+        let error = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).map(drop)).remove(0);
+        assert!(error.unwrap_err().to_string().contains("not implemented on a disk"));
+    }
+}
+
+fn losses(folder: &Path, more: &str) -> Vec<f32> {
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_clipping: 0\ncommunication_data_type: fp32\n\
+         model: {{pretrained: {folder:?}}}\ntraining: {{weight_decay_on: all}}\n{more}\nzero_optimization: {{stage: 3}}"
+    );
+    let losses = world(2, |comm| {
+        let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
+        let layers = configured_layers(&config, None).unwrap();
+        let mut engine = Engine::with_communicator(config, layers, comm).unwrap();
+        (0..200).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect::<Vec<f32>>()
+    });
+    agreed(losses, more)
+}
+
+/// PyTorch's fused AdamW computes as this engine does: in f32, from parameters and states in bf16. Its gradients are those
+/// of its own kernels in bf16, so only the course of the loss can be compared.
+#[test]
+fn losses_follow_pytorchs_and_random_rounding_follows_f32() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("base");
+    let script = format!(
+        "
+import json, torch, transformers
+torch.set_num_threads(1)
+torch.manual_seed(3)
+transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, initializer_range=0.1, hidden_size=32,
+    intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=16)).save_pretrained({folder:?})
+def tokens(step, samples):
+    ids = torch.tensor([(i * 7 + step * 13 + i * i % 11) % 61 for i in range(samples * 16 + 1)])
+    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
+model = transformers.AutoModelForCausalLM.from_pretrained({folder:?}).to(torch.bfloat16).train()
+optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1, fused=True), []
+for step in range(200):
+    inputs, targets = tokens(step % 2, 4)
+    loss = torch.nn.functional.cross_entropy(model(inputs).logits.float().flatten(0, 1), targets.flatten())
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    losses.append(loss.item())
+print('result', json.dumps(losses))
+"
+    );
+    let Some(theirs) = python(&["torch", "transformers"], &script) else { return };
+    let theirs = theirs.lines().find_map(|line| line.strip_prefix("result ")).unwrap();
+    let theirs: Vec<f32> = serde_json::from_str(theirs).unwrap();
+    let adamw = "optimizer: {type: AdamW, params: {lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}}";
+    let of = |bf16: &str| losses(&folder, &format!("{adamw}\n{bf16}"));
+    let furthest = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+    let (nearest, stochastic, exact) = (of(ALL), of(STOCHASTIC), of("bf16: {enabled: true}"));
+    println!(
+        "nearest from PyTorch {:.1e}, from the f32 copy {:.1e}; stochastic from the f32 copy {:.1e}",
+        furthest(&nearest, &theirs),
+        furthest(&nearest, &exact),
+        furthest(&stochastic, &exact)
+    );
+    assert!(furthest(&nearest, &theirs) < 0.05, "{nearest:?}\n{theirs:?}");
+    assert!(furthest(&stochastic, &exact) < 0.05, "{stochastic:?}\n{exact:?}");
+    assert!(nearest[199] < 0.9 * nearest[0], "{nearest:?}");
+}
+
+/// On the same gradients, parameters and states are PyTorch's bits but for a few roundings.
+#[test]
+fn fifty_steps_agree_with_pytorchs_fused_adamw() {
+    const COUNT: usize = 4096;
+    let script = format!(
+        "
+import torch
+def wave(seed):
+    i = torch.arange({COUNT})
+    return ((i * i * 7919 + i * 31 * (seed + 1) + seed * 104729) % 2003).float() / 1024.0 - 1.0
+p = torch.nn.Parameter(wave(0).bfloat16())
+optimizer = torch.optim.AdamW([p], lr=0.01, weight_decay=0.1, fused=True)
+for step in range(1, 51):
+    p.grad = wave(step).bfloat16()
+    optimizer.step()
+state = optimizer.state[p]
+for values in p.detach(), state['exp_avg'], state['exp_avg_sq']:
+    print(*(x.item() for x in values.float()))
+"
+    );
+    let Some(output) = python(&["torch"], &script) else { return };
+    let theirs: Vec<Vec<f32>> =
+        output.lines().map(|line| line.split(' ').map(|value| value.parse().unwrap()).collect()).collect();
+    let wave = |seed: usize| -> Vec<bf16> {
+        let wave = |i: usize| ((i * i * 7919 + i * 31 * (seed + 1) + seed * 104_729) % 2003) as f32 / 1024.0 - 1.0;
+        (0..COUNT).map(|i| bf16::from_f32(wave(i))).collect()
+    };
+    let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
+    let (mut params, mut states) = (wave(0), [vec![bf16::ZERO; COUNT], vec![bf16::ZERO; COUNT]]);
+    for step in 1..=50 {
+        let grads: Vec<f32> = wave(step).into_iter().map(bf16::to_f32).collect();
+        let step = Step { step: step as u64, lr: 0.01, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
+        let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
+        update_narrow(&optimizer, &step, Values::Bf16(&mut params), &grads, states, None).unwrap();
+    }
+    let [m, v] = states;
+    for (name, (ours, theirs)) in ["parameters", "exp_avg", "exp_avg_sq"].iter().zip([params, m, v].iter().zip(&theirs))
+    {
+        let apart = |(ours, theirs): (&bf16, &f32)| (ours.to_f32() - theirs).abs() / theirs.abs().max(1e-3);
+        let (differ, furthest) = ours
+            .iter()
+            .zip(theirs)
+            .map(apart)
+            .fold((0, 0.0), |(count, furthest), apart| (count + usize::from(apart > 0.0), apart.max(furthest)));
+        println!("{name}: {differ} of {COUNT} differ, by {furthest:.1e} at most");
+        // One rounding is up to 2⁻⁸ of a value.
+        assert!(differ < COUNT / 50 && furthest < 0.02, "{name}: {differ} differ, by {furthest}");
+    }
+}

@@ -1,0 +1,258 @@
+//! Optimizer steps on values that are stored in bf16. Each step computes in f32 and rounds its results once.
+
+use std::ops::Range;
+
+use half::bf16;
+use zero_model::ParameterId;
+use zero_model::ops::{in_parallel, threads};
+use zero_model::random::Stream;
+use zero_model::sink::FlatBuffer;
+use zero_optim::{LengthError, Optimizer, Step, read_half, write_half};
+
+use crate::error::ZeroError;
+use crate::zero::missing;
+
+/// Elements that are widened at a time. Parameters and two states of them fit into the L1 cache.
+const CHUNK: usize = 2048;
+
+/// Values that an update reads and writes.
+pub enum Values<'a> {
+    /// In f32.
+    F32(&'a mut [f32]),
+    /// In bf16.
+    Bf16(&'a mut [bf16]),
+}
+
+impl<'a> Values<'a> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Returns the values if they are f32.
+    pub(crate) fn f32(self) -> Result<&'a mut [f32], ZeroError> {
+        match self {
+            Self::F32(values) => Ok(values),
+            Self::Bf16(_) => Err(ZeroError::internal("this update needs values in f32")),
+        }
+    }
+
+    /// Borrows a range of the values.
+    pub(crate) fn part(&mut self, range: Range<usize>) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(&mut values[range]),
+            Self::Bf16(values) => Values::Bf16(&mut values[range]),
+        }
+    }
+
+    /// Cuts the values into parts of `size`; the last may be shorter.
+    fn parts(self, size: usize) -> Vec<Self> {
+        match self {
+            Self::F32(values) => values.chunks_mut(size).map(Self::F32).collect(),
+            Self::Bf16(values) => values.chunks_mut(size).map(Self::Bf16).collect(),
+        }
+    }
+
+    fn read(&self, range: Range<usize>, into: &mut [f32]) -> Result<(), LengthError> {
+        match self {
+            Self::F32(values) => into.copy_from_slice(&values[range]),
+            Self::Bf16(values) => read_half(&values[range], into)?,
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, range: Range<usize>, from: &[f32]) -> Result<(), LengthError> {
+        match self {
+            Self::F32(values) => values[range].copy_from_slice(from),
+            Self::Bf16(values) => write_half(from, &mut values[range])?,
+        }
+        Ok(())
+    }
+}
+
+/// Random rounding of a parameter's elements to bf16: up or down, with the probability that makes the mean exact.
+#[derive(Debug, Clone, Copy)]
+pub struct Stochastic {
+    stream: Stream,
+    /// Index of the first element in its parameter. The random number of an element depends on its index alone.
+    first: usize,
+}
+
+impl Stochastic {
+    /// Prepares the rounding of elements from `first` on, in an optimizer step.
+    #[must_use]
+    pub fn new(seed: u64, parameter: ParameterId, step: u64, first: usize) -> Self {
+        Self { stream: Stream::new(seed, "rounding", step << 24 ^ parameter as u64), first }
+    }
+
+    fn round(&self, from: usize, values: &[f32], rounded: &mut [bf16]) {
+        let mut block = (u64::MAX, [0; 4]);
+        for (index, (value, rounded)) in (self.first + from..).zip(values.iter().zip(rounded)) {
+            // Each block has eight random numbers of 16 bits.
+            if block.0 != index as u64 / 8 {
+                block = (index as u64 / 8, self.stream.words(index as u64 / 8));
+            }
+            let noise = block.1[index % 8 / 2] >> (16 * (index % 2)) & 0xffff;
+            *rounded = match value.is_finite() {
+                true => bf16::from_bits(((value.to_bits() + noise) >> 16) as u16),
+                false => bf16::from_f32(*value),
+            };
+        }
+    }
+}
+
+/// Runs [`zero_optim::update`] on several threads, on values of which some are bf16. Parameters in bf16 are rounded to
+/// nearest, or at random.
+///
+/// # Errors
+/// Fails if the lengths of the slices or the number of states are wrong.
+pub fn update_narrow(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: Values<'_>,
+    grads: &[f32],
+    states: Vec<Values<'_>>,
+    stochastic: Option<Stochastic>,
+) -> Result<(), LengthError> {
+    let size = params.len().div_ceil(threads()).next_multiple_of(CHUNK).max(CHUNK);
+    let mut states: Vec<_> = states.into_iter().map(|state| state.parts(size).into_iter()).collect();
+    let parts = params.parts(size).into_iter().zip(grads.chunks(size)).enumerate();
+    let mut parts: Vec<_> = parts
+        .map(|(part, (params, grads))| {
+            let states: Vec<Values<'_>> = states.iter_mut().filter_map(Iterator::next).collect();
+            (part * size, params, grads, states, Ok(()))
+        })
+        .collect();
+    in_parallel(&mut parts, |(from, params, grads, states, result)| {
+        *result = update_part(optimizer, step, params, grads, states, stochastic.map(|it| (it, *from)));
+    });
+    parts.into_iter().try_for_each(|(.., result)| result)
+}
+
+fn update_part(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut Values<'_>,
+    grads: &[f32],
+    states: &mut [Values<'_>],
+    stochastic: Option<(Stochastic, usize)>,
+) -> Result<(), LengthError> {
+    let mut wide = vec![0.0; CHUNK * (1 + states.len())];
+    for start in (0..grads.len()).step_by(CHUNK) {
+        let range = start..(start + CHUNK).min(grads.len());
+        let mut kinds = wide.chunks_mut(CHUNK).map(|kind| &mut kind[..range.len()]);
+        let Some(wide_params) = kinds.next() else { return Ok(()) };
+        let mut wide_states: Vec<&mut [f32]> = kinds.collect();
+        params.read(range.clone(), wide_params)?;
+        for (state, wide) in states.iter().zip(&mut wide_states) {
+            state.read(range.clone(), wide)?;
+        }
+        zero_optim::update(optimizer, step, wide_params, &grads[range.clone()], &mut wide_states)?;
+        match (&mut *params, stochastic) {
+            (Values::Bf16(params), Some((stochastic, from))) => {
+                stochastic.round(from + start, wide_params, &mut params[range.clone()]);
+            }
+            (params, _) => params.write(range.clone(), wide_params)?,
+        }
+        for (state, wide) in states.iter_mut().zip(&wide_states) {
+            state.write(range.clone(), wide)?;
+        }
+    }
+    Ok(())
+}
+
+/// One state of a segment, on the device of the segment's state.
+#[derive(Debug)]
+pub(crate) enum StateBuffer {
+    F32(FlatBuffer),
+    /// On the host.
+    Bf16(Vec<bf16>),
+}
+
+impl StateBuffer {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+        }
+    }
+
+    /// Returns the values for an update on the host; `None` if they are on a GPU.
+    pub(crate) fn host_mut(&mut self) -> Option<Values<'_>> {
+        match self {
+            Self::F32(values) => values.host_mut().map(Values::F32),
+            Self::Bf16(values) => Some(Values::Bf16(values)),
+        }
+    }
+
+    /// Overwrites values from `start` on, rounded to nearest.
+    pub(crate) fn write(&mut self, start: usize, values: &[f32]) -> Result<(), ZeroError> {
+        match self {
+            Self::F32(state) => state.write(start, values)?,
+            Self::Bf16(state) => {
+                write_half(values, state.get_mut(start..start + values.len()).ok_or_else(missing)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zero_optim::AdamW;
+
+    /// Between the two neighbours of a value, the mean of many roundings is the value.
+    #[test]
+    fn stochastic_rounding_has_the_mean_of_the_values() {
+        let values: Vec<f32> = (0..64).map(|i| 1.0 + i as f32 / 8192.0).collect();
+        let mut sums = vec![0.0; values.len()];
+        let steps = 4000;
+        for step in 0..steps {
+            let mut rounded = vec![bf16::ZERO; values.len()];
+            Stochastic::new(7, 3, step, 5).round(0, &values, &mut rounded);
+            for ((sum, rounded), value) in sums.iter_mut().zip(&rounded).zip(&values) {
+                assert!((rounded.to_f32() - value).abs() < 1.0 / 128.0, "{value}: {rounded}");
+                *sum += f64::from(rounded.to_f32());
+            }
+        }
+        for (sum, value) in sums.iter().zip(&values) {
+            // Five standard deviations of a mean of values one unit apart.
+            let bound = 5.0 * 0.5 / 128.0 / (steps as f64).sqrt();
+            assert!((sum / steps as f64 - f64::from(*value)).abs() < bound, "{value}: {}", sum / steps as f64);
+        }
+        let mut rounded = [bf16::ZERO; 3];
+        Stochastic::new(7, 3, 1, 0).round(0, &[f32::INFINITY, f32::NAN, -0.0], &mut rounded);
+        assert!(rounded[0].is_infinite() && rounded[1].is_nan() && rounded[2].to_bits() == 0x8000);
+    }
+
+    /// A part of a parameter has the bits of the same part of the whole, for any number of threads.
+    #[test]
+    fn parts_have_the_bits_of_the_whole() {
+        let n = 5 * CHUNK + 77;
+        let values = |seed: u32| -> Vec<f32> {
+            (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / 1e7 - 0.8).collect()
+        };
+        let (optimizer, grads) = (Optimizer::AdamW(AdamW::default()), values(2));
+        let step = Step { step: 3, lr: 1e-2, grad_scale: 0.7, grad_limit: f32::INFINITY, decay: true };
+        let run = |ranges: &[Range<usize>], threads: usize| {
+            zero_model::ops::set_threads(threads);
+            let mut params: Vec<bf16> = zero_optim::rounded(&values(1));
+            let mut m: Vec<bf16> = zero_optim::rounded(&values(3));
+            let mut v: Vec<f32> = values(4).into_iter().map(f32::abs).collect();
+            for range in ranges {
+                let states = vec![Values::Bf16(&mut m[range.clone()]), Values::F32(&mut v[range.clone()])];
+                let params = Values::Bf16(&mut params[range.clone()]);
+                let stochastic = Stochastic::new(1, 2, 3, range.start);
+                update_narrow(&optimizer, &step, params, &grads[range.clone()], states, Some(stochastic)).unwrap();
+            }
+            zero_model::ops::set_threads(1);
+            (params, m, v)
+        };
+        let whole = run(std::slice::from_ref(&(0..n)), 1);
+        assert!(whole == run(std::slice::from_ref(&(0..n)), 3));
+        assert!(whole == run(&[0..1000, 1000..1001, 1001..n], 2));
+    }
+}
