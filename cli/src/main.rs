@@ -106,6 +106,7 @@ fn launch(args: &LaunchArgs) -> anyhow::Result<u8> {
 fn bench(what: &Bench) -> anyhow::Result<u8> {
     match what {
         Bench::Adam { millions, repeats } => bench::adam(*millions, *repeats),
+        Bench::Optimizers { millions, repeats } => bench::optimizers(*millions, *repeats),
         Bench::Comm { num_processes, megabytes, repeats, transport } => {
             bench::comm(*num_processes as usize, *megabytes, *repeats, transport)
         }

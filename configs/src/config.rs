@@ -230,7 +230,7 @@ impl Config {
 }
 
 /// Why gradients need not be divided before the reduction.
-const PRESCALED: &str = "the loss is divided by the number of micro-batches and ranks before the backward, so gradients are always divided before the reduction";
+const PRESCALED: &str = "the loss is divided by the number of micro-batches and ranks before the backward, so gradients are divided before the reduction; with `gradient_allreduce_op: sum`, by the number of micro-batches alone";
 
 choice! {
     /// How the gradients of the ranks are reduced.

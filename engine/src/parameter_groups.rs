@@ -106,6 +106,10 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
                 "write the group that selects fewer parameters first",
             );
         }
+        let alone = group.lr.is_none() && group.lr_scale.is_none() && group.weight_decay.is_none();
+        if alone && free.iter().all(|&p| model.parameters()[p].is_matrix()) {
+            return fail("Muon's matrices have no betas".to_string(), "write `lr` or `weight_decay`");
+        }
         free.into_iter().for_each(|p| members[p] = Some(index));
     }
     Ok(members)

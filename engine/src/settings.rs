@@ -134,8 +134,8 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     1.0 / averaged as f32
 }
 
-/// Checks that what is updated in host memory alone is there, and not on a disk or a GPU: the matrices of Muon, since state on
-/// a disk is updated in tiles, and values in bf16.
+/// Checks that what is updated in host memory alone is there: the matrices of Muon are not on a disk, where state is updated in
+/// tiles, and values in bf16 are neither on a disk nor on a GPU.
 fn in_host_memory(config: &Config) -> Result<(), Error> {
     let is_on_disk =
         [config.zero.offload_optimizer.device, config.zero.offload_param.device].contains(&config::OffloadDevice::Nvme);

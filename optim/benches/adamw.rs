@@ -1,15 +1,15 @@
 //! Compares AdamW with a loop that only reads and writes the same arrays.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use zero_optim::bench::{ADAMW_BYTES_PER_PARAMETER, Arrays};
+use zero_optim::bench::{ADAMW_BYTES_PER_PARAMETER, Arrays, adamw as rule};
 
 fn adamw(criterion: &mut Criterion) {
     // 200 MB per array, far beyond any cache.
     let n = 50_000_000;
-    let mut arrays = Arrays::new(n);
+    let mut arrays = Arrays::new(n, 2);
     let mut group = criterion.benchmark_group("adamw-50M");
     group.sample_size(20).throughput(Throughput::Bytes((n * ADAMW_BYTES_PER_PARAMETER) as u64));
-    group.bench_function("update", |bencher| bencher.iter(|| arrays.adamw()));
+    group.bench_function("update", |bencher| bencher.iter(|| arrays.update(&rule())));
     group.bench_function("floor", |bencher| bencher.iter(|| arrays.floor()));
     group.finish();
 }

@@ -1,8 +1,8 @@
 //! Compares the speed of [`update`] with the memory bandwidth.
 //!
-//! AdamW reads four arrays and writes three: 28 bytes per parameter. The floor is a loop that does the same reads and
-//! writes on the same arrays with almost no arithmetic, compiled for the same instruction set. The two alternate, so
-//! that a load on the machine slows both.
+//! AdamW reads four arrays and writes three: 28 bytes per parameter. An optimizer with one state moves 20 bytes, one
+//! without states 12. The floor is a loop that does the same reads and writes on the same arrays with almost no
+//! arithmetic, compiled for the same instruction set. The two alternate, so that a load on the machine slows both.
 
 use std::{
     hint::black_box,
@@ -11,68 +11,92 @@ use std::{
 
 use zero_isa::Isa;
 
-use crate::{
-    AdamW, Optimizer, Step,
-    rule::{Rule, apply},
-    update,
-};
+use crate::rule::{Rule, apply};
+use crate::{Adagrad, AdamW, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Sgd, Step, update};
 
 /// Bytes that one AdamW step reads and writes per parameter.
-pub const ADAMW_BYTES_PER_PARAMETER: usize = 28;
+pub const ADAMW_BYTES_PER_PARAMETER: usize = bytes_per_parameter(2);
+
+/// Returns the bytes that a step of an optimizer with this number of states reads and writes per parameter.
+#[must_use]
+pub const fn bytes_per_parameter(states: usize) -> usize {
+    4 * (3 + 2 * states)
+}
 
 /// The arrays of one benchmark, one element per parameter.
 pub struct Arrays {
     params: Vec<f32>,
     grads: Vec<f32>,
-    exp_avg: Vec<f32>,
-    exp_avg_sq: Vec<f32>,
+    states: Vec<Vec<f32>>,
     step: u64,
 }
 
 impl Arrays {
-    /// Allocates arrays for `n` parameters. The values are normal, because subnormal numbers take a slower path. Every
-    /// page is written, so that no page fault occurs during the measurement.
-    pub fn new(n: usize) -> Self {
+    /// Allocates arrays for `n` parameters and this number of states. The values are normal, because subnormal numbers
+    /// take a slower path. Every page is written, so that no page fault occurs during the measurement.
+    pub fn new(n: usize, states: usize) -> Self {
         let spread = |scale: f32| (0..n).map(|i| ((i % 1021) as f32 - 510.0) * scale).collect::<Vec<f32>>();
-        Arrays {
-            params: spread(1e-3),
-            grads: spread(1e-6),
-            exp_avg: spread(1e-6),
-            exp_avg_sq: spread(1e-3).into_iter().map(|x| x * x * 1e-6).collect(),
-            step: 100,
-        }
+        let state = |index: usize| match index {
+            0 => spread(1e-6).into_iter().map(f32::abs).collect(),
+            _ => spread(1e-3).into_iter().map(|x| x * x * 1e-6).collect(),
+        };
+        Arrays { params: spread(1e-3), grads: spread(1e-6), states: (0..states).map(state).collect(), step: 100 }
     }
 
-    /// Takes one AdamW step.
-    pub fn adamw(&mut self) {
+    /// Takes one step of an optimizer with this number of states.
+    pub fn update(&mut self, optimizer: &Optimizer) {
         let step = Step { step: self.step, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
-        let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() });
-        let states: &mut [&mut [f32]] = &mut [&mut self.exp_avg, &mut self.exp_avg_sq];
-        update(&optimizer, &step, &mut self.params, &self.grads, states).expect("the arrays have the same length");
+        let mut states: Vec<&mut [f32]> = self.states.iter_mut().map(Vec::as_mut_slice).collect();
+        update(optimizer, &step, &mut self.params, &self.grads, &mut states).expect("the arrays have the same length");
         self.step += 1;
     }
 
-    /// Does the same reads and writes as [`Arrays::adamw`], with one multiply-add per array. The factor is zero, so the
+    /// Does the same reads and writes as [`Arrays::update`], with one multiply-add per array. The factor is zero, so the
     /// values do not drift.
     pub fn floor(&mut self) {
-        let floor = Floor(black_box(0.0));
-        apply(
-            (Isa::current(), f32::INFINITY),
-            floor,
-            &mut self.params,
-            &self.grads,
-            [&mut self.exp_avg, &mut self.exp_avg_sq],
-        );
+        let (isa, floor) = ((Isa::current(), f32::INFINITY), Floor(black_box(0.0)));
+        match &mut self.states[..] {
+            [] => apply(isa, floor, &mut self.params, &self.grads, []),
+            [one] => apply(isa, floor, &mut self.params, &self.grads, [one]),
+            [one, other, ..] => apply(isa, floor, &mut self.params, &self.grads, [one, other]),
+        }
     }
 }
 
-/// Alternates `repeats` AdamW steps over `n` parameters with runs of the floor, on one thread, and returns both lists
-/// of times: `(subject, floor)`.
-pub fn adamw(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
-    let mut arrays = Arrays::new(n);
-    arrays.adamw();
+/// Alternates `repeats` steps over `n` parameters with runs of the floor, on one thread, and returns both lists of times:
+/// `(subject, floor)`.
+pub fn against_floor(optimizer: &Optimizer, n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
+    let mut arrays = Arrays::new(n, optimizer.states().len());
+    arrays.update(optimizer);
     arrays.floor();
-    (0..repeats).map(|_| (timed(|| arrays.adamw()), timed(|| arrays.floor()))).unzip()
+    (0..repeats).map(|_| (timed(|| arrays.update(optimizer)), timed(|| arrays.floor()))).unzip()
+}
+
+/// Returns AdamW with weight decay.
+#[must_use]
+pub fn adamw() -> Optimizer {
+    Optimizer::AdamW(AdamW { weight_decay: 0.01, ..AdamW::default() })
+}
+
+/// Returns each optimizer that updates element by element, with its name.
+#[must_use]
+pub fn optimizers() -> Vec<(&'static str, Optimizer)> {
+    let sgd = |momentum, nesterov| Optimizer::Sgd(Sgd { momentum, nesterov, weight_decay: 0.01, ..Sgd::default() });
+    let rmsprop = |variant| Optimizer::RmsProp(RmsProp { variant, weight_decay: 0.01, ..RmsProp::default() });
+    vec![
+        ("AdamW", adamw()),
+        ("Adam", Optimizer::AdamW(AdamW { weight_decay: 0.01, decoupled: false, ..AdamW::default() })),
+        ("SGD", sgd(0.0, false)),
+        ("SGD, momentum", sgd(0.9, false)),
+        ("SGD, Nesterov", sgd(0.9, true)),
+        ("Lion", Optimizer::Lion(Lion { weight_decay: 0.01, ..Lion::default() })),
+        ("Adagrad", Optimizer::Adagrad(Adagrad { weight_decay: 0.01, ..Adagrad::default() })),
+        ("RMSprop", rmsprop(RmsPropVariant::Plain)),
+        ("RMSprop, momentum", rmsprop(RmsPropVariant::Momentum(0.9))),
+        ("RMSprop, centered", rmsprop(RmsPropVariant::Centered)),
+        ("NAdam", Optimizer::NAdam(NAdam { weight_decay: 0.01, ..NAdam::default() })),
+        ("RAdam", Optimizer::RAdam(RAdam { weight_decay: 0.01, ..RAdam::default() })),
+    ]
 }
 
 fn timed(work: impl FnOnce()) -> Duration {
@@ -84,10 +108,10 @@ fn timed(work: impl FnOnce()) -> Duration {
 #[derive(Clone, Copy)]
 struct Floor(f32);
 
-impl Rule<2> for Floor {
+impl<const STATES: usize> Rule<STATES> for Floor {
     #[inline(always)]
-    fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
-        (grad.mul_add(self.0, param), [grad.mul_add(self.0, m), grad.mul_add(self.0, v)])
+    fn step(self, param: f32, grad: f32, states: [f32; STATES]) -> (f32, [f32; STATES]) {
+        (grad.mul_add(self.0, param), states.map(|state| grad.mul_add(self.0, state)))
     }
 }
 
@@ -96,22 +120,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_floor_writes_back_what_it_read_and_adamw_does_not() {
-        let (fresh, mut arrays) = (Arrays::new(1000), Arrays::new(1000));
-        arrays.floor();
-        assert_eq!(
-            (&arrays.params, &arrays.exp_avg, &arrays.exp_avg_sq),
-            (&fresh.params, &fresh.exp_avg, &fresh.exp_avg_sq)
-        );
-        arrays.adamw();
-        assert!(
-            arrays.params != fresh.params && arrays.exp_avg != fresh.exp_avg && arrays.exp_avg_sq != fresh.exp_avg_sq
-        );
-    }
-
-    #[test]
-    fn both_are_timed_repeats_times() {
-        let (subject, floor) = adamw(100, 3);
-        assert_eq!((subject.len(), floor.len()), (3, 3));
+    fn the_floor_writes_back_what_it_read_and_updates_do_not() {
+        for (name, optimizer) in optimizers() {
+            let states = optimizer.states().len();
+            let (fresh, mut arrays) = (Arrays::new(1000, states), Arrays::new(1000, states));
+            arrays.floor();
+            assert_eq!((&arrays.params, &arrays.states), (&fresh.params, &fresh.states), "{name}");
+            arrays.update(&optimizer);
+            assert!(arrays.params != fresh.params, "{name}");
+            assert!(arrays.states.iter().zip(&fresh.states).all(|(state, fresh)| state != fresh), "{name}");
+        }
     }
 }

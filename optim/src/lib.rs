@@ -42,7 +42,7 @@ pub use adamw::AdamW;
 pub use average::{Average, average};
 pub use exact_sum::ExactSum;
 pub use factors::{Factors, Formula};
-pub use half_float::{HalfFloat, read_half, rounded, write_half};
+pub use half_float::{HalfFloat, read_half, rounded, write_bf16_at_random, write_half};
 pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};
 pub use muon::Muon;
@@ -210,47 +210,36 @@ fn update_at(
     for (name, state) in names.iter().zip(states.iter()) {
         expect_length(name, params.len(), state.len())?;
     }
+    let at = (isa, step.grad_limit);
     match (optimizer, states) {
         (Optimizer::Muon(muon), states) => {
             let (others, step) = muon.of_others(step);
             return update_at(isa, &others, &step, params, grads, states);
         }
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
-            apply((isa, step.grad_limit), Decoupled(adamw.factors(step)), params, grads, [m, v])
+            apply(at, Decoupled(adamw.factors(step)), params, grads, [m, v])
         }
-        (Optimizer::AdamW(adamw), [m, v]) => {
-            apply((isa, step.grad_limit), L2(adamw.factors(step)), params, grads, [m, v])
-        }
-        (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => {
-            apply((isa, step.grad_limit), sgd.nesterov_rule(step), params, grads, [buffer])
-        }
-        (Optimizer::Sgd(sgd), [buffer]) => {
-            apply((isa, step.grad_limit), sgd.momentum_rule(step), params, grads, [buffer])
-        }
-        (Optimizer::Sgd(sgd), []) => apply((isa, step.grad_limit), sgd.plain_rule(step), params, grads, []),
-        (Optimizer::Lion(lion), [m]) => apply((isa, step.grad_limit), lion.rule(step), params, grads, [m]),
-        (Optimizer::Adagrad(adagrad), [sum]) => apply((isa, step.grad_limit), adagrad.rule(step), params, grads, [sum]),
+        (Optimizer::AdamW(adamw), [m, v]) => apply(at, L2(adamw.factors(step)), params, grads, [m, v]),
+        (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => apply(at, sgd.nesterov_rule(step), params, grads, [buffer]),
+        (Optimizer::Sgd(sgd), [buffer]) => apply(at, sgd.momentum_rule(step), params, grads, [buffer]),
+        (Optimizer::Sgd(sgd), []) => apply(at, sgd.plain_rule(step), params, grads, []),
+        (Optimizer::Lion(lion), [m]) => apply(at, lion.rule(step), params, grads, [m]),
+        (Optimizer::Adagrad(adagrad), [sum]) => apply(at, adagrad.rule(step), params, grads, [sum]),
         (Optimizer::NAdam(nadam), [m, v]) if nadam.decoupled => {
-            apply((isa, step.grad_limit), nadam::Decoupled(nadam.rule(step)), params, grads, [m, v])
+            apply(at, nadam::Decoupled(nadam.rule(step)), params, grads, [m, v])
         }
-        (Optimizer::NAdam(nadam), [m, v]) => {
-            apply((isa, step.grad_limit), nadam::L2(nadam.rule(step)), params, grads, [m, v])
-        }
+        (Optimizer::NAdam(nadam), [m, v]) => apply(at, nadam::L2(nadam.rule(step)), params, grads, [m, v]),
         (Optimizer::RAdam(radam), [m, v]) if radam.decoupled => {
-            apply((isa, step.grad_limit), Decoupled(radam.factors(step)), params, grads, [m, v])
+            apply(at, Decoupled(radam.factors(step)), params, grads, [m, v])
         }
-        (Optimizer::RAdam(radam), [m, v]) => {
-            apply((isa, step.grad_limit), L2(radam.factors(step)), params, grads, [m, v])
-        }
+        (Optimizer::RAdam(radam), [m, v]) => apply(at, L2(radam.factors(step)), params, grads, [m, v]),
         (Optimizer::RmsProp(rmsprop), states) => match (rmsprop.variant, states) {
-            (RmsPropVariant::Plain, [mean]) => {
-                apply((isa, step.grad_limit), rmsprop.plain_rule(step), params, grads, [mean])
-            }
+            (RmsPropVariant::Plain, [mean]) => apply(at, rmsprop.plain_rule(step), params, grads, [mean]),
             (RmsPropVariant::Momentum(momentum), [mean, buffer]) => {
-                apply((isa, step.grad_limit), rmsprop.momentum_rule(step, momentum), params, grads, [mean, buffer])
+                apply(at, rmsprop.momentum_rule(step, momentum), params, grads, [mean, buffer])
             }
             (RmsPropVariant::Centered, [mean, average]) => {
-                apply((isa, step.grad_limit), rmsprop.centered_rule(step), params, grads, [mean, average])
+                apply(at, rmsprop.centered_rule(step), params, grads, [mean, average])
             }
             (variant, states) => unreachable!("{variant:?} with {} states passed the length check", states.len()),
         },

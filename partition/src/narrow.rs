@@ -7,13 +7,13 @@ use zero_model::ParameterId;
 use zero_model::ops::{in_parallel, threads};
 use zero_model::random::Stream;
 use zero_model::sink::FlatBuffer;
-use zero_optim::{LengthError, Optimizer, Step, read_half, write_half};
+use zero_optim::{LengthError, Optimizer, Step, read_half, write_bf16_at_random, write_half};
 
 use crate::error::ZeroError;
 use crate::zero::missing;
 
 /// Elements that are widened at a time. Parameters and two states of them fit into the L1 cache.
-const CHUNK: usize = 2048;
+const CHUNK: usize = 1024;
 
 /// Values that an update reads and writes.
 pub enum Values<'a> {
@@ -87,19 +87,10 @@ impl Stochastic {
         Self { stream: Stream::new(seed, "rounding", step << 24 ^ parameter as u64), first }
     }
 
-    fn round(&self, from: usize, values: &[f32], rounded: &mut [bf16]) {
-        let mut block = (u64::MAX, [0; 4]);
-        for (index, (value, rounded)) in (self.first + from..).zip(values.iter().zip(rounded)) {
-            // Each block has eight random numbers of 16 bits.
-            if block.0 != index as u64 / 8 {
-                block = (index as u64 / 8, self.stream.words(index as u64 / 8));
-            }
-            let noise = block.1[index % 8 / 2] >> (16 * (index % 2)) & 0xffff;
-            *rounded = match value.is_finite() {
-                true => bf16::from_bits(((value.to_bits() + noise) >> 16) as u16),
-                false => bf16::from_f32(*value),
-            };
-        }
+    /// Rounds the elements from `from` on. `uniform` is a buffer of the same length.
+    fn round(&self, from: usize, values: &[f32], uniform: &mut [f32], rounded: &mut [bf16]) -> Result<(), LengthError> {
+        self.stream.fill_uniform((self.first + from) as u64, uniform);
+        write_bf16_at_random(values, uniform, rounded)
     }
 }
 
@@ -140,6 +131,7 @@ fn update_part(
     stochastic: Option<(Stochastic, usize)>,
 ) -> Result<(), LengthError> {
     let mut wide = vec![0.0; CHUNK * (1 + states.len())];
+    let mut uniform = vec![0.0; if stochastic.is_some() { CHUNK } else { 0 }];
     for start in (0..grads.len()).step_by(CHUNK) {
         let range = start..(start + CHUNK).min(grads.len());
         let mut kinds = wide.chunks_mut(CHUNK).map(|kind| &mut kind[..range.len()]);
@@ -152,7 +144,8 @@ fn update_part(
         zero_optim::update(optimizer, step, wide_params, &grads[range.clone()], &mut wide_states)?;
         match (&mut *params, stochastic) {
             (Values::Bf16(params), Some((stochastic, from))) => {
-                stochastic.round(from + start, wide_params, &mut params[range.clone()]);
+                let uniform = &mut uniform[..range.len()];
+                stochastic.round(from + start, wide_params, uniform, &mut params[range.clone()])?;
             }
             (params, _) => params.write(range.clone(), wide_params)?,
         }
@@ -212,7 +205,7 @@ mod tests {
         let steps = 4000;
         for step in 0..steps {
             let mut rounded = vec![bf16::ZERO; values.len()];
-            Stochastic::new(7, 3, step, 5).round(0, &values, &mut rounded);
+            Stochastic::new(7, 3, step, 5).round(0, &values, &mut vec![0.0; 64], &mut rounded).unwrap();
             for ((sum, rounded), value) in sums.iter_mut().zip(&rounded).zip(&values) {
                 assert!((rounded.to_f32() - value).abs() < 1.0 / 128.0, "{value}: {rounded}");
                 *sum += f64::from(rounded.to_f32());
@@ -224,7 +217,8 @@ mod tests {
             assert!((sum / steps as f64 - f64::from(*value)).abs() < bound, "{value}: {}", sum / steps as f64);
         }
         let mut rounded = [bf16::ZERO; 3];
-        Stochastic::new(7, 3, 1, 0).round(0, &[f32::INFINITY, f32::NAN, -0.0], &mut rounded);
+        let values = [f32::INFINITY, f32::NAN, -0.0];
+        Stochastic::new(7, 3, 1, 0).round(0, &values, &mut [0.0; 3], &mut rounded).unwrap();
         assert!(rounded[0].is_infinite() && rounded[1].is_nan() && rounded[2].to_bits() == 0x8000);
     }
 

@@ -226,25 +226,25 @@ impl OptimizerState {
         let average_weight = options.average_weight(self.updates + 1);
         let mut shard = parameters.shard_mut(id);
         for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
-            let id_of = parameter;
-            let parameter = &rank.model.parameters()[parameter];
+            let index = parameter;
+            let parameter = &rank.model.parameters()[index];
             let (optimizer, lr) = tuned(options.optimizer, rate, &parameter.tuning());
             let decay = options.decays(parameter);
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
             let in_state = at.start + skipped..at.end + skipped;
             let stochastic =
-                options.stochastic_rounding.map(|seed| Stochastic::new(seed, id_of, step.step, inside.start));
+                options.stochastic_rounding.map(|seed| Stochastic::new(seed, index, step.step, inside.start));
             let mut run = |mut values: Values<'_>| -> Result<(), ZeroError> {
                 let grads = &gradients[at.clone()];
                 let mut moments: Vec<Values<'_>> = kinds.iter_mut().map(|kind| kind.part(in_state.clone())).collect();
                 let is_narrow = [&values].into_iter().chain(&moments).any(|kind| matches!(kind, Values::Bf16(_)));
                 let all = values.len();
                 match (&optimizer, segment.matrix) {
-                    _ if is_narrow => {
-                        update_narrow(&optimizer, &step, values.part(0..all), grads, moments, stochastic)?;
-                    }
                     (Optimizer::Muon(muon), Some(shape)) => {
                         update_matrix(muon, &step, shape, values.part(0..all).f32()?, grads, moments.remove(0).f32()?)?;
+                    }
+                    _ if is_narrow => {
+                        update_narrow(&optimizer, &step, values.part(0..all), grads, moments, stochastic)?;
                     }
                     _ => {
                         let mut moments = moments.into_iter().map(Values::f32).collect::<Result<Vec<_>, _>>()?;
@@ -303,9 +303,11 @@ impl OptimizerState {
     }
 }
 
-/// Returns the optimizer and the learning rate of parameters with this tuning.
+/// Returns the optimizer and the learning rate of parameters with this tuning. A schedule does not change the betas of the
+/// AdamW in Muon, as in DeepSpeed.
 fn tuned(optimizer: Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
-    let optimizer = optimizer.with_betas(rate.betas).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
+    let scheduled = rate.betas.filter(|_| !matches!(optimizer, Optimizer::Muon(_)));
+    let optimizer = optimizer.with_betas(scheduled).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
     (optimizer, rate.lr * tuning.lr_factor)
 }
 

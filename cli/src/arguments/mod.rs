@@ -252,6 +252,15 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 9)]
         repeats: usize,
     },
+    /// Each optimizer that updates element by element, compared with a loop that reads and writes the same arrays
+    Optimizers {
+        /// Millions of parameters
+        #[arg(long, default_value_t = 50)]
+        millions: usize,
+        /// Alternating runs of each
+        #[arg(long, default_value_t = 9)]
+        repeats: usize,
+    },
     /// Collectives between processes on this machine
     Comm {
         /// Number of processes

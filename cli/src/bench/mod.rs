@@ -7,6 +7,7 @@ mod figures;
 mod io;
 mod offload;
 mod ops;
+mod optimizers;
 mod pipeline;
 mod profile;
 mod ranks;
@@ -14,12 +15,14 @@ mod save;
 mod step;
 
 use figures::{spread, summary};
+use zero_optim::bench::{adamw, against_floor};
 
 pub(crate) use comm::comm;
 pub(crate) use costs::costs;
 pub(crate) use io::io;
 pub(crate) use offload::offload;
 pub(crate) use ops::{Selection, ops};
+pub(crate) use optimizers::optimizers;
 pub(crate) use pipeline::pipeline;
 pub(crate) use profile::profile;
 pub(crate) use save::save;
@@ -30,7 +33,7 @@ pub(crate) use step::{Length, step};
 /// # Errors
 /// Never fails; all benchmarks have this signature.
 pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
-    let (subject, floor) = zero_optim::bench::adamw(millions * 1_000_000, repeats);
+    let (subject, floor) = against_floor(&adamw(), millions * 1_000_000, repeats);
     let of_rate = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();
     println!("AdamW on {millions} million f32 parameters, one thread, {repeats} alternating runs of each");
     println!("  AdamW                       {}", summary(&subject));

@@ -282,15 +282,15 @@ impl Optimizer {
         }
     }
 
-    /// Returns the betas, if the optimizer has any.
+    /// Returns the betas that a schedule may change, if the optimizer has any. DeepSpeed's schedules do not change those of
+    /// the AdamW in Muon.
     pub fn betas(&self) -> Option<[f64; 2]> {
         match self {
             Self::AdamW(Adam { betas, .. })
             | Self::Lion(Lion { betas, .. })
             | Self::NAdam(NAdam { betas, .. })
-            | Self::RAdam(RAdam { betas, .. })
-            | Self::Muon(Muon { betas, .. }) => Some(*betas),
-            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) => None,
+            | Self::RAdam(RAdam { betas, .. }) => Some(*betas),
+            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) | Self::Muon(_) => None,
         }
     }
 

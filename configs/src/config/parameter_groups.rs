@@ -94,16 +94,24 @@ impl ParameterGroup {
                 let help = "write the optimizer's `lr`, and `lr_scale: 0` in the groups that are to rest".to_string();
                 resolver.contradiction(&[&path(index, Self::lr), Config::optimizer], message, Some(help));
             }
+            if group.lr.is_some() && scheduler.peak().is_some_and(|peak| peak != optimizer.lr()) {
+                let message = "the schedule has a largest learning rate of its own, and the group's `lr` is relative to that \
+                               of the optimizer";
+                let help = "write `lr_scale`, or make the schedule's largest rate the optimizer's `lr`".to_string();
+                let places = [&path(index, Self::lr), Config::scheduler, Config::optimizer];
+                resolver.contradiction(&places, message.to_string(), Some(help));
+            }
             if group.betas.is_none() {
                 continue;
             }
             let place = path(index, Self::betas);
-            if optimizer.betas().is_none() {
+            if optimizer.betas().is_none() && !matches!(optimizer, Optimizer::Muon(_)) {
                 let message = "the optimizer has no betas".to_string();
                 resolver.contradiction(&[&place, Optimizer::TYPE], message, Some("remove `betas`".to_string()));
             }
             if let Scheduler::OneCycle(cycle) = scheduler
                 && cycle.cycle_momentum
+                && optimizer.betas().is_some()
             {
                 let message = "OneCycle sets the betas of all parameters in each step".to_string();
                 let help = Some("remove `betas`, or set `cycle_momentum: false`".to_string());

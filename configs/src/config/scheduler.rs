@@ -237,6 +237,18 @@ impl Scheduler {
         }
     }
 
+    /// Returns the largest learning rate, if the schedule names it itself instead of scaling the optimizer's; infinity if
+    /// it has no limit.
+    pub(crate) fn peak(&self) -> Option<f64> {
+        match self {
+            Self::WarmupLR(WarmupLr { warmup_max_lr, .. })
+            | Self::WarmupDecayLR(WarmupDecayLr { warmup_max_lr, .. }) => Some(*warmup_max_lr),
+            Self::OneCycle(cycle) => Some(cycle.cycle_max_lr),
+            Self::LRRangeTest(_) => Some(f64::INFINITY),
+            _ => None,
+        }
+    }
+
     /// Checks the parameters against each other, the optimizer and the run. Warns if the warm-up is longer than the run,
     /// as with DeepSpeed's default of 1000 steps in a short run. `max_steps` is `None` for a run that is counted in
     /// epochs.

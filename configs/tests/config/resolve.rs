@@ -479,6 +479,11 @@ fn parameter_groups_select_and_change_something() {
             "OneCycle sets the betas",
         ),
         (
+            "{kinds: norm, lr: 1}",
+            "scheduler: {type: WarmupLR, params: {warmup_max_lr: 0.1}}",
+            "the schedule has a largest learning rate of its own",
+        ),
+        (
             "{kinds: norm, lr_scale: 2}",
             "optimizer: {type: Muon, params: {muon_lr: 0, adam_lr: 1}}",
             "learning rate of the matrices is 0",

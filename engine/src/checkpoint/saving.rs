@@ -70,6 +70,7 @@ impl Engine {
     /// # Errors
     /// Fails on every rank if one rank cannot write. Older checkpoints in the folder stay valid.
     pub fn save_checkpoint_with(&mut self, root: impl AsRef<Path>, state: Value) -> Result<PathBuf, Error> {
+        self.has_own_weights("a checkpoint")?;
         self.finish_save()?;
         Ok(zero_checkpoint::save(root.as_ref(), &self.zero, &*self.comm, &self.save(state))?)
     }
@@ -93,6 +94,7 @@ impl Engine {
     /// Fails on every rank if the folder cannot be created or the previous save failed.
     pub fn save_checkpoint_in_background(&mut self, root: impl AsRef<Path>, state: Value) -> Result<Duration, Error> {
         let started = std::time::Instant::now();
+        self.has_own_weights("a checkpoint")?;
         self.finish_save()?;
         let memory = std::mem::take(&mut self.saving.memory);
         let (save, comm) = (self.save(state), self.comm.clone());

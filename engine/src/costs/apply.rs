@@ -1,5 +1,6 @@
 //! Applies a cost table to a plan: looks up the costs of each layer and segment, or reports what the table lacks.
 
+use candle_core::DType;
 use zero_config::{Model, OffloadDevice, Optimizer};
 use zero_partition::disk_buffers;
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
@@ -34,11 +35,19 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::RAdam(_) => "RAdam",
         Optimizer::Muon(_) => "Muon",
     };
-    match subject.settings.zero.states().len() {
+    let zero = &subject.settings.zero;
+    let states = match zero.states().len() {
         0 => format!("{name} without state"),
         1 => format!("{name} with 1 state"),
         states => format!("{name} with {states} states"),
-    }
+    };
+    let narrow = [
+        (zero.average.is_some(), ", one of them the average"),
+        (zero.state_dtype == DType::BF16, ", states in bf16"),
+        (!zero.has_master, ", parameters in bf16"),
+        (zero.stochastic_rounding.is_some(), ", rounded at random"),
+    ];
+    narrow.into_iter().filter(|(is_on, _)| *is_on).fold(states, |name, (_, more)| name + more)
 }
 
 /// Returns the key of a layer's entry: its name pattern, elements of its parameters, bytes of its inputs.

@@ -66,6 +66,8 @@ pub struct Engine {
     pub(crate) step: u64,
     /// Samples consumed by all steps so far; the data continue at this index.
     pub(crate) samples: u64,
+    /// Whether the averages of the weights are in the place of the weights.
+    pub(crate) has_exchanged: bool,
 }
 
 impl Engine {
@@ -213,6 +215,7 @@ impl Engine {
             scaler,
             step: 0,
             samples: 0,
+            has_exchanged: false,
         })
     }
 

@@ -88,6 +88,7 @@ impl Engine {
         mut load: impl FnMut(usize) -> Result<Batch, Error>,
     ) -> Result<Step, Error> {
         let started = Instant::now();
+        self.has_own_weights("a step")?;
         self.deal(rows).inspect_err(|error| self.comm.abort(&error.to_string()))?;
         let loss_scale = self.loss_scale();
         let scale = loss_scale.unwrap_or(1.0);

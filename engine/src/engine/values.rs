@@ -35,21 +35,31 @@ impl Engine {
     }
 
     /// Runs `with` while the averages of the weights (`training.ema`) are in the place of the trainable parameters, for
-    /// example to evaluate them. Neither `with` nor the exchange changes what is trained. Without averages, it runs with
-    /// the weights. A collective: every rank calls it.
+    /// example to evaluate them. Nothing that is trained changes: within `with`, steps, checkpoints and another exchange
+    /// are errors. Without averages, it runs with the weights. A collective: every rank calls it.
     ///
     /// # Errors
-    /// Fails if a rank is lost or the disk fails, and with the error of `with`.
+    /// Fails if a rank is lost or the disk fails, and with the error of `with`. The engine can then neither train nor save,
+    /// because the other ranks may not have had the error.
     pub fn with_averages<T>(&mut self, with: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         if !self.has_averages() {
             return with(self);
         }
+        self.has_own_weights("another exchange")?;
+        self.has_exchanged = true;
         self.zero.exchange_averages()?;
-        let result = with(self);
-        let restored = self.zero.exchange_averages();
-        let result = result?;
-        restored?;
+        let result = with(self)?;
+        self.zero.exchange_averages()?;
+        self.has_exchanged = false;
         Ok(result)
+    }
+
+    /// Checks that the weights are in their place, for `what`.
+    pub(crate) fn has_own_weights(&self, what: &str) -> Result<(), Error> {
+        match self.has_exchanged {
+            false => Ok(()),
+            true => Err(Error::Exchanged { what: what.to_string() }),
+        }
     }
 
     /// Returns the elements of a parameter that this rank's optimizer updates: the index of the first element, and the

@@ -18,6 +18,14 @@ pub use data::{At, DataError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Weights and their averages are exchanged.
+    #[error(
+        "{what} needs the weights, and their averages are in their place: `Engine::with_averages` has not returned, or failed"
+    )]
+    Exchanged {
+        /// What needs the weights.
+        what: String,
+    },
     /// The configuration is invalid. Lists all of its errors.
     #[error("{0}")]
     Config(#[from] zero_config::Errors),
@@ -138,7 +146,7 @@ impl Error {
             Self::Disk(DiskError::NoSpace { .. } | DiskError::Invalid { .. }) => 2,
             Self::Diverged { .. } => 5,
             Self::Interrupted { signal } => 128 + u8::try_from(*signal).unwrap_or(0),
-            Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) => 1,
+            Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) | Self::Exchanged { .. } => 1,
             Self::Zero(_) | Self::Disk(_) | Self::Io { .. } => 1,
         }
     }

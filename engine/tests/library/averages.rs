@@ -10,6 +10,7 @@ use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, expor
 use crate::python::python;
 use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
 
+const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
 const EMA: &str = "ema: {decay: 0.8, start_step: 1}";
 
 fn text(stage: u8, replicas: usize, more: &str) -> String {
@@ -46,8 +47,7 @@ fn run(ranks: usize, text: &str) -> (Trajectory, Vec<Vec<u32>>) {
 
 #[test]
 fn every_layout_is_bit_identical_and_training_is_unchanged() {
-    let muon = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
-    for more in ["", BF16, muon, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"] {
+    for more in ["", BF16, MUON, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"] {
         let (expected, averages) = run(1, &text(0, 1, more));
         let plain = agreed(world(1, |comm| trajectory(&mut engine(comm, &reproducible(0, 1, more)), 5)), more);
         assert_same(&plain, &expected, &format!("{more}, without averages"));
@@ -64,7 +64,7 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
             same(2 * replicas, &text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}")));
         }
         same(2, &text(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}"));
-        if more != muon {
+        if more != MUON {
             let folder = tempfile::tempdir().unwrap();
             let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
             let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");
@@ -76,8 +76,19 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
 /// The loss and the outputs within the exchange are those of an engine whose parameters are the averages.
 #[test]
 fn averages_are_evaluated() {
-    for (ranks, stage, more) in [(1, 0, ""), (2, 1, BF16), (2, 3, ""), (4, 1, "pipeline: {stages: 2}")] {
+    let folder = tempfile::tempdir().unwrap();
+    let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
+    let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");
+    for (ranks, stage, more) in [
+        (1, 0, ""),
+        (2, 1, BF16),
+        (2, 3, ""),
+        (4, 1, "pipeline: {stages: 2}"),
+        (2, 2, MUON),
+        (2, 3, "# on a disk\nbf16: {enabled: true}"),
+    ] {
         let text = text(stage, if more.contains("pipeline") { 2 } else { ranks }, more);
+        let text = if more.starts_with('#') { text.replace("stage: 3", &on_disk) } else { text };
         let losses = world(ranks, |comm| {
             let mut engine = engine(comm.clone(), &text);
             let loss = |engine: &mut Engine| engine.eval_batch(&batch(99, 1));
@@ -88,6 +99,15 @@ fn averages_are_evaluated() {
             let (of_weights, of_averages) = (loss(&mut engine).unwrap(), engine.with_averages(loss).unwrap());
             assert_ne!(of_weights, of_averages);
             assert_eq!(loss(&mut engine).unwrap(), of_weights);
+            let refused = engine.with_averages(|engine| {
+                let folder = std::env::temp_dir();
+                Ok([
+                    engine.train_batch(&batch(5, engine.config().train_batch_size)).map(drop).unwrap_err(),
+                    engine.save_checkpoint(&folder).map(drop).unwrap_err(),
+                    engine.with_averages(|_| Ok(())).unwrap_err(),
+                ])
+            });
+            assert!(refused.unwrap().iter().all(|error| error.to_string().contains("with_averages")));
             let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
             let averages = engine.with_averages(|engine| {
                 names.iter().map(|name| engine.full_parameter(name)).collect::<Result<Vec<_>, _>>()

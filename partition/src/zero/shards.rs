@@ -282,21 +282,23 @@ impl ShardedState {
             self.write(average, &range, &weights)?;
             self.write(Kind::Parameter, &range, &averages)?;
         }
-        // Ranks and stages without the state of a parameter that they hold.
-        let layout = self.rank.layout.clone();
-        let (stages, ranks) = (self.rank.stages.clone(), self.rank.comm().size());
+        let (layout, stages) = (self.rank.layout.clone(), self.rank.stages.clone());
         for (id, segment) in layout.segments().iter().enumerate().filter(|(_, segment)| segment.is_trainable) {
             let placements = segment.placements;
-            let is_copied =
-                placements.parameters == Placement::Replicated && placements.optimizer == Placement::Sharded;
-            if !(is_copied && ranks > 1) && stages.borrowers(id).is_empty() {
+            // Ranks that hold parameters without their state, and then pipeline stages.
+            if placements.parameters == Placement::Replicated
+                && placements.optimizer == Placement::Sharded
+                && self.owns(id)
+            {
+                self.refresh(&[id])?;
+                self.await_refresh(&[id])?;
+            }
+            if stages.borrowers(id).is_empty() {
                 continue;
             }
             for piece in &segment.pieces {
-                self.memory.count(Category::Staging, piece.range.len(), size_of::<f32>());
                 let values = self.full(Kind::Parameter, piece.parameter)?;
                 self.write_parameter(piece.parameter, &values)?;
-                self.memory.uncount(Category::Staging, piece.range.len(), size_of::<f32>());
             }
         }
         Ok(())

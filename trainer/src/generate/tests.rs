@@ -181,12 +181,17 @@ for index, model in enumerate(models):
 /// Tokens, and the least distance between the two largest logits.
 type Expected = (Vec<u32>, f64);
 
+/// Returns the lists that a script printed. Libraries log to standard output too: `[2026-11-26 12:00:00] [INFO] …`.
+fn results(out: &str) -> impl Iterator<Item = &str> {
+    out.lines().filter(|line| serde_json::from_str::<Vec<Value>>(line).is_ok())
+}
+
 #[test]
 fn greedy_tokens_are_those_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("FOLDER = {:?}\n{MODELS}", folder.path().display().to_string());
     let Some(out) = crate::python::python(&["torch", "transformers"], &script) else { return };
-    let lines: Vec<&str> = out.lines().filter(|line| line.starts_with('[')).collect();
+    let lines: Vec<&str> = results(&out).collect();
     assert_eq!(lines.len(), 8, "{out}");
     for (index, line) in lines.into_iter().enumerate() {
         let (kind, prompts, expected): (String, Vec<Vec<u32>>, Vec<Expected>) = serde_json::from_str(line).unwrap();
@@ -229,7 +234,7 @@ fn greedy_tokens_with_an_adapter_are_those_of_peft() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("FOLDER = {:?}\n{ADAPTER}", folder.path().display().to_string());
     let Some(out) = crate::python::python(&["torch", "transformers", "peft"], &script) else { return };
-    let line = out.lines().find(|line| line.starts_with('[')).unwrap();
+    let line = results(&out).next().unwrap();
     let [prompt, plain, adapted]: [Vec<u32>; 3] = serde_json::from_str(line).unwrap();
     assert_ne!(plain, adapted);
     let (base, adapter) = (folder.path().join("base"), folder.path().join("adapter"));
@@ -292,7 +297,7 @@ fn probabilities_are_those_of_transformers() {
     let Some(out) = crate::python::python(&["torch", "transformers"], &format!("CASES = {text}\n{PROCESSORS}")) else {
         return;
     };
-    let lines: Vec<&str> = out.lines().filter(|line| line.starts_with('[')).collect();
+    let lines: Vec<&str> = results(&out).collect();
     assert_eq!(lines.len(), cases.len());
     for ((logits, sampling), line) in cases.iter().zip(lines) {
         let expected: Vec<f64> = serde_json::from_str(line).unwrap();

@@ -184,17 +184,17 @@ fn owned_matrices() {
 
 #[test]
 fn averages_of_the_weights() {
-    let averages = ["training.ema={decay: 0.9}", "train_micro_batch_size_per_gpu=4"];
+    let averages = ["training.ema={decay: 0.9}", "training.eval_every=1", "train_micro_batch_size_per_gpu=4"];
     for (ranks, zero, more) in [
         (1, "stage: 0", "bf16.enabled=true"),
         (2, "stage: 1", "optimizer={type: Muon, params: {lr: 0.01}}"),
         (2, "stage: 2", "optimizer={type: SGD, params: {lr: 0.01}}"),
         (2, "stage: 3", "adapter={r: 8}"),
     ] {
-        holds(ranks, zero, &[averages[0], averages[1], more]);
+        holds(ranks, zero, &[averages[0], averages[1], averages[2], more]);
     }
     for ranks in [1, 2] {
-        holds(ranks, &format!("stage: 3, {STATE}"), &[averages[0], BLOCKS]);
+        holds(ranks, &format!("stage: 3, {STATE}"), &[averages[0], averages[1], BLOCKS]);
     }
 }
 

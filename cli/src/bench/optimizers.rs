@@ -1,0 +1,68 @@
+//! `zero-train bench optimizers`: the update of each optimizer, and of AdamW on values in bf16.
+
+use std::time::{Duration, Instant};
+
+use half::bf16;
+use zero_optim::Step;
+use zero_optim::bench::{Arrays, adamw, against_floor, bytes_per_parameter, optimizers as all};
+use zero_partition::{Stochastic, Values, update_narrow};
+
+use super::figures::{spread, summary};
+
+/// Times each optimizer on one thread, alternating with its floor. Returns the exit status.
+///
+/// # Errors
+/// Never fails; all benchmarks have this signature.
+pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> {
+    zero_model::ops::set_threads(1);
+    let parameters = millions * 1_000_000;
+    println!("updates of {millions} million parameters, one thread, {repeats} runs that alternate with the floor");
+    println!("the floor reads and writes the same bytes; the share is of its rate");
+    for (name, optimizer) in all() {
+        let (subject, floor) = against_floor(&optimizer, parameters, repeats);
+        show(name, bytes_per_parameter(optimizer.states().len()), (&subject, &floor), 1.0);
+    }
+    for (name, [narrow, stochastic]) in [
+        ("AdamW, states in bf16", [false, false]),
+        ("AdamW, all in bf16", [true, false]),
+        ("AdamW, bf16, stochastic", [true, true]),
+    ] {
+        let (subject, floor) = against_wide_floor(parameters, repeats, narrow, stochastic);
+        // Gradients are f32.
+        let bytes = 4 + 2 * if narrow { 2 } else { 4 } + 2 * 2 * 2;
+        show(name, bytes, (&subject, &floor), bytes as f64 / bytes_per_parameter(2) as f64);
+    }
+    Ok(0)
+}
+
+/// Prints one row. The floor moves the subject's bytes divided by `share`.
+fn show(name: &str, bytes: usize, (subject, floor): (&[Duration], &[Duration]), share: f64) {
+    let of_rate = |(f, s): (&Duration, &Duration)| share * f.as_secs_f64() / s.as_secs_f64() * 100.0;
+    let shares = floor.iter().zip(subject).map(of_rate).collect();
+    println!("  {name:<24} {bytes:>2} bytes  {}  {}", summary(subject), spread(shares, 1, "%"));
+}
+
+/// Alternates AdamW on values in bf16 with the floor of AdamW in f32.
+fn against_wide_floor(n: usize, repeats: usize, narrow: bool, stochastic: bool) -> (Vec<Duration>, Vec<Duration>) {
+    let spread = |scale: f32| (0..n).map(move |i| ((i % 1021) as f32 - 510.0) * scale);
+    let rounded = |values: &mut dyn Iterator<Item = f32>| values.map(bf16::from_f32).collect::<Vec<_>>();
+    let (mut wide, mut params) = (spread(1e-3).collect::<Vec<_>>(), rounded(&mut spread(1e-3)));
+    let grads: Vec<f32> = spread(1e-6).collect();
+    let mut states = [rounded(&mut spread(1e-6)), rounded(&mut spread(1e-3).map(|x| x * x * 1e-6))];
+    let (optimizer, mut floor) = (adamw(), Arrays::new(n, 2));
+    let mut update = |number: u64| {
+        let step = Step { step: number, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
+        let values = if narrow { Values::Bf16(&mut params) } else { Values::F32(&mut wide) };
+        let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
+        let rounding = stochastic.then(|| Stochastic::new(1, 0, number, 0));
+        update_narrow(&optimizer, &step, values, &grads, states, rounding).expect("the arrays have the same length");
+    };
+    update(100);
+    floor.floor();
+    let timed = |work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        work();
+        start.elapsed()
+    };
+    (0..repeats).map(|run| (timed(&mut || update(101 + run as u64)), timed(&mut || floor.floor()))).unzip()
+}
