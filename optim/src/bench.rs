@@ -56,9 +56,9 @@ impl Arrays {
     pub fn floor(&mut self) {
         let (isa, floor) = ((Isa::current(), f32::INFINITY), Floor(black_box(0.0)));
         match &mut self.states[..] {
-            [] => apply(isa, floor, &mut self.params, &self.grads, []),
-            [one] => apply(isa, floor, &mut self.params, &self.grads, [one]),
-            [one, other, ..] => apply(isa, floor, &mut self.params, &self.grads, [one, other]),
+            [] => apply::<0, _, f32, f32>(isa, floor, &mut self.params, &self.grads, []),
+            [one] => apply(isa, floor, &mut self.params, &self.grads, [&mut one[..]]),
+            [one, other, ..] => apply(isa, floor, &mut self.params, &self.grads, [&mut one[..], &mut other[..]]),
         }
     }
 }

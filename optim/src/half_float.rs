@@ -8,10 +8,9 @@ use half::{bf16, f16};
 
 use zero_isa::Isa;
 
-use crate::{
-    LengthError, expect_length,
-    simd::{Kernel, run},
-};
+use crate::simd::{Kernel, run};
+use crate::stored::sealed::Convert as _;
+use crate::{LengthError, expect_length};
 
 /// A 16-bit float that parameters can be stored in: `bf16` or `f16`.
 pub trait HalfFloat: Copy + sealed::Convert {
@@ -111,11 +110,7 @@ impl Kernel for Narrow<'_> {
     #[inline(always)]
     fn run(self) {
         for (dst, src) in self.dst.iter_mut().zip(self.src) {
-            let bits = src.to_bits();
-            // Adds half a unit of the kept part, less one where the kept part is even, so that ties go to even.
-            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            let quiet = (bits >> 16) | 0x0040;
-            *dst = bf16::from_bits(if src.is_nan() { quiet as u16 } else { rounded as u16 });
+            *dst = bf16::rounded(*src);
         }
     }
 }
@@ -151,7 +146,7 @@ impl Kernel for Widen<'_> {
     #[inline(always)]
     fn run(self) {
         for (dst, src) in self.dst.iter_mut().zip(self.src) {
-            *dst = f32::from_bits(u32::from(src.to_bits()) << 16);
+            *dst = src.load();
         }
     }
 }

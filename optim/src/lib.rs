@@ -28,6 +28,7 @@ mod rmsprop;
 mod rule;
 mod sgd;
 mod simd;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -51,6 +52,7 @@ pub use radam::RAdam;
 pub use rmsprop::{RmsProp, RmsPropVariant};
 pub use schedule::{LrRangeTest, OneCycle, Rate, Schedule, Warmup};
 pub use sgd::Sgd;
+pub use stored::Stored;
 
 use adamw::{Decoupled, L2};
 use rule::apply;
@@ -182,6 +184,20 @@ pub fn update(
     update_at(Isa::current(), optimizer, step, params, grads, states)
 }
 
+/// Like [`update`], for parameters and states in f32 or bf16. It computes in f32 and rounds each result once.
+///
+/// # Errors
+/// See [`update`].
+pub fn update_stored<P: Stored, S: Stored>(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [P],
+    grads: &[f32],
+    states: &mut [&mut [S]],
+) -> Result<(), LengthError> {
+    update_at(Isa::current(), optimizer, step, params, grads, states)
+}
+
 /// Like [`update`], but without SIMD: the reference that the vector code is compared with.
 ///
 /// # Errors
@@ -196,13 +212,13 @@ pub fn update_scalar(
     update_at(Isa::BASELINE, optimizer, step, params, grads, states)
 }
 
-fn update_at(
+fn update_at<P: Stored, S: Stored>(
     isa: Isa,
     optimizer: &Optimizer,
     step: &Step,
-    params: &mut [f32],
+    params: &mut [P],
     grads: &[f32],
-    states: &mut [&mut [f32]],
+    states: &mut [&mut [S]],
 ) -> Result<(), LengthError> {
     let names = optimizer.states();
     expect_length("grads", params.len(), grads.len())?;
@@ -222,7 +238,7 @@ fn update_at(
         (Optimizer::AdamW(adamw), [m, v]) => apply(at, L2(adamw.factors(step)), params, grads, [m, v]),
         (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => apply(at, sgd.nesterov_rule(step), params, grads, [buffer]),
         (Optimizer::Sgd(sgd), [buffer]) => apply(at, sgd.momentum_rule(step), params, grads, [buffer]),
-        (Optimizer::Sgd(sgd), []) => apply(at, sgd.plain_rule(step), params, grads, []),
+        (Optimizer::Sgd(sgd), []) => apply::<0, _, P, S>(at, sgd.plain_rule(step), params, grads, []),
         (Optimizer::Lion(lion), [m]) => apply(at, lion.rule(step), params, grads, [m]),
         (Optimizer::Adagrad(adagrad), [sum]) => apply(at, adagrad.rule(step), params, grads, [sum]),
         (Optimizer::NAdam(nadam), [m, v]) if nadam.decoupled => {

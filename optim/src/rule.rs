@@ -6,6 +6,7 @@
 use zero_isa::Isa;
 
 use crate::simd::{Kernel, LINE, prefetch, run};
+use crate::stored::{Stored, load, load_line, store, store_line};
 
 /// Prefetch distance in elements: 1 KiB. The square root and the division of a line take longer than the hardware
 /// prefetcher looks ahead; without this distance AdamW stays 10 % below the memory bandwidth.
@@ -27,25 +28,32 @@ pub(crate) fn clipped(grad: f32, limit: f32) -> f32 {
 
 /// Applies the rule to each element, with gradients clipped to ±`limit`. The caller has checked that all slices have the
 /// same length.
-pub(crate) fn apply<const STATES: usize, R: Rule<STATES>>(
+pub(crate) fn apply<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored>(
     (isa, limit): (Isa, f32),
     rule: R,
-    params: &mut [f32],
+    params: &mut [P],
     grads: &[f32],
-    states: [&mut [f32]; STATES],
+    states: [&mut [S]; STATES],
 ) {
-    run(isa, Apply { rule, limit, params, grads, states });
+    match (P::IN_F32, S::IN_F32) {
+        (true, true) => run(isa, Apply { rule, limit, params, grads, states }),
+        _ => run(isa, ApplyInBlocks(Apply { rule, limit, params, grads, states })),
+    }
 }
 
-struct Apply<'a, const STATES: usize, R> {
+/// Elements that are widened at a time where values are not f32. The loops over them are long enough to be vectorized, and
+/// their values stay in the L1 cache.
+const BLOCK: usize = 8 * LINE;
+
+struct Apply<'a, const STATES: usize, R, P, S> {
     rule: R,
     limit: f32,
-    params: &'a mut [f32],
+    params: &'a mut [P],
     grads: &'a [f32],
-    states: [&'a mut [f32]; STATES],
+    states: [&'a mut [S]; STATES],
 }
 
-impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
+impl<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored> Kernel for Apply<'_, STATES, R, P, S> {
     type Output = ();
 
     #[inline(always)]
@@ -61,11 +69,11 @@ impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
             prefetch(grads, AHEAD);
             for (old, (lines, _)) in old.iter_mut().zip(&states) {
                 prefetch(&lines[i], AHEAD);
-                *old = lines[i];
+                *old = load_line(&lines[i]);
             }
             // Whole lines are copied into locals: nothing in the loop below can alias then, so the compiler vectorizes
             // it.
-            let (mut param, mut new) = (*params, old);
+            let (mut param, mut new) = (load_line(params), old);
             for k in 0..LINE {
                 let state;
                 (param[k], state) = rule.step(param[k], clipped(grads[k], limit), std::array::from_fn(|s| old[s][k]));
@@ -73,18 +81,88 @@ impl<const STATES: usize, R: Rule<STATES>> Kernel for Apply<'_, STATES, R> {
                     new[s][k] = state[s];
                 }
             }
-            *params = param;
+            store_line(param, params);
             for ((lines, _), new) in states.iter_mut().zip(new) {
-                lines[i] = new;
+                store_line(new, &mut lines[i]);
             }
         }
 
-        for (i, (param, &grad)) in params_rest.iter_mut().zip(grads_rest).enumerate() {
-            let state;
-            (*param, state) = rule.step(*param, clipped(grad, limit), std::array::from_fn(|s| states[s].1[i]));
-            for ((_, rest), new) in states.iter_mut().zip(state) {
-                rest[i] = new;
+        one_by_one(rule, limit, params_rest, grads_rest, states.map(|(_, rest)| rest));
+    }
+}
+
+#[inline(always)]
+fn one_by_one<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored>(
+    rule: R,
+    limit: f32,
+    params: &mut [P],
+    grads: &[f32],
+    mut states: [&mut [S]; STATES],
+) {
+    for (i, (param, &grad)) in params.iter_mut().zip(grads).enumerate() {
+        let old = std::array::from_fn(|s| states[s][i].load());
+        let (new_param, new) = rule.step(param.load(), clipped(grad, limit), old);
+        *param = P::rounded(new_param);
+        for (state, new) in states.iter_mut().zip(new) {
+            state[i] = S::rounded(new);
+        }
+    }
+}
+
+/// The same loop over values that are widened block by block.
+struct ApplyInBlocks<'a, const STATES: usize, R, P, S>(Apply<'a, STATES, R, P, S>);
+
+impl<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored> Kernel for ApplyInBlocks<'_, STATES, R, P, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Apply { rule, limit, params, grads, states } = self.0;
+        let (params, params_rest) = params.as_chunks_mut::<BLOCK>();
+        let (grads, grads_rest) = grads.as_chunks::<BLOCK>();
+        let mut states = states.map(|state| state.as_chunks_mut::<BLOCK>());
+        for (i, (params, grads)) in params.iter_mut().zip(grads).enumerate() {
+            prefetch_block(params);
+            prefetch_block(grads);
+            let (mut wide, mut wide_states) = ([0.0; BLOCK], [[0.0; BLOCK]; STATES]);
+            load(params, &mut wide);
+            for ((blocks, _), wide) in states.iter().zip(&mut wide_states) {
+                prefetch_block(&blocks[i]);
+                load(&blocks[i], wide);
+            }
+            let (lines, _) = wide.as_chunks_mut::<LINE>();
+            for (line, (params, grads)) in lines.iter_mut().zip(grads.as_chunks::<LINE>().0).enumerate() {
+                let mut old = [[0.0; LINE]; STATES];
+                for (old, wide) in old.iter_mut().zip(&wide_states) {
+                    *old = wide.as_chunks().0[line];
+                }
+                let (mut param, mut new) = (*params, old);
+                for k in 0..LINE {
+                    let state;
+                    (param[k], state) =
+                        rule.step(param[k], clipped(grads[k], limit), std::array::from_fn(|s| old[s][k]));
+                    for s in 0..STATES {
+                        new[s][k] = state[s];
+                    }
+                }
+                *params = param;
+                for (wide, new) in wide_states.iter_mut().zip(new) {
+                    wide.as_chunks_mut().0[line] = new;
+                }
+            }
+            store(&wide, params);
+            for ((blocks, _), wide) in states.iter_mut().zip(&wide_states) {
+                store(wide, &mut blocks[i]);
             }
         }
+        one_by_one(rule, limit, params_rest, grads_rest, states.map(|(_, rest)| rest));
+    }
+}
+
+/// Prefetches the block that starts [`AHEAD`] elements after this one.
+#[inline(always)]
+fn prefetch_block<T>(block: &[T; BLOCK]) {
+    for line in block.as_chunks::<LINE>().0 {
+        prefetch(line, AHEAD);
     }
 }

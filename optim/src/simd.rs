@@ -53,7 +53,7 @@ pub(crate) const LINE: usize = 16;
 /// Prefetches the line that starts `ahead` elements after this one. This is only a hint: beyond the end of the slice it
 /// has no effect.
 #[inline(always)]
-pub(crate) fn prefetch(line: &[f32; LINE], ahead: usize) {
+pub(crate) fn prefetch<T>(line: &[T; LINE], ahead: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

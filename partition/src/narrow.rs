@@ -7,12 +7,12 @@ use zero_model::ParameterId;
 use zero_model::ops::{in_parallel, threads};
 use zero_model::random::Stream;
 use zero_model::sink::FlatBuffer;
-use zero_optim::{LengthError, Optimizer, Step, read_half, write_bf16_at_random, write_half};
+use zero_optim::{LengthError, Optimizer, Step, Stored, read_half, update_stored, write_bf16_at_random, write_half};
 
 use crate::error::ZeroError;
 use crate::zero::missing;
 
-/// Elements that are widened at a time. Parameters and two states of them fit into the L1 cache.
+/// Elements whose parameters are widened at a time before they are rounded at random. They stay in the L1 cache.
 const CHUNK: usize = 1024;
 
 /// Values that an update reads and writes.
@@ -54,22 +54,6 @@ impl<'a> Values<'a> {
             Self::Bf16(values) => values.chunks_mut(size).map(Self::Bf16).collect(),
         }
     }
-
-    fn read(&self, range: Range<usize>, into: &mut [f32]) -> Result<(), LengthError> {
-        match self {
-            Self::F32(values) => into.copy_from_slice(&values[range]),
-            Self::Bf16(values) => read_half(&values[range], into)?,
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, range: Range<usize>, from: &[f32]) -> Result<(), LengthError> {
-        match self {
-            Self::F32(values) => values[range].copy_from_slice(from),
-            Self::Bf16(values) => write_half(from, &mut values[range])?,
-        }
-        Ok(())
-    }
 }
 
 /// Random rounding of a parameter's elements to bf16: up or down, with the probability that makes the mean exact.
@@ -94,8 +78,8 @@ impl Stochastic {
     }
 }
 
-/// Runs [`zero_optim::update`] on several threads, on values of which some are bf16. Parameters in bf16 are rounded to
-/// nearest, or at random.
+/// Runs [`zero_optim::update_stored`] on several threads, on values of which some are bf16. Parameters in bf16 are rounded to
+/// nearest, or at random. All states have the same type.
 ///
 /// # Errors
 /// Fails if the lengths of the slices or the number of states are wrong.
@@ -130,30 +114,44 @@ fn update_part(
     states: &mut [Values<'_>],
     stochastic: Option<(Stochastic, usize)>,
 ) -> Result<(), LengthError> {
-    let mut wide = vec![0.0; CHUNK * (1 + states.len())];
-    let mut uniform = vec![0.0; if stochastic.is_some() { CHUNK } else { 0 }];
-    for start in (0..grads.len()).step_by(CHUNK) {
-        let range = start..(start + CHUNK).min(grads.len());
-        let mut kinds = wide.chunks_mut(CHUNK).map(|kind| &mut kind[..range.len()]);
-        let Some(wide_params) = kinds.next() else { return Ok(()) };
-        let mut wide_states: Vec<&mut [f32]> = kinds.collect();
-        params.read(range.clone(), wide_params)?;
-        for (state, wide) in states.iter().zip(&mut wide_states) {
-            state.read(range.clone(), wide)?;
-        }
-        zero_optim::update(optimizer, step, wide_params, &grads[range.clone()], &mut wide_states)?;
-        match (&mut *params, stochastic) {
-            (Values::Bf16(params), Some((stochastic, from))) => {
-                let uniform = &mut uniform[..range.len()];
-                stochastic.round(from + start, wide_params, uniform, &mut params[range.clone()])?;
+    match (params, stochastic) {
+        (Values::F32(params), _) => update_states(optimizer, step, params, grads, states),
+        (Values::Bf16(params), None) => update_states(optimizer, step, params, grads, states),
+        (Values::Bf16(params), Some((stochastic, from))) => {
+            let (mut wide, mut uniform) = ([0.0; CHUNK], [0.0; CHUNK]);
+            for start in (0..grads.len()).step_by(CHUNK) {
+                let range = start..(start + CHUNK).min(grads.len());
+                let (wide, uniform) = (&mut wide[..range.len()], &mut uniform[..range.len()]);
+                let params = &mut params[range.clone()];
+                let mut states: Vec<_> = states.iter_mut().map(|state| state.part(range.clone())).collect();
+                read_half(params, wide)?;
+                update_states(optimizer, step, wide, &grads[range], &mut states)?;
+                stochastic.round(from + start, wide, uniform, params)?;
             }
-            (params, _) => params.write(range.clone(), wide_params)?,
-        }
-        for (state, wide) in states.iter_mut().zip(&wide_states) {
-            state.write(range.clone(), wide)?;
+            Ok(())
         }
     }
-    Ok(())
+}
+
+/// Updates with states that are all f32 or all bf16.
+fn update_states<P: Stored>(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [P],
+    grads: &[f32],
+    states: &mut [Values<'_>],
+) -> Result<(), LengthError> {
+    let (mut wide, mut narrow) = (vec![], vec![]);
+    for state in states {
+        match state {
+            Values::F32(state) => wide.push(&mut **state),
+            Values::Bf16(state) => narrow.push(&mut **state),
+        }
+    }
+    match narrow.is_empty() {
+        true => update_stored(optimizer, step, params, grads, &mut wide),
+        false => update_stored(optimizer, step, params, grads, &mut narrow),
+    }
 }
 
 /// One state of a segment, on the device of the segment's state.
@@ -235,9 +233,10 @@ mod tests {
             zero_model::ops::set_threads(threads);
             let mut params: Vec<bf16> = zero_optim::rounded(&values(1));
             let mut m: Vec<bf16> = zero_optim::rounded(&values(3));
-            let mut v: Vec<f32> = values(4).into_iter().map(f32::abs).collect();
+            let v: Vec<f32> = values(4).into_iter().map(f32::abs).collect();
+            let mut v: Vec<bf16> = zero_optim::rounded(&v);
             for range in ranges {
-                let states = vec![Values::Bf16(&mut m[range.clone()]), Values::F32(&mut v[range.clone()])];
+                let states = vec![Values::Bf16(&mut m[range.clone()]), Values::Bf16(&mut v[range.clone()])];
                 let params = Values::Bf16(&mut params[range.clone()]);
                 let stochastic = Stochastic::new(1, 2, 3, range.start);
                 update_narrow(&optimizer, &step, params, &grads[range.clone()], states, Some(stochastic)).unwrap();
