@@ -68,7 +68,8 @@ pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as r
 pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use split::SplitPart;
 pub use training::{
-    Compute, EarlyStopping, Ema, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training, WeightDecayOn,
+    Compute, EarlyStopping, Ema, GradientNoiseScale, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training,
+    WeightDecayOn,
 };
 pub use transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};

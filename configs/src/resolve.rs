@@ -166,6 +166,18 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
         quantization.check(config.working_dtype(), resolver);
     }
     Data::check_max_tokens(config, resolver);
+    if config.training.gradient_noise_scale.is_some() {
+        let key = Training::gradient_noise_scale;
+        if config.train_batch_size == config.train_micro_batch_size_per_gpu {
+            let message = "the noise is the difference between micro-batches, and a step has one".to_string();
+            let help = "use more ranks, or write `gradient_accumulation_steps: 2`".to_string();
+            resolver.contradiction(&[key, Config::train_batch_size], message, Some(help));
+        }
+        if config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()) {
+            let message = "the formula needs micro-batches of the same number of samples".to_string();
+            resolver.contradiction(&[key, Data::max_tokens], message, Some("keep one of the two".to_string()));
+        }
+    }
     Preference::check(config, resolver);
     DataEfficiency::check(config, resolver);
     config.zero.check(resolver);

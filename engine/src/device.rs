@@ -42,6 +42,10 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
     }
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
+    if config.training.gradient_noise_scale.is_some() {
+        let help = "leave the section out, or write `training.device: cpu`";
+        return not_there("training.gradient_noise_scale", "the noise scale is not measured on GPUs", help);
+    }
     if config.quantization_config.as_ref().is_some_and(|section| section.quantizes()) {
         let help = "leave the section out, or write `training.device: cpu`";
         return not_there("quantization_config", "quantized weights are not implemented on GPUs", help);

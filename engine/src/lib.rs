@@ -18,6 +18,7 @@ mod executor;
 pub mod files;
 pub mod format;
 mod loss_weights;
+mod noise;
 mod offload;
 pub mod parameter_groups;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub use engine::{Engine, Step};
 pub use error::{At, DataError, Error};
 pub use executor::Observed;
 pub use format::{bytes, counted};
+pub use noise::GradientNoise;
 pub use timing::gpu_timeline::GpuSpan;
 pub use timing::{Span, TimeCategory, Timing};
 pub use zero_checkpoint::{ExportDtype, Exported};

@@ -99,6 +99,7 @@ impl Settings {
             zero: ZeroOptions {
                 optimizer,
                 average: config.training.ema.map(|ema| Average { decay: ema.decay, start: ema.start_step }),
+                sums_micro_batches: config.training.gradient_noise_scale.is_some(),
                 state_dtype: state_dtype(config),
                 has_master: !config.bf16.bf16_master_weights_and_grads,
                 stochastic_rounding: config.bf16.stochastic_rounding.then_some(config.training.seed),

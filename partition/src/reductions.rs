@@ -23,6 +23,8 @@ pub(crate) struct Reductions {
     /// Instructions that wait for gradients from the GPU, in program order.
     late: VecDeque<Late>,
     reducing: VecDeque<PendingReduce>,
+    /// Squares of this rank's gradients of single micro-batches, if they are summed.
+    of_micro_batches: ExactSum,
 }
 
 /// The sums of one segment.
@@ -58,7 +60,12 @@ impl Reductions {
     /// Creates the state of `segments` segments without gradients.
     pub(crate) fn new(segments: usize, order: Order) -> Self {
         let empty = |_| Sums { accumulated: Accumulator::new(order), reduced: None, squares: None };
-        Self { segments: (0..segments).map(empty).collect(), late: VecDeque::new(), reducing: VecDeque::new() }
+        Self {
+            segments: (0..segments).map(empty).collect(),
+            late: VecDeque::new(),
+            reducing: VecDeque::new(),
+            of_micro_batches: ExactSum::new(),
+        }
     }
 
     /// Runs the instructions that wait for gradients from the GPU.
@@ -67,6 +74,7 @@ impl Reductions {
             match late {
                 Late::Accumulate(id, open) => {
                     let summand = open.into_buffer(memory)?;
+                    self.add_micro_batch(rank, id, &summand);
                     self.add_up(memory, id, summand)?;
                 }
                 Late::Reduce(ids, micro_batch, opens) => self.start_reduce(rank, memory, ids, micro_batch, opens)?,
@@ -111,6 +119,19 @@ impl Reductions {
         self.run(rank, memory, Late::Reduce(ids.to_vec(), micro_batch, opens))
     }
 
+    /// Adds the squares of a micro-batch's gradient, if they are summed.
+    fn add_micro_batch(&mut self, rank: &Rank, id: SegmentId, local: &FlatBuffer) {
+        let Some(local) = local.host().filter(|_| rank.options.sums_micro_batches) else { return };
+        for piece in &rank.segment(id).pieces {
+            add_parameter_range(&mut self.of_micro_batches, &local[piece.range.clone()]);
+        }
+    }
+
+    /// Takes the squares of this rank's gradients of single micro-batches since the last call.
+    pub(crate) fn take_micro_batch_squares(&mut self) -> ExactSum {
+        std::mem::replace(&mut self.of_micro_batches, ExactSum::new())
+    }
+
     /// Adds a summand, which the ledger counts as staging, to the accumulator. The summand's memory moves to the
     /// gradients only if it opens a partial sum; in order of arrival, only the first summand does.
     fn add_up(&mut self, memory: &mut Memory, id: SegmentId, summand: FlatBuffer) -> Result<(), ZeroError> {
@@ -151,7 +172,11 @@ impl Reductions {
         let mut started = Vec::with_capacity(segments.len());
         for (&id, open) in segments.iter().zip(opens) {
             let local = match open {
-                Some(open) => open.into_buffer(memory)?,
+                Some(open) => {
+                    let local = open.into_buffer(memory)?;
+                    self.add_micro_batch(rank, id, &local);
+                    local
+                }
                 None => self.total(memory, id)?,
             };
             let is_shared = rank.comm().size() > 1;

@@ -69,6 +69,8 @@ section! {
         pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Which parameters are decayed: matrices leaves out biases and norms");
         /// Groups of parameters with settings of their own.
         pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
+        /// Measure the gradient noise scale.
+        pub gradient_noise_scale: Option<GradientNoiseScale> = section(&GradientNoiseScale::SECTION, "Measure the gradient noise scale, from the gradients of single micro-batches and of the step");
         /// A moving average of the weights.
         pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, in 4 bytes a parameter, sharded as the optimizer's states");
         /// Learning rate of a block relative to that of the block after it.
@@ -96,6 +98,15 @@ section! {
         pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "A norm above the median times this factor is a spike");
         /// Reaction to a spike.
         pub action: OnSpike = key(OnSpike::KIND, "skip", "Say so (warn), make no update (skip), or end the run (stop)");
+    }
+}
+
+section! {
+    /// `training.gradient_noise_scale`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct GradientNoiseScale(keys) in Training::gradient_noise_scale {
+        /// Share of the averages of signal and noise that a step keeps.
+        pub smoothing: f64 = key(Kind::Float(FRACTION), "0.99", "Share of the averages of signal and noise that a step keeps");
     }
 }
 

@@ -451,6 +451,17 @@ fn values_in_bf16_need_what_they_replace() {
 }
 
 #[test]
+fn the_noise_scale_needs_several_equal_micro_batches() {
+    let errors = |text: &str| Config::parse("ds.yaml", text).expect_err(text).to_string();
+    let noise = "training: {gradient_noise_scale: {}}";
+    assert!(errors(&format!("train_batch_size: 2\n{noise}")).contains("a step has one"));
+    let text = format!("train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 2\n{noise}");
+    assert_eq!(Config::parse("ds.yaml", text.as_str()).unwrap().training.gradient_noise_scale.unwrap().smoothing, 0.99);
+    let chat = "data: {train: a, format: chat, tokenizer: t, sequence_length: 16, max_tokens: 32}";
+    assert!(errors(&format!("{text}\n{chat}")).contains("the same number of samples"));
+}
+
+#[test]
 fn parameter_groups_select_and_change_something() {
     let text =
         |groups: &str, more: &str| format!("train_batch_size: 1\ntraining: {{param_groups: [{groups}]}}\n{more}");

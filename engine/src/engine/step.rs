@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::executor::activation_offload::ActivationOffload;
 use crate::executor::{Context, StepOutput, run};
 use crate::loss_weights::{LossWeights, Mean};
+use crate::noise::GradientNoise;
 use crate::settings::loss_gradient;
 
 /// The result of one optimizer step. All fields but `duration` and `sent_bytes` are the same on every rank.
@@ -28,6 +29,8 @@ pub struct Step {
     pub lr: f64,
     /// Global L2 norm of the gradient before clipping, with the loss scale divided out.
     pub grad_norm: f64,
+    /// Signal and noise of the gradient; `None` without `training.gradient_noise_scale`, or if it is not finite.
+    pub noise: Option<GradientNoise>,
     /// Factor that the loss was multiplied by before the backward; `None` without `fp16`.
     pub loss_scale: Option<f64>,
     /// Whether the update was skipped because the gradient was not finite or its norm exceeded [`Engine::skip_beyond`].
@@ -151,6 +154,7 @@ impl Engine {
         let [loss, z_loss] = self.step_losses(&outcome)?;
         let (norm, is_admitted) =
             outcome.verdict.map_or((f64::NAN, false), |verdict| (verdict.norm, verdict.is_admitted));
+        let noise = self.gradient_noise(norm, f64::from(self.settings.loss_gradient) * scale)?;
         self.look_after_save()?;
         if let Some(scaler) = &mut self.scaler {
             // All ranks have the same norm, so their scalers stay equal.
@@ -165,6 +169,7 @@ impl Engine {
             z_loss: self.model().has_z_loss().then_some(z_loss),
             lr: rate.lr,
             grad_norm: norm,
+            noise,
             loss_scale,
             skipped: !is_admitted,
             duration: started.elapsed(),
@@ -200,6 +205,24 @@ impl Engine {
         };
         self.other_programs.insert(now, std::mem::replace(&mut self.program, program));
         Ok(())
+    }
+
+    /// Estimates signal and noise from the squares of the gradients of all micro-batches of the step, and from the norm of
+    /// their sum. Collective, if the run measures it. `None` if it does not, or if a gradient was not finite.
+    fn gradient_noise(&mut self, norm: f64, loss_gradient: f64) -> Result<Option<GradientNoise>, Error> {
+        if !self.settings.zero.sums_micro_batches {
+            return Ok(None);
+        }
+        let own = self.zero.take_micro_batch_squares();
+        let squares = self.sum_exactly(&[own])?[0];
+        let count = (self.settings.micro_batches * self.replicas()) as f64;
+        let small = self.settings.micro_batch_size as f64;
+        // Each contribution to the sum is the gradient of a micro-batch's mean loss times this factor.
+        let factor = f64::from(self.settings.loss_gradient);
+        let squared_small = squares / count / loss_gradient.powi(2);
+        let squared_big = (norm / (factor * count)).powi(2);
+        let of = GradientNoise::estimate((small, squared_small), (small * count, squared_big));
+        Ok((of.signal.is_finite() && of.noise.is_finite()).then_some(of))
     }
 
     /// Computes the mean loss and z-loss of the global batch on the last pipeline stage and broadcasts them to all ranks.

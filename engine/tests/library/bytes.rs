@@ -143,6 +143,7 @@ pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
     ZeroOptions {
         optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
         average: None,
+        sums_micro_batches: false,
         state_dtype: DType::F32,
         has_master: true,
         stochastic_rounding: None,

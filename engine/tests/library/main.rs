@@ -28,6 +28,7 @@ mod module_buffers;
 mod muon;
 mod named;
 mod narrow;
+mod noise;
 mod offload;
 mod packing;
 mod parity;

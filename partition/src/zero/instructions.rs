@@ -2,8 +2,8 @@
 
 use candle_core::backprop::GradStore;
 use zero_comm::Buffer;
-use zero_optim::Rate;
 use zero_optim::norm::{Limits, Verdict};
+use zero_optim::{ExactSum, Rate};
 use zero_pipeline::{Item, LayerId, SegmentId};
 
 use super::ShardedState;
@@ -111,6 +111,12 @@ impl ShardedState {
     /// Fails if a gradient is incomplete.
     pub fn reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
         self.gradients.reduce(&self.rank, &mut self.memory, &mut self.local, ids, micro_batch)
+    }
+
+    /// Takes the sum of the squares of this rank's gradients of single micro-batches since the last call; zero unless
+    /// [`ZeroOptions::sums_micro_batches`](super::ZeroOptions::sums_micro_batches) is set.
+    pub fn take_micro_batch_squares(&mut self) -> ExactSum {
+        self.gradients.take_micro_batch_squares()
     }
 
     /// Waits for a bucket's reduction and stores the result.

@@ -53,6 +53,8 @@ pub struct ZeroOptions {
     pub stochastic_rounding: Option<u64>,
     /// The order of the sum over this rank's micro-batches.
     pub order: Order,
+    /// Whether the squares of the gradients of single micro-batches are summed.
+    pub sums_micro_batches: bool,
     /// Dtype of gradients in collectives: f32, bf16 or f16.
     pub communication: DType,
     /// Whether sharded gradients use reduce-scatter. With `reduce_scatter: false` they use all-reduce, and each rank

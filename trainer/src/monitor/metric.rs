@@ -68,6 +68,7 @@ macro_rules! metrics {
 metrics! {
     TRAIN_LOSS = gauge("Train/Samples/train_loss", "loss", 1.0, "Mean loss of the last step, before its update.");
     Z_LOSS = gauge("Train/Samples/z_loss", "z_loss", 1.0, "Part of the loss of the last step that training.z_loss adds.");
+    NOISE_SCALE = gauge("Train/Samples/gradient_noise_scale", "gradient_noise_scale_samples", 1.0, "Gradient noise scale in samples, averaged over steps.");
     LR = gauge("Train/Samples/lr", "learning_rate", 1.0, "Learning rate of the last update.");
     LOSS_SCALE = gauge("Train/Samples/loss_scale", "loss_scale", 1.0, "Factor by which the loss of the last step was multiplied.");
     EVAL_LOSS = gauge("Train/Samples/eval_loss", "evaluation_loss", 1.0, "Mean loss of the last evaluation.");

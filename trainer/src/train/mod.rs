@@ -19,6 +19,7 @@ mod folder;
 mod intro;
 mod metrics;
 mod mixing;
+mod noise_scale;
 mod options;
 mod preference;
 mod prefetch;
@@ -54,6 +55,7 @@ use checkpoint_store::{Begun, Uploads};
 use divergence::Divergence;
 use early_stop::EarlyStop;
 use files::Files;
+use noise_scale::NoiseScale;
 use preparing::Preparing;
 use progress::Progress;
 use report::Report;
@@ -158,9 +160,12 @@ fn begin(
     let main = comm.rank() == 0;
     let resumed = resume(&mut engine, options, out, &preparing())?;
     let mut divergence = Divergence::new(engine.config());
+    let measured = engine.config().training.gradient_noise_scale;
+    let mut noise_scale = NoiseScale::new(measured.map_or(0.0, |section| section.smoothing));
     if let Some((_, state)) = &resumed {
         early.restore(state);
         divergence.restore(&state["divergence"]);
+        noise_scale.restore(&state["noise_scale"]);
         corpus.restore(&state["mixture"], engine.samples(), engine.config());
     }
     // Epochs fix the number of samples, even if the batch size changed since the checkpoint.
@@ -194,7 +199,7 @@ fn begin(
         progress.say(&saves.foretell(&engine));
     }
     let report = Report::new(started, resident_before, options.restarts.restarts.clone());
-    let mut run = Run::new(engine, (corpus, task), (early, divergence, saves), progress, report);
+    let mut run = Run::new(engine, (corpus, task), (early, divergence, noise_scale, saves), progress, report);
     let finished = run.train(steps, requests, files.as_mut())?;
     let checkpoint = run.save_last(finished, requests)?;
     let text = if finished == Finished::Done { run.sample()? } else { None };

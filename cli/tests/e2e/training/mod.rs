@@ -1,6 +1,7 @@
 //! Training runs on various layouts, and the files that they write.
 
 mod fine_tuning;
+mod gradients;
 mod loss_scale;
 mod monitors;
 mod nvml;

@@ -15,6 +15,7 @@ use super::early_stop::EarlyStop;
 use super::evaluation::{self, Evaluation};
 use super::files::Files;
 use super::mixing::Mixing;
+use super::noise_scale::NoiseScale;
 use super::options::Finished;
 use super::prefetch::Prefetcher;
 use super::progress::Progress;
@@ -43,6 +44,7 @@ pub(super) struct Run<'a> {
     progress: Progress,
     report: Report,
     divergence: Divergence,
+    noise_scale: NoiseScale,
     stragglers: Stragglers,
     breakdown: Breakdown,
     seen: communication::Seen,
@@ -73,7 +75,7 @@ impl<'a> Run<'a> {
     pub(super) fn new(
         engine: Engine,
         (corpus, task): (Corpus, Task<'a>),
-        (early, divergence, saves): (EarlyStop, Divergence, Saves),
+        (early, divergence, noise_scale, saves): (EarlyStop, Divergence, NoiseScale, Saves),
         progress: Progress,
         report: Report,
     ) -> Self {
@@ -86,6 +88,7 @@ impl<'a> Run<'a> {
             task,
             early,
             divergence,
+            noise_scale,
             saves,
             progress,
             report,
@@ -137,6 +140,7 @@ impl<'a> Run<'a> {
             let evaluates = training.eval_every > 0 && step.step.is_multiple_of(training.eval_every as u64);
             let evaluates = evaluates || self.task.evaluates_last && step.step >= steps;
             let evaluation = if evaluates { self.evaluate()? } else { None };
+            step.noise.into_iter().for_each(|of_step| self.noise_scale.add(of_step));
             self.record(&step, &together, evaluation.as_ref(), files.as_deref_mut())?;
             self.call_back(&step, steps, &together, evaluation.as_ref());
             self.divergence.judge(&step, &self.progress)?;
@@ -230,6 +234,9 @@ impl<'a> Run<'a> {
     fn state(&self) -> Value {
         let mut state = self.early.state();
         state["divergence"] = self.divergence.state();
+        if self.engine.config().training.gradient_noise_scale.is_some() {
+            state["noise_scale"] = self.noise_scale.state();
+        }
         state["mixture"] = self.corpus.sampler.mixing.as_ref().map_or(Value::Null, Mixing::state);
         state
     }

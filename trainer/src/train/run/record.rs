@@ -65,6 +65,9 @@ impl Run<'_> {
         if let Some(z_loss) = step.z_loss {
             line["z_loss"] = finite(z_loss);
         }
+        if config.training.gradient_noise_scale.is_some() {
+            line["gradient_noise_scale"] = json!(self.noise_scale.samples());
+        }
         if let Some(lengths) = &self.corpus.sampler.lengths {
             line["seqlen"] = json!(lengths.at(step.step));
         }
@@ -95,6 +98,7 @@ impl Run<'_> {
         let lengths = self.corpus.sampler.lengths.as_ref();
         scalars.extend(lengths.map(|lengths| scalar(&metric::SEQLEN, lengths.at(step.step) as f64)));
         scalars.extend(step.z_loss.map(|z_loss| scalar(&metric::Z_LOSS, f64::from(z_loss))));
+        scalars.extend(self.noise_scale.samples().map(|samples| scalar(&metric::NOISE_SCALE, samples)));
         scalars.extend(step.loss_scale.map(|scale| scalar(&metric::LOSS_SCALE, scale)));
         if let Some(evaluation) = evaluation {
             scalars.push(scalar(&metric::EVAL_LOSS, f64::from(evaluation.loss)));

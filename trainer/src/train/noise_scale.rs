@@ -1,0 +1,71 @@
+//! `training.gradient_noise_scale`: averages the estimates of the steps.
+
+use serde_json::{Value, json};
+
+use zero_engine::GradientNoise;
+
+/// Averages of signal and noise, with more weight on recent steps.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct NoiseScale {
+    smoothing: f64,
+    signal: f64,
+    noise: f64,
+    /// Sum of the weights of all steps so far. It begins at 0 and grows to 1.
+    weight: f64,
+}
+
+impl NoiseScale {
+    /// Begins without estimates. `smoothing` is the share of an average that each step keeps.
+    pub(super) fn new(smoothing: f64) -> Self {
+        Self { smoothing, ..Self::default() }
+    }
+
+    /// Adds the estimates of a step.
+    pub(super) fn add(&mut self, of_step: GradientNoise) {
+        let new = 1.0 - self.smoothing;
+        self.signal += new * (of_step.signal - self.signal);
+        self.noise += new * (of_step.noise - self.noise);
+        self.weight += new * (1.0 - self.weight);
+    }
+
+    /// Returns tr Σ / |G|² in samples; `None` before the first estimate, or while the estimates are too noisy to be
+    /// positive.
+    pub(super) fn samples(&self) -> Option<f64> {
+        (self.weight > 0.0 && self.signal > 0.0 && self.noise > 0.0).then(|| self.noise / self.signal)
+    }
+
+    /// Returns the state for a checkpoint.
+    pub(super) fn state(&self) -> Value {
+        json!({ "signal": self.signal, "noise": self.noise, "weight": self.weight })
+    }
+
+    /// Restores the state from a checkpoint.
+    pub(super) fn restore(&mut self, state: &Value) {
+        let of = |key: &str| state[key].as_f64().unwrap_or(0.0);
+        (self.signal, self.noise, self.weight) = (of("signal"), of("noise"), of("weight"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn averages_are_weighted_and_survive_a_checkpoint() {
+        let mut scale = NoiseScale::new(0.5);
+        assert_eq!(scale.samples(), None);
+        scale.add(GradientNoise { signal: 2.0, noise: 6.0 });
+        assert_eq!(scale.samples(), Some(3.0));
+        scale.add(GradientNoise { signal: -4.0, noise: 6.0 });
+        // The newer of two steps counts twice.
+        assert_eq!(scale.samples(), None);
+        scale.add(GradientNoise { signal: 4.0, noise: 6.0 });
+        let mut restored = NoiseScale::new(0.5);
+        restored.restore(&scale.state());
+        assert_eq!(restored.samples(), scale.samples());
+        assert_eq!(
+            scale.samples(),
+            Some((0.125 * 6.0 + 0.25 * 6.0 + 0.5 * 6.0) / (0.125 * 2.0 - 0.25 * 4.0 + 0.5 * 4.0))
+        );
+    }
+}
