@@ -111,6 +111,11 @@ macro_rules! joined_path {
 
 pub(crate) use joined_path as path;
 
+/// Returns the path of a key of a section in a list of sections: `data.datasets.0.path`.
+pub(crate) fn item_path(list: &str, index: usize, key: &'static str) -> String {
+    format!("{list}.{index}.{}", last(key))
+}
+
 /// Path of the section at the top of the file.
 pub(crate) const ROOT: &str = "";
 

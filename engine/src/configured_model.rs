@@ -214,13 +214,7 @@ fn selected(config: &Config, layers: Layers, dtype: DType, device: &Device) -> R
             BuildError::NothingTrainable => "training.trainable",
             _ => return of_quantization(error),
         };
-        match error {
-            BuildError::UnmatchedPattern { pattern, names } => {
-                let help = format!("some of the parameters are {}", names.join(", "));
-                Error::setting(key, format!("no parameter matches `{pattern}`"), help)
-            }
-            other => Error::setting(key, other.to_string(), "leave at least one parameter trainable"),
-        }
+        parameter_groups::of_patterns(key, error, "leave at least one parameter trainable")
     };
     let selection = Trainable::new(trainable.as_deref(), frozen).map_err(of_key)?;
     layers.trainable(selection).build_on(dtype, device).map_err(of_key)

@@ -179,13 +179,18 @@ fn selected(index: usize, group: &ParameterGroup, model: &Model) -> Result<Vec<u
 fn matching(key: &str, patterns: &[String], parameters: &[Parameter]) -> Result<Trainable, Error> {
     let selection = Trainable::new(Some(patterns), &[]);
     let checked = selection.and_then(|selection| selection.check_matches(parameters).map(|()| selection));
-    checked.map_err(|error| match error {
+    checked.map_err(|error| of_patterns(key, error, "correct it"))
+}
+
+/// Describes an error of the patterns that a key has.
+pub(crate) fn of_patterns(key: &str, error: BuildError, help: &str) -> Error {
+    match error {
         BuildError::UnmatchedPattern { pattern, names } => {
             let help = format!("some of the parameters are {}", names.join(", "));
             Error::setting(key, format!("no parameter matches `{pattern}`"), help)
         }
-        error => Error::setting(key, error.to_string(), "correct it"),
-    })
+        error => Error::setting(key, error.to_string(), help),
+    }
 }
 
 /// The kinds of a model's parameters.

@@ -35,12 +35,8 @@ impl Arrays {
     /// Allocates arrays for `n` parameters and this number of states. The values are normal, because subnormal numbers
     /// take a slower path. Every page is written, so that no page fault occurs during the measurement.
     pub fn new(n: usize, states: usize) -> Self {
-        let spread = |scale: f32| (0..n).map(|i| ((i % 1021) as f32 - 510.0) * scale).collect::<Vec<f32>>();
-        let state = |index: usize| match index {
-            0 => spread(1e-6).into_iter().map(f32::abs).collect(),
-            _ => spread(1e-3).into_iter().map(|x| x * x * 1e-6).collect(),
-        };
-        Arrays { params: spread(1e-3), grads: spread(1e-6), states: (0..states).map(state).collect(), step: 100 }
+        let states = (0..states).map(|index| state(n, index).collect()).collect();
+        Arrays { params: params(n).collect(), grads: grads(n).collect(), states, step: 100 }
     }
 
     /// Takes one step of an optimizer with this number of states.
@@ -72,6 +68,25 @@ pub fn against_floor(optimizer: &Optimizer, n: usize, repeats: usize) -> (Vec<Du
     (0..repeats).map(|_| (timed(|| arrays.update(optimizer)), timed(|| arrays.floor()))).unzip()
 }
 
+/// Returns the parameters of a benchmark.
+pub fn params(n: usize) -> impl Iterator<Item = f32> {
+    spread(n, 1e-3)
+}
+
+/// Returns the gradients of a benchmark.
+pub fn grads(n: usize) -> impl Iterator<Item = f32> {
+    spread(n, 1e-6)
+}
+
+/// Returns the state with this index: a first or a second moment.
+pub fn state(n: usize, index: usize) -> impl Iterator<Item = f32> {
+    spread(n, if index == 0 { 1e-6 } else { 1e-3 }).map(move |x| if index == 0 { x.abs() } else { x * x * 1e-6 })
+}
+
+fn spread(n: usize, scale: f32) -> impl Iterator<Item = f32> {
+    (0..n).map(move |i| ((i % 1021) as f32 - 510.0) * scale)
+}
+
 /// Returns AdamW with weight decay.
 #[must_use]
 pub fn adamw() -> Optimizer {
@@ -99,7 +114,8 @@ pub fn optimizers() -> Vec<(&'static str, Optimizer)> {
     ]
 }
 
-fn timed(work: impl FnOnce()) -> Duration {
+/// Returns how long `work` takes.
+pub fn timed(work: impl FnOnce()) -> Duration {
     let start = Instant::now();
     work();
     start.elapsed()

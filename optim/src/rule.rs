@@ -71,16 +71,7 @@ impl<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored> Kernel for Appl
                 prefetch(&lines[i], AHEAD);
                 *old = load_line(&lines[i]);
             }
-            // Whole lines are copied into locals: nothing in the loop below can alias then, so the compiler vectorizes
-            // it.
-            let (mut param, mut new) = (load_line(params), old);
-            for k in 0..LINE {
-                let state;
-                (param[k], state) = rule.step(param[k], clipped(grads[k], limit), std::array::from_fn(|s| old[s][k]));
-                for s in 0..STATES {
-                    new[s][k] = state[s];
-                }
-            }
+            let (param, new) = step_line(rule, limit, load_line(params), grads, old);
             store_line(param, params);
             for ((lines, _), new) in states.iter_mut().zip(new) {
                 store_line(new, &mut lines[i]);
@@ -89,6 +80,26 @@ impl<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored> Kernel for Appl
 
         one_by_one(rule, limit, params_rest, grads_rest, states.map(|(_, rest)| rest));
     }
+}
+
+/// Steps over a line. It is copied into locals: nothing in the loop can alias then, so the compiler vectorizes it.
+#[inline(always)]
+fn step_line<const STATES: usize, R: Rule<STATES>>(
+    rule: R,
+    limit: f32,
+    mut param: [f32; LINE],
+    grads: &[f32; LINE],
+    old: [[f32; LINE]; STATES],
+) -> ([f32; LINE], [[f32; LINE]; STATES]) {
+    let mut new = old;
+    for k in 0..LINE {
+        let state;
+        (param[k], state) = rule.step(param[k], clipped(grads[k], limit), std::array::from_fn(|s| old[s][k]));
+        for s in 0..STATES {
+            new[s][k] = state[s];
+        }
+    }
+    (param, new)
 }
 
 #[inline(always)]
@@ -136,15 +147,7 @@ impl<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored> Kernel for Appl
                 for (old, wide) in old.iter_mut().zip(&wide_states) {
                     *old = wide.as_chunks().0[line];
                 }
-                let (mut param, mut new) = (*params, old);
-                for k in 0..LINE {
-                    let state;
-                    (param[k], state) =
-                        rule.step(param[k], clipped(grads[k], limit), std::array::from_fn(|s| old[s][k]));
-                    for s in 0..STATES {
-                        new[s][k] = state[s];
-                    }
-                }
+                let (param, new) = step_line(rule, limit, *params, grads, old);
                 *params = param;
                 for (wide, new) in wide_states.iter_mut().zip(new) {
                     wide.as_chunks_mut().0[line] = new;

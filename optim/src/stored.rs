@@ -92,8 +92,8 @@ mod tests {
         values.iter().map(|value| value.to_f32()).collect()
     }
 
-    /// On every instruction set and for lengths with and without a rest, an update of values in bf16 has the bits of an
-    /// update in f32 that is rounded once.
+    /// An update of values in bf16 has the bits of an update in f32 whose results are rounded once. This holds on every
+    /// instruction set, and for lengths that are and are not multiples of a block.
     #[test]
     fn values_in_bf16_are_rounded_once() {
         for (name, optimizer) in optimizers() {

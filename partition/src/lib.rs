@@ -37,7 +37,7 @@ pub use gpu::{gpu_copy, gpu_room};
 pub use groups::Groups;
 pub use layout::{Layout, LayoutOptions, PAGE, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
-pub use narrow::{Stochastic, Values, update_narrow};
+pub use narrow::{Stochastic, Values, update};
 pub use placement::OnGpu;
 pub use rounding::{to_f32, working};
 pub use segment::{Piece, Segment, states_of};

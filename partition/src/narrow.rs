@@ -1,15 +1,16 @@
-//! Optimizer steps on values that are stored in bf16. Each step computes in f32 and rounds its results once.
+//! Optimizer steps on several threads, on values in f32 or bf16. Each step computes in f32 and rounds its results once.
 
 use std::ops::Range;
 
 use half::bf16;
 use zero_model::ParameterId;
-use zero_model::ops::{in_parallel, threads};
+use zero_model::ops::in_parallel;
 use zero_model::random::Stream;
 use zero_model::sink::FlatBuffer;
 use zero_optim::{LengthError, Optimizer, Step, Stored, read_half, update_stored, write_bf16_at_random, write_half};
 
 use crate::error::ZeroError;
+use crate::threads::share;
 use crate::zero::missing;
 
 /// Elements whose parameters are widened at a time before they are rounded at random. They stay in the L1 cache.
@@ -24,7 +25,7 @@ pub enum Values<'a> {
 }
 
 impl<'a> Values<'a> {
-    pub(crate) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
@@ -36,6 +37,14 @@ impl<'a> Values<'a> {
         match self {
             Self::F32(values) => Ok(values),
             Self::Bf16(_) => Err(ZeroError::internal("this update needs values in f32")),
+        }
+    }
+
+    /// Borrows the values for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::Bf16(values) => Values::Bf16(values),
         }
     }
 
@@ -78,20 +87,26 @@ impl Stochastic {
     }
 }
 
-/// Runs [`zero_optim::update_stored`] on several threads, on values of which some are bf16. Parameters in bf16 are rounded to
-/// nearest, or at random. All states have the same type.
+/// Runs [`zero_optim::update_stored`] on several threads. Parameters in bf16 are rounded to nearest, or at random. All states
+/// have the same type.
 ///
 /// # Errors
-/// Fails if the lengths of the slices or the number of states are wrong.
-pub fn update_narrow(
+/// Fails if the lengths of the slices or the number of states are wrong. Nothing has been written then.
+pub fn update(
     optimizer: &Optimizer,
     step: &Step,
-    params: Values<'_>,
+    mut params: Values<'_>,
     grads: &[f32],
-    states: Vec<Values<'_>>,
+    mut states: Vec<Values<'_>>,
     stochastic: Option<Stochastic>,
 ) -> Result<(), LengthError> {
-    let size = params.len().div_ceil(threads()).next_multiple_of(CHUNK).max(CHUNK);
+    let (elements, size) = (params.len(), share(params.len()));
+    let fits = grads.len() == elements && states.iter().all(|state| state.len() == elements);
+    if elements <= size || !fits {
+        // The update itself reports lengths that differ.
+        let stochastic = stochastic.filter(|_| fits).map(|it| (it, 0));
+        return update_part(optimizer, step, &mut params, grads, &mut states, stochastic);
+    }
     let mut states: Vec<_> = states.into_iter().map(|state| state.parts(size).into_iter()).collect();
     let parts = params.parts(size).into_iter().zip(grads.chunks(size)).enumerate();
     let mut parts: Vec<_> = parts
@@ -220,7 +235,7 @@ mod tests {
         assert!(rounded[0].is_infinite() && rounded[1].is_nan() && rounded[2].to_bits() == 0x8000);
     }
 
-    /// A part of a parameter has the bits of the same part of the whole, for any number of threads.
+    /// Updates of all parts of a parameter give the bits of one update of the whole, with any number of threads.
     #[test]
     fn parts_have_the_bits_of_the_whole() {
         let n = 5 * CHUNK + 77;
@@ -239,7 +254,7 @@ mod tests {
                 let states = vec![Values::Bf16(&mut m[range.clone()]), Values::Bf16(&mut v[range.clone()])];
                 let params = Values::Bf16(&mut params[range.clone()]);
                 let stochastic = Stochastic::new(1, 2, 3, range.start);
-                update_narrow(&optimizer, &step, params, &grads[range.clone()], states, Some(stochastic)).unwrap();
+                update(&optimizer, &step, params, &grads[range.clone()], states, Some(stochastic)).unwrap();
             }
             zero_model::ops::set_threads(1);
             (params, m, v)

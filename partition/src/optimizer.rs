@@ -16,13 +16,13 @@ use crate::error::ZeroError;
 use crate::gpu::Gpu;
 use crate::ledger::Category;
 use crate::memory::Memory;
-use crate::narrow::{StateBuffer, Stochastic, Values, update_narrow};
+use crate::narrow::{StateBuffer, Stochastic, Values, update};
 use crate::parameters::ParameterState;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::{round_bytes, round_to, working};
 use crate::storage::{copy, overwrite};
-use crate::threads::{average, update, update_bytes, update_matrix};
+use crate::threads::{average, update_bytes, update_matrix};
 
 /// The optimizer state of one rank.
 #[derive(Default)]
@@ -225,8 +225,7 @@ impl OptimizerState {
         let (averages, kinds) = kinds.split_at_mut(usize::from(options.average.is_some()));
         let average_weight = options.average_weight(self.updates + 1);
         let mut shard = parameters.shard_mut(id);
-        for (parameter, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
-            let index = parameter;
+        for (index, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[index];
             let (optimizer, lr) = tuned(options.optimizer, rate, &parameter.tuning());
             let decay = options.decays(parameter);
@@ -237,19 +236,11 @@ impl OptimizerState {
             let mut run = |mut values: Values<'_>| -> Result<(), ZeroError> {
                 let grads = &gradients[at.clone()];
                 let mut moments: Vec<Values<'_>> = kinds.iter_mut().map(|kind| kind.part(in_state.clone())).collect();
-                let is_narrow = [&values].into_iter().chain(&moments).any(|kind| matches!(kind, Values::Bf16(_)));
-                let all = values.len();
                 match (&optimizer, segment.matrix) {
                     (Optimizer::Muon(muon), Some(shape)) => {
-                        update_matrix(muon, &step, shape, values.part(0..all).f32()?, grads, moments.remove(0).f32()?)?;
+                        update_matrix(muon, &step, shape, values.reborrow().f32()?, grads, moments.remove(0).f32()?)?;
                     }
-                    _ if is_narrow => {
-                        update_narrow(&optimizer, &step, values.part(0..all), grads, moments, stochastic)?;
-                    }
-                    _ => {
-                        let mut moments = moments.into_iter().map(Values::f32).collect::<Result<Vec<_>, _>>()?;
-                        update(&optimizer, &step, values.part(0..all).f32()?, grads, &mut moments)?;
-                    }
+                    _ => update(&optimizer, &step, values.reborrow(), grads, moments, stochastic)?,
                 }
                 match averages.first_mut() {
                     Some(averages) => {

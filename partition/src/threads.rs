@@ -4,50 +4,26 @@
 
 use zero_model::ops::{convert, in_parallel, orthogonalize, orthogonalize_bytes, threads};
 use zero_optim::norm::BLOCK;
-use zero_optim::{ExactSum, HalfFloat, LengthError, Muon, Optimizer, Step, read_half, write_half};
+use zero_optim::{ExactSum, HalfFloat, LengthError, Muon, Step, read_half, write_half};
 
 /// Smaller inputs stay on one thread: they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;
 
 /// Returns the number of elements per thread, in whole blocks.
-fn share(elements: usize) -> usize {
+pub(crate) fn share(elements: usize) -> usize {
     let parts = if elements < SMALL { 1 } else { threads() };
     elements.div_ceil(parts).next_multiple_of(BLOCK).max(1)
 }
 
-/// Runs [`zero_optim::update`] on several threads.
-pub(crate) fn update(
-    optimizer: &Optimizer,
-    step: &Step,
-    params: &mut [f32],
-    grads: &[f32],
-    states: &mut [&mut [f32]],
-) -> Result<(), LengthError> {
-    let (elements, size) = (params.len(), share(params.len()));
-    if elements <= size || grads.len() != elements || states.iter().any(|state| state.len() != elements) {
-        return zero_optim::update(optimizer, step, params, grads, states);
-    }
-    let mut rest: Vec<_> = states.iter_mut().map(|state| state.chunks_mut(size)).collect();
-    let parts = params.chunks_mut(size).zip(grads.chunks(size)).map(|(params, grads)| {
-        let states: Vec<&mut [f32]> = rest.iter_mut().filter_map(Iterator::next).collect();
-        (params, grads, states, Ok(()))
-    });
-    let mut parts: Vec<_> = parts.collect();
-    in_parallel(&mut parts, |(params, grads, states, result)| {
-        *result = zero_optim::update(optimizer, step, params, grads, states);
-    });
-    parts.into_iter().try_for_each(|(.., result)| result)
-}
-
 /// Runs [`zero_optim::average`] on several threads.
 pub(crate) fn average(weight: f32, params: &[f32], averages: &mut [f32]) -> Result<(), LengthError> {
-    let size = share(params.len());
-    if params.len() <= size || averages.len() != params.len() {
+    if averages.len() != params.len() {
         return zero_optim::average(weight, params, averages);
     }
-    let mut parts: Vec<_> = params.chunks(size).zip(averages.chunks_mut(size)).map(|part| (part, Ok(()))).collect();
-    in_parallel(&mut parts, |((params, averages), result)| *result = zero_optim::average(weight, params, averages));
-    parts.into_iter().try_for_each(|(_, result)| result)
+    convert(params, averages, |params, averages| {
+        let _ = zero_optim::average(weight, params, averages);
+    });
+    Ok(())
 }
 
 /// Takes a step of Muon on a whole matrix of these rows and columns. Its products run on several threads.
@@ -106,7 +82,8 @@ pub(crate) fn widen<H: HalfFloat + Sync>(rounded: &[H], values: &mut [f32]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zero_optim::AdamW;
+    use crate::narrow::{Values, update};
+    use zero_optim::{AdamW, Optimizer};
 
     #[test]
     fn results_do_not_depend_on_the_number_of_threads() {
@@ -122,7 +99,8 @@ mod tests {
             zero_model::ops::set_threads(threads);
             let (mut params, grads, mut m) = (values(1), values(2), values(3));
             let mut v: Vec<f32> = values(4).into_iter().map(f32::abs).collect();
-            update(&optimizer, &step, &mut params, &grads, &mut [&mut m, &mut v]).expect("lengths fit");
+            let states = vec![Values::F32(&mut m), Values::F32(&mut v)];
+            update(&optimizer, &step, Values::F32(&mut params), &grads, states, None).expect("lengths fit");
             let mut sum = ExactSum::new();
             add_parameter_range(&mut sum, &grads);
             let narrow: Vec<half::bf16> = rounded(&params);
@@ -135,7 +113,9 @@ mod tests {
         };
         let one = run(1);
         let three = run(3);
-        let short = update(&optimizer, &step, &mut values(1), &values(2)[1..], &mut [&mut values(3), &mut values(4)]);
+        let (mut params, mut m, mut v) = (values(1), values(3), values(4));
+        let states = vec![Values::F32(&mut m), Values::F32(&mut v)];
+        let short = update(&optimizer, &step, Values::F32(&mut params), &values(2)[1..], states, None);
         zero_model::ops::set_threads(1);
         assert!(one == three);
         assert!(short.is_err());

@@ -1,11 +1,13 @@
 //! `zero-train bench optimizers`: the update of each optimizer, and of AdamW on values in bf16.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use half::bf16;
 use zero_optim::Step;
-use zero_optim::bench::{Arrays, adamw, against_floor, bytes_per_parameter, optimizers as all};
-use zero_partition::{Stochastic, Values, update_narrow};
+use zero_optim::bench::{
+    Arrays, adamw, against_floor, bytes_per_parameter, grads, optimizers as all, params, state, timed,
+};
+use zero_partition::{Stochastic, Values, update};
 
 use super::figures::{spread, summary};
 
@@ -44,25 +46,19 @@ fn show(name: &str, bytes: usize, (subject, floor): (&[Duration], &[Duration]), 
 
 /// Alternates AdamW on values in bf16 with the floor of AdamW in f32.
 fn against_wide_floor(n: usize, repeats: usize, narrow: bool, stochastic: bool) -> (Vec<Duration>, Vec<Duration>) {
-    let spread = |scale: f32| (0..n).map(move |i| ((i % 1021) as f32 - 510.0) * scale);
     let rounded = |values: &mut dyn Iterator<Item = f32>| values.map(bf16::from_f32).collect::<Vec<_>>();
-    let (mut wide, mut params) = (spread(1e-3).collect::<Vec<_>>(), rounded(&mut spread(1e-3)));
-    let grads: Vec<f32> = spread(1e-6).collect();
-    let mut states = [rounded(&mut spread(1e-6)), rounded(&mut spread(1e-3).map(|x| x * x * 1e-6))];
+    let (mut wide, mut params): (Vec<f32>, _) = (params(n).collect(), rounded(&mut params(n)));
+    let grads: Vec<f32> = grads(n).collect();
+    let mut states = [0, 1].map(|index| rounded(&mut state(n, index)));
     let (optimizer, mut floor) = (adamw(), Arrays::new(n, 2));
     let mut update = |number: u64| {
         let step = Step { step: number, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
         let values = if narrow { Values::Bf16(&mut params) } else { Values::F32(&mut wide) };
         let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
         let rounding = stochastic.then(|| Stochastic::new(1, 0, number, 0));
-        update_narrow(&optimizer, &step, values, &grads, states, rounding).expect("the arrays have the same length");
+        update(&optimizer, &step, values, &grads, states, rounding).expect("the arrays have the same length");
     };
     update(100);
     floor.floor();
-    let timed = |work: &mut dyn FnMut()| {
-        let start = Instant::now();
-        work();
-        start.elapsed()
-    };
-    (0..repeats).map(|run| (timed(&mut || update(101 + run as u64)), timed(&mut || floor.floor()))).unzip()
+    (0..repeats).map(|run| (timed(|| update(101 + run as u64)), timed(|| floor.floor()))).unzip()
 }

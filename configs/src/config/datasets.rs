@@ -7,11 +7,11 @@ use crate::config::{Data, DataFormat, SplitPart};
 use crate::errors::ErrorKind;
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::{item_path, last, section};
 
 /// Returns the path of a key of the data set with that index.
 fn path(index: usize, key: &'static str) -> String {
-    format!("{}.{index}.{}", Data::datasets, last(key))
+    item_path(Data::datasets, index, key)
 }
 
 section! {

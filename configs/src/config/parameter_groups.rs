@@ -6,7 +6,7 @@ use crate::choice::{Choice as _, choice};
 use crate::config::{Config, Optimizer, Scheduler, Training};
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::{item_path, section};
 
 section! {
     /// A group of `training.param_groups`: the trainable parameters that all of `params`, `kinds` and `layers` select,
@@ -52,7 +52,7 @@ impl Find for Vec<ParameterGroup> {
 
 /// Returns the path of a key of the group with that index.
 fn path(index: usize, key: &'static str) -> String {
-    format!("{}.{index}.{}", Training::param_groups, last(key))
+    item_path(Training::param_groups, index, key)
 }
 
 impl ParameterGroup {

@@ -75,10 +75,9 @@ impl Bf16 {
             "the average is exchanged with an f32 copy of the parameters, and there would be none",
             "keep the f32 copy, or leave `training.ema` out",
         );
-        let in_f32 = !self.bf16_optimizer_states && config.optimizer.has_f32_states();
         let is_muon = matches!(config.optimizer, Optimizer::Muon(_));
         needs(
-            is_muon && !in_f32,
+            is_muon && self.bf16_optimizer_states,
             Self::bf16_optimizer_states,
             Optimizer::TYPE,
             "Muon keeps its momentum in f32",

@@ -7,7 +7,7 @@ use candle_core::Device;
 use zero_engine::comm::Communicator;
 use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export};
 
-use crate::python::python;
+use crate::python::{python, results, small_llama};
 use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
 
 const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
@@ -187,19 +187,12 @@ fn averages_are_saved_and_exported() {
 fn fifty_steps_agree_with_pytorch() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("base");
-    let script = format!(
-        "
-import json, torch, transformers
+    let script = small_llama()
+        + &format!(
+            "
+import json
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-torch.set_num_threads(1)
-torch.manual_seed(3)
-transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, initializer_range=0.1, hidden_size=32,
-    intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    max_position_embeddings=16)).save_pretrained({folder:?})
-model = transformers.AutoModelForCausalLM.from_pretrained({folder:?}).float().train()
-def tokens(step, samples):
-    ids = torch.tensor([(i * 7 + step * 13 + i * i % 11) % 61 for i in range(samples * 16 + 1)])
-    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
+model = llama({folder:?})
 def loss(model, step):
     inputs, targets = tokens(step, 4)
     return torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
@@ -212,10 +205,9 @@ for step in range(50):
     with torch.no_grad(): losses.append(loss(average if step >= 5 else model, 0).item())
 print('result', json.dumps(losses))
 "
-    );
+        );
     let Some(theirs) = python(&["torch", "transformers"], &script) else { return };
-    let theirs = theirs.lines().find_map(|line| line.strip_prefix("result ")).unwrap();
-    let theirs: Vec<f32> = serde_json::from_str(theirs).unwrap();
+    let theirs: Vec<f32> = serde_json::from_str(results(&theirs).next().unwrap()).unwrap();
     let text = format!(
         "train_micro_batch_size_per_gpu: 2\ngradient_clipping: 0\nmodel: {{pretrained: {folder:?}}}\n\
          optimizer: {{type: AdamW, params: {{lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}}}}\n\
@@ -225,15 +217,10 @@ print('result', json.dumps(losses))
         let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
         let layers = configured_layers(&config, None).unwrap();
         let mut engine = Engine::with_communicator(config, layers, comm.clone()).unwrap();
-        let half = |batch: zero_engine::Batch| {
-            let of = |tensor: &candle_core::Tensor| {
-                tensor.narrow(0, 2 * comm.rank(), 2).unwrap().to_device(&Device::Cpu).unwrap()
-            };
-            zero_engine::Batch::new(of(batch.inputs.single().unwrap()), of(batch.targets.as_ref().unwrap()))
-        };
+        let half = batch(0, 4).narrow(2 * comm.rank(), 2).unwrap();
         let losses = (0..50).map(|step| {
             engine.train_batch(&batch(step % 2, 4)).unwrap();
-            engine.with_averages(|engine| engine.eval_batch(&half(batch(0, 4)))).unwrap()
+            engine.with_averages(|engine| engine.eval_batch(&half)).unwrap()
         });
         losses.collect::<Vec<f32>>()
     });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::python;
 use crate::world;
 
-use python::python;
+use python::{TOKENS, python, results};
 use world::{batch, world};
 use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export};
 
@@ -51,10 +51,6 @@ const PREAMBLE: &str = "
 import json, torch, transformers
 torch.set_num_threads(1)
 torch.manual_seed(5)
-def tokens(step, samples):
-    token = lambda i: (i * 7 + step * 13 + i * i % 11) % 61
-    ids = torch.tensor([token(i) for i in range(samples * 16 + 1)])
-    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
 def logits(model):
     model.eval()
     with torch.no_grad(): return model(tokens(999, 1)[0]).logits.flatten().tolist()
@@ -86,10 +82,6 @@ def case(name, folder, **more):
         losses.append(loss.item())
     print('result', json.dumps([first, losses]))
 ";
-
-fn results(output: &str) -> Vec<&str> {
-    output.lines().filter_map(|line| line.strip_prefix("result ")).collect()
-}
 
 /// Returns the largest difference over the largest value.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
@@ -131,14 +123,14 @@ fn ours(folder: &Path) -> (Vec<f32>, Vec<f32>, Vec<f32>, PathBuf) {
 fn families_agree_with_transformers() {
     let root = tempfile::tempdir().unwrap();
     let folder = |index: usize| root.path().join(format!("{index}"));
-    let mut script = String::from(PREAMBLE);
+    let mut script = TOKENS.to_string() + PREAMBLE;
     for (index, (class, more)) in CASES.iter().enumerate() {
         script += &format!("case({class:?}, {:?}, {more})\n", folder(index));
     }
     let Some(theirs) = python(&["torch", "transformers"], &script) else { return };
-    let theirs = results(&theirs);
+    let theirs = results(&theirs).collect::<Vec<_>>();
     assert_eq!(theirs.len(), CASES.len());
-    let (mut script, mut expected) = (String::from(PREAMBLE), vec![]);
+    let (mut script, mut expected) = (TOKENS.to_string() + PREAMBLE, vec![]);
     for (index, ((class, more), line)) in CASES.iter().zip(theirs).enumerate() {
         let [their_first, their_losses]: [Vec<f32>; 2] = serde_json::from_str(line).unwrap();
         let (first, losses, last, out) = ours(&folder(index));

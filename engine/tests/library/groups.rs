@@ -5,7 +5,7 @@ use candle_core::DType;
 use zero_engine::{Config, Engine, configured_layers, configured_model};
 use zero_model::Tuning;
 
-use crate::python::python;
+use crate::python::{TOKENS, python, results};
 use crate::world::{BF16, agreed, assert_same, batch, gpt2, run, world};
 
 const GROUPS: &str = "training:\n  \
@@ -95,10 +95,6 @@ def build(name):
         n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, hidden_size=32, intermediate_size=48,
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16))
-def tokens(step, samples):
-    token = lambda i: (i * 7 + step * 13 + i * i % 11) % 61
-    ids = torch.tensor([token(i) for i in range(samples * 16 + 1)])
-    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
 def group(name, p):
     depth = 0 if 'embed' in name or 'wte' in name or 'wpe' in name else 3
     if '.0.' in name: depth = 1
@@ -137,16 +133,12 @@ const CASES: [[&str; 3]; 4] = [
 fn fifty_steps_agree_with_the_groups_of_pytorch() {
     let root = tempfile::tempdir().unwrap();
     let folder = |index: usize| root.path().join(format!("{index}"));
-    let mut script = String::from(PREAMBLE);
+    let mut script = TOKENS.to_string() + PREAMBLE;
     for (index, [model, optimizer, _]) in CASES.iter().enumerate() {
         script += &format!("case({model:?}, {:?}, torch.optim.{optimizer})\n", folder(index));
     }
     let Some(theirs) = python(&["torch", "transformers"], &script) else { return };
-    let theirs: Vec<Vec<f32>> = theirs
-        .lines()
-        .filter_map(|line| line.strip_prefix("result "))
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let theirs: Vec<Vec<f32>> = results(&theirs).map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(theirs.len(), CASES.len());
     for (index, ([model, name, optimizer], theirs)) in CASES.iter().zip(theirs).enumerate() {
         let mut groups = GROUPS.to_string();

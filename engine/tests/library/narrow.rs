@@ -8,9 +8,9 @@ use half::bf16;
 use zero_engine::comm::Communicator;
 use zero_engine::{Config, Engine, configured_layers};
 use zero_optim::{AdamW, Optimizer, Step};
-use zero_partition::{Category, Values, expected_state, update_narrow};
+use zero_partition::{Category, Values, expected_state, update};
 
-use crate::python::python;
+use crate::python::{python, results, small_llama};
 use crate::world::{Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run, trajectory, world};
 
 const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
@@ -140,18 +140,11 @@ fn losses(folder: &Path, more: &str) -> Vec<f32> {
 fn losses_follow_pytorchs_and_random_rounding_follows_f32() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("base");
-    let script = format!(
-        "
-import json, torch, transformers
-torch.set_num_threads(1)
-torch.manual_seed(3)
-transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, initializer_range=0.1, hidden_size=32,
-    intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    max_position_embeddings=16)).save_pretrained({folder:?})
-def tokens(step, samples):
-    ids = torch.tensor([(i * 7 + step * 13 + i * i % 11) % 61 for i in range(samples * 16 + 1)])
-    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
-model = transformers.AutoModelForCausalLM.from_pretrained({folder:?}).to(torch.bfloat16).train()
+    let script = small_llama()
+        + &format!(
+            "
+import json
+model = llama({folder:?}).to(torch.bfloat16)
 optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1, fused=True), []
 for step in range(200):
     inputs, targets = tokens(step % 2, 4)
@@ -160,10 +153,9 @@ for step in range(200):
     losses.append(loss.item())
 print('result', json.dumps(losses))
 "
-    );
+        );
     let Some(theirs) = python(&["torch", "transformers"], &script) else { return };
-    let theirs = theirs.lines().find_map(|line| line.strip_prefix("result ")).unwrap();
-    let theirs: Vec<f32> = serde_json::from_str(theirs).unwrap();
+    let theirs: Vec<f32> = serde_json::from_str(results(&theirs).next().unwrap()).unwrap();
     let adamw = "optimizer: {type: AdamW, params: {lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}}";
     let of = |bf16: &str| losses(&folder, &format!("{adamw}\n{bf16}"));
     let furthest = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
@@ -212,7 +204,7 @@ for values in p.detach(), state['exp_avg'], state['exp_avg_sq']:
         let grads: Vec<f32> = wave(step).into_iter().map(bf16::to_f32).collect();
         let step = Step { step: step as u64, lr: 0.01, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
         let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
-        update_narrow(&optimizer, &step, Values::Bf16(&mut params), &grads, states, None).unwrap();
+        update(&optimizer, &step, Values::Bf16(&mut params), &grads, states, None).unwrap();
     }
     let [m, v] = states;
     for (name, (ours, theirs)) in ["parameters", "exp_avg", "exp_avg_sq"].iter().zip([params, m, v].iter().zip(&theirs))

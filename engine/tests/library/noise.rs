@@ -18,11 +18,7 @@ fn norm(batch: &Batch, samples: usize) -> f64 {
 #[test]
 fn estimates_are_those_of_the_formula() {
     let all = batch(3, 8);
-    let part = |index: usize| {
-        let of = |tensor: &candle_core::Tensor| tensor.narrow(0, 2 * index, 2).unwrap();
-        Batch::new(of(all.inputs.single().unwrap()), of(all.targets.as_ref().unwrap()))
-    };
-    let squared_small = (0..4).map(|index| norm(&part(index), 2).powi(2)).sum::<f64>() / 4.0;
+    let squared_small = (0..4).map(|index| norm(&all.narrow(2 * index, 2).unwrap(), 2).powi(2)).sum::<f64>() / 4.0;
     let expected = GradientNoise::estimate((2.0, squared_small), (8.0, norm(&all, 8).powi(2)));
     assert!(expected.noise > 0.0, "{expected:?}");
     for (ranks, replicas, stage, more) in [

@@ -6,7 +6,7 @@ use crate::python;
 use crate::world;
 
 use candle_core::{DType, Device, Tensor};
-use python::python;
+use python::{TOKENS, python, results};
 use world::{batch, world};
 use zero_engine::{Batch, Config, Engine, ExportDtype, StoredModel, Weights, configured_layers, export, merge};
 use zero_model::ops::Cache;
@@ -156,7 +156,7 @@ fn masked(batch: Batch) -> Batch {
     Batch::new(batch.inputs, targets)
 }
 
-/// The model, its adapter and the batches of `world::batch`, in Python.
+/// The model and its adapter, in Python.
 const PREAMBLE: &str = "
 import json, torch, transformers, peft, peft.optimizers
 torch.set_num_threads(1)
@@ -184,10 +184,6 @@ def load(folder, **quantized):
     quantized = transformers.BitsAndBytesConfig(**quantized)
     model = head.from_pretrained(folder, dtype=torch.float32, device_map='cpu', quantization_config=quantized)
     return peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-def tokens(step, samples):
-    token = lambda i: (i * 7 + step * 13 + i * i % 11) % 61
-    ids = torch.tensor([token(i) for i in range(samples * 16 + 1)])
-    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
 def masked(targets):
     kept = torch.tensor([i % (2 + i // 32) != 0 for i in range(targets.numel())]).view(targets.shape)
     return targets.where(kept, -100)
@@ -236,11 +232,6 @@ fn ours(case: &Case, folder: &Path) -> (Vec<f32>, Vec<f32>, std::path::PathBuf) 
     .remove(0)
 }
 
-/// Returns what the script showed. Libraries print lines of their own.
-fn results(output: &str) -> impl Iterator<Item = &str> {
-    output.lines().filter_map(|line| line.strip_prefix("result "))
-}
-
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
@@ -250,7 +241,7 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 fn one_hundred_steps_agree_with_peft_and_pytorch() {
     let root = tempfile::tempdir().unwrap();
     let folder = |index: usize| root.path().join(format!("{index}"));
-    let mut script = String::from(PREAMBLE);
+    let mut script = TOKENS.to_string() + PREAMBLE;
     for (index, case) in CASES.iter().enumerate() {
         let folder = folder(index);
         script += &format!("model = base({:?}, {:?}, {})\n", case.class, folder.join("base"), case.quantized);
@@ -270,7 +261,7 @@ fn one_hundred_steps_agree_with_peft_and_pytorch() {
         script += &format!("show([train(model, {STEPS}{way}), logits(model)])\n");
     }
     let Some(theirs) = python(&["torch", "transformers", "peft", "bitsandbytes"], &script) else { return };
-    let mut script = String::from(PREAMBLE);
+    let mut script = TOKENS.to_string() + PREAMBLE;
     let mut expected = vec![];
     for (index, (case, line)) in CASES.iter().zip(results(&theirs)).enumerate() {
         let [losses, their_logits]: [Vec<f32>; 2] = serde_json::from_str(line).unwrap();

@@ -26,3 +26,33 @@ pub fn python(packages: &[&str], script: &str) -> Option<String> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Some(String::from_utf8(output.stdout).unwrap())
 }
+
+/// Returns what a script printed after `result `. Libraries print lines of their own.
+pub fn results(output: &str) -> impl Iterator<Item = &str> {
+    output.lines().filter_map(|line| line.strip_prefix("result "))
+}
+
+/// The batches of `world::batch`, in Python.
+pub const TOKENS: &str = "
+import torch
+def tokens(step, samples):
+    token = lambda i: (i * 7 + step * 13 + i * i % 11) % 61
+    ids = torch.tensor([token(i) for i in range(samples * 16 + 1)])
+    return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
+";
+
+/// The function `llama`, which saves a small Llama in a folder and returns it; and [`TOKENS`].
+pub fn small_llama() -> String {
+    format!(
+        "{TOKENS}
+import transformers
+torch.set_num_threads(1)
+torch.manual_seed(3)
+def llama(folder):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=61, initializer_range=0.1, hidden_size=32,
+        intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=16)).save_pretrained(folder)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).float().train()
+"
+    )
+}

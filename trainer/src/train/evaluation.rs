@@ -50,16 +50,18 @@ impl std::fmt::Display for Evaluation {
 /// evaluation data.
 pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric]) -> Result<Option<Evaluation>, Error> {
     let Some(eval) = &corpus.eval else { return Ok(None) };
-    match evaluates_averages(engine) {
-        true => engine.with_averages(|engine| of_weights(engine, corpus, &**eval, metrics)),
-        false => of_weights(engine, corpus, &**eval, metrics),
-    }
-    .map(Some)
+    with_evaluated(engine, |engine| of_weights(engine, corpus, &**eval, metrics)).map(Some)
 }
 
-/// Returns whether the averages of the weights are used instead of the weights, except for training.
-pub(super) fn evaluates_averages(engine: &Engine) -> bool {
-    engine.config().training.ema.is_some_and(|ema| ema.evaluate) && engine.has_averages()
+/// Runs `with` on the weights that evaluations use: the averages, if the run keeps and evaluates them.
+pub(super) fn with_evaluated<T>(
+    engine: &mut Engine,
+    with: impl FnOnce(&mut Engine) -> Result<T, Error>,
+) -> Result<T, Error> {
+    match engine.config().training.ema.is_some_and(|ema| ema.evaluate) {
+        true => engine.with_averages(with),
+        false => with(engine),
+    }
 }
 
 fn of_weights(

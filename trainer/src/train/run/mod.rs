@@ -269,11 +269,7 @@ impl<'a> Run<'a> {
         let length = self.corpus.tokens_per_sample();
         let tokenizer = &self.corpus.tokenizer;
         let generate = |engine: &mut Engine| sample::generate(engine, tokenizer, &sample, length);
-        let text = match evaluation::evaluates_averages(&self.engine) {
-            true => self.engine.with_averages(generate),
-            false => generate(&mut self.engine),
-        };
-        match text {
+        match evaluation::with_evaluated(&mut self.engine, generate) {
             Ok(text) => Ok(Some(text)),
             Err(error @ Error::Data(_)) => {
                 if self.engine.communicator().rank() == 0 {
