@@ -4,10 +4,12 @@ use crate::case;
 
 use case::Case;
 
+/// Freed bytes that the allocator may keep for reuse beyond the peak in use (`zero_comm::SharedAllocator`).
+const KEPT: f64 = (16 << 20) as f64;
+
 /// Trains a model with 80 MB of parameters on `ranks` ranks. Asserts that the resident memory of each process is at
-/// most a tenth above its tracked peak plus its resident memory before training.
-///
-/// The model is so large that the 16 MiB that the allocator keeps for reuse are less than a tenth of the total.
+/// most a twentieth above its tracked peak plus its resident memory before training, not counting what the allocator
+/// keeps.
 fn holds(ranks: usize, zero: &str) {
     let case = Case::new();
     let (count, zero) = (ranks.to_string(), format!("zero_optimization={{{zero}}}"));
@@ -31,7 +33,7 @@ fn holds(ranks: usize, zero: &str) {
         // several ranks, the memory at the end of the run is compared.
         let occupied = resident(if ranks == 1 { "peak_with_shared" } else { "at_the_end" });
         let what = format!("{ranks} ranks, {zero}: occupied {occupied} of {allowed}");
-        assert!(occupied as f64 <= 1.1 * allowed as f64, "{what}\n{rank:#}");
+        assert!(occupied as f64 <= 1.05 * allowed as f64 + KEPT, "{what}\n{rank:#}");
         assert!(occupied > allowed / 2 && occupied <= resident("peak_with_shared"), "{what}\n{rank:#}");
     }
 }
