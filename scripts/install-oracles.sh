@@ -11,8 +11,10 @@ python3 -m venv "$folder"
 # mosaicml-streaming asks for versions of PyTorch and of stores that these tests do not need.
 "$folder/bin/pip" install --quiet --no-deps mosaicml-streaming==0.13.0 zstd Brotli python-snappy cramjam catalogue \
     torchvision
+# timm needs no more than that.
+"$folder/bin/pip" install --quiet --no-deps timm==1.0.31
 # DeepSpeed without its operators, which tests do not call: they need a compiler.
 DS_BUILD_OPS=0 DS_ACCELERATOR=cpu "$folder/bin/pip" install --quiet --no-deps --no-build-isolation deepspeed==0.19.8
 "$folder/bin/pip" install --quiet --no-deps hjson py-cpuinfo einops ninja msgpack
-"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets, streaming, torchvision; from transformers import GPT2LMHeadModel"
+"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets, streaming, torchvision, timm.optim; from transformers import GPT2LMHeadModel"
 echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace"

@@ -37,8 +37,8 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return Err(Error::setting(KEY, "this program was built without GPU support", help));
     }
     let zero = &config.zero;
-    if matches!(config.optimizer, zero_config::Optimizer::Muon(_)) {
-        let message = "Muon is implemented on the CPU only";
+    if let Some(name) = config.optimizer.of_whole_parameters() {
+        let message = format!("{name} is implemented on the CPU only");
         return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
     }
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));

@@ -6,7 +6,7 @@ use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
 use zero_optim::{
-    Adagrad, AdamW, Average, DynamicLossScale, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam, RmsProp,
+    Adagrad, AdamW, Average, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam, RmsProp,
     RmsPropVariant, Schedule, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
@@ -135,15 +135,14 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     1.0 / averaged as f32
 }
 
-/// Checks that what is updated in host memory alone is there: the matrices of Muon are not on a disk, where state is updated in
-/// tiles, and values in bf16 are neither on a disk nor on a GPU.
+/// Checks that what is updated in host memory alone is there: the optimizers of whole parameters are not on a disk, where state is
+/// updated in tiles, and values in bf16 are neither on a disk nor on a GPU.
 fn in_host_memory(config: &Config) -> Result<(), Error> {
     let is_on_disk =
         [config.zero.offload_optimizer.device, config.zero.offload_param.device].contains(&config::OffloadDevice::Nvme);
-    let is_muon = matches!(config.optimizer, config::Optimizer::Muon(_));
     let is_narrow = config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16;
-    if is_on_disk && is_muon {
-        let message = "Muon needs whole matrices, and state on a disk is updated in tiles";
+    if let Some(name) = config.optimizer.of_whole_parameters().filter(|_| is_on_disk) {
+        let message = format!("{name} needs whole parameters, and state on a disk is updated in tiles");
         return Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"));
     }
     let help = "keep the f32 copy of the parameters and states in f32";
@@ -231,6 +230,19 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
         }
         From::RAdam(config::RAdam { betas, eps, weight_decay, decoupled_weight_decay: decoupled, .. }) => {
             Optimizer::RAdam(RAdam { betas: pair(betas), eps, weight_decay, decoupled })
+        }
+        From::Lamb(config::Lamb {
+            betas,
+            eps,
+            weight_decay,
+            bias_correction,
+            max_coeff,
+            min_coeff,
+            eps_inside_sqrt,
+            ..
+        }) => {
+            let (betas, coeffs) = (pair(betas), (min_coeff, max_coeff));
+            Optimizer::Lamb(Lamb { betas, eps, eps_inside_sqrt, weight_decay, bias_correction, coeffs })
         }
         From::Muon(config::Muon {
             lr,

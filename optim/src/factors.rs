@@ -57,6 +57,9 @@ impl Factors {
 
 impl Optimizer {
     /// Returns the formula and the factors of a step.
+    ///
+    /// # Panics
+    /// Panics for LAMB, which is not updated on devices.
     #[must_use]
     pub fn factors(&self, step: &Step) -> Factors {
         Factors { grad_limit: step.grad_limit, ..self.unlimited(step) }
@@ -72,6 +75,7 @@ impl Optimizer {
                 let (others, step) = muon.of_others(step);
                 others.unlimited(&step)
             }
+            Self::Lamb(_) => unreachable!("LAMB has no formula for one element alone"),
             Self::Sgd(sgd) => sgd.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),
             Self::Adagrad(adagrad) => adagrad.rule(step).factors(),

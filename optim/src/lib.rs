@@ -20,6 +20,7 @@ mod adamw;
 mod average;
 mod factors;
 mod half_float;
+mod lamb;
 mod lion;
 mod muon;
 mod nadam;
@@ -44,6 +45,7 @@ pub use average::{Average, average};
 pub use exact_sum::ExactSum;
 pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_bf16_at_random, write_half};
+pub use lamb::{Lamb, Squares};
 pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};
 pub use muon::Muon;
@@ -77,6 +79,8 @@ pub enum Optimizer {
     RAdam(RAdam),
     /// Orthogonalized momentum for matrices, AdamW for the rest. [`update`] takes AdamW's step.
     Muon(Muon),
+    /// Adam with a trust ratio for each parameter. [`update`] takes the second half of a step, after [`Lamb::accumulate`].
+    Lamb(Lamb),
 }
 
 impl Optimizer {
@@ -84,9 +88,11 @@ impl Optimizer {
     /// zeros. The names are PyTorch's.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
-            Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) | Optimizer::Muon(_) => {
-                &["exp_avg", "exp_avg_sq"]
-            }
+            Optimizer::AdamW(_)
+            | Optimizer::NAdam(_)
+            | Optimizer::RAdam(_)
+            | Optimizer::Muon(_)
+            | Optimizer::Lamb(_) => &["exp_avg", "exp_avg_sq"],
             Optimizer::Sgd(sgd) if sgd.momentum != 0.0 => &["momentum_buffer"],
             Optimizer::Sgd(_) => &[],
             Optimizer::Lion(_) => &["exp_avg"],
@@ -120,7 +126,8 @@ impl Optimizer {
             | Optimizer::Adagrad(Adagrad { weight_decay, .. })
             | Optimizer::RmsProp(RmsProp { weight_decay, .. })
             | Optimizer::NAdam(NAdam { weight_decay, .. })
-            | Optimizer::RAdam(RAdam { weight_decay, .. }) => *weight_decay = new,
+            | Optimizer::RAdam(RAdam { weight_decay, .. })
+            | Optimizer::Lamb(Lamb { weight_decay, .. }) => *weight_decay = new,
             Optimizer::Muon(muon) => (muon.weight_decay, muon.others.weight_decay) = (new, new),
         }
         self
@@ -132,6 +139,7 @@ impl Optimizer {
             | Optimizer::Lion(Lion { betas, .. })
             | Optimizer::NAdam(NAdam { betas, .. })
             | Optimizer::RAdam(RAdam { betas, .. })
+            | Optimizer::Lamb(Lamb { betas, .. })
             | Optimizer::Muon(Muon { others: AdamW { betas, .. }, .. }) => Some(betas),
             Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) => None,
         }
@@ -232,6 +240,7 @@ fn update_at<P: Stored, S: Stored>(
             let (others, step) = muon.of_others(step);
             return update_at(isa, &others, &step, params, grads, states);
         }
+        (Optimizer::Lamb(lamb), [m, v]) => lamb.advance(isa, step, params, [m, v]),
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
             apply(at, Decoupled(adamw.factors(step)), params, grads, [m, v])
         }

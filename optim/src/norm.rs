@@ -37,7 +37,12 @@ pub fn block_square_sums(grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
 }
 
 fn block_square_sums_at(isa: Isa, grads: &[f32]) -> impl Iterator<Item = f64> + '_ {
-    grads.chunks(BLOCK).map(move |block| run(isa, SquareSum(block)))
+    grads.chunks(BLOCK).map(move |block| square_sum(isa, block))
+}
+
+/// Returns the sum of squares of one block.
+pub(crate) fn square_sum(isa: Isa, block: &[f32]) -> f64 {
+    run(isa, SquareSum(block))
 }
 
 impl ExactSum {

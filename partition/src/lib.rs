@@ -27,6 +27,7 @@ mod rounding;
 mod segment;
 mod storage;
 mod threads;
+mod trust;
 mod zero;
 
 pub use accumulator::Order;

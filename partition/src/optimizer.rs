@@ -23,12 +23,14 @@ use crate::reductions::Reductions;
 use crate::rounding::{round_bytes, round_to, working};
 use crate::storage::{copy, overwrite};
 use crate::threads::{average, update_bytes, update_matrix};
+use crate::trust::TrustRatios;
 
 /// The optimizer state of one rank.
 #[derive(Default)]
 pub(crate) struct OptimizerState {
     segments: Vec<SegmentState>,
     judged: Option<Judged>,
+    pub(crate) trust: TrustRatios,
     /// Segments on the GPU whose update is pending, so that one launch can update all of them.
     updating: Vec<SegmentId>,
     /// Number of optimizer steps taken.
@@ -55,8 +57,8 @@ struct Judged {
 /// How the host changes gradients before the update.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scaling {
-    grad_scale: f32,
-    grad_limit: f32,
+    pub(crate) grad_scale: f32,
+    pub(crate) grad_limit: f32,
 }
 
 /// The components that an optimizer step reads and writes besides the optimizer's state.
@@ -139,7 +141,8 @@ impl OptimizerState {
     /// Runs the optimizer step on this rank's part of a segment, or skips it, and frees the gradients. On a GPU, one
     /// launch updates several segments, at the latest in [`OptimizerState::carry_out_updates`].
     pub(crate) fn update(&mut self, mut with: StepInputs<'_>, id: SegmentId) -> Result<(), ZeroError> {
-        if self.scaling()?.is_some() {
+        if let Some(scaling) = self.scaling()? {
+            self.measure_trust(&with, scaling)?;
             if with.rank.is_resident(id) {
                 self.updating.push(id);
                 return Ok(());
@@ -228,7 +231,7 @@ impl OptimizerState {
         for (index, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[index];
             let (optimizer, lr) = tuned(options.optimizer, rate, &parameter.tuning());
-            let decay = options.decays(parameter);
+            let (lr, decay) = (lr * self.trust.of(index), options.decays(parameter));
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
             let in_state = at.start + skipped..at.end + skipped;
             let stochastic =
@@ -284,6 +287,7 @@ impl OptimizerState {
     /// Ends the step, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.
     /// Returns the verdict; `None` if there was no norm since the last call.
     pub(crate) fn finish_step(&mut self, memory: &mut Memory) -> Result<Option<Verdict>, ZeroError> {
+        self.trust = TrustRatios::default();
         let verdict = match self.judged.take() {
             None => return Ok(None),
             Some(Judged { verdict: Some(verdict), .. }) => verdict,
@@ -296,7 +300,7 @@ impl OptimizerState {
 
 /// Returns the optimizer and the learning rate of parameters with this tuning. A schedule does not change the betas of the
 /// AdamW in Muon, as in DeepSpeed.
-fn tuned(optimizer: Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
+pub(crate) fn tuned(optimizer: Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
     let scheduled = rate.betas.filter(|_| !matches!(optimizer, Optimizer::Muon(_)));
     let optimizer = optimizer.with_betas(scheduled).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
     (optimizer, rate.lr * tuning.lr_factor)
@@ -318,6 +322,6 @@ fn refill(memory: &mut Memory, parameter: &Parameter, range: Range<usize>, maste
     Ok(())
 }
 
-fn on_host<T>(values: Option<T>) -> Result<T, ZeroError> {
+pub(crate) fn on_host<T>(values: Option<T>) -> Result<T, ZeroError> {
     values.ok_or_else(|| ZeroError::internal("cannot update the state on the host: it is on a GPU"))
 }

@@ -26,6 +26,8 @@ pub enum Optimizer {
     RAdam(RAdam),
     /// Muon: orthogonalized momentum for matrices, AdamW for the rest (Jordan et al. 2024).
     Muon(Muon),
+    /// LAMB: Adam whose step on each parameter is scaled by a ratio of norms (You et al. 2020), as DeepSpeed's kernel.
+    Lamb(Lamb),
 }
 
 section! {
@@ -203,6 +205,31 @@ section! {
     }
 }
 
+section! {
+    /// Parameters of LAMB.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Lamb(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay, part of the direction whose norm the ratio has");
+        /// Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ).
+        pub bias_correction: bool = now(Kind::Bool, "true", "Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ)");
+        /// Largest trust ratio.
+        pub max_coeff: f64 = now(NON_NEGATIVE, "10.0", "Largest trust ratio");
+        /// Smallest trust ratio.
+        pub min_coeff: f64 = now(NON_NEGATIVE, "0.01", "Smallest trust ratio");
+        /// Add `eps` to the second moment, under the root.
+        pub eps_inside_sqrt: bool = now(Kind::Bool, "false", "Add eps to the second moment, under the root");
+        = rejected("amsgrad", "false", "DeepSpeed's Lamb does not have it either");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
 impl Muon {
     /// Returns the learning rate of the parameters that are no matrices.
     pub fn lr_of_others(&self) -> f64 {
@@ -235,7 +262,7 @@ impl Optimizer {
             variant("NAdam", "Adam with Nesterov's look-ahead", NAdam::SECTION.keys),
             variant("RAdam", "Adam with a correction of the second moment's variance", RAdam::SECTION.keys),
             variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", Muon::SECTION.keys),
-            Variant { status: LATER, ..variant("Lamb", "Adam with a trust ratio per layer", LAMB) },
+            variant("Lamb", "Adam with a trust ratio for each parameter", Lamb::SECTION.keys),
             Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
             Variant { status: LATER, ..variant("MuAdamW", "AdamW for maximal-update parametrisation", &[]) },
             Variant { status: LATER, ..variant("MuSGD", "SGD for maximal-update parametrisation", &[]) },
@@ -262,6 +289,10 @@ impl Optimizer {
                 let help = Some("leave one of them out".to_string());
                 resolver.contradiction(&[RmsProp::centered, RmsProp::momentum], message.to_string(), help);
             }
+            Self::Lamb(lamb) if lamb.min_coeff > lamb.max_coeff => {
+                let message = "the smallest trust ratio is larger than the largest".to_string();
+                resolver.contradiction(&[Lamb::min_coeff, Lamb::max_coeff], message, None);
+            }
             Self::Muon(muon) if self.lr() == 0.0 && muon.lr_of_others() != 0.0 => {
                 let message =
                     "the learning rate of the matrices is 0, and that of the others is relative to it".to_string();
@@ -282,6 +313,15 @@ impl Optimizer {
         }
     }
 
+    /// Returns the name of an optimizer that updates whole parameters in f32, in host memory.
+    pub fn of_whole_parameters(&self) -> Option<&'static str> {
+        match self {
+            Self::Muon(_) => Some("Muon"),
+            Self::Lamb(_) => Some("LAMB"),
+            _ => None,
+        }
+    }
+
     /// Returns the betas that a schedule may change, if the optimizer has any. DeepSpeed's schedules do not change those of
     /// the AdamW in Muon.
     pub fn betas(&self) -> Option<[f64; 2]> {
@@ -289,7 +329,8 @@ impl Optimizer {
             Self::AdamW(Adam { betas, .. })
             | Self::Lion(Lion { betas, .. })
             | Self::NAdam(NAdam { betas, .. })
-            | Self::RAdam(RAdam { betas, .. }) => Some(*betas),
+            | Self::RAdam(RAdam { betas, .. })
+            | Self::Lamb(Lamb { betas, .. }) => Some(*betas),
             Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) | Self::Muon(_) => None,
         }
     }
@@ -303,7 +344,8 @@ impl Optimizer {
             | Self::Adagrad(Adagrad { lr, .. })
             | Self::RmsProp(RmsProp { lr, .. })
             | Self::NAdam(NAdam { lr, .. })
-            | Self::RAdam(RAdam { lr, .. }) => *lr,
+            | Self::RAdam(RAdam { lr, .. })
+            | Self::Lamb(Lamb { lr, .. }) => *lr,
             Self::Muon(Muon { lr, muon_lr, .. }) => muon_lr.unwrap_or(*lr),
         }
     }
@@ -322,6 +364,7 @@ impl Read for Optimizer {
             "NAdam" => Self::NAdam(NAdam::of(&mut keys)),
             "RAdam" => Self::RAdam(RAdam::of(&mut keys)),
             "Muon" => Self::Muon(Muon::of(&mut keys)),
+            "Lamb" => Self::Lamb(Lamb::of(&mut keys)),
             _ => Self::AdamW(Adam::of(&mut keys)),
         }
     }
@@ -341,19 +384,8 @@ impl Serialize for Optimizer {
             Self::NAdam(nadam) => ("NAdam", json!(nadam)),
             Self::RAdam(radam) => ("RAdam", json!(radam)),
             Self::Muon(muon) => ("Muon", json!(muon)),
+            Self::Lamb(lamb) => ("Lamb", json!(lamb)),
         };
         json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
     }
 }
-
-#[rustfmt::skip]
-static LAMB: &[Key] = &[
-    later("lr", "0.001", "Learning rate"),
-    later("betas", "[0.9, 0.999]", "Decay of the first and the second moment"),
-    later("eps", "1e-8", "Added to the root of the second moment"),
-    later("weight_decay", "0", "Weight decay"),
-    later("bias_correction", "true", "Divide the moments by 1 − βᵗ"),
-    later("max_coeff", "10", "Largest trust ratio"),
-    later("min_coeff", "0.01", "Smallest trust ratio"),
-    later("eps_inside_sqrt", "false", "eps under the root"),
-];

@@ -75,19 +75,20 @@ impl Bf16 {
             "the average is exchanged with an f32 copy of the parameters, and there would be none",
             "keep the f32 copy, or leave `training.ema` out",
         );
-        let is_muon = matches!(config.optimizer, Optimizer::Muon(_));
+        let of_whole = config.optimizer.of_whole_parameters();
+        let name = of_whole.unwrap_or_default();
         needs(
-            is_muon && self.bf16_optimizer_states,
+            of_whole.is_some() && self.bf16_optimizer_states,
             Self::bf16_optimizer_states,
             Optimizer::TYPE,
-            "Muon keeps its momentum in f32",
+            &format!("{name} keeps its moments in f32"),
             "leave `bf16_optimizer_states` out, or use another optimizer",
         );
         needs(
-            is_muon && self.bf16_master_weights_and_grads,
+            of_whole.is_some() && self.bf16_master_weights_and_grads,
             no_copy,
             Optimizer::TYPE,
-            "Muon updates an f32 copy of the parameters",
+            &format!("{name} updates an f32 copy of the parameters"),
             "keep the f32 copy, or use another optimizer",
         );
         needs(

@@ -243,8 +243,8 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "fp16: {enabled: true, auto_cast: true}",
         "autotuning: {mp_size: 2}",
         "data_efficiency: {enabled: true, data_sampling: {enabled: true, dynamic_batching: {enabled: true}}}",
-        "optimizer: {type: Lamb}",
-        "optimizer: {type: lamb}",
+        "optimizer: {type: MuAdam}",
+        "optimizer: {type: muadam}",
         "managed_gradient_accumulation: false",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
         "zero_optimization: {zero_hpz_partition_size: 8}",
@@ -269,6 +269,8 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "pipeline: {activation_checkpoint_interval: 1}",
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, super_offload: true}}",
         "optimizer: {type: Adam, params: {amsgrad: true}}",
+        "optimizer: {type: Lamb, params: {amsgrad: true}}",
+        "optimizer: {type: Lamb, params: {max_grad_norm: 1}}",
         "optimizer: {type: AdamW, legacy_fusion: true}",
     ];
     for text in rejected {

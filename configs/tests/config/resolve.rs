@@ -140,6 +140,20 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
             eps,
         })
     );
+    let (bias_correction, max_coeff, min_coeff, eps_inside_sqrt) = (true, 10.0, 0.01, false);
+    assert_eq!(
+        with("optimizer: {type: lamb}").optimizer,
+        Optimizer::Lamb(Lamb {
+            lr: 1e-3,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction,
+            max_coeff,
+            min_coeff,
+            eps_inside_sqrt
+        })
+    );
     // `Adam` is AdamW by default. Both variants survive a round trip through YAML.
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
         let config = with(&format!("optimizer: {{{text}}}"));
@@ -438,6 +452,10 @@ fn values_in_bf16_need_what_they_replace() {
         (bf16("bf16_optimizer_states: true"), "need parameters without an f32 copy"),
         (bf16("stochastic_rounding: true"), "rounded to nearest, which loses nothing"),
         (format!("{}\ntraining: {{ema: {{}}}}", bf16("bf16_master_weights_and_grads: true")), "there would be none"),
+        (
+            format!("{}\noptimizer: {{type: Lamb}}", bf16("bf16_master_weights_and_grads: true")),
+            "LAMB updates an f32 copy",
+        ),
         (
             format!("{}\noptimizer: {{type: Muon}}", bf16("bf16_master_weights_and_grads: true")),
             "Muon updates an f32 copy",

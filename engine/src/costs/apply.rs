@@ -34,6 +34,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::NAdam(_) => "NAdam",
         Optimizer::RAdam(_) => "RAdam",
         Optimizer::Muon(_) => "Muon",
+        Optimizer::Lamb(_) => "LAMB",
     };
     let zero = &subject.settings.zero;
     let states = match zero.states().len() {

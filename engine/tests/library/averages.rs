@@ -11,6 +11,7 @@ use crate::python::{python, results, small_llama};
 use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
 
 const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
+const LAMB: &str = "optimizer: {type: Lamb, params: {lr: 0.01}}";
 const EMA: &str = "ema: {decay: 0.8, start_step: 1}";
 
 fn text(stage: u8, replicas: usize, more: &str) -> String {
@@ -47,7 +48,7 @@ fn run(ranks: usize, text: &str) -> (Trajectory, Vec<Vec<u32>>) {
 
 #[test]
 fn every_layout_is_bit_identical_and_training_is_unchanged() {
-    for more in ["", BF16, MUON, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"] {
+    for more in ["", BF16, MUON, LAMB, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"] {
         let (expected, averages) = run(1, &text(0, 1, more));
         let plain = agreed(world(1, |comm| trajectory(&mut engine(comm, &reproducible(0, 1, more)), 5)), more);
         assert_same(&plain, &expected, &format!("{more}, without averages"));
@@ -64,7 +65,7 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
             same(2 * replicas, &text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}")));
         }
         same(2, &text(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}"));
-        if more != MUON {
+        if ![MUON, LAMB].contains(&more) {
             let folder = tempfile::tempdir().unwrap();
             let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
             let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");

@@ -1,36 +1,11 @@
-//! Muon: equal to `torch.optim.Muon`, bit-identical at every layout, and resumed in another one.
+//! Muon: equal to `torch.optim.Muon`, and the owners of its matrices.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use zero_engine::comm::Communicator;
 use zero_engine::{Config, Engine, Kind, zoo};
 use zero_optim::{Muon, Step};
 
 use crate::python::python;
-use crate::world::{Trajectory, agreed, assert_same, gpt2, gpt2_config, trajectory, world};
-
-const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003, weight_decay: 0.1}}";
-
-fn text(zero_stage: u8, accumulation: usize, more: &str) -> String {
-    format!(
-        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {accumulation}\ngradient_clipping: 0.5\n{more}\n\
-         zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 40}}"
-    )
-}
-
-fn reproducible(zero_stage: u8, replicas: usize, more: &str) -> String {
-    text(zero_stage, 4 / replicas, &format!("{MUON}\ntraining: {{reproducible: true}}\n{more}"))
-}
-
-fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
-    let config = Config::with_world_size("test.yaml", text, comm.size()).unwrap_or_else(|error| panic!("{error}"));
-    Engine::with_communicator(config, gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
-}
-
-fn run(ranks: usize, text: &str) -> Trajectory {
-    agreed(world(ranks, |comm| trajectory(&mut engine(comm, text), 6)), text)
-}
+use crate::whole::{MUON, engine, reproducible};
+use crate::world::{gpt2_config, world};
 
 /// Values between −1 and 1 that depend on the seed alone, exact in f32. The script computes the same.
 fn wave(count: usize, seed: usize) -> Vec<f32> {
@@ -81,73 +56,12 @@ fn fifty_steps_agree_with_pytorch() {
     }
 }
 
-#[test]
-fn every_layout_is_bit_identical() {
-    for more in ["", "bf16: {enabled: true}", "activation_checkpointing: {}", "adapter: {r: 4}"] {
-        let expected = run(1, &reproducible(0, 1, more));
-        assert_ne!(expected.losses[0], expected.losses[5]);
-        for ranks in [1, 2, 4] {
-            for zero_stage in 0..=3 {
-                let got = run(ranks, &reproducible(zero_stage, ranks, more));
-                assert_same(&expected, &got, &format!("{more}, stage {zero_stage} on {ranks} ranks"));
-            }
-        }
-        for (replicas, zero_stage) in [(1, 0), (2, 1), (2, 2), (2, 3)] {
-            let more = format!("{more}\npipeline: {{stages: 2}}");
-            let got = run(2 * replicas, &reproducible(zero_stage, replicas, &more));
-            assert_same(&expected, &got, &format!("{more}, stage {zero_stage}"));
-        }
-        let on_host = reproducible(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}");
-        assert_same(&expected, &run(2, &on_host), &on_host);
-    }
-}
-
-/// DeepSpeed's Muon once orthogonalized each micro-batch (DeepSpeed#8600).
-#[test]
-fn accumulation_changes_rounding_alone() {
-    let losses = |trajectory: Trajectory| trajectory.losses.into_iter().map(f32::from_bits).collect::<Vec<_>>();
-    let whole = text(0, 1, MUON).replace("gpu: 1", "gpu: 4");
-    let expected = losses(run(1, &whole));
-    for (ranks, zero_stage, accumulation) in [(1, 0, 4), (2, 1, 2), (2, 3, 2), (4, 3, 1)] {
-        let got = losses(run(ranks, &text(zero_stage, accumulation, MUON)));
-        for (a, b) in got.iter().zip(&expected) {
-            assert!((a - b).abs() < 1e-4 * b, "stage {zero_stage}, {ranks} ranks: {got:?} {expected:?}");
-        }
-    }
-}
-
-#[test]
-fn a_run_is_resumed_in_another_layout() {
-    let root = tempfile::tempdir().unwrap();
-    let whole = run(1, &reproducible(0, 1, ""));
-    let save = |ranks: usize, text: &str, folder: &Path| {
-        world(ranks, |comm| {
-            let mut engine = engine(comm, text);
-            trajectory(&mut engine, 3);
-            engine.save_checkpoint(folder).unwrap();
-        });
-    };
-    for (from, to) in [((1, 0), (4, 3)), ((2, 2), (1, 0)), ((4, 3), (2, 1))] {
-        let folder = root.path().join(format!("{from:?}"));
-        save(from.0, &reproducible(from.1, from.0, ""), &folder);
-        let text = reproducible(to.1, to.0, "");
-        for rest in world(to.0, |comm| {
-            let mut engine = engine(comm, &text);
-            engine.resume(&folder).unwrap();
-            trajectory(&mut engine, 3)
-        }) {
-            assert_eq!(rest.losses, whole.losses[3..], "{from:?} to {to:?}");
-            assert!(rest.parameters == whole.parameters, "{from:?} to {to:?}");
-        }
-    }
-}
-
 /// A matrix has its momentum alone, and is on one rank. The other parameters have two states.
 #[test]
 fn matrices_have_an_owner() {
     let owned = world(4, |comm| {
         let rank = comm.rank();
-        let engine = engine(comm, &reproducible(3, 4, ""));
+        let engine = engine(comm, &reproducible(3, 4, MUON));
         let layout = engine.zero().layout();
         let matrices = layout.segments().iter().filter(|segment| segment.matrix.is_some());
         let names: Vec<String> =
@@ -184,7 +98,7 @@ fn mistakes_are_errors() {
         (
             "lr: 0.1",
             "stage: 2, offload_optimizer: {device: nvme, nvme_path: /tmp}",
-            "Muon needs whole matrices, and state on a disk is updated in tiles",
+            "Muon needs whole parameters, and state on a disk is updated in tiles",
         ),
     ] {
         let said = error(&with(params), zero);

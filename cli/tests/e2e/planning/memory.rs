@@ -183,6 +183,15 @@ fn owned_matrices() {
 }
 
 #[test]
+fn trust_ratios() {
+    let lamb = "optimizer={type: Lamb, params: {lr: 0.01}}";
+    for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (2, "stage: 3")] {
+        holds(ranks, zero, &[lamb, "train_micro_batch_size_per_gpu=4"]);
+    }
+    holds(2, "stage: 3", &[LLAMA, lamb, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+}
+
+#[test]
 fn averages_of_the_weights() {
     let averages = ["training.ema={decay: 0.9}", "training.eval_every=1", "train_micro_batch_size_per_gpu=4"];
     for (ranks, zero, more) in [
