@@ -4,6 +4,7 @@
 mod activations;
 mod autotuning;
 mod curriculum;
+mod data;
 mod deepspeed_forms;
 mod edit;
 mod errors;
