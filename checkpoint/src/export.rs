@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crc32fast::Hasher;
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use serde_json::json;
@@ -174,7 +175,7 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
         Contents::Model | Contents::Merged(_) => manifest.buffers.iter().collect(),
         Contents::Adapter => vec![],
     };
-    let mut source = Source::new(folder, manifest);
+    let mut source = Source::evaluated(folder, manifest);
     if options.averaged {
         source.instead = manifest.states.first().map(String::as_str);
     }
@@ -330,17 +331,40 @@ impl Source<'_> {
         entry: &ParameterEntry,
         mut take: impl FnMut(&Path, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let state = self.instead.filter(|_| !entry.frozen);
+        let (state, added) = (self.instead, self.added);
+        let (state, added) = (state.filter(|_| !entry.frozen), added.filter(|_| !entry.frozen));
         for piece in &entry.pieces {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
             let file = self.shard(piece.shard)?;
-            let (tensor, elements) = (tensor_name(name, piece.start, state), piece.end - piece.start);
+            let elements = piece.end - piece.start;
+            let intact = |tensor: &str, found: Hasher, expected: u32| match found.finalize() == expected {
+                true => Ok(()),
+                false => {
+                    let reason = format!("the checksum of `{tensor}` does not match the manifest");
+                    Err(CheckpointError::damaged(&shard, reason))
+                }
+            };
+            let tensor = tensor_name(name, piece.start, state);
             let info = file.piece(&tensor, Dtype::F32, elements)?;
-            let crc32 = file.portions(info, |bytes| take(&shard, bytes))?;
-            if crc32.finalize() != piece.crc32[usize::from(state.is_some())] {
-                let reason = format!("the checksum of `{tensor}` does not match the manifest");
-                return Err(CheckpointError::damaged(&shard, reason));
-            }
+            let crc32 = match added {
+                None => file.portions(info, |bytes| take(&shard, bytes))?,
+                Some(state) => {
+                    let added = tensor_name(name, piece.start, Some(state));
+                    let of_added = file.piece(&added, Dtype::F32, elements)?;
+                    intact(&added, file.portions(of_added, |_| Ok(()))?, piece.crc32[1])?;
+                    let (mut at, mut sums) = (0, vec![]);
+                    file.portions(info, |bytes| {
+                        sums.resize(bytes.len(), 0);
+                        file.read_bytes(of_added, at, &mut sums)?;
+                        at += bytes.len();
+                        for (sum, value) in sums.as_chunks_mut().0.iter_mut().zip(bytes.as_chunks().0) {
+                            *sum = (f32::from_le_bytes(*value) + f32::from_le_bytes(*sum)).to_le_bytes();
+                        }
+                        take(&shard, &sums)
+                    })?
+                }
+            };
+            intact(&tensor, crc32, piece.crc32[usize::from(state.is_some())])?;
         }
         Ok(())
     }

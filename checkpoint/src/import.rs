@@ -93,6 +93,7 @@ fn write(
         updates: 0,
         samples: 0,
         loss_scale: None,
+        schedule_free: None,
         world_size: 1,
         zero_stage: 0,
         states: vec![],

@@ -8,6 +8,7 @@ use std::path::Path;
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
 use zero_model::{Model, Parameter};
+use zero_optim::AverageSums;
 use zero_partition::{Kind, ShardedState};
 
 use crate::error::CheckpointError;
@@ -30,7 +31,10 @@ pub fn load(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> 
     for buffer in zero.model().buffers() {
         buffer.set(&manifest.buffers[buffer.name()]).map_err(zero_partition::ZeroError::from)?;
     }
-    zero.set_updates(manifest.updates);
+    let sums = manifest
+        .schedule_free
+        .map_or(AverageSums::default(), |sums| AverageSums { weights: sums.weights, largest_lr: sums.largest_lr });
+    zero.set_progress(manifest.updates, sums);
     Ok(manifest)
 }
 
@@ -166,13 +170,34 @@ pub(crate) struct Source<'a> {
     pub(crate) manifest: &'a Manifest,
     /// State that stands for a trainable parameter; `None` for the parameter itself.
     pub(crate) instead: Option<&'a str>,
+    /// State that is added to a trainable parameter.
+    pub(crate) added: Option<&'a str>,
     /// Open shards by index.
     open: HashMap<usize, TensorFile>,
 }
 
 impl<'a> Source<'a> {
     pub(crate) fn new(folder: &'a Path, manifest: &'a Manifest) -> Self {
-        Self { folder, manifest, instead: None, open: HashMap::new() }
+        Self { folder, manifest, instead: None, added: None, open: HashMap::new() }
+    }
+
+    /// Opens a checkpoint for the weights that are evaluated.
+    pub(crate) fn evaluated(folder: &'a Path, manifest: &'a Manifest) -> Self {
+        Self { added: manifest.offset(), ..Self::new(folder, manifest) }
+    }
+
+    /// Reads a range of a parameter as it is evaluated.
+    pub(crate) fn assemble_evaluated(
+        &mut self,
+        name: &str,
+        elements: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let mut values = self.assemble(name, None, elements.clone())?;
+        if let Some(state) = self.added.filter(|_| !self.manifest.parameters[name].frozen) {
+            let added = self.assemble(name, Some(state), elements)?;
+            values.iter_mut().zip(added).for_each(|(value, added)| *value += added);
+        }
+        Ok(values)
     }
 
     /// Returns a shard's file, which is opened once.

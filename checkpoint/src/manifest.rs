@@ -9,6 +9,7 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use zero_model::Parameter;
 use zero_model::ops::Quantization;
+use zero_optim::{AverageSums, ScheduleFree};
 use zero_partition::states_of;
 
 use crate::error::CheckpointError;
@@ -41,6 +42,10 @@ pub struct Manifest {
     /// State of the dynamic loss scale in f16 training. Otherwise the key is omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
+    /// What a schedule-free optimizer has averaged. The weights to be evaluated are then the sum of a parameter and its state
+    /// `x_minus_y`. The key is left out with other optimizers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule_free: Option<ScheduleFreeSums>,
     /// Number of ranks that wrote the checkpoint.
     pub world_size: usize,
     /// ZeRO stage of the run that wrote the checkpoint.
@@ -72,6 +77,23 @@ pub struct LossScale {
     pub last_overflow: u64,
     /// Number of overflows left until the scale is halved.
     pub hysteresis: u64,
+}
+
+/// Sums over the steps of a schedule-free optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleFreeSums {
+    /// Sum of the weights of all iterates.
+    pub weights: f64,
+    /// Largest learning rate.
+    pub largest_lr: f64,
+}
+
+impl ScheduleFreeSums {
+    /// Returns the sums of a run whose states have these names.
+    pub(crate) fn of(states: &[&str], AverageSums { weights, largest_lr }: AverageSums) -> Option<Self> {
+        states.contains(&ScheduleFree::OFFSET).then_some(Self { weights, largest_lr })
+    }
 }
 
 /// The file of one shard.
@@ -230,7 +252,21 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Returns the state whose sum with a trainable parameter is evaluated, if there is one: the first.
+    pub(crate) fn offset(&self) -> Option<&str> {
+        self.schedule_free.and_then(|_| self.states.first()).map(String::as_str)
+    }
+
+    /// Returns whether the weights to be evaluated are the sums of parameters and their first state.
+    #[must_use]
+    pub fn is_schedule_free(&self) -> bool {
+        self.schedule_free.is_some()
+    }
+
     fn check(&self) -> Result<(), String> {
+        if self.schedule_free.is_some() && self.offset() != Some(ScheduleFree::OFFSET) {
+            return Err(format!("the first state is not `{}`", ScheduleFree::OFFSET));
+        }
         for (rank, shard) in self.shards.iter().enumerate() {
             if shard.file != shard_file(rank, self.shards.len()) {
                 return Err(format!("shard {rank} is named `{}`", shard.file));

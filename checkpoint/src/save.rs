@@ -13,7 +13,7 @@ use crate::error::CheckpointError;
 use crate::folders::name;
 use crate::layout::{Shard, entries};
 use crate::lock::RunLock;
-use crate::manifest::{FORMAT, LossScale, Manifest, VERSION};
+use crate::manifest::{FORMAT, LossScale, Manifest, ScheduleFreeSums, VERSION};
 use crate::shard::{self, State, Written};
 use crate::snapshot::Snapshot;
 use crate::together::{any, patiently, together};
@@ -79,6 +79,7 @@ fn begin(
         updates: zero.updates(),
         samples: save.samples,
         loss_scale: save.loss_scale,
+        schedule_free: ScheduleFreeSums::of(&zero.state_names(), zero.average_sums()),
         world_size: comm.size(),
         zero_stage: save.zero_stage,
         states: zero.state_names().iter().map(ToString::to_string).collect(),

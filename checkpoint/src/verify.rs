@@ -157,6 +157,7 @@ mod tests {
             updates: 6,
             samples: 28,
             loss_scale: None,
+            schedule_free: None,
             world_size: 2,
             zero_stage: 3,
             states: vec!["exp_avg".into()],

@@ -13,7 +13,8 @@ use crate::pretrained;
 use crate::verify::intact;
 use crate::weights::{Weights, is_of_base, of_adapter};
 
-/// Fills all parameters and buffers of a model from a checkpoint, after verifying the checksums of all shards.
+/// Fills all parameters and buffers of a model from a checkpoint, after verifying the checksums of all shards. The
+/// weights of a schedule-free optimizer are those that it evaluates.
 ///
 /// # Errors
 /// Fails if a file is missing or damaged, or the checkpoint belongs to another model.
@@ -36,7 +37,7 @@ fn fill_some(folder: &Path, model: &Model, is_stored: fn(&Parameter) -> bool) ->
     for shard in 0..manifest.shards.len() {
         intact(folder, &manifest, shard)?;
     }
-    let mut source = Source::new(folder, &manifest);
+    let mut source = Source::evaluated(folder, &manifest);
     for parameter in model.parameters().iter().filter(|parameter| is_stored(parameter)) {
         let stored = 0..parameter.stored_elements();
         if parameter.quantization().is_some() {
@@ -44,7 +45,7 @@ fn fill_some(folder: &Path, model: &Model, is_stored: fn(&Parameter) -> bool) ->
             parameter.fill(quantized_storage(bytes)).map_err(ZeroError::from)?;
             continue;
         }
-        fill(parameter, source.assemble(parameter.name(), None, stored)?)?;
+        fill(parameter, source.assemble_evaluated(parameter.name(), stored)?)?;
     }
     for buffer in model.buffers() {
         buffer.set(&manifest.buffers[buffer.name()]).map_err(ZeroError::from)?;

@@ -149,7 +149,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
         let message = format!("`{norm}` and `{value}` both clip the gradient");
         resolver.contradiction(&[norm, value], message, Some(format!("keep one of the two, or write `{norm}: 0`")));
     }
-    config.optimizer.check(resolver);
+    config.optimizer.check(config, resolver);
     config.scheduler.check(&config.optimizer, config.training.max_steps, resolver);
     let groups = config.training.param_groups.as_deref().unwrap_or_default();
     ParameterGroup::check(groups, &config.optimizer, &config.scheduler, resolver);

@@ -7,7 +7,7 @@ use zero_config::{self as config, Config};
 use zero_isa::Isa;
 use zero_optim::{
     Adagrad, AdamW, Average, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam, RmsProp,
-    RmsPropVariant, Schedule, Sgd,
+    RmsPropVariant, Schedule, ScheduleFree, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
@@ -145,6 +145,10 @@ fn in_host_memory(config: &Config) -> Result<(), Error> {
         let message = format!("{name} needs whole parameters, and state on a disk is updated in tiles");
         return Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"));
     }
+    if is_on_disk && matches!(config.optimizer, config::Optimizer::ScheduleFree(_)) {
+        let message = "evaluations keep the weights of AdamWScheduleFree in memory, which the disk is there to save";
+        return Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"));
+    }
     let help = "keep the f32 copy of the parameters and states in f32";
     if is_on_disk && is_narrow {
         let message = "parameters without an f32 copy, and states in bf16, are not implemented on a disk";
@@ -243,6 +247,10 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
         }) => {
             let (betas, coeffs) = (pair(betas), (min_coeff, max_coeff));
             Optimizer::Lamb(Lamb { betas, eps, eps_inside_sqrt, weight_decay, bias_correction, coeffs })
+        }
+        From::ScheduleFree(config::ScheduleFree { betas, eps, weight_decay, r, weight_lr_power, .. }) => {
+            let (betas, share) = (pair(betas), ScheduleFree::default().share);
+            Optimizer::ScheduleFree(ScheduleFree { betas, eps, weight_decay, r, weight_lr_power, share })
         }
         From::Muon(config::Muon {
             lr,

@@ -12,7 +12,7 @@ use std::{
 use zero_isa::Isa;
 
 use crate::rule::{Rule, apply};
-use crate::{Adagrad, AdamW, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Sgd, Step, update};
+use crate::{Adagrad, AdamW, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, ScheduleFree, Sgd, Step, update};
 
 /// Bytes that one AdamW step reads and writes per parameter.
 pub const ADAMW_BYTES_PER_PARAMETER: usize = bytes_per_parameter(2);
@@ -111,6 +111,10 @@ pub fn optimizers() -> Vec<(&'static str, Optimizer)> {
         ("RMSprop, centered", rmsprop(RmsPropVariant::Centered)),
         ("NAdam", Optimizer::NAdam(NAdam { weight_decay: 0.01, ..NAdam::default() })),
         ("RAdam", Optimizer::RAdam(RAdam { weight_decay: 0.01, ..RAdam::default() })),
+        (
+            "AdamWScheduleFree",
+            Optimizer::ScheduleFree(ScheduleFree { weight_decay: 0.01, share: 0.1, ..ScheduleFree::default() }),
+        ),
     ]
 }
 

@@ -32,6 +32,9 @@ pub enum Formula {
     NAdam,
     /// NAdam with decoupled decay. Factors: as `NAdam`, but the first is 1 − lr·λ.
     NAdamW,
+    /// Schedule-free AdamW. Factors: λ, gradient scale, β₂, 1 − β₂, 1/√(1 − β₂ᵗ), ε, −cβ₁/(1 − β₁), −lr(1 − β₁(1 − c)),
+    /// 1 − c, lr(1 − β₁).
+    ScheduleFree,
 }
 
 /// The formula of a step and the factors it applies to every element. The factors are computed in f64 and rounded to
@@ -42,14 +45,17 @@ pub struct Factors {
     /// The formula.
     pub formula: Formula,
     /// The factors, in the order given at the [`Formula`], padded with zeros.
-    pub values: [f32; 8],
+    pub values: [f32; Factors::MAX],
     /// As in [`Step::grad_limit`].
     pub grad_limit: f32,
 }
 
 impl Factors {
+    /// The most factors of a formula.
+    pub const MAX: usize = 10;
+
     pub(crate) fn new<const N: usize>(formula: Formula, factors: [f32; N]) -> Self {
-        let mut values = [0.0; 8];
+        let mut values = [0.0; Self::MAX];
         values[..N].copy_from_slice(&factors);
         Self { formula, values, grad_limit: f32::INFINITY }
     }
@@ -77,6 +83,7 @@ impl Optimizer {
             }
             Self::Lamb(_) => unreachable!("LAMB has no formula for one element alone"),
             Self::Sgd(sgd) => sgd.factors(step),
+            Self::ScheduleFree(free) => free.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),
             Self::Adagrad(adagrad) => adagrad.rule(step).factors(),
         }

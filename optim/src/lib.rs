@@ -27,6 +27,7 @@ mod nadam;
 mod radam;
 mod rmsprop;
 mod rule;
+mod schedule_free;
 mod sgd;
 mod simd;
 mod stored;
@@ -53,6 +54,7 @@ pub use nadam::NAdam;
 pub use radam::RAdam;
 pub use rmsprop::{RmsProp, RmsPropVariant};
 pub use schedule::{LrRangeTest, OneCycle, Rate, Schedule, Warmup};
+pub use schedule_free::{AverageSums, ScheduleFree};
 pub use sgd::Sgd;
 pub use stored::Stored;
 
@@ -81,6 +83,8 @@ pub enum Optimizer {
     Muon(Muon),
     /// Adam with a trust ratio for each parameter. [`update`] takes the second half of a step, after [`Lamb::accumulate`].
     Lamb(Lamb),
+    /// AdamW whose average of the iterates takes the place of a schedule.
+    ScheduleFree(ScheduleFree),
 }
 
 impl Optimizer {
@@ -93,6 +97,7 @@ impl Optimizer {
             | Optimizer::RAdam(_)
             | Optimizer::Muon(_)
             | Optimizer::Lamb(_) => &["exp_avg", "exp_avg_sq"],
+            Optimizer::ScheduleFree(_) => &[ScheduleFree::OFFSET, "exp_avg_sq"],
             Optimizer::Sgd(sgd) if sgd.momentum != 0.0 => &["momentum_buffer"],
             Optimizer::Sgd(_) => &[],
             Optimizer::Lion(_) => &["exp_avg"],
@@ -127,8 +132,19 @@ impl Optimizer {
             | Optimizer::RmsProp(RmsProp { weight_decay, .. })
             | Optimizer::NAdam(NAdam { weight_decay, .. })
             | Optimizer::RAdam(RAdam { weight_decay, .. })
-            | Optimizer::Lamb(Lamb { weight_decay, .. }) => *weight_decay = new,
+            | Optimizer::Lamb(Lamb { weight_decay, .. })
+            | Optimizer::ScheduleFree(ScheduleFree { weight_decay, .. }) => *weight_decay = new,
             Optimizer::Muon(muon) => (muon.weight_decay, muon.others.weight_decay) = (new, new),
+        }
+        self
+    }
+
+    /// Returns the optimizer with the share of a step of this number and learning rate in its average; unchanged unless it is
+    /// schedule-free.
+    #[must_use]
+    pub fn with_share(mut self, sums: AverageSums, step: u64, lr: f64) -> Self {
+        if let Optimizer::ScheduleFree(free) = &mut self {
+            free.share = sums.share(free, step, lr);
         }
         self
     }
@@ -140,6 +156,7 @@ impl Optimizer {
             | Optimizer::NAdam(NAdam { betas, .. })
             | Optimizer::RAdam(RAdam { betas, .. })
             | Optimizer::Lamb(Lamb { betas, .. })
+            | Optimizer::ScheduleFree(ScheduleFree { betas, .. })
             | Optimizer::Muon(Muon { others: AdamW { betas, .. }, .. }) => Some(betas),
             Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) => None,
         }
@@ -248,6 +265,7 @@ fn update_at<P: Stored, S: Stored>(
         (Optimizer::Sgd(sgd), [buffer]) if sgd.nesterov => apply(at, sgd.nesterov_rule(step), params, grads, [buffer]),
         (Optimizer::Sgd(sgd), [buffer]) => apply(at, sgd.momentum_rule(step), params, grads, [buffer]),
         (Optimizer::Sgd(sgd), []) => apply::<0, _, P, S>(at, sgd.plain_rule(step), params, grads, []),
+        (Optimizer::ScheduleFree(free), [offset, v]) => apply(at, free.rule(step), params, grads, [offset, v]),
         (Optimizer::Lion(lion), [m]) => apply(at, lion.rule(step), params, grads, [m]),
         (Optimizer::Adagrad(adagrad), [sum]) => apply(at, adagrad.rule(step), params, grads, [sum]),
         (Optimizer::NAdam(nadam), [m, v]) if nadam.decoupled => {

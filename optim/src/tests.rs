@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const OPTIMIZERS: [Optimizer; 16] = [
+const OPTIMIZERS: [Optimizer; 17] = [
     Optimizer::Muon(Muon {
         momentum: 0.95,
         nesterov: true,
@@ -52,6 +52,14 @@ const OPTIMIZERS: [Optimizer; 16] = [
     Optimizer::RAdam(RAdam { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, decoupled: false }),
     Optimizer::NAdam(NAdam { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, momentum_decay: 4e-3, decoupled: true }),
     Optimizer::RAdam(RAdam { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, decoupled: true }),
+    Optimizer::ScheduleFree(ScheduleFree {
+        betas: (0.9, 0.95),
+        eps: 1e-8,
+        weight_decay: 0.1,
+        r: 0.0,
+        weight_lr_power: 2.0,
+        share: 0.3,
+    }),
 ];
 
 /// A parameter, its gradient and two states. Most values are of ordinary size: random bit patterns are mostly too large
@@ -180,6 +188,16 @@ fn textbook(optimizer: &Optimizer, step: &Step, p: f64, g: f64, s: [f64; 2]) -> 
         Optimizer::Lion(Lion { betas: (b1, b2), weight_decay }) => {
             let direction = (b1 * s[0] + (1.0 - b1) * g).signum();
             (p - lr * on(weight_decay) * p - lr * direction, [b2 * s[0] + (1.0 - b2) * g, 0.0])
+        }
+        Optimizer::ScheduleFree(ScheduleFree { betas: (b1, b2), eps, weight_decay, share, .. }) => {
+            let x = p + s[0];
+            let z = (p - b1 * x) / (1.0 - b1);
+            let v = b2 * s[1] + (1.0 - b2) * g * g;
+            let direction = g / ((v / (1.0 - b2.powi(step.step as i32))).sqrt() + eps) + on(weight_decay) * p;
+            let z = z - lr * direction;
+            let x = (1.0 - share) * x + share * z;
+            let y = (1.0 - b1) * z + b1 * x;
+            (y, [x - y, v])
         }
         // What is not a matrix.
         Optimizer::Muon(Muon { others, others_lr_factor, .. }) => {

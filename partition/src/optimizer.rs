@@ -7,7 +7,7 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_model::sink::FlatBuffer;
 use zero_model::{Parameter, Tuning};
 use zero_optim::norm::{Limits, Verdict};
-use zero_optim::{ExactSum, Optimizer, Rate, Step};
+use zero_optim::{AverageSums, ExactSum, Optimizer, Rate, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
@@ -35,6 +35,8 @@ pub(crate) struct OptimizerState {
     updating: Vec<SegmentId>,
     /// Number of optimizer steps taken.
     updates: u64,
+    /// What a schedule-free optimizer has averaged so far.
+    sums: AverageSums,
 }
 
 /// This rank's part of the state of one segment.
@@ -94,8 +96,12 @@ impl OptimizerState {
         self.updates
     }
 
-    pub(crate) fn set_updates(&mut self, updates: u64) {
-        self.updates = updates;
+    pub(crate) fn sums(&self) -> AverageSums {
+        self.sums
+    }
+
+    pub(crate) fn set_progress(&mut self, updates: u64, sums: AverageSums) {
+        (self.updates, self.sums) = (updates, sums);
     }
 
     /// Computes the norm of all reduced gradients and checks it against `limits`.
@@ -161,7 +167,8 @@ impl OptimizerState {
         let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let ids = std::mem::take(&mut self.updating);
         let Some(Scaling { grad_scale, grad_limit }) = self.scaling()? else { return Ok(()) };
-        let Self { segments, judged, updates, .. } = self;
+        let Self { segments, judged, updates, sums, .. } = self;
+        let shared = rank.options.optimizer.with_share(*sums, *updates + 1, rate.lr);
         let gpu = memory.gpu()?;
         let mut updated = vec![];
         let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
@@ -172,7 +179,7 @@ impl OptimizerState {
         while let Some(&(tuning, _)) = updated.first() {
             let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == tuning);
             updated = later;
-            let (optimizer, lr) = tuned(rank.options.optimizer, &rate, &tuning);
+            let (optimizer, lr) = tuned(shared, &rate, &tuning);
             let factors = [true, false]
                 .map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, grad_limit, decay }));
             let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
@@ -208,6 +215,7 @@ impl OptimizerState {
             memory.count(Category::Staging, bytes, 1);
             memory.uncount(Category::Staging, bytes, 1);
         }
+        let shared = options.optimizer.with_share(self.sums, self.updates + 1, rate.lr);
         let state = &mut self.segments[id];
         // States in memory are those of the whole part of this rank.
         let skipped = if tile.state.is_some() { 0 } else { part.start };
@@ -230,7 +238,7 @@ impl OptimizerState {
         let mut shard = parameters.shard_mut(id);
         for (index, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[index];
-            let (optimizer, lr) = tuned(options.optimizer, rate, &parameter.tuning());
+            let (optimizer, lr) = tuned(shared, rate, &parameter.tuning());
             let (lr, decay) = (lr * self.trust.of(index), options.decays(parameter));
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
             let in_state = at.start + skipped..at.end + skipped;
@@ -286,22 +294,32 @@ impl OptimizerState {
 
     /// Ends the step, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.
     /// Returns the verdict; `None` if there was no norm since the last call.
-    pub(crate) fn finish_step(&mut self, memory: &mut Memory) -> Result<Option<Verdict>, ZeroError> {
+    pub(crate) fn finish_step(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        rate: Rate,
+    ) -> Result<Option<Verdict>, ZeroError> {
         self.trust = TrustRatios::default();
         let verdict = match self.judged.take() {
             None => return Ok(None),
             Some(Judged { verdict: Some(verdict), .. }) => verdict,
             Some(Judged { verdict: None, .. }) => memory.gpu()?.verdict()?,
         };
-        self.updates += u64::from(verdict.is_admitted);
+        if verdict.is_admitted {
+            self.updates += 1;
+            if let Optimizer::ScheduleFree(free) = &rank.options.optimizer {
+                self.sums = self.sums.after(free, self.updates, rate.lr);
+            }
+        }
         Ok(Some(verdict))
     }
 }
 
 /// Returns the optimizer and the learning rate of parameters with this tuning. A schedule does not change the betas of the
-/// AdamW in Muon, as in DeepSpeed.
+/// AdamW in Muon, as in DeepSpeed, and none of a schedule-free optimizer.
 pub(crate) fn tuned(optimizer: Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
-    let scheduled = rate.betas.filter(|_| !matches!(optimizer, Optimizer::Muon(_)));
+    let scheduled = rate.betas.filter(|_| !matches!(optimizer, Optimizer::Muon(_) | Optimizer::ScheduleFree(_)));
     let optimizer = optimizer.with_betas(scheduled).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
     (optimizer, rate.lr * tuning.lr_factor)
 }

@@ -204,6 +204,7 @@ fn the_placement_of_state_makes_no_difference() {
         "{type: Lion, params: {lr: 0.001}}",
         "{type: RMSprop, params: {lr: 0.001, centered: true}}",
         "{type: NAdam}",
+        "{type: AdamWScheduleFree}",
         "{type: AdamW}\nscheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.001}}",
     ] {
         let of = |text: String| {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::config::Config;
+use crate::config::{Config, Scheduler, Training};
 use crate::reader::{Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{path, section};
@@ -28,6 +28,8 @@ pub enum Optimizer {
     Muon(Muon),
     /// LAMB: Adam whose step on each parameter is scaled by a ratio of norms (You et al. 2020), as DeepSpeed's kernel.
     Lamb(Lamb),
+    /// Schedule-free AdamW, as `schedulefree.AdamWScheduleFree` (Defazio et al. 2024).
+    ScheduleFree(ScheduleFree),
 }
 
 section! {
@@ -230,6 +232,29 @@ section! {
     }
 }
 
+section! {
+    /// Parameters of schedule-free AdamW, as `schedulefree.AdamWScheduleFree`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct ScheduleFree(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
+        /// Share of the average in the weights that gradients are taken at, and decay of the second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Share of the average in the weights that gradients are taken at, and decay of the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// Steps in which the learning rate rises linearly to `lr`.
+        pub warmup_steps: u64 = key(COUNT_OR_0, "0", "Steps in which the learning rate rises linearly to `lr`");
+        /// Power of the step in the weight of its iterate in the average.
+        pub r: f64 = key(NON_NEGATIVE, "0.0", "Power of the step in the weight of its iterate in the average");
+        /// Power of the largest learning rate so far in the weight of an iterate.
+        pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Power of the largest learning rate so far in the weight of an iterate");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
 impl Muon {
     /// Returns the learning rate of the parameters that are no matrices.
     pub fn lr_of_others(&self) -> f64 {
@@ -261,6 +286,7 @@ impl Optimizer {
             variant("RMSprop", "Mean of squared gradients", RmsProp::SECTION.keys),
             variant("NAdam", "Adam with Nesterov's look-ahead", NAdam::SECTION.keys),
             variant("RAdam", "Adam with a correction of the second moment's variance", RAdam::SECTION.keys),
+            variant(SCHEDULE_FREE, "AdamW with an average of the iterates in place of a schedule", ScheduleFree::SECTION.keys),
             variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", Muon::SECTION.keys),
             variant("Lamb", "Adam with a trust ratio for each parameter", Lamb::SECTION.keys),
             Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
@@ -273,7 +299,7 @@ impl Optimizer {
     };
 
     /// Checks the parameters against each other and against the type as written.
-    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
+    pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
         match self {
             Self::Sgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
                 let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0".to_string();
@@ -299,6 +325,17 @@ impl Optimizer {
                 let help = Some("use AdamW, with `training.frozen` for the matrices".to_string());
                 resolver.contradiction(&[Muon::muon_lr, Muon::adam_lr], message, help);
             }
+            Self::ScheduleFree(free) if free.warmup_steps > 0 && config.scheduler != Scheduler::Constant => {
+                let message = "`warmup_steps` and `scheduler` both set the learning rate of a step".to_string();
+                let help = Some("keep one of the two; the method needs no decay".to_string());
+                resolver.contradiction(&[ScheduleFree::warmup_steps, Config::scheduler], message, help);
+            }
+            Self::ScheduleFree(_) if config.training.ema.is_some() => {
+                let message =
+                    "AdamWScheduleFree has an average of its own, which is evaluated and exported".to_string();
+                let help = Some("leave `training.ema` out".to_string());
+                resolver.contradiction(&[Training::ema, Self::TYPE], message, help);
+            }
             _ => {}
         }
     }
@@ -323,7 +360,7 @@ impl Optimizer {
     }
 
     /// Returns the betas that a schedule may change, if the optimizer has any. DeepSpeed's schedules do not change those of
-    /// the AdamW in Muon.
+    /// the AdamW in Muon. The average of a schedule-free optimizer needs a constant β₁.
     pub fn betas(&self) -> Option<[f64; 2]> {
         match self {
             Self::AdamW(Adam { betas, .. })
@@ -331,7 +368,7 @@ impl Optimizer {
             | Self::NAdam(NAdam { betas, .. })
             | Self::RAdam(RAdam { betas, .. })
             | Self::Lamb(Lamb { betas, .. }) => Some(*betas),
-            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) | Self::Muon(_) => None,
+            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) | Self::Muon(_) | Self::ScheduleFree(_) => None,
         }
     }
 
@@ -345,13 +382,15 @@ impl Optimizer {
             | Self::RmsProp(RmsProp { lr, .. })
             | Self::NAdam(NAdam { lr, .. })
             | Self::RAdam(RAdam { lr, .. })
-            | Self::Lamb(Lamb { lr, .. }) => *lr,
+            | Self::Lamb(Lamb { lr, .. })
+            | Self::ScheduleFree(ScheduleFree { lr, .. }) => *lr,
             Self::Muon(Muon { lr, muon_lr, .. }) => muon_lr.unwrap_or(*lr),
         }
     }
 }
 
 pub(crate) const ADAMW: &str = "AdamW";
+const SCHEDULE_FREE: &str = "AdamWScheduleFree";
 
 impl Read for Optimizer {
     fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self {
@@ -363,6 +402,7 @@ impl Read for Optimizer {
             "RMSprop" => Self::RmsProp(RmsProp::of(&mut keys)),
             "NAdam" => Self::NAdam(NAdam::of(&mut keys)),
             "RAdam" => Self::RAdam(RAdam::of(&mut keys)),
+            SCHEDULE_FREE => Self::ScheduleFree(ScheduleFree::of(&mut keys)),
             "Muon" => Self::Muon(Muon::of(&mut keys)),
             "Lamb" => Self::Lamb(Lamb::of(&mut keys)),
             _ => Self::AdamW(Adam::of(&mut keys)),
@@ -383,6 +423,7 @@ impl Serialize for Optimizer {
             Self::RmsProp(rmsprop) => ("RMSprop", json!(rmsprop)),
             Self::NAdam(nadam) => ("NAdam", json!(nadam)),
             Self::RAdam(radam) => ("RAdam", json!(radam)),
+            Self::ScheduleFree(free) => (SCHEDULE_FREE, json!(free)),
             Self::Muon(muon) => ("Muon", json!(muon)),
             Self::Lamb(lamb) => ("Lamb", json!(lamb)),
         };

@@ -105,7 +105,7 @@ impl ParameterGroup {
                 continue;
             }
             let place = path(index, Self::betas);
-            if optimizer.betas().is_none() && !matches!(optimizer, Optimizer::Muon(_)) {
+            if optimizer.betas().is_none() && !matches!(optimizer, Optimizer::Muon(_) | Optimizer::ScheduleFree(_)) {
                 let message = "the optimizer has no betas".to_string();
                 resolver.contradiction(&[&place, Optimizer::TYPE], message, Some("remove `betas`".to_string()));
             }

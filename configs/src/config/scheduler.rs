@@ -286,8 +286,13 @@ impl OneCycle {
         if !self.cycle_momentum {
             return;
         }
-        if let Optimizer::NAdam(_) = optimizer {
-            let message = "NAdam's step depends on all earlier values of β₁, so it must be constant".to_string();
+        let constant = match optimizer {
+            Optimizer::NAdam(_) => Some("NAdam's step depends on all earlier values of β₁"),
+            Optimizer::ScheduleFree(_) => Some("the average of AdamWScheduleFree is defined for one value of β₁"),
+            _ => None,
+        };
+        if let Some(reason) = constant {
+            let message = format!("{reason}, so it must be constant");
             let help = Some("set `cycle_momentum: false`".to_string());
             resolver.contradiction(&[Self::cycle_momentum, Optimizer::TYPE], message, help);
             return;

@@ -428,6 +428,15 @@ fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
             "{type: NAdam}\nscheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}",
             "scheduler.params.cycle_momentum",
         ),
+        (
+            "{type: AdamWScheduleFree}\nscheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}",
+            "scheduler.params.cycle_momentum",
+        ),
+        (
+            "{type: AdamWScheduleFree, params: {warmup_steps: 9}}\nscheduler: {type: linear, params: {num_training_steps: 9}}",
+            "optimizer.params.warmup_steps",
+        ),
+        ("{type: AdamWScheduleFree}\ntraining: {ema: {decay: 0.9}}", "training.ema"),
     ] {
         let (kind, found, ..) = only(&format!("{HEAD}optimizer: {text}"));
         assert_eq!((kind, found.as_str()), (ErrorKind::Contradiction, path), "{text}");

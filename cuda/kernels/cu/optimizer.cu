@@ -19,13 +19,14 @@ struct UpdateRange {
 };
 
 constexpr unsigned UPDATE_RANGES = 60;
+constexpr int FACTORS = 10;
 // Elements per block.
 constexpr uint64_t TILE = 4096;
 
 struct UpdateArgs {
     UpdateRange ranges[UPDATE_RANGES];
     // With weight decay and without, each in the order that optim/src/factors.rs gives for the formula.
-    float factors[2][8];
+    float factors[2][FACTORS];
     // A Verdict, whose scale replaces that of the factors; or 0.
     uint64_t verdict;
     uint32_t used, formula;
@@ -156,12 +157,24 @@ struct NAdamW {
     }
 };
 
+struct ScheduleFree {
+    static constexpr int STATES = 2;
+    DEVICE static void step(const float* f, float& param, float grad, float& offset, float& v) {
+        grad = grad * f[1];
+        v = fmaf(f[3] * grad, grad, f[2] * v);
+        float direction = grad / fmaf(sqrtf(v), f[4], f[5]);
+        direction = fmaf(f[0], param, direction);
+        param = fmaf(f[7], direction, fmaf(f[6], offset, param));
+        offset = f[8] * fmaf(f[9], direction, offset);
+    }
+};
+
 // Aligned, so that it is read and written in one access: a whole pack in f32, half a pack in 16-bit types.
 template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
 
 // A range, and a block's part of it.
 template <class T, class FORMULA> struct Update {
-    float factors[8];
+    float factors[FACTORS];
     const float* __restrict__ grads;
     float* __restrict__ params;
     float* __restrict__ states[2];
@@ -219,7 +232,7 @@ template <class T> DEVICE bool is_aligned(uint64_t address, uint64_t i) {
 template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
     const UpdateRange& range = range_of_block(a.ranges, a.used);
     Update<T, FORMULA> update;
-    UNROLL for (int k = 0; k < 8; k++) update.factors[k] = a.factors[range.factors][k];
+    UNROLL for (int k = 0; k < FACTORS; k++) update.factors[k] = a.factors[range.factors][k];
     if (a.verdict) {
         const Verdict& verdict = *as<Verdict>(a.verdict);
         if (!verdict.admitted) return;
@@ -268,6 +281,7 @@ template <class T> DEVICE void update(const UpdateArgs& a) {
         case 9: return all<T, RmsPropCentered>(a);
         case 10: return all<T, NAdam>(a);
         case 11: return all<T, NAdamW>(a);
+        case 12: return all<T, ScheduleFree>(a);
     }
 }
 

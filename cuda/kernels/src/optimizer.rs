@@ -25,7 +25,7 @@ struct UpdateRange {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateArgs {
     ranges: [UpdateRange; UPDATE_RANGES],
-    factors: [[f32; 8]; 2],
+    factors: [[f32; Factors::MAX]; 2],
     verdict: Address,
     used: u32,
     formula: u32,

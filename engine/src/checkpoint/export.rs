@@ -34,6 +34,7 @@ pub struct Weights {
     /// Maximum bytes of tensors per file.
     pub max_shard_bytes: u64,
     /// Whether to write the averages of the weights, which runs with `training.ema` keep, instead of the weights.
+    /// Those of a schedule-free optimizer are written in any case.
     pub averaged: bool,
 }
 
@@ -161,6 +162,7 @@ fn write(
     (name, settings): (&str, Result<Value, String>),
 ) -> Result<(Exported, Vec<String>), Error> {
     if weights.averaged
+        && !manifest.is_schedule_free()
         && (manifest.states.first().is_none_or(|state| state != Average::STATE) || manifest.updates == 0)
     {
         let message = format!("{} has no averages of the weights", folder.display());
@@ -180,7 +182,7 @@ fn write(
     let options = Export {
         dtype: weights.dtype,
         max_shard_bytes: weights.max_shard_bytes,
-        averaged: weights.averaged,
+        averaged: weights.averaged && !manifest.is_schedule_free(),
         contents,
         beside,
     };

@@ -35,6 +35,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::RAdam(_) => "RAdam",
         Optimizer::Muon(_) => "Muon",
         Optimizer::Lamb(_) => "LAMB",
+        Optimizer::ScheduleFree(_) => "AdamWScheduleFree",
     };
     let zero = &subject.settings.zero;
     let states = match zero.states().len() {

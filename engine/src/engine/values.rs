@@ -28,14 +28,15 @@ impl Engine {
         Ok(self.zero.full(Kind::Parameter, id)?)
     }
 
-    /// Returns whether the run keeps averages of the weights (`training.ema`), and a step has been averaged.
+    /// Returns whether the run keeps averages of the weights (`training.ema`, or a schedule-free optimizer), and a step has been
+    /// averaged.
     #[must_use]
     pub fn has_averages(&self) -> bool {
-        self.settings.zero.average.is_some() && self.zero.updates() > 0
+        self.settings.zero.has_averages() && self.zero.updates() > 0
     }
 
-    /// Runs `with` while the averages of the weights (`training.ema`) are in the place of the trainable parameters, for
-    /// example to evaluate them. Nothing that is trained changes: within `with`, steps, checkpoints and another exchange
+    /// Runs `with` while the averages of the weights are in the place of the trainable parameters, for example to evaluate
+    /// them. Nothing that is trained changes: within `with`, steps, checkpoints and another exchange
     /// are errors. Without averages, it runs with the weights. A collective: every rank calls it.
     ///
     /// # Errors

@@ -218,7 +218,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     // A rank alone with all state on its GPU waits for the GPU here for the first time.
     #[cfg(feature = "cuda")]
     zero_model::device::check(model.device())?;
-    outcome.verdict = context.zero.finish_step()?;
+    outcome.verdict = context.zero.finish_step(context.rate)?;
     for (index, loss, z_loss) in std::mem::take(&mut outcome.pending_losses) {
         let factor = context.weights.factor(index);
         outcome.losses.push(weighted(&loss, factor)?);

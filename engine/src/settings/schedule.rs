@@ -27,7 +27,10 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule, Error> {
     // The configuration has exactly one of them.
     let smallest = |lr: Option<f64>, rate: Option<f64>| rate.or(lr.map(|lr| lr / base_lr)).unwrap_or(0.0);
     Ok(match config.scheduler {
-        From::Constant => Schedule::Constant,
+        From::Constant => match config.optimizer {
+            config::Optimizer::ScheduleFree(free) if free.warmup_steps > 0 => Schedule::Ramp(free.warmup_steps),
+            _ => Schedule::Constant,
+        },
         From::WarmupLR(warmup) => Schedule::WarmupLr {
             min_lr: warmup.warmup_min_lr,
             max_lr: warmup.warmup_max_lr,

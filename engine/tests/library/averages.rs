@@ -7,15 +7,19 @@ use candle_core::Device;
 use zero_engine::comm::Communicator;
 use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export};
 
+use crate::narrow::ALL as NARROW;
 use crate::python::{python, results, small_llama};
 use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
 
 const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
 const LAMB: &str = "optimizer: {type: Lamb, params: {lr: 0.01}}";
+const FREE: &str = "optimizer: {type: AdamWScheduleFree, params: {lr: 0.01, warmup_steps: 3, weight_decay: 0.1}}";
 const EMA: &str = "ema: {decay: 0.8, start_step: 1}";
 
 fn text(stage: u8, replicas: usize, more: &str) -> String {
-    reproducible(stage, replicas, more).replace("training: {", &format!("training: {{{EMA}, "))
+    let text = reproducible(stage, replicas, more);
+    // A schedule-free optimizer has an average of its own.
+    if more.contains(FREE) { text } else { text.replace("training: {", &format!("training: {{{EMA}, ")) }
 }
 
 /// Losses, norms and parameters; then the averages.
@@ -48,7 +52,11 @@ fn run(ranks: usize, text: &str) -> (Trajectory, Vec<Vec<u32>>) {
 
 #[test]
 fn every_layout_is_bit_identical_and_training_is_unchanged() {
-    for more in ["", BF16, MUON, LAMB, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"] {
+    let (free_in_bf16, free_narrow) = (format!("{FREE}\n{BF16}"), format!("{FREE}\n{NARROW}"));
+    let free = [FREE, free_in_bf16.as_str(), free_narrow.as_str()];
+    for more in
+        ["", BF16, MUON, LAMB, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"].into_iter().chain(free)
+    {
         let (expected, averages) = run(1, &text(0, 1, more));
         let plain = agreed(world(1, |comm| trajectory(&mut engine(comm, &reproducible(0, 1, more)), 5)), more);
         assert_same(&plain, &expected, &format!("{more}, without averages"));
@@ -65,7 +73,7 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
             same(2 * replicas, &text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}")));
         }
         same(2, &text(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}"));
-        if ![MUON, LAMB].contains(&more) {
+        if ![MUON, LAMB].contains(&more) && !more.contains(FREE) {
             let folder = tempfile::tempdir().unwrap();
             let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
             let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");
@@ -86,6 +94,10 @@ fn averages_are_evaluated() {
         (2, 3, ""),
         (4, 1, "pipeline: {stages: 2}"),
         (2, 2, MUON),
+        (1, 0, FREE),
+        (2, 1, FREE),
+        (2, 3, FREE),
+        (4, 2, &format!("{FREE}\npipeline: {{stages: 2}}")),
         (2, 3, "# on a disk\nbf16: {enabled: true}"),
     ] {
         let text = text(stage, if more.contains("pipeline") { 2 } else { ranks }, more);
@@ -137,17 +149,23 @@ fn exported(folder: &Path, averaged: bool) -> Vec<(String, Vec<f32>)> {
 
 #[test]
 fn averages_are_saved_and_exported() {
+    for more in ["", FREE] {
+        saved_and_exported(more);
+    }
+}
+
+fn saved_and_exported(more: &str) {
     let root = tempfile::tempdir().unwrap();
-    let (whole, averages) = run(1, &text(0, 1, ""));
+    let (whole, averages) = run(1, &text(0, 1, more));
     let saved = world(2, |comm| {
-        let mut engine = engine(comm, &text(3, 2, ""));
+        let mut engine = engine(comm, &text(3, 2, more));
         trajectory(&mut engine, 3);
         engine.save_checkpoint(root.path()).unwrap()
     })
     .remove(0);
     for (ranks, stage) in [(1, 0), (4, 1)] {
         for (rest, got) in world(ranks, |comm| {
-            let mut engine = engine(comm, &text(stage, ranks, ""));
+            let mut engine = engine(comm, &text(stage, ranks, more));
             engine.resume(root.path()).unwrap();
             observed(&mut engine, 2)
         }) {
@@ -156,7 +174,7 @@ fn averages_are_saved_and_exported() {
         }
     }
     let mut of_engine = world(1, |comm| {
-        let mut engine = engine(comm, &text(0, 1, ""));
+        let mut engine = engine(comm, &text(0, 1, more));
         engine.resume(root.path()).unwrap();
         engine
             .with_averages(|engine| {
@@ -171,6 +189,17 @@ fn averages_are_saved_and_exported() {
     .remove(0);
     of_engine.sort_by(|a, b| a.0.cmp(&b.0));
     let [weights, averages] = [false, true].map(|averaged| exported(&saved, averaged));
+    if more == FREE {
+        // The weights at which gradients are taken are nothing to evaluate.
+        assert!(averages == of_engine && weights == of_engine);
+        let model = gpt2().build(candle_core::DType::F32).unwrap();
+        zero_checkpoint::fill_from_checkpoint(&saved, &model).unwrap();
+        for (name, values) in &of_engine {
+            let parameter = model.parameters().iter().find(|parameter| parameter.name() == name).unwrap();
+            assert_eq!(parameter.leaf().flatten_all().unwrap().to_vec1::<f32>().unwrap(), *values, "{name}");
+        }
+        return;
+    }
     assert!(averages == of_engine && averages != weights);
 
     let without = world(1, |comm| {
@@ -228,5 +257,54 @@ print('result', json.dumps(losses))
     let losses = agreed(losses, "averages");
     let relative = losses.iter().zip(&theirs).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
     println!("losses of the averages differ by {relative:.1e} at most");
+    assert!(relative < 1e-6, "{relative}\n{losses:?}\n{theirs:?}");
+}
+
+/// Losses of 50 steps, and losses of the averages, against the package of the method's authors.
+#[test]
+fn schedule_free_steps_agree_with_the_package() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("base");
+    let script = small_llama()
+        + &format!(
+            "
+import json
+from schedulefree import AdamWScheduleFree
+model = llama({folder:?})
+def loss(model, step):
+    inputs, targets = tokens(step, 4)
+    return torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+optimizer, losses = AdamWScheduleFree(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1, warmup_steps=10, r=0.5), []
+for step in range(50):
+    optimizer.train()
+    of_step = loss(model, step % 2)
+    of_step.backward()
+    optimizer.step(); optimizer.zero_grad()
+    optimizer.eval()
+    with torch.no_grad(): losses += [of_step.item(), loss(model, 0).item()]
+print('result', json.dumps(losses))
+"
+        );
+    let Some(theirs) = python(&["torch", "transformers", "schedulefree"], &script) else { return };
+    let theirs: Vec<f32> = serde_json::from_str(results(&theirs).next().unwrap()).unwrap();
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 2\ngradient_clipping: 0\nmodel: {{pretrained: {folder:?}}}\n\
+         optimizer: {{type: AdamWScheduleFree, params: {{lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1, warmup_steps: 10, \
+         r: 0.5}}}}\ntraining: {{weight_decay_on: all}}\nzero_optimization: {{stage: 2}}"
+    );
+    let losses = world(2, |comm| {
+        let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
+        let layers = configured_layers(&config, None).unwrap();
+        let mut engine = Engine::with_communicator(config, layers, comm.clone()).unwrap();
+        let half = batch(0, 4).narrow(2 * comm.rank(), 2).unwrap();
+        let losses = (0..50).flat_map(|step| {
+            let of_step = engine.train_batch(&batch(step % 2, 4)).unwrap().loss;
+            [of_step, engine.with_averages(|engine| engine.eval_batch(&half)).unwrap()]
+        });
+        losses.collect::<Vec<f32>>()
+    });
+    let losses = agreed(losses, "schedule-free");
+    let relative = losses.iter().zip(&theirs).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+    println!("losses differ by {relative:.1e} at most");
     assert!(relative < 1e-6, "{relative}\n{losses:?}\n{theirs:?}");
 }

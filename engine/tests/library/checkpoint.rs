@@ -41,6 +41,7 @@ fn a_resumed_run_is_the_uninterrupted_run() {
         ("rmsprop", "optimizer: {type: RMSprop, params: {lr: 0.001, momentum: 0.9}}"),
         ("nadam", "optimizer: {type: NAdam}"),
         ("radam", "optimizer: {type: RAdam}"),
+        ("schedule-free", "optimizer: {type: AdamWScheduleFree}"),
         (
             "one cycle",
             "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.01, cycle_first_step_size: 4, \

@@ -71,7 +71,7 @@ fn reproducible_is_equal_over_stages_and_ranks() {
 }
 
 /// Every optimizer but the default, and a schedule that changes the betas.
-pub(crate) const OPTIMIZERS: [&str; 9] = [
+pub(crate) const OPTIMIZERS: [&str; 10] = [
     "optimizer: {type: SGD, params: {lr: 0.01, momentum: 0.9, weight_decay: 0.1}}",
     "optimizer: {type: Lion, params: {lr: 0.001, weight_decay: 0.1}}",
     "optimizer: {type: Adagrad, params: {lr: 0.01, weight_decay: 0.1}}",
@@ -79,6 +79,7 @@ pub(crate) const OPTIMIZERS: [&str; 9] = [
     "optimizer: {type: RMSprop, params: {lr: 0.001, momentum: 0.9, weight_decay: 0.1}}",
     "optimizer: {type: RMSprop, params: {lr: 0.001, centered: true, weight_decay: 0.1}}",
     "optimizer: {type: NAdam, params: {lr: 0.002, weight_decay: 0.1}}",
+    "optimizer: {type: AdamWScheduleFree, params: {lr: 0.002, weight_decay: 0.1}}",
     "optimizer: {type: RAdam, params: {lr: 0.002, weight_decay: 0.1, decoupled_weight_decay: true}}",
     "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.01, cycle_first_step_size: 4}}",
 ];

@@ -35,6 +35,9 @@ pub struct Rate {
 pub enum Schedule {
     /// The optimizer's rate at every step.
     Constant,
+    /// Rises linearly to the optimizer's rate in this number of steps, which it reaches at the last, then stays. The warmup of
+    /// `schedulefree`.
+    Ramp(u64),
     /// Rises from `min_lr` to `max_lr`, then stays.
     WarmupLr {
         /// The rate at the start of the warmup. DeepSpeed's default is 0.
@@ -98,6 +101,7 @@ impl Schedule {
         let iteration = step.checked_sub(2);
         match *self {
             Schedule::Constant => base_lr,
+            Schedule::Ramp(steps) => base_lr * (step as f64 / steps.max(1) as f64).min(1.0),
             Schedule::WarmupLr { min_lr, max_lr, num_steps, kind } => {
                 let fraction = iteration.map_or(0.0, |i| kind.fraction(i, num_steps).unwrap_or(1.0));
                 min_lr + (max_lr - min_lr) * fraction

@@ -11,8 +11,8 @@ use zero_optim::norm::{block_square_sums, clip_coefficient};
 use zero_optim::schedule::hugging_face::{Curve, Shape};
 use zero_optim::schedule::{CycledMomentum, Half, HuggingFace};
 use zero_optim::{
-    Adagrad, AdamW, ExactSum, Lion, NAdam, OneCycle, Optimizer, RAdam, Rate, RmsProp, RmsPropVariant, Schedule, Sgd,
-    Step, Warmup, read_half, rounded, update, write_half,
+    Adagrad, AdamW, ExactSum, Lion, NAdam, OneCycle, Optimizer, RAdam, Rate, RmsProp, RmsPropVariant, Schedule,
+    ScheduleFree, Sgd, Step, Warmup, read_half, rounded, update, write_half,
 };
 
 /// Values of both signs and 21 different exponents around 1, computed from integers only.
@@ -58,6 +58,10 @@ fn optimizers(record: &mut Record) {
         ("nadam", Optimizer::NAdam(NAdam { weight_decay, ..NAdam::default() })),
         ("nadam with decoupled decay", Optimizer::NAdam(NAdam { weight_decay, decoupled: true, ..NAdam::default() })),
         ("radam", Optimizer::RAdam(RAdam { weight_decay, ..RAdam::default() })),
+        (
+            "schedule-free adamw",
+            Optimizer::ScheduleFree(ScheduleFree { weight_decay, share: 0.3, ..ScheduleFree::default() }),
+        ),
     ] {
         let mut values = vec![numbers(1, 1037)];
         values.extend(optimizer.states().iter().map(|_| vec![0.0; 1037]));

@@ -168,13 +168,13 @@ impl ShardedState {
         disk.update_tile(optimizer, StepInputs { rank, memory, parameters, gradients, rate }, id, index)
     }
 
-    /// Ends the step, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.
+    /// Ends the step of this rate, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.
     /// Returns the verdict; `None` if there was no norm since the last call.
     ///
     /// # Errors
     /// Returns the error of the GPU.
-    pub fn finish_step(&mut self) -> Result<Option<Verdict>, ZeroError> {
-        let verdict = self.optimizer.finish_step(&mut self.memory)?;
+    pub fn finish_step(&mut self, rate: Rate) -> Result<Option<Verdict>, ZeroError> {
+        let verdict = self.optimizer.finish_step(&self.rank, &mut self.memory, rate)?;
         if verdict.is_some_and(|verdict| verdict.is_admitted) {
             self.disk.drop_buffers(&mut self.memory);
         }

@@ -15,7 +15,7 @@ use candle_core::{DType, Storage};
 use half::bf16;
 use zero_model::ops::quantized_storage;
 use zero_model::{Model, Parameter};
-use zero_optim::{Average, Optimizer};
+use zero_optim::{Average, AverageSums, Optimizer};
 use zero_pipeline::{Placement, SegmentId, Stages};
 
 pub(crate) use shards::missing;
@@ -90,6 +90,16 @@ impl ZeroOptions {
         }
     }
 
+    /// Returns whether the first of the states has averages of the weights, which can take their place.
+    #[must_use]
+    pub fn has_averages(&self) -> bool {
+        self.average.is_some() || self.is_schedule_free()
+    }
+
+    pub(crate) fn is_schedule_free(&self) -> bool {
+        matches!(self.optimizer, Optimizer::ScheduleFree(_))
+    }
+
     /// Returns the share of the new weights in their average after the optimizer step of this number; 0 without an
     /// average.
     pub(crate) fn average_weight(&self, step: u64) -> f32 {
@@ -134,6 +144,8 @@ pub struct ShardedState {
     gradients: Reductions,
     optimizer: OptimizerState,
     disk: Disk,
+    /// The weights of this rank's ranges while the averages of a schedule-free optimizer are in their place.
+    weights: Vec<Vec<f32>>,
 }
 
 /// Returns the maximum elements of a buffer that a rank keeps for reuse.
@@ -172,6 +184,7 @@ impl ShardedState {
             gradients: Reductions::new(segments, rank.options.order),
             optimizer: OptimizerState::default(),
             disk,
+            weights: vec![],
             rank,
         };
         zero.memory.count(Category::Staging, zero.disk.bounce_bytes() as usize, 1);
@@ -330,9 +343,16 @@ impl ShardedState {
         self.optimizer.updates()
     }
 
-    /// Sets the number of optimizer steps taken, to resume from a checkpoint.
-    pub fn set_updates(&mut self, updates: u64) {
-        self.optimizer.set_updates(updates);
+    /// Returns what a schedule-free optimizer has averaged so far.
+    #[must_use]
+    pub fn average_sums(&self) -> AverageSums {
+        self.optimizer.sums()
+    }
+
+    /// Sets the number of optimizer steps taken, and what a schedule-free optimizer has averaged, to resume from a
+    /// checkpoint.
+    pub fn set_progress(&mut self, updates: u64, sums: AverageSums) {
+        self.optimizer.set_progress(updates, sums);
     }
 
     /// Returns the names of the optimizer states.

@@ -58,7 +58,9 @@ pub(super) fn with_evaluated<T>(
     engine: &mut Engine,
     with: impl FnOnce(&mut Engine) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    match engine.config().training.ema.is_some_and(|ema| ema.evaluate) {
+    let config = engine.config();
+    let is_schedule_free = matches!(config.optimizer, zero_config::Optimizer::ScheduleFree(_));
+    match is_schedule_free || config.training.ema.is_some_and(|ema| ema.evaluate) {
         true => engine.with_averages(with),
         false => with(engine),
     }

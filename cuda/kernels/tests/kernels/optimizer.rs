@@ -5,7 +5,8 @@ use zero_kernels::Dtype;
 use zero_kernels::gradient_norm::Verdict;
 use zero_kernels::optimizer::{Updated, add_to, add_travelled, narrow, widen};
 use zero_optim::{
-    Adagrad, AdamW, Average, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, Sgd, Step, average, update,
+    Adagrad, AdamW, Average, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, ScheduleFree, Sgd, Step, average,
+    update,
 };
 
 use crate::{Memory, numbers, on_device, rounded};
@@ -38,6 +39,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
         Optimizer::RmsProp(RmsProp { weight_decay: 0.1, variant: RmsPropVariant::Centered, ..RmsProp::default() }),
         Optimizer::NAdam(NAdam { weight_decay: 0.1, ..NAdam::default() }),
         Optimizer::NAdam(NAdam { weight_decay: 0.1, decoupled: true, ..NAdam::default() }),
+        Optimizer::ScheduleFree(ScheduleFree { weight_decay: 0.1, share: 0.3, ..ScheduleFree::default() }),
         Optimizer::RAdam(RAdam { weight_decay: 0.1, ..RAdam::default() }),
         Optimizer::RAdam(RAdam { weight_decay: 0.1, decoupled: true, ..RAdam::default() }),
     ];
