@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops;
 
 use safetensors::tensor::Dtype;
+use zero_model::Matrix;
 use zero_partition::{Kind, Range, ShardedState};
 use zero_pipeline::Coordinates;
 
@@ -22,6 +23,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
                 shape,
                 frozen,
                 matrix: p.is_matrix(),
+                factored: p.matrix() == Some(Matrix::RowsAndColumns),
                 quantized: QuantizedEntry::of(p),
                 pieces: vec![],
             };
@@ -99,11 +101,15 @@ impl Shard {
         for (name, entry) in entries {
             for piece in entry.pieces.iter().filter(|piece| piece.shard == rank) {
                 let kinds = &kinds[..entry.tensors_per_piece(states.len())];
-                tensors.extend(kinds.iter().map(|&kind| ShardTensor {
-                    name: tensor_name(name, piece.start, state(kind, &states)),
-                    kind,
-                    dtype: entry.dtype(),
-                    range: Range { parameter: ids[name.as_str()], elements: piece.start..piece.end },
+                tensors.extend(kinds.iter().map(|&kind| {
+                    let state = state(kind, &states);
+                    let elements = entry.stored(state, piece.start..piece.end);
+                    ShardTensor {
+                        name: tensor_name(name, piece.start, state),
+                        kind,
+                        dtype: entry.dtype(),
+                        range: Range { parameter: ids[name.as_str()], elements },
+                    }
                 }));
             }
         }

@@ -244,14 +244,16 @@ impl<'a> Source<'a> {
         elements: Range<usize>,
         mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        for piece in &self.manifest.parameters[name].pieces {
-            let start = piece.start.max(elements.start);
-            let end = piece.end.min(elements.end);
+        let entry = &self.manifest.parameters[name];
+        for piece in &entry.pieces {
+            let stored = entry.stored(state, piece.start..piece.end);
+            let start = stored.start.max(elements.start);
+            let end = stored.end.min(elements.end);
             if start >= end {
                 continue;
             }
             let shard = self.shard(piece.shard)?;
-            let to = (start - elements.start..end - elements.start, piece.end - piece.start);
+            let to = (start - elements.start..end - elements.start, stored.len());
             read(shard, &tensor_name(name, piece.start, state), start - piece.start, to)?;
         }
         Ok(())

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
-use zero_model::Parameter;
 use zero_model::ops::Quantization;
-use zero_optim::{AverageSums, ScheduleFree};
+use zero_model::{Matrix, Parameter};
+use zero_optim::{Average, AverageSums, ScheduleFree};
 use zero_partition::states_of;
 
 use crate::error::CheckpointError;
@@ -121,6 +122,10 @@ pub struct ParameterEntry {
     /// if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub matrix: bool,
+    /// Whether an optimizer state of the matrix has one value for each row, and then one for each column. The values take the
+    /// place of those of the first elements. The key is left out if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub factored: bool,
     /// How the parameter was stored if it was quantized. The key is left out if not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedEntry>,
@@ -138,7 +143,15 @@ impl ParameterEntry {
     /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
-        1 + if self.frozen { 0 } else { states_of(self.matrix, states) }
+        let kept = if self.factored { Matrix::RowsAndColumns } else { Matrix::FirstState };
+        1 + if self.frozen { 0 } else { states_of(self.matrix.then_some(kept), states) }
+    }
+
+    /// Returns the part of a range of elements that has values of a state; `None` stands for the parameter.
+    pub(crate) fn stored(&self, state: Option<&str>, range: Range<usize>) -> Range<usize> {
+        let is_of_rows = self.factored && state.is_some_and(|state| state != Average::STATE);
+        let end = if is_of_rows { self.shape.iter().sum() } else { usize::MAX };
+        range.start.min(end)..range.end.min(end)
     }
 }
 
@@ -189,8 +202,10 @@ impl Manifest {
         let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, p, piece)));
         pieces.filter(move |(.., piece)| piece.shard == shard).flat_map(|(name, parameter, piece)| {
             let states = std::iter::once(None).chain(self.states.iter().map(|state| Some(state.as_str())));
-            let held = (parameter.dtype(), piece.end - piece.start);
-            let tensor = move |(state, &crc32)| (tensor_name(name, piece.start, state), held, crc32);
+            let tensor = move |(state, &crc32): (Option<&str>, &u32)| {
+                let held = (parameter.dtype(), parameter.stored(state, piece.start..piece.end).len());
+                (tensor_name(name, piece.start, state), held, crc32)
+            };
             states.zip(&piece.crc32).map(tensor)
         })
     }
@@ -274,6 +289,9 @@ impl Manifest {
         }
         for (name, parameter) in &self.parameters {
             let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
+            if parameter.factored && (!parameter.matrix || parameter.shape.len() != 2) {
+                return Err(format!("`{name}` has factors and is no matrix"));
+            }
             if parameter.quantized.is_some() && !parameter.frozen {
                 return Err(format!("`{name}` is quantized and not frozen"));
             }

@@ -147,6 +147,7 @@ mod tests {
             shape: shape.to_vec(),
             frozen: false,
             matrix: false,
+            factored: false,
             quantized: None,
             pieces,
         };

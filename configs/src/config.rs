@@ -57,7 +57,7 @@ pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATT
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
-pub use optimizer::{Adagrad, Adam, Lamb, Lion, Muon, NAdam, Optimizer, RAdam, RmsProp, ScheduleFree, Sgd};
+pub use optimizer::{Adafactor, Adagrad, Adam, Lamb, Lion, Muon, NAdam, Optimizer, RAdam, RmsProp, ScheduleFree, Sgd};
 pub use parameter_groups::{ParameterGroup, ParameterKind};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};

@@ -2,18 +2,29 @@
 //! the learning rate.
 
 use zero_config as config;
-use zero_model::{BuildError, Model, Parameter, Trainable, Tuning};
+use zero_model::{BuildError, Matrix, Model, Parameter, Trainable, Tuning};
 
 use crate::error::Error;
 use crate::format::{counted, grouped};
 use config::{Config, ParameterGroup, ParameterKind};
 
-/// Selects the matrices that Muon orthogonalizes.
+/// Selects the matrices that the optimizer updates as a whole: those that Muon orthogonalizes, and those whose second
+/// moments Adafactor factors.
 pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Error> {
     const KEY: &str = "optimizer.params.matrices";
+    if matches!(config.optimizer, config::Optimizer::Adafactor(_)) {
+        let is_larger = |parameter: &&Parameter| parameter.is_trainable() && parameter.shape().rank() > 2;
+        if let Some(parameter) = model.parameters().iter().find(is_larger) {
+            let message = format!("Adafactor with more than two dimensions is not implemented: `{}`", parameter.name());
+            return Err(Error::setting("optimizer.type", message, "use AdamW, or freeze the parameter"));
+        }
+        // The factors of a single row or column are its second moment.
+        let is_factored = |parameter: &Parameter| parameter.shape().dims().iter().all(|&size| size > 1);
+        return Ok(model.with_matrices(Matrix::RowsAndColumns, is_factored));
+    }
     let config::Optimizer::Muon(muon) = &config.optimizer else { return Ok(model) };
     let model = match &muon.matrices {
-        None => model.with_matrices(|parameter| {
+        None => model.with_matrices(Matrix::FirstState, |parameter| {
             !is_embedding(parameter.name()) && !parameter.name().to_lowercase().contains("lm_head")
         }),
         Some(patterns) => {
@@ -26,7 +37,7 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
                 }
             }
             let selection = matching(KEY, patterns, model.parameters())?;
-            model.with_matrices(|parameter| selection.contains(parameter.name()))
+            model.with_matrices(Matrix::FirstState, |parameter| selection.contains(parameter.name()))
         }
     };
     if !model.parameters().iter().any(Parameter::is_matrix) {

@@ -6,8 +6,8 @@ use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
 use zero_optim::{
-    Adagrad, AdamW, Average, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam, RmsProp,
-    RmsPropVariant, Schedule, ScheduleFree, Sgd,
+    Adafactor, Adagrad, AdamW, Average, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam,
+    RmsProp, RmsPropVariant, Schedule, ScheduleFree, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
@@ -251,6 +251,9 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
         From::ScheduleFree(config::ScheduleFree { betas, eps, weight_decay, r, weight_lr_power, .. }) => {
             let (betas, share) = (pair(betas), ScheduleFree::default().share);
             Optimizer::ScheduleFree(ScheduleFree { betas, eps, weight_decay, r, weight_lr_power, share })
+        }
+        From::Adafactor(config::Adafactor { beta2_decay, eps, d, weight_decay, .. }) => {
+            Optimizer::Adafactor(Adafactor { beta2_decay, eps: pair(eps), d, weight_decay, rate: 0.0 })
         }
         From::Muon(config::Muon {
             lr,

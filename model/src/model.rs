@@ -9,7 +9,7 @@ use candle_nn::VarBuilder;
 use crate::build_error::BuildError;
 use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
-use crate::parameter::{Parameter, ParameterId, Tuning};
+use crate::parameter::{Matrix, Parameter, ParameterId, Tuning};
 use crate::quantized::check_quantized;
 use crate::recorder::{Record, Recorder, Use};
 use crate::routes::{Route, Signature};
@@ -142,12 +142,13 @@ impl Model {
         &self.linear_maps
     }
 
-    /// Selects the matrices that the optimizer updates as a whole, of the trainable parameters with two dimensions.
+    /// Selects the matrices that the optimizer updates as a whole, of the trainable parameters with two dimensions, and says
+    /// what it keeps of them.
     #[must_use]
-    pub fn with_matrices(mut self, is_wanted: impl Fn(&Parameter) -> bool) -> Self {
+    pub fn with_matrices(mut self, matrix: Matrix, is_wanted: impl Fn(&Parameter) -> bool) -> Self {
         for parameter in &mut self.parameters {
             let is_possible = parameter.is_trainable() && parameter.shape().rank() == 2;
-            parameter.set_matrix(is_possible && is_wanted(parameter));
+            parameter.set_matrix((is_possible && is_wanted(parameter)).then_some(matrix));
         }
         self
     }

@@ -28,9 +28,18 @@ pub struct Parameter {
     layer: usize,
     role: Role,
     tuning: Tuning,
-    is_matrix: bool,
+    matrix: Option<Matrix>,
     quantization: Option<Quantization>,
     leaf: Tensor,
+}
+
+/// What the optimizer keeps of a matrix that it updates as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Its first state alone.
+    FirstState,
+    /// States with a value for each row and each column, which are fewer than its elements.
+    RowsAndColumns,
 }
 
 /// How the update of a parameter differs from what the optimizer and the schedule of the run say.
@@ -78,7 +87,7 @@ impl Parameter {
         let leaf =
             Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
         let (tuning, quantization) = (Tuning::default(), None);
-        let parameter = Self { name, shape, dtype, init, layer, role, tuning, is_matrix: false, quantization, leaf };
+        let parameter = Self { name, shape, dtype, init, layer, role, tuning, matrix: None, quantization, leaf };
         parameter.release()?;
         Ok(parameter)
     }
@@ -159,12 +168,18 @@ impl Parameter {
     /// Returns whether the optimizer updates the parameter as a whole, with its rows and columns.
     #[must_use]
     pub fn is_matrix(&self) -> bool {
-        self.is_matrix
+        self.matrix.is_some()
+    }
+
+    /// Returns what the optimizer keeps of the parameter, if it updates it as a whole.
+    #[must_use]
+    pub fn matrix(&self) -> Option<Matrix> {
+        self.matrix
     }
 
     /// Sets whether the optimizer updates the parameter as a whole.
-    pub(crate) fn set_matrix(&mut self, is_matrix: bool) {
-        self.is_matrix = is_matrix;
+    pub(crate) fn set_matrix(&mut self, matrix: Option<Matrix>) {
+        self.matrix = matrix;
     }
 
     /// Sets how the parameter's update differs from that of others.

@@ -15,6 +15,7 @@
 //! # Ok::<(), zero_optim::LengthError>(())
 //! ```
 
+mod adafactor;
 mod adagrad;
 mod adamw;
 mod average;
@@ -40,6 +41,7 @@ pub mod loss_scale;
 pub mod norm;
 pub mod schedule;
 
+pub use adafactor::{Adafactor, SecondMoment};
 pub use adagrad::Adagrad;
 pub use adamw::AdamW;
 pub use average::{Average, average};
@@ -85,6 +87,9 @@ pub enum Optimizer {
     Lamb(Lamb),
     /// AdamW whose average of the iterates takes the place of a schedule.
     ScheduleFree(ScheduleFree),
+    /// Second moments with one value for each row and column. [`update`] takes the second half of a step of a parameter that
+    /// is no matrix.
+    Adafactor(Adafactor),
 }
 
 impl Optimizer {
@@ -101,6 +106,7 @@ impl Optimizer {
             Optimizer::Sgd(sgd) if sgd.momentum != 0.0 => &["momentum_buffer"],
             Optimizer::Sgd(_) => &[],
             Optimizer::Lion(_) => &["exp_avg"],
+            Optimizer::Adafactor(_) => &["variance"],
             Optimizer::Adagrad(_) => &["sum"],
             Optimizer::RmsProp(RmsProp { variant, .. }) => match variant {
                 RmsPropVariant::Plain => &["square_avg"],
@@ -133,7 +139,8 @@ impl Optimizer {
             | Optimizer::NAdam(NAdam { weight_decay, .. })
             | Optimizer::RAdam(RAdam { weight_decay, .. })
             | Optimizer::Lamb(Lamb { weight_decay, .. })
-            | Optimizer::ScheduleFree(ScheduleFree { weight_decay, .. }) => *weight_decay = new,
+            | Optimizer::ScheduleFree(ScheduleFree { weight_decay, .. })
+            | Optimizer::Adafactor(Adafactor { weight_decay, .. }) => *weight_decay = new,
             Optimizer::Muon(muon) => (muon.weight_decay, muon.others.weight_decay) = (new, new),
         }
         self
@@ -158,7 +165,7 @@ impl Optimizer {
             | Optimizer::Lamb(Lamb { betas, .. })
             | Optimizer::ScheduleFree(ScheduleFree { betas, .. })
             | Optimizer::Muon(Muon { others: AdamW { betas, .. }, .. }) => Some(betas),
-            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) => None,
+            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) | Optimizer::Adafactor(_) => None,
         }
     }
 }
@@ -257,6 +264,7 @@ fn update_at<P: Stored, S: Stored>(
             let (others, step) = muon.of_others(step);
             return update_at(isa, &others, &step, params, grads, states);
         }
+        (Optimizer::Adafactor(of), [moment]) => of.advance(step, params, grads, SecondMoment::Full(moment))?,
         (Optimizer::Lamb(lamb), [m, v]) => lamb.advance(isa, step, params, [m, v]),
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
             apply(at, Decoupled(adamw.factors(step)), params, grads, [m, v])

@@ -45,7 +45,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths:
         let own = held(placements.optimizer, tiers.optimizer);
         bytes.parameters += (held(placements.parameters, tiers.parameters) * width + own * widths.master) as u64;
         bytes.gradients += (held(placements.gradients, tiers.gradients) * 4) as u64;
-        bytes.optimizer += (own * widths.optimizer(segment.matrix.is_some())) as u64;
+        bytes.optimizer += segment.state_bytes(own, widths) as u64;
     }
     bytes
 }

@@ -16,7 +16,7 @@
 //! to the owner, and the owner's update is gathered, by the same collectives as those of other segments. Owners are
 //! chosen in the order of the layers, each time the rank with the least work so far.
 
-use zero_model::{Model, Parameter, ParameterId};
+use zero_model::{Matrix, Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
@@ -127,7 +127,8 @@ impl Layout {
                 if let Some([rows, columns]) = segment.matrix {
                     let owner = (0..options.ranks).min_by_key(|&rank| work[rank]).unwrap_or(0);
                     // The products of a Newton–Schulz iteration.
-                    work[owner] += rows as u128 * columns as u128 * rows.min(columns) as u128;
+                    let products = if segment.is_factored { 1 } else { rows.min(columns) };
+                    work[owner] += rows as u128 * columns as u128 * products as u128;
                     segment.bounds = (0..=options.ranks).map(|r| if r > owner { rows * columns } else { 0 }).collect();
                 }
                 segments.push(segment);
@@ -258,8 +259,10 @@ fn segment(
     let bounds = cut(&pieces, end, ranks, unit);
     let is_trainable = parameters.iter().any(|&parameter| model.parameters()[parameter].is_trainable());
     let matrix = parameters.first().map(|&parameter| &model.parameters()[parameter]).filter(|p| p.is_matrix());
+    let is_factored = matrix.is_some_and(|matrix| matrix.matrix() == Some(Matrix::RowsAndColumns));
     let matrix = matrix.map(|matrix| [matrix.shape().dims()[0], matrix.shape().dims()[1]]);
-    Segment { name, layer, pieces, bounds, placements, tiers: Tiers::default(), is_trainable, quantization, matrix }
+    let tiers = Tiers::default();
+    Segment { name, layer, pieces, bounds, placements, tiers, is_trainable, quantization, matrix, is_factored }
 }
 
 /// Returns the shard boundaries: the multiples of `unit` nearest to equal shards.

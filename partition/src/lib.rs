@@ -43,5 +43,5 @@ pub use placement::OnGpu;
 pub use rounding::{to_f32, working};
 pub use segment::{Piece, Segment, states_of};
 pub use storage::gpu_tensor;
-pub use threads::{update_bytes, update_matrix};
+pub use threads::update_matrix;
 pub use zero::{Kind, Range, ShardedState, Widths, ZeroOptions, longest_kept};

@@ -7,7 +7,7 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_model::sink::FlatBuffer;
 use zero_model::{Parameter, Tuning};
 use zero_optim::norm::{Limits, Verdict};
-use zero_optim::{AverageSums, ExactSum, Optimizer, Rate, Step};
+use zero_optim::{AverageSums, ExactSum, Optimizer, Rate, SecondMoment, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
@@ -22,15 +22,15 @@ use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::{round_bytes, round_to, working};
 use crate::storage::{copy, overwrite};
-use crate::threads::{average, update_bytes, update_matrix};
-use crate::trust::TrustRatios;
+use crate::threads::{advance, average, update_matrix};
+use crate::trust::Trust;
 
 /// The optimizer state of one rank.
 #[derive(Default)]
 pub(crate) struct OptimizerState {
     segments: Vec<SegmentState>,
     judged: Option<Judged>,
-    pub(crate) trust: TrustRatios,
+    pub(crate) trust: Trust,
     /// Segments on the GPU whose update is pending, so that one launch can update all of them.
     updating: Vec<SegmentId>,
     /// Number of optimizer steps taken.
@@ -148,7 +148,7 @@ impl OptimizerState {
     /// launch updates several segments, at the latest in [`OptimizerState::carry_out_updates`].
     pub(crate) fn update(&mut self, mut with: StepInputs<'_>, id: SegmentId) -> Result<(), ZeroError> {
         if let Some(scaling) = self.scaling()? {
-            self.measure_trust(&with, scaling)?;
+            self.measure_trust(&mut with, scaling)?;
             if with.rank.is_resident(id) {
                 self.updating.push(id);
                 return Ok(());
@@ -210,8 +210,8 @@ impl OptimizerState {
                 &on_host(gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
             }
         };
-        if let Some([rows, columns]) = segment.matrix.filter(|_| !own.is_empty()) {
-            let bytes = update_bytes(rows, columns) as usize;
+        if !own.is_empty() && !segment.is_factored {
+            let bytes = segment.update_bytes() as usize;
             memory.count(Category::Staging, bytes, 1);
             memory.uncount(Category::Staging, bytes, 1);
         }
@@ -239,17 +239,25 @@ impl OptimizerState {
         for (index, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[index];
             let (optimizer, lr) = tuned(shared, rate, &parameter.tuning());
-            let (lr, decay) = (lr * self.trust.of(index), options.decays(parameter));
+            let decay = options.decays(parameter);
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
+            let (optimizer, step) = self.trust.applied(index, parameter.elements(), optimizer, step);
             let in_state = at.start + skipped..at.end + skipped;
             let stochastic =
                 options.stochastic_rounding.map(|seed| Stochastic::new(seed, index, step.step, inside.start));
             let mut run = |mut values: Values<'_>| -> Result<(), ZeroError> {
                 let grads = &gradients[at.clone()];
-                let mut moments: Vec<Values<'_>> = kinds.iter_mut().map(|kind| kind.part(in_state.clone())).collect();
+                let held = segment.in_states(in_state.clone());
+                let mut moments: Vec<Values<'_>> = kinds.iter_mut().map(|kind| kind.part(held.clone())).collect();
                 match (&optimizer, segment.matrix) {
                     (Optimizer::Muon(muon), Some(shape)) => {
                         update_matrix(muon, &step, shape, values.reborrow().f32()?, grads, moments.remove(0).f32()?)?;
+                    }
+                    (Optimizer::Adafactor(of), Some([rows, _])) => {
+                        let factors = &*moments.remove(0).f32()?;
+                        let mean = of.mean(&factors[..rows]);
+                        let moment = |first| SecondMoment::Factored { factors, rows, mean, first };
+                        advance(of, &step, values.reborrow().f32()?, grads, moment)?;
                     }
                     _ => update(&optimizer, &step, values.reborrow(), grads, moments, stochastic)?,
                 }
@@ -300,7 +308,7 @@ impl OptimizerState {
         memory: &mut Memory,
         rate: Rate,
     ) -> Result<Option<Verdict>, ZeroError> {
-        self.trust = TrustRatios::default();
+        self.trust = Trust::default();
         let verdict = match self.judged.take() {
             None => return Ok(None),
             Some(Judged { verdict: Some(verdict), .. }) => verdict,

@@ -2,9 +2,12 @@
 
 use std::ops::Range;
 
-use zero_model::ParameterId;
 use zero_model::ops::Quantization;
+use zero_model::{Matrix, ParameterId};
 use zero_pipeline::{Placement, Placements, Tiers};
+
+use crate::threads::{factor_bytes, update_bytes};
+use crate::zero::Widths;
 
 /// One parameter inside a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,26 +41,58 @@ pub struct Segment {
     pub quantization: Option<Quantization>,
     /// Rows and columns of its only parameter, if the optimizer updates it as a whole matrix.
     pub matrix: Option<[usize; 2]>,
+    /// Whether the states of the matrix have a value for each row and each column.
+    pub is_factored: bool,
 }
 
-/// Returns the number of states of a trainable parameter, if most have `states`: a matrix that is updated as a whole has
-/// its momentum, and lacks the second moment.
+/// Returns the number of states of a trainable parameter, if most have `states`: a matrix whose first state alone is kept lacks
+/// the last one.
 #[must_use]
-pub fn states_of(is_matrix: bool, states: usize) -> usize {
-    if is_matrix { states.saturating_sub(1) } else { states }
+pub fn states_of(matrix: Option<Matrix>, states: usize) -> usize {
+    if matrix == Some(Matrix::FirstState) { states.saturating_sub(1) } else { states }
 }
 
 impl Segment {
     /// Returns the number of its optimizer states, if other segments have `states`: see [`states_of`].
     #[must_use]
     pub fn states(&self, states: usize) -> usize {
-        states_of(self.matrix.is_some(), states)
+        let kept = if self.is_factored { Matrix::RowsAndColumns } else { Matrix::FirstState };
+        states_of(self.matrix.map(|_| kept), states)
     }
 
-    /// Returns the number of values of each element in a checkpoint with `kinds` values of most trainable elements.
+    /// Returns the part of a range of its elements that have a value in each state of the optimizer. The values of rows and
+    /// columns take the place of those of the first elements.
     #[must_use]
-    pub fn kinds(&self, kinds: usize) -> usize {
-        if self.is_trainable { 1 + self.states(kinds - 1) } else { 1 }
+    pub fn in_states(&self, range: Range<usize>) -> Range<usize> {
+        let end = self.matrix.filter(|_| self.is_factored).map_or(usize::MAX, |[rows, columns]| rows + columns);
+        range.start.min(end)..range.end.min(end)
+    }
+
+    /// Returns the bytes of the average and of the states of the first `own` elements.
+    #[must_use]
+    pub fn state_bytes(&self, own: usize, widths: Widths) -> usize {
+        let states = self.states(widths.states) * widths.state;
+        own * widths.average + self.in_states(0..own).len() * states
+    }
+
+    /// Returns the number of values that a checkpoint has of a range of its elements.
+    #[must_use]
+    pub fn saved(&self, range: Range<usize>, widths: Widths) -> usize {
+        if !self.is_trainable {
+            return range.len();
+        }
+        let averages = usize::from(widths.average > 0);
+        range.len() * (1 + averages) + self.in_states(range).len() * self.states(widths.states)
+    }
+
+    /// Returns the bytes of the buffers that the update of its matrix holds at a time; 0 if it is no matrix.
+    #[must_use]
+    pub fn update_bytes(&self) -> u64 {
+        match self.matrix {
+            Some([rows, columns]) if self.is_factored => factor_bytes(rows, columns),
+            Some([rows, columns]) => update_bytes(rows, columns),
+            None => 0,
+        }
     }
 
     /// Returns the segment's parameter if it has only one. In that case the segment shares the storage of the

@@ -4,7 +4,7 @@
 
 use zero_model::ops::{convert, in_parallel, orthogonalize, orthogonalize_bytes, threads};
 use zero_optim::norm::BLOCK;
-use zero_optim::{ExactSum, HalfFloat, LengthError, Muon, Step, read_half, write_half};
+use zero_optim::{Adafactor, ExactSum, HalfFloat, LengthError, Muon, SecondMoment, Step, read_half, write_half};
 
 /// Smaller inputs stay on one thread: they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;
@@ -44,9 +44,63 @@ pub fn update_matrix(
 }
 
 /// Returns the bytes of the buffers that [`update_matrix`] holds at a time.
-#[must_use]
-pub fn update_bytes(rows: usize, columns: usize) -> u64 {
+pub(crate) fn update_bytes(rows: usize, columns: usize) -> u64 {
     orthogonalize_bytes(rows, columns) + 4 * (rows * columns) as u64
+}
+
+/// Bands of rows whose columns are summed on their own, so that sums do not depend on the number of threads.
+const BANDS: usize = 16;
+
+/// Adds the gradients of a whole matrix to its factors, on several threads, and returns the mean of those of the rows: see
+/// [`Adafactor::factor`].
+pub(crate) fn factor(
+    of: &Adafactor,
+    step: &Step,
+    [rows, columns]: [usize; 2],
+    grads: &[f32],
+    factors: &mut [f32],
+) -> Result<f32, LengthError> {
+    let band = rows.div_ceil(BANDS);
+    let mut of_rows = vec![0.0; rows];
+    let mut bands: Vec<_> = grads
+        .chunks(band * columns)
+        .zip(of_rows.chunks_mut(band))
+        .map(|(grads, rows)| (grads, rows, vec![0.0; columns], Ok(())))
+        .collect();
+    // No more parts than threads: each part has a thread.
+    let size = bands.len().div_ceil(threads()).max(1);
+    let mut parts: Vec<_> = bands.chunks_mut(size).collect();
+    in_parallel(&mut parts, |bands| {
+        for (grads, rows, columns, result) in bands.iter_mut() {
+            *result = of.sum(step, grads, rows, columns);
+        }
+    });
+    let mut of_columns = vec![0.0; columns];
+    for (.., of_band, result) in bands {
+        result?;
+        of_columns.iter_mut().zip(of_band).for_each(|(sum, of_band)| *sum += of_band);
+    }
+    of.factor(step, (&of_rows, &of_columns), factors)
+}
+
+/// Returns the bytes of the buffers that [`factor`] holds at a time.
+pub(crate) fn factor_bytes(rows: usize, columns: usize) -> u64 {
+    8 * (rows + columns * (1 + rows.div_ceil(rows.div_ceil(BANDS).max(1)))) as u64
+}
+
+/// Runs [`Adafactor::advance`] on several threads. `moment` is the second moment from an element on.
+pub(crate) fn advance<'a>(
+    of: &Adafactor,
+    step: &Step,
+    params: &mut [f32],
+    grads: &[f32],
+    moment: impl Fn(usize) -> SecondMoment<'a>,
+) -> Result<(), LengthError> {
+    let size = share(params.len());
+    let parts = params.chunks_mut(size).zip(grads.chunks(size)).enumerate();
+    let mut parts: Vec<_> = parts.map(|(part, (params, grads))| (params, grads, moment(part * size), Ok(()))).collect();
+    in_parallel(&mut parts, |(params, grads, moment, result)| *result = of.advance(step, params, grads, *moment));
+    parts.into_iter().try_for_each(|(.., result)| result)
 }
 
 /// Runs [`ExactSum::add_parameter_range`] on several threads.

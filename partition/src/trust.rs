@@ -1,4 +1,4 @@
-//! The trust ratios of LAMB: norms of whole parameters, whose shards are on several ranks.
+//! The first pass of optimizers that need norms of whole parameters, whose shards are on several ranks: LAMB and Adafactor.
 //!
 //! Before the first update of a step, each rank adds its gradients to its moments and sums the squares of its shards. One
 //! all-reduce of exact sums then gives the norms of all parameters, with the same bits in every layout.
@@ -7,61 +7,54 @@ use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::{ParameterId, ops::in_parallel};
 use zero_optim::exact_sum::LIMBS;
-use zero_optim::{ExactSum, Lamb, LengthError, Optimizer, Squares, Step};
+use zero_optim::{ExactSum, LengthError, Optimizer, SecondMoment, Squares, Step};
 use zero_pipeline::{Placement, SegmentId};
 
 use crate::error::ZeroError;
+use crate::ledger::Category;
 use crate::optimizer::{OptimizerState, Scaling, SegmentState, StepInputs, on_host, tuned};
-use crate::threads::share;
+use crate::rank::Rank;
+use crate::threads::{factor, share};
 
-/// The ratios of one step, by parameter. Empty before they are computed, and for other optimizers.
+/// The squares of whole parameters in one step, by parameter. Empty before they are summed, and for other optimizers.
 #[derive(Default)]
-pub(crate) struct TrustRatios(Vec<f64>);
+pub(crate) struct Trust(Vec<Squares>);
 
-impl TrustRatios {
-    /// Returns the factor of a parameter's learning rate.
-    pub(crate) fn of(&self, parameter: ParameterId) -> f64 {
-        self.0.get(parameter).copied().unwrap_or(1.0)
+impl Trust {
+    /// Returns the optimizer and the step with which the second pass moves a whole parameter of this number of elements.
+    pub(crate) fn applied(
+        &self,
+        parameter: ParameterId,
+        elements: usize,
+        optimizer: Optimizer,
+        step: Step,
+    ) -> (Optimizer, Step) {
+        match (optimizer, self.0.get(parameter)) {
+            (Optimizer::Lamb(lamb), Some(squares)) => {
+                (optimizer, Step { lr: step.lr * lamb.trust_ratio(squares), ..step })
+            }
+            (Optimizer::Adafactor(of), Some(squares)) => {
+                (Optimizer::Adafactor(of.with_rate(&step, squares, elements)), step)
+            }
+            _ => (optimizer, step),
+        }
     }
 }
 
 impl OptimizerState {
-    /// Takes the first pass of a step of LAMB over all segments, unless this step has taken it. Collective over the stage.
-    pub(crate) fn measure_trust(&mut self, with: &StepInputs<'_>, scaling: Scaling) -> Result<(), ZeroError> {
+    /// Takes the first pass of a step over all segments, if the optimizer has one and this step has not taken it. Collective
+    /// over the stage.
+    pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scaling: Scaling) -> Result<(), ZeroError> {
         let rank = with.rank;
-        if !matches!(rank.options.optimizer, Optimizer::Lamb(_)) || !self.trust.0.is_empty() {
+        if !matches!(rank.options.optimizer, Optimizer::Lamb(_) | Optimizer::Adafactor(_)) || !self.trust.0.is_empty() {
             return Ok(());
         }
         let mut squares: Vec<Squares> = vec![Squares::default(); rank.model.parameters().len()];
         for id in rank.updated() {
             self.accumulate(with, id, scaling, &mut squares)?;
         }
-        let is_sharded = |&id: &SegmentId| rank.placements(id).optimizer == Placement::Sharded;
-        let pieces = rank.updated().into_iter().filter(is_sharded).flat_map(|id| &rank.segment(id).pieces);
-        let sharded: Vec<ParameterId> = pieces.map(|piece| piece.parameter).collect();
-        if rank.comm().size() > 1 && !sharded.is_empty() {
-            let sums = sharded.iter().flat_map(|&p| [&squares[p].params, &squares[p].direction]);
-            let limbs = Buffer::I64(sums.flat_map(|sum| sum.limbs().iter().copied()).collect());
-            let Buffer::I64(limbs) = rank.comm().all_reduce(limbs, ReduceOp::Sum).wait()? else {
-                return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
-            };
-            for (&parameter, limbs) in sharded.iter().zip(limbs.chunks(2 * LIMBS)) {
-                let (params, direction) = limbs.split_at(LIMBS.min(limbs.len()));
-                let sum = ExactSum::from_limbs;
-                squares[parameter] = Squares { params: sum(params)?, direction: sum(direction)? };
-            }
-        }
-        let ratio = |(squares, parameter): (&Squares, &zero_model::Parameter)| match tuned(
-            rank.options.optimizer,
-            &with.rate,
-            &parameter.tuning(),
-        )
-        .0
-        {
-            Optimizer::Lamb(lamb) => lamb.trust_ratio(squares),
-            _ => 1.0,
-        };
-        self.trust = TrustRatios(squares.iter().zip(rank.model.parameters()).map(ratio).collect());
+        reduce(rank, &mut squares)?;
+        self.trust = Trust(squares);
         Ok(())
     }
 
@@ -69,32 +62,35 @@ impl OptimizerState {
     /// parameters.
     fn accumulate(
         &mut self,
-        with: &StepInputs<'_>,
+        with: &mut StepInputs<'_>,
         id: SegmentId,
         scaling: Scaling,
         squares: &mut [Squares],
     ) -> Result<(), ZeroError> {
         let (rank, step) = (with.rank, self.updates() + 1);
         let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
+        if segment.is_factored && !own.is_empty() {
+            let bytes = segment.update_bytes() as usize;
+            with.memory.count(Category::Staging, bytes, 1);
+            with.memory.uncount(Category::Staging, bytes, 1);
+        }
         let offset = segment.begin_in_gradients(&own);
         let gradients = on_host(with.gradients.reduced(id)?.host())?;
         let SegmentState { master, states } = self.segment_mut(id);
         let master = if master.is_empty() { None } else { Some(on_host(master.host())?) };
         let averages = usize::from(options.average.is_some());
-        let mut moments = states.iter_mut().skip(averages).map(|state| on_host(state.host_mut())?.f32());
-        let (Some(m), Some(v)) = (moments.next().transpose()?, moments.next().transpose()?) else {
-            return Err(ZeroError::internal("LAMB needs two moments"));
-        };
+        let states = states.iter_mut().skip(averages).map(|state| on_host(state.host_mut())?.f32());
+        let mut states: Vec<&mut [f32]> = states.collect::<Result<_, ZeroError>>()?;
         for (index, inside, at) in segment.overlaps(own.clone()) {
             let parameter = &rank.model.parameters()[index];
-            let (Optimizer::Lamb(lamb), lr) = tuned(options.optimizer, &with.rate, &parameter.tuning()) else {
-                continue;
-            };
+            let (optimizer, lr) = tuned(options.optimizer, &with.rate, &parameter.tuning());
             let Scaling { grad_scale, grad_limit } = scaling;
             let step = Step { step, lr, grad_scale, grad_limit, decay: options.decays(parameter) };
             let grads = &gradients[at.start + offset..at.end + offset];
-            let moments = [&mut m[at.clone()], &mut v[at.clone()]];
-            let run = |params: &[f32]| add_range(&lamb, &step, params, grads, moments, &mut squares[index]);
+            let held = segment.in_states(at.clone());
+            let moments: Vec<&mut [f32]> = states.iter_mut().map(|state| &mut state[held.clone()]).collect();
+            let shape = segment.matrix.filter(|_| segment.is_factored);
+            let run = |params: &[f32]| add(&optimizer, &step, shape, params, grads, moments, &mut squares[index]);
             match (&master, with.parameters.shard(id)) {
                 (Some(master), _) => run(&master[at])?,
                 (None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => run(&shard[at])?,
@@ -110,28 +106,82 @@ impl OptimizerState {
 }
 
 fn not_in_f32() -> ZeroError {
-    ZeroError::internal("LAMB needs parameters in f32, in host memory")
+    ZeroError::internal("this optimizer needs parameters in f32, in host memory")
 }
 
-/// Runs [`Lamb::accumulate`] on several threads.
-fn add_range(
-    lamb: &Lamb,
+/// Sums the squares of sharded parameters over the ranks of the stage.
+fn reduce(rank: &Rank, squares: &mut [Squares]) -> Result<(), ZeroError> {
+    let is_sharded = |&id: &SegmentId| rank.placements(id).optimizer == Placement::Sharded;
+    let pieces = rank.updated().into_iter().filter(is_sharded).flat_map(|id| &rank.segment(id).pieces);
+    let sharded: Vec<ParameterId> = pieces.map(|piece| piece.parameter).collect();
+    if rank.comm().size() == 1 || sharded.is_empty() {
+        return Ok(());
+    }
+    let sums = sharded.iter().flat_map(|&p| [&squares[p].params, &squares[p].direction]);
+    let limbs = Buffer::I64(sums.flat_map(|sum| sum.limbs().iter().copied()).collect());
+    let Buffer::I64(limbs) = rank.comm().all_reduce(limbs, ReduceOp::Sum).wait()? else {
+        return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
+    };
+    for (&parameter, limbs) in sharded.iter().zip(limbs.chunks(2 * LIMBS)) {
+        let (params, direction) = limbs.split_at(LIMBS.min(limbs.len()));
+        let sum = ExactSum::from_limbs;
+        squares[parameter] = Squares { params: sum(params)?, direction: sum(direction)? };
+    }
+    Ok(())
+}
+
+/// Runs the first pass on a range of a parameter, on several threads. `shape` is that of a matrix with factors, of which the
+/// range is all.
+fn add(
+    optimizer: &Optimizer,
     step: &Step,
+    shape: Option<[usize; 2]>,
     params: &[f32],
     grads: &[f32],
-    [m, v]: [&mut [f32]; 2],
+    mut moments: Vec<&mut [f32]>,
     squares: &mut Squares,
 ) -> Result<(), LengthError> {
     let size = share(params.len());
-    let moments = m.chunks_mut(size).zip(v.chunks_mut(size));
-    let mut parts: Vec<_> = params
-        .chunks(size)
-        .zip(grads.chunks(size))
-        .zip(moments)
-        .map(|((params, grads), (m, v))| (params, grads, [m, v], Squares::default(), Ok(())))
+    let ranges = params.chunks(size).zip(grads.chunks(size));
+    let factored = match (optimizer, shape, &mut moments[..]) {
+        (Optimizer::Adafactor(of), Some(shape), [factors]) => {
+            Some((shape[0], factor(of, step, shape, grads, factors)?))
+        }
+        _ => None,
+    };
+    if let (Optimizer::Adafactor(of), Some((rows, mean)), [factors]) = (optimizer, factored, &moments[..]) {
+        let mut parts: Vec<_> = ranges
+            .enumerate()
+            .map(|(part, (params, grads))| {
+                let moment = SecondMoment::Factored { factors, rows, mean, first: part * size };
+                (params, grads, moment, Squares::default(), Ok(()))
+            })
+            .collect();
+        in_parallel(&mut parts, |(params, grads, moment, squares, result)| {
+            *result = of.add_squares(step, params, grads, *moment, squares);
+        });
+        return parts.into_iter().try_for_each(|(.., part, result)| {
+            squares.merge(&part);
+            result
+        });
+    }
+    let mut moments: Vec<_> = moments.into_iter().map(|moment| moment.chunks_mut(size)).collect();
+    let mut parts: Vec<_> = ranges
+        .map(|(params, grads)| {
+            let moments: Vec<&mut [f32]> = moments.iter_mut().filter_map(Iterator::next).collect();
+            (params, grads, moments, Squares::default(), Ok(()))
+        })
         .collect();
-    in_parallel(&mut parts, |(params, grads, [m, v], squares, result)| {
-        *result = lamb.accumulate(step, params, grads, [m, v], squares);
+    in_parallel(&mut parts, |(params, grads, moments, squares, result)| {
+        *result = match (optimizer, &mut moments[..]) {
+            (Optimizer::Lamb(lamb), [m, v]) => lamb.accumulate(step, params, grads, [m, v], squares),
+            (Optimizer::Adafactor(of), [v]) => of
+                .add(step, grads, v)
+                .and_then(|()| of.add_squares(step, params, grads, SecondMoment::Full(v), squares)),
+            (optimizer, moments) => {
+                Err(LengthError { what: "states", expected: optimizer.states().len(), found: moments.len() })
+            }
+        };
     });
     parts.into_iter().try_for_each(|(.., part, result)| {
         squares.merge(&part);

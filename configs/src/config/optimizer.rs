@@ -30,6 +30,8 @@ pub enum Optimizer {
     Lamb(Lamb),
     /// Schedule-free AdamW, as `schedulefree.AdamWScheduleFree` (Defazio et al. 2024).
     ScheduleFree(ScheduleFree),
+    /// Adafactor: second moments with a value for each row and column (Shazeer & Stern 2018), as `torch.optim.Adafactor`.
+    Adafactor(Adafactor),
 }
 
 section! {
@@ -255,6 +257,32 @@ section! {
     }
 }
 
+section! {
+    /// Parameters of Adafactor, as `torch.optim.Adafactor`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Adafactor(keys) in Optimizer::PARAMS {
+        /// Largest relative step size, and the rate of the weight decay.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step: steps are min(lr, 1/√step) times the rms of the parameter; auto: 5e-5, as Hugging Face's Trainer") [else TRAINER];
+        /// Exponent of the step in the weight of new squares.
+        pub beta2_decay: f64 = now(NOT_POSITIVE, "-0.8", "β₂ is 1 − step^beta2_decay");
+        /// Bounds of the second moment's root and of the parameter's rms.
+        pub eps: [f64; 2] = now(Kind::Pair(ANY_SIZE), "[1.1920928955078125e-7, 0.001]", "Smallest root of the second moment, and smallest rms of a parameter; PyTorch's null is the first default, in f32");
+        /// Largest rms of an update.
+        pub d: f64 = now(Kind::Float(Range { min: 1.0, ..ANY_SIZE }), "1.0", "Largest rms of an update before it is scaled down");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
+        = rejected("maximize", "false", "losses are minimised");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = rejected("scale_parameter", "true", "steps always scale with the rms of the parameter, as in PyTorch");
+        = rejected("relative_step", "false", "write the largest relative step as `lr`");
+        = rejected("warmup_init", "false", "write a `scheduler`");
+        = rejected("beta1", "null", "a first moment is not implemented");
+        = removed("clip_threshold", "write `d`, its name in PyTorch");
+        = removed("decay_rate", "write `beta2_decay`, its name in PyTorch");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
 impl Muon {
     /// Returns the learning rate of the parameters that are no matrices.
     pub fn lr_of_others(&self) -> f64 {
@@ -265,6 +293,8 @@ impl Muon {
 const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
 /// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
 const TRAINER: f64 = 5e-5;
+const ANY_SIZE: Range = Range { min: 0.0, max: f64::MAX, above: false, below: false };
+const NOT_POSITIVE: Kind = Kind::Float(Range { min: f64::MIN, max: 0.0, ..ANY_SIZE });
 const BETAS: Kind = Kind::Pair(FRACTION);
 const ONE_BIT: &str = "compressed-momentum optimizers are gone from DeepSpeed; use AdamW";
 const LATER: Status = Status::Later { off: &[] };
@@ -289,6 +319,7 @@ impl Optimizer {
             variant(SCHEDULE_FREE, "AdamW with an average of the iterates in place of a schedule", ScheduleFree::SECTION.keys),
             variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", Muon::SECTION.keys),
             variant("Lamb", "Adam with a trust ratio for each parameter", Lamb::SECTION.keys),
+            variant("Adafactor", "Second moments with one value for each row and column", Adafactor::SECTION.keys),
             Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
             Variant { status: LATER, ..variant("MuAdamW", "AdamW for maximal-update parametrisation", &[]) },
             Variant { status: LATER, ..variant("MuSGD", "SGD for maximal-update parametrisation", &[]) },
@@ -355,6 +386,7 @@ impl Optimizer {
         match self {
             Self::Muon(_) => Some("Muon"),
             Self::Lamb(_) => Some("LAMB"),
+            Self::Adafactor(_) => Some("Adafactor"),
             _ => None,
         }
     }
@@ -368,7 +400,12 @@ impl Optimizer {
             | Self::NAdam(NAdam { betas, .. })
             | Self::RAdam(RAdam { betas, .. })
             | Self::Lamb(Lamb { betas, .. }) => Some(*betas),
-            Self::Sgd(_) | Self::Adagrad(_) | Self::RmsProp(_) | Self::Muon(_) | Self::ScheduleFree(_) => None,
+            Self::Sgd(_)
+            | Self::Adagrad(_)
+            | Self::RmsProp(_)
+            | Self::Muon(_)
+            | Self::Adafactor(_)
+            | Self::ScheduleFree(_) => None,
         }
     }
 
@@ -383,7 +420,8 @@ impl Optimizer {
             | Self::NAdam(NAdam { lr, .. })
             | Self::RAdam(RAdam { lr, .. })
             | Self::Lamb(Lamb { lr, .. })
-            | Self::ScheduleFree(ScheduleFree { lr, .. }) => *lr,
+            | Self::ScheduleFree(ScheduleFree { lr, .. })
+            | Self::Adafactor(Adafactor { lr, .. }) => *lr,
             Self::Muon(Muon { lr, muon_lr, .. }) => muon_lr.unwrap_or(*lr),
         }
     }
@@ -405,6 +443,7 @@ impl Read for Optimizer {
             SCHEDULE_FREE => Self::ScheduleFree(ScheduleFree::of(&mut keys)),
             "Muon" => Self::Muon(Muon::of(&mut keys)),
             "Lamb" => Self::Lamb(Lamb::of(&mut keys)),
+            "Adafactor" => Self::Adafactor(Adafactor::of(&mut keys)),
             _ => Self::AdamW(Adam::of(&mut keys)),
         }
     }
@@ -426,6 +465,7 @@ impl Serialize for Optimizer {
             Self::ScheduleFree(free) => (SCHEDULE_FREE, json!(free)),
             Self::Muon(muon) => ("Muon", json!(muon)),
             Self::Lamb(lamb) => ("Lamb", json!(lamb)),
+            Self::Adafactor(adafactor) => ("Adafactor", json!(adafactor)),
         };
         json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
     }

@@ -171,7 +171,7 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
             || OWN.contains(&path)
             // Optimizers of PyTorch, which DeepSpeed accepts by name, and schedules of transformers, in lower case.
             || ["matrices", "ns_steps"].iter().any(|name| path == format!("optimizer.params[Muon].{name}"))
-            || ["RMSprop", "NAdam", "RAdam", "AdamWScheduleFree"]
+            || ["RMSprop", "NAdam", "RAdam", "Adafactor", "AdamWScheduleFree"]
                 .iter()
                 .any(|name| path.starts_with(&format!("optimizer.params[{name}]")))
             || path.strip_prefix("scheduler.params[").is_some_and(|rest| rest.starts_with(char::is_lowercase));

@@ -54,8 +54,20 @@ fn every_alias_refers_to_a_key_of_the_same_section() {
 
 /// Returns one configuration for each variant of each section.
 fn one_of_each() -> Vec<Config> {
-    let optimizers =
-        ["AdamW", "Adam", "SGD", "Lion", "Adagrad", "RMSprop", "NAdam", "RAdam", "Muon", "Lamb", "AdamWScheduleFree"];
+    let optimizers = [
+        "AdamW",
+        "Adam",
+        "SGD",
+        "Lion",
+        "Adagrad",
+        "RMSprop",
+        "NAdam",
+        "RAdam",
+        "Muon",
+        "Lamb",
+        "Adafactor",
+        "AdamWScheduleFree",
+    ];
     let schedulers = [
         "{type: Constant}",
         "{type: WarmupLR}",

@@ -270,6 +270,12 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, super_offload: true}}",
         "optimizer: {type: Adam, params: {amsgrad: true}}",
         "optimizer: {type: Lamb, params: {amsgrad: true}}",
+        "optimizer: {type: Adafactor, params: {relative_step: true}}",
+        "optimizer: {type: Adafactor, params: {scale_parameter: false}}",
+        "optimizer: {type: Adafactor, params: {warmup_init: true}}",
+        "optimizer: {type: Adafactor, params: {beta1: 0.9}}",
+        "optimizer: {type: Adafactor, params: {clip_threshold: 1}}",
+        "optimizer: {type: Adafactor, params: {decay_rate: -0.8}}",
         "optimizer: {type: Lamb, params: {max_grad_norm: 1}}",
         "optimizer: {type: AdamW, legacy_fusion: true}",
     ];

@@ -154,6 +154,11 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
             eps_inside_sqrt
         })
     );
+    let eps = [f64::from(f32::EPSILON), 1e-3];
+    assert_eq!(
+        with("optimizer: {type: adafactor}").optimizer,
+        Optimizer::Adafactor(Adafactor { lr: 1e-2, beta2_decay: -0.8, eps, d: 1.0, weight_decay })
+    );
     // `Adam` is AdamW by default. Both variants survive a round trip through YAML.
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
         let config = with(&format!("optimizer: {{{text}}}"));

@@ -36,6 +36,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::Muon(_) => "Muon",
         Optimizer::Lamb(_) => "LAMB",
         Optimizer::ScheduleFree(_) => "AdamWScheduleFree",
+        Optimizer::Adafactor(_) => "Adafactor",
     };
     let zero = &subject.settings.zero;
     let states = match zero.states().len() {

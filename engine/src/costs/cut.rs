@@ -132,8 +132,9 @@ fn state(layer: usize, layout: &Layout, widths: Widths) -> u64 {
         if shape.first_user(segment) != Some(layer) || !is_trainable {
             return working;
         }
-        let updated = widths.master + widths.optimizer(layout.segments()[segment].matrix.is_some());
-        working + held(placements.gradients) * 4 + held(placements.optimizer) * updated as u64
+        let own = held(placements.optimizer);
+        let states = layout.segments()[segment].state_bytes(own as usize, widths);
+        working + held(placements.gradients) * 4 + own * widths.master as u64 + states as u64
     };
     shape.layers[layer].segments.iter().map(of_segment).sum()
 }

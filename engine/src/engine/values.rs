@@ -70,7 +70,7 @@ impl Engine {
     /// Fails if the model has no such parameter.
     pub fn local_parameter(&self, name: &str) -> Result<(usize, Vec<f32>), Error> {
         let id = self.parameter(name)?;
-        match self.zero.held_ranges(Kind::State(0)).into_iter().find(|range| range.parameter == id) {
+        match self.zero.updated_ranges().into_iter().find(|range| range.parameter == id) {
             Some(range) => Ok((range.elements.start, self.zero.read(Kind::Parameter, &range)?)),
             None => Ok((0, vec![])),
         }

@@ -12,6 +12,7 @@ use crate::python::{python, results, small_llama};
 use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
 
 const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
+const ADAFACTOR: &str = "optimizer: {type: Adafactor, params: {lr: 0.02}}";
 const LAMB: &str = "optimizer: {type: Lamb, params: {lr: 0.01}}";
 const FREE: &str = "optimizer: {type: AdamWScheduleFree, params: {lr: 0.01, warmup_steps: 3, weight_decay: 0.1}}";
 const EMA: &str = "ema: {decay: 0.8, start_step: 1}";
@@ -54,8 +55,9 @@ fn run(ranks: usize, text: &str) -> (Trajectory, Vec<Vec<u32>>) {
 fn every_layout_is_bit_identical_and_training_is_unchanged() {
     let (free_in_bf16, free_narrow) = (format!("{FREE}\n{BF16}"), format!("{FREE}\n{NARROW}"));
     let free = [FREE, free_in_bf16.as_str(), free_narrow.as_str()];
-    for more in
-        ["", BF16, MUON, LAMB, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"].into_iter().chain(free)
+    for more in ["", BF16, MUON, LAMB, ADAFACTOR, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"]
+        .into_iter()
+        .chain(free)
     {
         let (expected, averages) = run(1, &text(0, 1, more));
         let plain = agreed(world(1, |comm| trajectory(&mut engine(comm, &reproducible(0, 1, more)), 5)), more);
@@ -73,7 +75,7 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
             same(2 * replicas, &text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}")));
         }
         same(2, &text(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}"));
-        if ![MUON, LAMB].contains(&more) && !more.contains(FREE) {
+        if ![MUON, LAMB, ADAFACTOR].contains(&more) && !more.contains(FREE) {
             let folder = tempfile::tempdir().unwrap();
             let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
             let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");

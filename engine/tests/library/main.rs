@@ -6,6 +6,7 @@ mod python;
 #[path = "../world/mod.rs"]
 mod world;
 
+mod adafactor;
 mod adapter;
 mod averages;
 mod bytes;

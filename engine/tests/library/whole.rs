@@ -10,7 +10,8 @@ use crate::world::{Trajectory, agreed, assert_same, gpt2, trajectory, world};
 
 pub(crate) const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003, weight_decay: 0.1}}";
 pub(crate) const LAMB: &str = "optimizer: {type: Lamb, params: {lr: 0.01, weight_decay: 0.1, min_coeff: 0.1}}";
-const OPTIMIZERS: [&str; 2] = [MUON, LAMB];
+pub(crate) const ADAFACTOR: &str = "optimizer: {type: Adafactor, params: {lr: 0.02, weight_decay: 0.1}}";
+const OPTIMIZERS: [&str; 3] = [MUON, LAMB, ADAFACTOR];
 
 pub(crate) fn text(zero_stage: u8, accumulation: usize, more: &str) -> String {
     format!(

@@ -36,7 +36,6 @@ use crate::placement::OnGpu;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::working;
-use crate::segment::states_of;
 
 /// Options of a rank's sharded state.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,14 +126,6 @@ pub struct Widths {
     pub states: usize,
 }
 
-impl Widths {
-    /// Returns the bytes of the states and the average. A matrix that is updated as a whole lacks the last state.
-    #[must_use]
-    pub fn optimizer(&self, is_matrix: bool) -> usize {
-        self.average + states_of(is_matrix, self.states) * self.state
-    }
-}
-
 /// One rank's share of a model. Its methods execute the instructions of a program.
 pub struct ShardedState {
     rank: Rank,
@@ -208,8 +199,7 @@ impl ShardedState {
         let states = rank.states(id);
         let in_memory = if disk.has(id, Stored::State(0)) { 0 } else { own.len() };
         let widths = rank.options.widths(rank.dtype.size_in_bytes());
-        let is_matrix = rank.segment(id).matrix.is_some();
-        memory.count(Category::OptimizerState, if states > 0 { in_memory } else { 0 }, widths.optimizer(is_matrix));
+        memory.count(Category::OptimizerState, rank.segment(id).state_bytes(in_memory, widths), 1);
         let has_master = (widths.master > 0 || rank.mirrors(id)) && in_memory > 0;
         let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
         memory.count(Category::Parameters, master.len(), 4);
@@ -258,6 +248,9 @@ impl ShardedState {
         let averages = usize::from(rank.options.average.is_some());
         let state = |index: usize| match rank.options.state_dtype {
             DType::BF16 if index >= averages => Ok(StateBuffer::Bf16(vec![bf16::ZERO; in_memory])),
+            _ if index >= averages => {
+                memory.zeros(rank, id, rank.segment(id).in_states(0..in_memory).len()).map(StateBuffer::F32)
+            }
             _ => memory.zeros(rank, id, in_memory).map(StateBuffer::F32),
         };
         let states = (0..states).map(state).collect::<Result<_, ZeroError>>()?;
@@ -353,6 +346,12 @@ impl ShardedState {
     /// checkpoint.
     pub fn set_progress(&mut self, updates: u64, sums: AverageSums) {
         self.optimizer.set_progress(updates, sums);
+    }
+
+    /// Returns the bytes of each element.
+    #[must_use]
+    pub fn widths(&self) -> Widths {
+        self.rank.options.widths(self.rank.dtype.size_in_bytes())
     }
 
     /// Returns the names of the optimizer states.

@@ -7,7 +7,7 @@ use zero_model::ParameterId;
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
 
-use super::ShardedState;
+use super::{ShardedState, Widths};
 use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::gpu;
@@ -86,25 +86,25 @@ fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32
 }
 
 impl Layout {
-    /// Returns the number of f32 that a rank's part of a checkpoint takes: `kinds` values of each trainable element, one of
-    /// each frozen element, and the bytes of quantized parameters.
+    /// Returns the number of f32 that a rank's part of a checkpoint takes: the parameter, average and states of each trainable
+    /// element, one value of each frozen element, and the bytes of quantized parameters.
     #[must_use]
-    pub fn saved_elements(&self, stages: &Stages, at: Coordinates, kinds: usize) -> usize {
+    pub fn saved_elements(&self, stages: &Stages, at: Coordinates, widths: Widths) -> usize {
         let owned = self.segments().iter().enumerate().filter(|&(id, _)| stages.owner(id) == at.stage);
         let saved =
             |segment: &Segment| segment.overlaps(segment.shard(at.replica)).map(|(_, e, _)| e.len()).sum::<usize>();
         owned
             .map(|(_, segment)| match segment.quantization {
                 Some(_) => saved(segment).div_ceil(size_of::<f32>()),
-                None => saved(segment) * segment.kinds(kinds),
+                None => segment.saved(segment.shard(at.replica), widths),
             })
             .sum()
     }
 
-    /// Returns the bytes of the values in a checkpoint with `kinds` values of each trainable element.
+    /// Returns the bytes of the values in a checkpoint.
     #[must_use]
-    pub fn checkpoint_bytes(&self, kinds: usize) -> u64 {
-        let bytes = |segment: &Segment| segment.elements() * segment.width(size_of::<f32>()) * segment.kinds(kinds);
+    pub fn checkpoint_bytes(&self, widths: Widths) -> u64 {
+        let bytes = |segment: &Segment| segment.width(size_of::<f32>()) * segment.saved(0..segment.elements(), widths);
         self.segments().iter().map(|segment| bytes(segment) as u64).sum()
     }
 }
@@ -143,11 +143,28 @@ impl ShardedState {
                 Kind::Parameter => segment.placements.parameters,
                 Kind::State(_) => segment.placements.optimizer,
             };
-            match placement {
+            let held = match placement {
                 Placement::Replicated => 0..segment.elements(),
                 Placement::Sharded => segment.shard(rank),
-            }
+            };
+            self.values_of(kind, segment, held)
         })
+    }
+
+    /// Returns the ranges of elements that this rank's optimizer updates.
+    #[must_use]
+    pub fn updated_ranges(&self) -> Vec<Range> {
+        let segments = (0..self.rank.layout.segments().len()).filter(|&id| self.rank.updates(id));
+        let ranges = segments.flat_map(|id| self.rank.segment(id).overlaps(self.rank.own_range(id)));
+        ranges.map(|(parameter, elements, _)| Range { parameter, elements }).collect()
+    }
+
+    /// Returns the part of a range of a segment that has values of this kind.
+    fn values_of(&self, kind: Kind, segment: &Segment, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        match kind {
+            Kind::State(index) if index >= usize::from(self.rank.options.average.is_some()) => segment.in_states(range),
+            _ => range,
+        }
     }
 
     fn ranges(

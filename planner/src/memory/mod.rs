@@ -100,8 +100,8 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     if !config.training.save_async {
         return 0;
     }
-    let kinds = 1 + work.options.states().len();
-    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, kinds))
+    let widths = work.options.widths(work.width as usize);
+    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, widths))
 }
 
 /// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group. The

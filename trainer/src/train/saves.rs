@@ -115,8 +115,8 @@ impl Saves {
     /// Describes the cost of stopping by a signal: the bytes of a checkpoint, and the time to write it. The estimate
     /// comes from the rate at which this rank writes a small amount now.
     pub(super) fn foretell(&self, engine: &Engine) -> String {
-        let (layout, kinds) = (engine.zero().layout(), engine.zero().kinds().len());
-        let total = layout.checkpoint_bytes(kinds);
+        let (layout, widths) = (engine.zero().layout(), engine.zero().widths());
+        let total = layout.checkpoint_bytes(widths);
         match zero_checkpoint::write_rate(&self.root, total) {
             Ok(rate) => format!(
                 "checkpoint: {}; SIGTERM or Ctrl-C saves one after the current step, in about {}, and stops",

@@ -183,6 +183,19 @@ fn owned_matrices() {
 }
 
 #[test]
+fn factored_moments() {
+    let adafactor = "optimizer={type: Adafactor}";
+    for model in [GPT2, LLAMA] {
+        for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (3, "stage: 3")] {
+            holds(ranks, zero, &[model, adafactor, "train_micro_batch_size_per_gpu=4"]);
+        }
+    }
+    holds(2, "stage: 2", &[adafactor, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+    let saves = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
+    holds(2, "stage: 3", &[adafactor, saves]);
+}
+
+#[test]
 fn trust_ratios() {
     let lamb = "optimizer={type: Lamb, params: {lr: 0.01}}";
     for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (2, "stage: 3")] {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zero_model::memory::room_of_a_thread;
-use zero_partition::{Category, Layout, OnGpu, Segment, Widths, ZeroOptions, update_bytes};
+use zero_partition::{Category, Layout, OnGpu, Segment, Widths, ZeroOptions};
 use zero_pipeline::{Content, Coordinates, Instruction, Item, LayerId, Message, Placement, SegmentId, Stages, Tier};
 
 mod buffers;
@@ -183,7 +183,7 @@ impl<'a> Walk<'a> {
                 self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
                 self.meter.add_at(
                     Category::OptimizerState,
-                    own * widths.optimizer(self.segment(id).matrix.is_some()) as u64,
+                    self.segment(id).state_bytes(own as usize, widths) as u64,
                     self.residents[id],
                 );
             }
@@ -272,8 +272,8 @@ impl<'a> Walk<'a> {
             }
             Instruction::Update { segment } => {
                 let owned = self.part(*segment, self.segment(*segment).placements.optimizer) > 0;
-                if let Some([rows, columns]) = self.segment(*segment).matrix.filter(|_| owned) {
-                    let bytes = update_bytes(rows, columns);
+                if owned {
+                    let bytes = self.segment(*segment).update_bytes();
                     self.meter.add(Category::Staging, bytes);
                     self.meter.free(Category::Staging, bytes);
                 }
