@@ -50,13 +50,16 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
 /// Gives each parameter the settings of its group and of its depth.
 pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
     let (groups, shrinking) = (groups(config), config.training.layerwise_lr_decay);
-    if groups.is_empty() && shrinking == 1.0 {
+    let (bits, smallest) = config.optimizer.optim_bits().unwrap_or((32, 0));
+    if groups.is_empty() && shrinking == 1.0 && bits == 32 {
         return Ok(model);
     }
     let (members, depths) = (members(config, &model)?, depths(&model));
     let deepest = depths.iter().max().copied().unwrap_or(0);
     let of_parameter = |(parameter, group): (&Parameter, Option<usize>)| {
         let mut tuning = parameter.tuning();
+        let bits = group.and_then(|group| groups[group].optim_bits).unwrap_or(bits);
+        tuning.eight_bit = bits == 8 && parameter.is_trainable() && parameter.elements() >= smallest;
         tuning.lr_factor *= shrinking.powi((deepest - depths[parameter.layer()]) as i32);
         if let Some(group) = group.map(|group| &groups[group]) {
             tuning.lr_factor *= match (group.lr, group.lr_scale) {
@@ -117,7 +120,8 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
                 "write the group that selects fewer parameters first",
             );
         }
-        let alone = group.lr.is_none() && group.lr_scale.is_none() && group.weight_decay.is_none();
+        let alone =
+            group.betas.is_some() && group.lr.is_none() && group.lr_scale.is_none() && group.weight_decay.is_none();
         if alone && free.iter().all(|&p| model.parameters()[p].is_matrix()) {
             return fail("Muon's matrices have no betas".to_string(), "write `lr` or `weight_decay`");
         }
@@ -148,6 +152,7 @@ pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
                 group.lr_scale.map(|scale| format!("lr × {scale}")),
                 group.weight_decay.map(|decay| format!("weight decay {decay}")),
                 group.betas.map(|[beta1, beta2]| format!("betas {beta1}, {beta2}")),
+                group.optim_bits.map(|bits| format!("states of {bits} bits")),
             ];
             let changes: Vec<String> = changes.into_iter().flatten().collect();
             format!("group {index}: {}, {}", size(Some(index)), changes.join(", "))

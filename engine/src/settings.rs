@@ -149,6 +149,12 @@ fn in_host_memory(config: &Config) -> Result<(), Error> {
         let message = "evaluations keep the weights of AdamWScheduleFree in memory, which the disk is there to save";
         return Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"));
     }
+    let has_eight_bits = config.optimizer.optim_bits().is_some_and(|(bits, _)| bits == 8)
+        || config.training.param_groups.iter().flatten().any(|group| group.optim_bits == Some(8));
+    if has_eight_bits && (is_on_disk || config.training.device == config::Compute::Cuda) {
+        let message = "states in 8 bits are in host memory alone; they are not implemented on a disk or on a GPU";
+        return Err(Error::setting("optimizer.params.optim_bits", message, "write `optim_bits: 32`"));
+    }
     let help = "keep the f32 copy of the parameters and states in f32";
     if is_on_disk && is_narrow {
         let message = "parameters without an f32 copy, and states in bf16, are not implemented on a disk";

@@ -51,12 +51,14 @@ pub struct Tuning {
     pub weight_decay: Option<f64>,
     /// Decay of the first and the second moment in place of the optimizer's.
     pub betas: Option<(f64, f64)>,
+    /// Whether the optimizer's states have 8 bits.
+    pub eight_bit: bool,
 }
 
 impl Default for Tuning {
     /// No difference.
     fn default() -> Self {
-        Self { lr_factor: 1.0, weight_decay: None, betas: None }
+        Self { lr_factor: 1.0, weight_decay: None, betas: None, eight_bit: false }
     }
 }
 

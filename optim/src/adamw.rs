@@ -79,6 +79,12 @@ impl AdamFactors {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
         let m = self.one_minus_beta1.mul_add(grad - m, m);
+        self.apply(param, grad, m, v)
+    }
+
+    /// Takes the step along the new first moment.
+    #[inline(always)]
+    fn apply(self, param: f32, grad: f32, m: f32, v: f32) -> (f32, [f32; 2]) {
         // Multiplies by 1−β₂ before squaring: g² alone overflows f32 from 1.8e19 on.
         let v = (self.one_minus_beta2 * grad).mul_add(grad, self.beta2 * v);
         let denominator = v.sqrt().mul_add(self.inv_root_correction2, self.eps);
@@ -93,6 +99,22 @@ impl Rule<2> for Decoupled {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, states: [f32; 2]) -> (f32, [f32; 2]) {
         self.0.step(param * self.0.decay, grad * self.0.grad_scale, states)
+    }
+}
+
+/// Decoupled decay with the first moment as bitsandbytes computes it, β₁m + (1−β₁)g, which differs by rounding.
+#[derive(Clone, Copy)]
+pub(crate) struct Summed {
+    pub(crate) factors: AdamFactors,
+    pub(crate) beta1: f32,
+}
+
+impl Rule<2> for Summed {
+    #[inline(always)]
+    fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
+        let grad = grad * self.factors.grad_scale;
+        let m = self.factors.one_minus_beta1.mul_add(grad, self.beta1 * m);
+        self.factors.apply(param * self.factors.decay, grad, m, v)
     }
 }
 

@@ -19,6 +19,7 @@ mod adafactor;
 mod adagrad;
 mod adamw;
 mod average;
+mod eight_bit;
 mod factors;
 mod half_float;
 mod lamb;
@@ -45,6 +46,7 @@ pub use adafactor::{Adafactor, SecondMoment};
 pub use adagrad::Adagrad;
 pub use adamw::AdamW;
 pub use average::{Average, average};
+pub use eight_bit::{BLOCK as EIGHT_BIT_BLOCK, EightBit};
 pub use exact_sum::ExactSum;
 pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_bf16_at_random, write_half};
@@ -60,7 +62,7 @@ pub use schedule_free::{AverageSums, ScheduleFree};
 pub use sgd::Sgd;
 pub use stored::Stored;
 
-use adamw::{Decoupled, L2};
+use adamw::{Decoupled, L2, Summed};
 use rule::apply;
 use zero_isa::Isa;
 
@@ -228,6 +230,29 @@ pub fn update_stored<P: Stored, S: Stored>(
     states: &mut [&mut [S]],
 ) -> Result<(), LengthError> {
     update_at(Isa::current(), optimizer, step, params, grads, states)
+}
+
+/// Like [`update`], for states that were stored in 8 bits and have been restored. AdamW's moments are computed in the order
+/// of bitsandbytes, so that equal states stay equal.
+///
+/// # Errors
+/// See [`update`].
+pub fn update_restored<P: Stored>(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [P],
+    grads: &[f32],
+    states: &mut [&mut [f32]],
+) -> Result<(), LengthError> {
+    let (Optimizer::AdamW(adamw @ AdamW { decoupled: true, .. }), [m, v]) = (optimizer, &mut *states) else {
+        return update_stored(optimizer, step, params, grads, states);
+    };
+    for (name, length) in [("grads", grads.len()), ("exp_avg", m.len()), ("exp_avg_sq", v.len())] {
+        expect_length(name, params.len(), length)?;
+    }
+    let rule = Summed { factors: adamw.factors(step), beta1: adamw.betas.0 as f32 };
+    apply((Isa::current(), step.grad_limit), rule, params, grads, [m, v]);
+    Ok(())
 }
 
 /// Like [`update`], but without SIMD: the reference that the vector code is compared with.

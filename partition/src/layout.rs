@@ -105,7 +105,9 @@ impl Layout {
             let is_large = |p: ParameterId| model.parameters()[p].elements() >= LARGE;
             let is_quantized = |p: ParameterId| model.parameters()[p].quantization().is_some();
             let is_alone = |p: ParameterId| {
-                let is_whole = is_quantized(p) || model.parameters()[p].is_matrix();
+                let parameter = &model.parameters()[p];
+                // The states of one parameter have their own type, and blocks begin with it.
+                let is_whole = is_quantized(p) || parameter.is_matrix() || parameter.tuning().eight_bit;
                 is_tied(p) || is_whole || (is_large(p) && !persistent[p])
             };
             let mut groups: Vec<(String, Vec<ParameterId>)> = vec![];
@@ -261,8 +263,21 @@ fn segment(
     let matrix = parameters.first().map(|&parameter| &model.parameters()[parameter]).filter(|p| p.is_matrix());
     let is_factored = matrix.is_some_and(|matrix| matrix.matrix() == Some(Matrix::RowsAndColumns));
     let matrix = matrix.map(|matrix| [matrix.shape().dims()[0], matrix.shape().dims()[1]]);
+    let is_eight_bit = parameters.first().is_some_and(|&parameter| model.parameters()[parameter].tuning().eight_bit);
     let tiers = Tiers::default();
-    Segment { name, layer, pieces, bounds, placements, tiers, is_trainable, quantization, matrix, is_factored }
+    Segment {
+        name,
+        layer,
+        pieces,
+        bounds,
+        placements,
+        tiers,
+        is_trainable,
+        quantization,
+        matrix,
+        is_factored,
+        is_eight_bit,
+    }
 }
 
 /// Returns the shard boundaries: the multiples of `unit` nearest to equal shards.

@@ -1,4 +1,5 @@
-//! Optimizer steps on several threads, on values in f32 or bf16. Each step computes in f32 and rounds its results once.
+//! Optimizer steps on several threads, on values in f32 or bf16, and on states in 8 bits. Each step computes in f32 and rounds
+//! its results once.
 
 use std::ops::Range;
 
@@ -7,13 +8,17 @@ use zero_model::ParameterId;
 use zero_model::ops::in_parallel;
 use zero_model::random::Stream;
 use zero_model::sink::FlatBuffer;
-use zero_optim::{LengthError, Optimizer, Step, Stored, read_half, update_stored, write_bf16_at_random, write_half};
+use zero_optim::{
+    EIGHT_BIT_BLOCK, EightBit, LengthError, Optimizer, Step, Stored, read_half, update_restored, update_stored,
+    write_bf16_at_random, write_half,
+};
 
 use crate::error::ZeroError;
 use crate::threads::share;
 use crate::zero::missing;
 
-/// Elements whose parameters are widened at a time before they are rounded at random. They stay in the L1 cache.
+/// Elements that are widened at a time where their type has no loop of its own: parameters that are rounded at random, and
+/// states in 8 bits. They stay in the L1 cache, and are whole blocks of such states.
 const CHUNK: usize = 1024;
 
 /// Values that an update reads and writes.
@@ -22,6 +27,8 @@ pub enum Values<'a> {
     F32(&'a mut [f32]),
     /// In bf16.
     Bf16(&'a mut [bf16]),
+    /// Optimizer states in 8 bits: indices, and the largest absolute value of each block.
+    EightBit(EightBit, &'a mut [u8], &'a mut [f32]),
 }
 
 impl<'a> Values<'a> {
@@ -29,6 +36,7 @@ impl<'a> Values<'a> {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
+            Self::EightBit(_, indices, _) => indices.len(),
         }
     }
 
@@ -36,7 +44,7 @@ impl<'a> Values<'a> {
     pub(crate) fn f32(self) -> Result<&'a mut [f32], ZeroError> {
         match self {
             Self::F32(values) => Ok(values),
-            Self::Bf16(_) => Err(ZeroError::internal("this update needs values in f32")),
+            Self::Bf16(_) | Self::EightBit(..) => Err(ZeroError::internal("this update needs values in f32")),
         }
     }
 
@@ -45,24 +53,46 @@ impl<'a> Values<'a> {
         match self {
             Self::F32(values) => Values::F32(values),
             Self::Bf16(values) => Values::Bf16(values),
+            Self::EightBit(of, indices, largest) => Values::EightBit(*of, indices, largest),
         }
     }
 
-    /// Borrows a range of the values.
+    /// Borrows a range of the values, of whole blocks if they have 8 bits.
     pub(crate) fn part(&mut self, range: Range<usize>) -> Values<'_> {
         match self {
             Self::F32(values) => Values::F32(&mut values[range]),
             Self::Bf16(values) => Values::Bf16(&mut values[range]),
+            Self::EightBit(of, indices, largest) => {
+                Values::EightBit(*of, &mut indices[range.clone()], &mut largest[blocks(&range)])
+            }
         }
     }
 
-    /// Cuts the values into parts of `size`; the last may be shorter.
+    /// Cuts the values into parts of `size`, a multiple of a block; the last may be shorter.
     fn parts(self, size: usize) -> Vec<Self> {
         match self {
             Self::F32(values) => values.chunks_mut(size).map(Self::F32).collect(),
             Self::Bf16(values) => values.chunks_mut(size).map(Self::Bf16).collect(),
+            Self::EightBit(of, indices, largest) => {
+                let largest = largest.chunks_mut(size / EIGHT_BIT_BLOCK);
+                indices
+                    .chunks_mut(size)
+                    .zip(largest)
+                    .map(|(indices, of_blocks)| Self::EightBit(of, indices, of_blocks))
+                    .collect()
+            }
         }
     }
+}
+
+/// Returns the bytes of a state in 8 bits.
+pub(crate) fn eight_bit_bytes(elements: usize) -> usize {
+    elements + size_of::<f32>() * elements.div_ceil(EIGHT_BIT_BLOCK)
+}
+
+/// Returns the blocks of a range of elements that begins with a block.
+fn blocks(range: &Range<usize>) -> Range<usize> {
+    range.start / EIGHT_BIT_BLOCK..range.end.div_ceil(EIGHT_BIT_BLOCK)
 }
 
 /// Random rounding of a parameter's elements to bf16: up or down, with the probability that makes the mean exact.
@@ -132,6 +162,8 @@ fn update_part(
     match (params, stochastic) {
         (Values::F32(params), _) => update_states(optimizer, step, params, grads, states),
         (Values::Bf16(params), None) => update_states(optimizer, step, params, grads, states),
+        // Parameters have no states' type, so this reports their number.
+        (Values::EightBit(..), _) => update_states::<f32>(optimizer, step, &mut [], grads, states),
         (Values::Bf16(params), Some((stochastic, from))) => {
             let (mut wide, mut uniform) = ([0.0; CHUNK], [0.0; CHUNK]);
             for start in (0..grads.len()).step_by(CHUNK) {
@@ -148,7 +180,7 @@ fn update_part(
     }
 }
 
-/// Updates with states that are all f32 or all bf16.
+/// Updates with states that are all of one type.
 fn update_states<P: Stored>(
     optimizer: &Optimizer,
     step: &Step,
@@ -156,17 +188,46 @@ fn update_states<P: Stored>(
     grads: &[f32],
     states: &mut [Values<'_>],
 ) -> Result<(), LengthError> {
-    let (mut wide, mut narrow) = (vec![], vec![]);
+    let (mut wide, mut narrow, mut eight) = (vec![], vec![], vec![]);
     for state in states {
         match state {
             Values::F32(state) => wide.push(&mut **state),
             Values::Bf16(state) => narrow.push(&mut **state),
+            Values::EightBit(of, indices, largest) => eight.push((*of, &mut **indices, &mut **largest)),
         }
+    }
+    if !eight.is_empty() {
+        return update_eight_bit(optimizer, step, params, grads, &mut eight);
     }
     match narrow.is_empty() {
         true => update_stored(optimizer, step, params, grads, &mut wide),
         false => update_stored(optimizer, step, params, grads, &mut narrow),
     }
+}
+
+/// Restores states chunk by chunk, updates with them, and stores them again.
+fn update_eight_bit<P: Stored>(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut [P],
+    grads: &[f32],
+    states: &mut [(EightBit, &mut [u8], &mut [f32])],
+) -> Result<(), LengthError> {
+    let mut wide = vec![[0.0; CHUNK]; states.len()];
+    let mut start = 0;
+    for (params, grads) in params.chunks_mut(CHUNK).zip(grads.chunks(CHUNK)) {
+        let range = start..start + grads.len();
+        start = range.end;
+        for (wide, (of, indices, largest)) in wide.iter_mut().zip(&*states) {
+            of.dequantize(&indices[range.clone()], &largest[blocks(&range)], &mut wide[..range.len()])?;
+        }
+        let mut slices: Vec<&mut [f32]> = wide.iter_mut().map(|wide| &mut wide[..range.len()]).collect();
+        update_restored(optimizer, step, params, grads, &mut slices)?;
+        for (wide, (of, indices, largest)) in wide.iter().zip(&mut *states) {
+            of.quantize(&wide[..range.len()], &mut indices[range.clone()], &mut largest[blocks(&range)])?;
+        }
+    }
+    Ok(())
 }
 
 /// One state of a segment, on the device of the segment's state.
@@ -175,13 +236,23 @@ pub(crate) enum StateBuffer {
     F32(FlatBuffer),
     /// On the host.
     Bf16(Vec<bf16>),
+    /// On the host: indices, and the largest absolute value of each block.
+    EightBit(EightBit, Vec<u8>, Vec<f32>),
 }
 
 impl StateBuffer {
+    /// Returns a state of this name in 8 bits, of zeros.
+    pub(crate) fn eight_bit(name: &str, elements: usize) -> Self {
+        // A second moment is never negative.
+        let of = if name == "exp_avg_sq" { EightBit::Unsigned } else { EightBit::Signed };
+        Self::EightBit(of, vec![0; elements], vec![0.0; elements.div_ceil(EIGHT_BIT_BLOCK)])
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
+            Self::EightBit(_, indices, _) => indices.len(),
         }
     }
 
@@ -190,18 +261,47 @@ impl StateBuffer {
         match self {
             Self::F32(values) => values.host_mut().map(Values::F32),
             Self::Bf16(values) => Some(Values::Bf16(values)),
+            Self::EightBit(of, indices, largest) => Some(Values::EightBit(*of, indices, largest)),
         }
     }
 
-    /// Overwrites values from `start` on, rounded to nearest.
+    /// Overwrites values from `start` on, rounded to nearest. States in 8 bits are overwritten in whole blocks.
     pub(crate) fn write(&mut self, start: usize, values: &[f32]) -> Result<(), ZeroError> {
         match self {
             Self::F32(state) => state.write(start, values)?,
             Self::Bf16(state) => {
                 write_half(values, state.get_mut(start..start + values.len()).ok_or_else(missing)?)?;
             }
+            Self::EightBit(of, indices, largest) => {
+                let range = start..start + values.len();
+                let of_blocks = largest.get_mut(whole_blocks(&range, indices.len())?).ok_or_else(missing)?;
+                of.quantize(values, &mut indices[range], of_blocks)?;
+            }
         }
         Ok(())
+    }
+}
+
+/// Reads a range of whole blocks, such that writing the values restores all bits.
+pub(crate) fn read_eight_bit(
+    of: EightBit,
+    (indices, largest): (&[u8], &[f32]),
+    range: Range<usize>,
+    values: &mut [f32],
+) -> Result<(), ZeroError> {
+    let of_blocks = largest.get(whole_blocks(&range, indices.len())?).ok_or_else(missing)?;
+    Ok(of.dequantize_losslessly(&indices[range], of_blocks, values)?)
+}
+
+/// Returns the blocks of a range, which must begin and end with one, of a state with `elements`.
+fn whole_blocks(range: &Range<usize>, elements: usize) -> Result<Range<usize>, ZeroError> {
+    let is_whole = |at: usize| at.is_multiple_of(EIGHT_BIT_BLOCK) || at == elements;
+    if range.start > range.end || range.end > elements {
+        return Err(missing());
+    }
+    match is_whole(range.start) && is_whole(range.end) {
+        true => Ok(blocks(range)),
+        false => Err(ZeroError::internal("a range of states in 8 bits cuts a block")),
     }
 }
 

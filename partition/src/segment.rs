@@ -6,6 +6,7 @@ use zero_model::ops::Quantization;
 use zero_model::{Matrix, ParameterId};
 use zero_pipeline::{Placement, Placements, Tiers};
 
+use crate::narrow::eight_bit_bytes;
 use crate::threads::{factor_bytes, update_bytes};
 use crate::zero::Widths;
 
@@ -43,6 +44,8 @@ pub struct Segment {
     pub matrix: Option<[usize; 2]>,
     /// Whether the states of the matrix have a value for each row and each column.
     pub is_factored: bool,
+    /// Whether the states of its only parameter have 8 bits.
+    pub is_eight_bit: bool,
 }
 
 /// Returns the number of states of a trainable parameter, if most have `states`: a matrix whose first state alone is kept lacks
@@ -71,8 +74,11 @@ impl Segment {
     /// Returns the bytes of the average and of the states of the first `own` elements.
     #[must_use]
     pub fn state_bytes(&self, own: usize, widths: Widths) -> usize {
-        let states = self.states(widths.states) * widths.state;
-        own * widths.average + self.in_states(0..own).len() * states
+        let of_state = match self.is_eight_bit {
+            true => eight_bit_bytes(own),
+            false => self.in_states(0..own).len() * widths.state,
+        };
+        own * widths.average + self.states(widths.states) * of_state
     }
 
     /// Returns the number of values that a checkpoint has of a range of its elements.

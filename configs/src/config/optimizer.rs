@@ -53,6 +53,10 @@ section! {
         = ignored("torch_adam", Kind::Bool, "false", "there is one implementation");
         /// Keep the moments in f32; otherwise in bf16 if parameters are.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Moments in f32; false: in the type of the parameters, f32 or bf16");
+        /// Bits of a state's value: 32, or 8 for large parameters.
+        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
+        /// Elements from which a parameter has states in 8 bits.
+        pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
         = rejected("amsgrad", "false", "DeepSpeed's Adam does not have it either");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -90,6 +94,10 @@ section! {
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Interpolation for the update, decay of the momentum");
         /// Decoupled weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
+        /// Bits of a state's value: 32, or 8 for large parameters.
+        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
+        /// Elements from which a parameter has states in 8 bits.
+        pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -296,6 +304,8 @@ const TRAINER: f64 = 5e-5;
 const ANY_SIZE: Range = Range { min: 0.0, max: f64::MAX, above: false, below: false };
 const NOT_POSITIVE: Kind = Kind::Float(Range { min: f64::MIN, max: 0.0, ..ANY_SIZE });
 const BETAS: Kind = Kind::Pair(FRACTION);
+/// 8 or 32.
+pub(crate) const OPTIM_BITS: Kind = Kind::Int { min: 8, max: 32 };
 const ONE_BIT: &str = "compressed-momentum optimizers are gone from DeepSpeed; use AdamW";
 const LATER: Status = Status::Later { off: &[] };
 
@@ -361,6 +371,17 @@ impl Optimizer {
                 let help = Some("keep one of the two; the method needs no decay".to_string());
                 resolver.contradiction(&[ScheduleFree::warmup_steps, Config::scheduler], message, help);
             }
+            Self::AdamW(Adam { optim_bits, .. }) | Self::Lion(Lion { optim_bits, .. })
+                if ![8, 32].contains(optim_bits) =>
+            {
+                let message = format!("states of {optim_bits} bits are not implemented");
+                resolver.contradiction(&[Adam::optim_bits], message, Some("write 8 or 32".to_string()));
+            }
+            Self::AdamW(adam) if adam.optim_bits == 8 && !adam.fp32_optimizer_states => {
+                let message = "states have 8 bits, or the type of the parameters".to_string();
+                let help = Some("keep one of the two keys".to_string());
+                resolver.contradiction(&[Adam::optim_bits, Adam::fp32_optimizer_states], message, help);
+            }
             Self::ScheduleFree(_) if config.training.ema.is_some() => {
                 let message =
                     "AdamWScheduleFree has an average of its own, which is evaluated and exported".to_string();
@@ -387,6 +408,16 @@ impl Optimizer {
             Self::Muon(_) => Some("Muon"),
             Self::Lamb(_) => Some("LAMB"),
             Self::Adafactor(_) => Some("Adafactor"),
+            _ => None,
+        }
+    }
+
+    /// Returns the bits of a state's value, and the elements from which a parameter has states in 8 bits; `None` for an
+    /// optimizer without states in 8 bits.
+    pub fn optim_bits(&self) -> Option<(usize, usize)> {
+        match self {
+            Self::AdamW(Adam { optim_bits, min_8bit_size, .. })
+            | Self::Lion(Lion { optim_bits, min_8bit_size, .. }) => Some((*optim_bits, *min_8bit_size)),
             _ => None,
         }
     }

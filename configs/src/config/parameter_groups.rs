@@ -1,8 +1,9 @@
-//! `training.param_groups`: learning rate, weight decay and betas of some of the parameters.
+//! `training.param_groups`: learning rate, weight decay, betas and bits of the states of some of the parameters.
 
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
+use crate::config::optimizer::OPTIM_BITS;
 use crate::config::{Config, Optimizer, Scheduler, Training};
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
@@ -27,6 +28,8 @@ section! {
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
         /// Decay of the first and the second moment in place of the optimizer's.
         pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
+        /// Bits of a state's value in place of the optimizer's.
+        pub optim_bits: Option<usize> = key(OPTIM_BITS, "null", "Bits of a state's value, 8 or 32, in place of the optimizer's");
     }
 }
 
@@ -71,9 +74,9 @@ impl ParameterGroup {
                 resolver.contradiction(&[&at], message, Some("write `params`, `kinds` or `layers`".to_string()));
             }
             let changes = [group.lr, group.lr_scale, group.weight_decay, group.betas.map(|[beta1, _]| beta1)];
-            if changes.iter().all(Option::is_none) {
+            if changes.iter().all(Option::is_none) && group.optim_bits.is_none() {
                 let message = "the group changes nothing".to_string();
-                let help = "write `lr` or `lr_scale`, `weight_decay`, or `betas`".to_string();
+                let help = "write `lr` or `lr_scale`, `weight_decay`, `betas`, or `optim_bits`".to_string();
                 resolver.contradiction(&[&at], message, Some(help));
             }
             let unknown = |kind: &&String| ParameterKind::from_name(kind).is_none();
@@ -100,6 +103,16 @@ impl ParameterGroup {
                 let help = "write `lr_scale`, or make the schedule's largest rate the optimizer's `lr`".to_string();
                 let places = [&path(index, Self::lr), Config::scheduler, Config::optimizer];
                 resolver.contradiction(&places, message.to_string(), Some(help));
+            }
+            if let Some(bits) = group.optim_bits {
+                let place = path(index, Self::optim_bits);
+                if ![8, 32].contains(&bits) {
+                    let message = format!("states of {bits} bits are not implemented");
+                    resolver.contradiction(&[&place], message, Some("write 8 or 32".to_string()));
+                } else if bits == 8 && optimizer.optim_bits().is_none() {
+                    let message = "the optimizer has no states in 8 bits".to_string();
+                    resolver.contradiction(&[&place, Optimizer::TYPE], message, Some("use AdamW or Lion".to_string()));
+                }
             }
             if group.betas.is_none() {
                 continue;

@@ -443,6 +443,12 @@ fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
             "optimizer.params.warmup_steps",
         ),
         ("{type: AdamWScheduleFree}\ntraining: {ema: {decay: 0.9}}", "training.ema"),
+        ("{type: Lion, params: {optim_bits: 16}}", "optimizer.params.optim_bits"),
+        (
+            "{type: AdamW, params: {optim_bits: 8, fp32_optimizer_states: false}}\nbf16: {enabled: true}",
+            "optimizer.params.optim_bits",
+        ),
+        ("{type: SGD}\ntraining: {param_groups: [{layers: [0], optim_bits: 8}]}", "training.param_groups.0.optim_bits"),
     ] {
         let (kind, found, ..) = only(&format!("{HEAD}optimizer: {text}"));
         assert_eq!((kind, found.as_str()), (ErrorKind::Contradiction, path), "{text}");

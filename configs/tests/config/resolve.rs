@@ -31,6 +31,8 @@ fn the_shortest_configuration_has_deepspeeds_defaults() {
         bias_correction: true,
         adam_w_mode: true,
         fp32_optimizer_states: true,
+        optim_bits: 32,
+        min_8bit_size: 4096,
     });
     assert_eq!(config.optimizer, adam);
     assert_eq!(config.scheduler, Scheduler::Constant);
@@ -98,7 +100,7 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
     );
     assert_eq!(
         with("optimizer: {type: lion, params: {lr: 1e-4}}").optimizer,
-        Optimizer::Lion(Lion { lr: 1e-4, betas: [0.9, 0.999], weight_decay: 0.0 })
+        Optimizer::Lion(Lion { lr: 1e-4, betas: [0.9, 0.999], weight_decay: 0.0, optim_bits: 32, min_8bit_size: 4096 })
     );
     assert_eq!(
         with("optimizer: {type: adagrad}").optimizer,

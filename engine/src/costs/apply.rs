@@ -47,6 +47,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
     let narrow = [
         (zero.average.is_some(), ", one of them the average"),
         (zero.state_dtype == DType::BF16, ", states in bf16"),
+        (subject.layout.segments().iter().any(|segment| segment.is_eight_bit), ", states in 8 bits"),
         (!zero.has_master, ", parameters in bf16"),
         (zero.stochastic_rounding.is_some(), ", rounded at random"),
     ];

@@ -16,6 +16,7 @@ mod clipping;
 mod dealt;
 mod docs;
 mod dropout;
+mod eight_bit;
 mod export;
 mod families;
 mod family_layouts;

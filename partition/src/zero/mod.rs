@@ -247,6 +247,9 @@ impl ShardedState {
         // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
         let averages = usize::from(rank.options.average.is_some());
         let state = |index: usize| match rank.options.state_dtype {
+            _ if index >= averages && rank.segment(id).is_eight_bit => {
+                Ok(StateBuffer::eight_bit(rank.options.states()[index], in_memory))
+            }
             DType::BF16 if index >= averages => Ok(StateBuffer::Bf16(vec![bf16::ZERO; in_memory])),
             _ if index >= averages => {
                 memory.zeros(rank, id, rank.segment(id).in_states(0..in_memory).len()).map(StateBuffer::F32)

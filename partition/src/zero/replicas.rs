@@ -37,6 +37,9 @@ impl ShardedState {
                     checksums.push(match values {
                         StateBuffer::F32(values) => checksum_of(values)?,
                         StateBuffer::Bf16(values) => crc32fast::hash(bytemuck::cast_slice(values)),
+                        StateBuffer::EightBit(_, indices, largest) => {
+                            crc32fast::hash(indices) ^ crc32fast::hash(bytemuck::cast_slice(largest))
+                        }
                     });
                 }
                 names.push(format!("the f32 copy of the segment of `{first}`"));

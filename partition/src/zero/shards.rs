@@ -13,7 +13,7 @@ use crate::error::ZeroError;
 use crate::gpu;
 use crate::layout::Layout;
 use crate::ledger::Category;
-use crate::narrow::StateBuffer;
+use crate::narrow::{StateBuffer, read_eight_bit};
 use crate::rounding::working;
 use crate::segment::Segment;
 use crate::storage::{self, overwrite};
@@ -199,6 +199,9 @@ impl ShardedState {
             (Kind::State(index), _) => match state.states.get(index).ok_or_else(missing)? {
                 StateBuffer::F32(state) => read_flat(state, local(own.start), values),
                 StateBuffer::Bf16(state) => Ok(widen(state.get(local(own.start)).ok_or_else(missing)?, values)?),
+                StateBuffer::EightBit(of, indices, largest) => {
+                    read_eight_bit(*of, (indices, largest), local(own.start), values)
+                }
             },
             (Kind::Parameter, _) if !state.master.is_empty() => read_flat(&state.master, local(own.start), values),
             (Kind::Parameter, Some(shard)) => read_storage(shard, local(own.start), values),
