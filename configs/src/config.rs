@@ -17,6 +17,7 @@ mod model;
 mod monitor;
 mod offload;
 mod optimizer;
+mod optimizer_params;
 mod parameter_groups;
 mod pipeline;
 mod precision;
@@ -57,7 +58,8 @@ pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATT
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
-pub use optimizer::{Adafactor, Adagrad, Adam, Lamb, Lion, Muon, NAdam, Optimizer, RAdam, RmsProp, ScheduleFree, Sgd};
+pub use optimizer::Optimizer;
+pub use optimizer_params::{Adafactor, Adagrad, Adam, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd};
 pub use parameter_groups::{ParameterGroup, ParameterKind};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
@@ -218,6 +220,12 @@ impl Config {
     pub fn data_parallel_size(&self) -> usize {
         // The field is public, so a program may have set it to 0.
         self.world_size / self.pipeline.stages.max(1)
+    }
+
+    /// Whether the optimizer keeps states in 8 bits, of some parameters at least.
+    pub fn has_eight_bit_states(&self) -> bool {
+        self.optimizer.optim_bits().is_some_and(|(bits, _)| bits == 8)
+            || self.training.param_groups.iter().flatten().any(|group| group.optim_bits == Some(8))
     }
 
     /// Data type of parameters and activations.

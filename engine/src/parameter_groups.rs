@@ -18,7 +18,7 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
             let message = format!("Adafactor with more than two dimensions is not implemented: `{}`", parameter.name());
             return Err(Error::setting("optimizer.type", message, "use AdamW, or freeze the parameter"));
         }
-        // The factors of a single row or column are its second moment.
+        // A single row or column keeps its second moment, which is what its factors would be: see docs/optimizers.md.
         let is_factored = |parameter: &Parameter| parameter.shape().dims().iter().all(|&size| size > 1);
         return Ok(model.with_matrices(Matrix::RowsAndColumns, is_factored));
     }

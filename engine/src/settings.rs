@@ -138,27 +138,30 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
 /// Checks that what is updated in host memory alone is there: the optimizers of whole parameters are not on a disk, where state is
 /// updated in tiles, and values in bf16 are neither on a disk nor on a GPU.
 fn in_host_memory(config: &Config) -> Result<(), Error> {
-    let is_on_disk =
-        [config.zero.offload_optimizer.device, config.zero.offload_param.device].contains(&config::OffloadDevice::Nvme);
+    let on_disk = match config::OffloadDevice::Nvme {
+        nvme if config.zero.offload_optimizer.device == nvme => Some("zero_optimization.offload_optimizer.device"),
+        nvme if config.zero.offload_param.device == nvme => Some("zero_optimization.offload_param.device"),
+        _ => None,
+    };
     let is_narrow = config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16;
-    if let Some(name) = config.optimizer.of_whole_parameters().filter(|_| is_on_disk) {
+    if let (Some(name), Some(key)) = (config.optimizer.of_whole_parameters(), on_disk) {
         let message = format!("{name} needs whole parameters, and state on a disk is updated in tiles");
-        return Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"));
+        return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));
     }
-    if is_on_disk && matches!(config.optimizer, config::Optimizer::ScheduleFree(_)) {
+    if let (config::Optimizer::ScheduleFree(_), Some(key)) = (&config.optimizer, on_disk) {
         let message = "evaluations keep the weights of AdamWScheduleFree in memory, which the disk is there to save";
-        return Err(Error::setting("zero_optimization.offload_optimizer.device", message, "write `cpu`, or use AdamW"));
+        return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));
     }
-    let has_eight_bits = config.optimizer.optim_bits().is_some_and(|(bits, _)| bits == 8)
-        || config.training.param_groups.iter().flatten().any(|group| group.optim_bits == Some(8));
-    if has_eight_bits && (is_on_disk || config.training.device == config::Compute::Cuda) {
+    if config.has_eight_bit_states() && (on_disk.is_some() || config.training.device == config::Compute::Cuda) {
         let message = "states in 8 bits are in host memory alone; they are not implemented on a disk or on a GPU";
-        return Err(Error::setting("optimizer.params.optim_bits", message, "write `optim_bits: 32`"));
+        let of_optimizer = config.optimizer.optim_bits().is_some_and(|(bits, _)| bits == 8);
+        let key = if of_optimizer { "optimizer.params.optim_bits" } else { "training.param_groups" };
+        return Err(Error::setting(key, message, "write `optim_bits: 32`"));
     }
     let help = "keep the f32 copy of the parameters and states in f32";
-    if is_on_disk && is_narrow {
+    if let (true, Some(key)) = (is_narrow, on_disk) {
         let message = "parameters without an f32 copy, and states in bf16, are not implemented on a disk";
-        return Err(Error::setting("zero_optimization.offload_optimizer.device", message, help));
+        return Err(Error::setting(key, message, help));
     }
     if config.training.device == config::Compute::Cuda && is_narrow {
         let message = "parameters without an f32 copy, and states in bf16, are not implemented on a GPU";

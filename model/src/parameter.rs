@@ -179,7 +179,7 @@ impl Parameter {
         self.matrix
     }
 
-    /// Sets whether the optimizer updates the parameter as a whole.
+    /// Sets what the optimizer keeps of the parameter, if it updates it as a whole.
     pub(crate) fn set_matrix(&mut self, matrix: Option<Matrix>) {
         self.matrix = matrix;
     }

@@ -183,7 +183,8 @@ impl Kernel for Quantize<'_> {
             // Not `f32::max`, which would hide a NaN.
             let max = src.iter().fold(0.0f32, |max, x| if x.abs() <= max { max } else { x.abs() });
             let max = if src.iter().any(|x| x.is_nan()) { f32::NAN } else { max };
-            let inverse = 1.0 / max;
+            // All elements of a block of zeros have the same index on every processor.
+            let inverse = if max == 0.0 { 0.0 } else { 1.0 / max };
             *largest = max;
             for (index, x) in indices.iter_mut().zip(src) {
                 *index = self.map.nearest(x * inverse);

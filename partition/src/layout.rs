@@ -5,8 +5,8 @@
 //! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
 //! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
 //! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
-//! Trainable and frozen parameters never share a segment. A quantized parameter has one of its own, and so has a matrix
-//! that the optimizer updates as a whole.
+//! Trainable and frozen parameters never share a segment. A quantized parameter has one of its own, and so have a matrix
+//! that the optimizer updates as a whole and a parameter whose optimizer states have 8 bits.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
@@ -128,7 +128,7 @@ impl Layout {
                 let mut segment = segment(model, name, index, &parameters, placements, options.ranks);
                 if let Some([rows, columns]) = segment.matrix {
                     let owner = (0..options.ranks).min_by_key(|&rank| work[rank]).unwrap_or(0);
-                    // The products of a Newton–Schulz iteration.
+                    // The products of a Newton–Schulz iteration, or the sums of rows and columns.
                     let products = if segment.is_factored { 1 } else { rows.min(columns) };
                     work[owner] += rows as u128 * columns as u128 * products as u128;
                     segment.bounds = (0..=options.ranks).map(|r| if r > owner { rows * columns } else { 0 }).collect();

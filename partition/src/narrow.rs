@@ -162,8 +162,9 @@ fn update_part(
     match (params, stochastic) {
         (Values::F32(params), _) => update_states(optimizer, step, params, grads, states),
         (Values::Bf16(params), None) => update_states(optimizer, step, params, grads, states),
-        // Parameters have no states' type, so this reports their number.
-        (Values::EightBit(..), _) => update_states::<f32>(optimizer, step, &mut [], grads, states),
+        (Values::EightBit(..), _) => {
+            Err(LengthError { what: "parameters in f32 or bf16", expected: grads.len(), found: 0 })
+        }
         (Values::Bf16(params), Some((stochastic, from))) => {
             let (mut wide, mut uniform) = ([0.0; CHUNK], [0.0; CHUNK]);
             for start in (0..grads.len()).step_by(CHUNK) {
@@ -213,6 +214,19 @@ fn update_eight_bit<P: Stored>(
     grads: &[f32],
     states: &mut [(EightBit, &mut [u8], &mut [f32])],
 ) -> Result<(), LengthError> {
+    let different = |what, found| Err(LengthError { what, expected: params.len(), found });
+    if grads.len() != params.len() {
+        return different("grads", grads.len());
+    }
+    for (_, indices, largest) in &*states {
+        if indices.len() != params.len() {
+            return different("indices", indices.len());
+        }
+        let (expected, found) = (indices.len().div_ceil(EIGHT_BIT_BLOCK), largest.len());
+        if found != expected {
+            return Err(LengthError { what: "largest", expected, found });
+        }
+    }
     let mut wide = vec![[0.0; CHUNK]; states.len()];
     let mut start = 0;
     for (params, grads) in params.chunks_mut(CHUNK).zip(grads.chunks(CHUNK)) {

@@ -409,7 +409,8 @@ pub(crate) struct ExportArgs {
     /// Number type of the weights
     #[arg(long, value_enum, default_value_t = Floats::F32)]
     pub(crate) dtype: Floats,
-    /// Write the moving averages of the weights, which a run with training.ema keeps
+    /// Write the moving averages of the weights, which a run with training.ema keeps; those of
+    /// AdamWScheduleFree are written in any case
     #[arg(long)]
     pub(crate) ema: bool,
     /// Maximum size of the tensors in one file

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::optimizer::OPTIM_BITS;
+use crate::config::optimizer_params::OPTIM_BITS;
 use crate::config::{Config, Optimizer, Scheduler, Training};
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
@@ -74,7 +74,8 @@ impl ParameterGroup {
                 resolver.contradiction(&[&at], message, Some("write `params`, `kinds` or `layers`".to_string()));
             }
             let changes = [group.lr, group.lr_scale, group.weight_decay, group.betas.map(|[beta1, _]| beta1)];
-            if changes.iter().all(Option::is_none) && group.optim_bits.is_none() {
+            let bits = optimizer.optim_bits().map_or(32, |(bits, _)| bits);
+            if changes.iter().all(Option::is_none) && group.optim_bits.is_none_or(|own| own == bits) {
                 let message = "the group changes nothing".to_string();
                 let help = "write `lr` or `lr_scale`, `weight_decay`, `betas`, or `optim_bits`".to_string();
                 resolver.contradiction(&[&at], message, Some(help));

@@ -75,6 +75,27 @@ impl Bf16 {
             "the average is exchanged with an f32 copy of the parameters, and there would be none",
             "keep the f32 copy, or leave `training.ema` out",
         );
+        needs(
+            self.bf16_master_weights_and_grads && matches!(config.optimizer, Optimizer::ScheduleFree(_)),
+            no_copy,
+            Optimizer::TYPE,
+            "rounding to bf16 loses the small steps of the weights, and their average would drift away from them",
+            "keep the f32 copy, or use another optimizer",
+        );
+        needs(
+            config.has_eight_bit_states() && self.bf16_optimizer_states,
+            Adam::optim_bits,
+            Self::bf16_optimizer_states,
+            "states have 8 bits and 32, or the type of the parameters",
+            "keep one of the two keys",
+        );
+        needs(
+            config.has_eight_bit_states() && !config.optimizer.has_f32_states(),
+            Adam::optim_bits,
+            Adam::fp32_optimizer_states,
+            "states have 8 bits and 32, or the type of the parameters",
+            "keep one of the two keys",
+        );
         let of_whole = config.optimizer.of_whole_parameters();
         let name = of_whole.unwrap_or_default();
         needs(

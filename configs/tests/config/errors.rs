@@ -443,7 +443,16 @@ fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
             "optimizer.params.warmup_steps",
         ),
         ("{type: AdamWScheduleFree}\ntraining: {ema: {decay: 0.9}}", "training.ema"),
+        (
+            "{type: AdamWScheduleFree}\nbf16: {enabled: true, bf16_master_weights_and_grads: true}",
+            "bf16.bf16_master_weights_and_grads",
+        ),
         ("{type: Lion, params: {optim_bits: 16}}", "optimizer.params.optim_bits"),
+        (
+            "{type: AdamW, params: {optim_bits: 8}}\nbf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}",
+            "optimizer.params.optim_bits",
+        ),
+        ("{type: SGD}\ntraining: {param_groups: [{layers: [0], optim_bits: 32}]}", "training.param_groups.0"),
         (
             "{type: AdamW, params: {optim_bits: 8, fp32_optimizer_states: false}}\nbf16: {enabled: true}",
             "optimizer.params.optim_bits",

@@ -7,7 +7,7 @@ use candle_core::Device;
 use zero_engine::comm::Communicator;
 use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export};
 
-use crate::narrow::ALL as NARROW;
+use crate::eight_bit::ADAMW as EIGHT_BITS;
 use crate::python::{python, results, small_llama};
 use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
 
@@ -53,8 +53,8 @@ fn run(ranks: usize, text: &str) -> (Trajectory, Vec<Vec<u32>>) {
 
 #[test]
 fn every_layout_is_bit_identical_and_training_is_unchanged() {
-    let (free_in_bf16, free_narrow) = (format!("{FREE}\n{BF16}"), format!("{FREE}\n{NARROW}"));
-    let free = [FREE, free_in_bf16.as_str(), free_narrow.as_str()];
+    let free_in_bf16 = format!("{FREE}\n{BF16}");
+    let free = [FREE, free_in_bf16.as_str(), EIGHT_BITS];
     for more in ["", BF16, MUON, LAMB, ADAFACTOR, "adapter: {r: 4}", "optimizer: {type: SGD, params: {lr: 0.1}}"]
         .into_iter()
         .chain(free)
@@ -75,7 +75,8 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
             same(2 * replicas, &text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}")));
         }
         same(2, &text(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}"));
-        if ![MUON, LAMB, ADAFACTOR].contains(&more) && !more.contains(FREE) {
+        if ![MUON, LAMB, ADAFACTOR].contains(&more) && ![FREE, EIGHT_BITS].iter().any(|refused| more.contains(refused))
+        {
             let folder = tempfile::tempdir().unwrap();
             let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
             let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");

@@ -10,7 +10,7 @@ use zero_partition::{Category, Values, expected_state, update};
 use crate::python::{python, results, small_llama};
 use crate::world::{BF16, agreed, assert_same, batch, config, gpt2, reproducible, run, trajectory, world};
 
-const ADAMW: &str =
+pub(crate) const ADAMW: &str =
     "optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1, optim_bits: 8, min_8bit_size: 500}}";
 const LION: &str = "optimizer: {type: Lion, params: {lr: 0.001, optim_bits: 8, min_8bit_size: 500}}";
 const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, stochastic_rounding: true}";
@@ -74,6 +74,30 @@ fn a_run_is_resumed_in_another_layout() {
                 assert!(rest.parameters == whole.parameters, "{more}");
             }
         }
+    }
+}
+
+/// A run with states in f32 goes on from those in 8 bits, and the other way round.
+#[test]
+fn states_are_converted_when_a_run_is_resumed() {
+    let root = tempfile::tempdir().unwrap();
+    let wide = ADAMW.replace("optim_bits: 8", "optim_bits: 32");
+    for (index, (before, after)) in [(ADAMW, wide.as_str()), (wide.as_str(), ADAMW)].into_iter().enumerate() {
+        let folder = root.path().join(index.to_string());
+        let whole = run(1, 6, &reproducible(0, 1, before));
+        world(2, |comm| {
+            let mut engine = engine(comm, &reproducible(3, 2, before));
+            trajectory(&mut engine, 3);
+            engine.save_checkpoint(&folder).unwrap();
+        });
+        let rest = world(1, |comm| {
+            let mut engine = engine(comm, &reproducible(0, 1, after));
+            engine.resume(&folder).unwrap();
+            trajectory(&mut engine, 3)
+        });
+        let pairs =
+            || rest[0].losses.iter().zip(&whole.losses[3..]).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
+        assert!(pairs().all(|(a, b)| (a - b).abs() < 0.01 * b) && pairs().any(|(a, b)| a != b), "{before}");
     }
 }
 

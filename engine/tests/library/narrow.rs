@@ -14,7 +14,7 @@ use crate::python::{python, results, small_llama};
 use crate::world::{Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run, trajectory, world};
 
 const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
-pub(crate) const ALL: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}";
+const ALL: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}";
 const STOCHASTIC: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true, \
                           stochastic_rounding: true}";
 const STATES: &str = "bf16: {enabled: true}\n\

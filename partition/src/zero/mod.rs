@@ -4,6 +4,7 @@
 //! [`Reductions`], [`OptimizerState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read
 //! [`Rank`], which does not change. The methods of [`ShardedState`] pass them to each other.
 
+mod averages;
 mod instructions;
 mod quantized;
 mod replicas;
@@ -71,7 +72,7 @@ pub struct ZeroOptions {
 
 impl ZeroOptions {
     /// Returns the names of the values of each element beside the parameter: the average of the weights, then the
-    /// optimizer's states. A matrix that is updated as a whole lacks the last.
+    /// optimizer's states. A matrix whose first state alone is kept lacks the last.
     #[must_use]
     pub fn states(&self) -> Vec<&'static str> {
         self.average.map(|_| Average::STATE).into_iter().chain(self.optimizer.states().iter().copied()).collect()
@@ -95,7 +96,9 @@ impl ZeroOptions {
         self.average.is_some() || self.is_schedule_free()
     }
 
-    pub(crate) fn is_schedule_free(&self) -> bool {
+    /// Returns whether the optimizer is schedule-free: its averages are the sums of the weights and the first state.
+    #[must_use]
+    pub fn is_schedule_free(&self) -> bool {
         matches!(self.optimizer, Optimizer::ScheduleFree(_))
     }
 

@@ -50,7 +50,10 @@ pub(crate) fn peaks(
     let mut walk = Walk::new(work);
     walk.run(step);
     walk.run(step);
+    let evaluates = config.training.eval_every > 0 || config.training.sample.is_some();
+    let weights = if evaluates { walk.keep_weights() } else { 0 };
     walk.run(evaluation);
+    walk.drop_weights(weights);
     walk.run(step);
     let mut peaks = walk.peaks();
     let transport = transport(config, mesh);

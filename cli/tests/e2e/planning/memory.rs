@@ -195,6 +195,33 @@ fn factored_moments() {
     holds(2, "stage: 3", &[adafactor, saves]);
 }
 
+/// Checkpoints that are written while training goes on have a copy of the states in f32.
+#[test]
+fn states_in_eight_bits() {
+    let adamw = "optimizer={type: AdamW, params: {optim_bits: 8, min_8bit_size: 1000}}";
+    for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 2"), (3, "stage: 3")] {
+        holds(ranks, zero, &[adamw, "train_micro_batch_size_per_gpu=4"]);
+    }
+    let saves = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
+    holds(2, "stage: 3", &[adamw, saves]);
+}
+
+/// While averages are evaluated, ranks keep the weights.
+#[test]
+fn averages_of_a_schedule_free_optimizer() {
+    let free = "optimizer={type: AdamWScheduleFree, params: {lr: 0.01}}";
+    for (ranks, zero, more) in [
+        (1, "stage: 0", "train_micro_batch_size_per_gpu=1"),
+        (1, "stage: 0", "bf16.enabled=true"),
+        (2, "stage: 1", "train_micro_batch_size_per_gpu=4"),
+        (2, "stage: 2", "bf16.enabled=true"),
+        (2, "stage: 3", "train_micro_batch_size_per_gpu=2"),
+    ] {
+        holds(ranks, zero, &[free, "training.eval_every=1", more]);
+    }
+    holds(1, "stage: 0", &[free]);
+}
+
 #[test]
 fn trust_ratios() {
     let lamb = "optimizer={type: Lamb, params: {lr: 0.01}}";

@@ -53,3 +53,29 @@ fn averages_continue_in_a_resumed_run() {
     let error = text(&output.stderr);
     assert!(error.contains("no averages of the weights") && error.contains("training.ema"), "{error}");
 }
+
+/// Evaluations of a schedule-free run, and its export, are of the averages: a run that starts from the export and does not move has
+/// the same loss.
+#[test]
+fn averages_of_a_schedule_free_run_are_evaluated_and_exported() {
+    let case = Case::new();
+    let free = "optimizer={type: AdamWScheduleFree, params: {lr: 0.01}}";
+    case.train(&["--plain", "--out", "run", "--set", free, "--set", "training.eval_every=10"]);
+    let output = case.command(&["checkpoint", "export", "run", "--out", "exported"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    case.train(&[
+        "--plain",
+        "--out",
+        "rest",
+        "--max-steps",
+        "1",
+        "--set",
+        "optimizer={type: SGD, params: {lr: 0}}",
+        "--set",
+        "training.eval_every=1",
+        "--set",
+        "training.initial_weights=[exported/model.safetensors]",
+    ]);
+    let last = |run: &str| case.metrics(run).last().unwrap()["eval_loss"].as_f64().unwrap();
+    assert_eq!(last("run"), last("rest"));
+}

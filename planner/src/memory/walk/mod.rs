@@ -195,6 +195,25 @@ impl<'a> Walk<'a> {
         self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
     }
 
+    /// Keeps a copy of the weights that this rank updates while averages are in their place, if the optimizer is schedule-free.
+    /// Returns its bytes.
+    pub(crate) fn keep_weights(&mut self) -> u64 {
+        if !self.work.options.is_schedule_free() {
+            return 0;
+        }
+        let is_updated =
+            |&id: &SegmentId| self.work.stages.owner(id) == self.work.at.stage && self.segment(id).is_trainable;
+        let updated = (0..self.work.layout.segments().len()).filter(is_updated);
+        let bytes = updated.map(|id| 4 * self.part(id, self.segment(id).placements.optimizer)).sum();
+        self.meter.add(Category::Staging, bytes);
+        bytes
+    }
+
+    /// Frees the copy that [`Walk::keep_weights`] has counted.
+    pub(crate) fn drop_weights(&mut self, bytes: u64) {
+        self.meter.free(Category::Staging, bytes);
+    }
+
     /// Walks a program once.
     pub(crate) fn run(&mut self, script: Script<'_>) {
         let program = script.program;

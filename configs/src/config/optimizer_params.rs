@@ -1,0 +1,280 @@
+//! `optimizer.params` of each type of optimizer.
+
+use serde::Serialize;
+
+use crate::config::optimizer::Optimizer;
+use crate::schema::*;
+use crate::table::section;
+
+const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
+/// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
+const TRAINER: f64 = 5e-5;
+const ANY_SIZE: Range = Range { min: 0.0, max: f64::MAX, above: false, below: false };
+const NOT_POSITIVE: Kind = Kind::Float(Range { min: f64::MIN, max: 0.0, ..ANY_SIZE });
+const BETAS: Kind = Kind::Pair(FRACTION);
+/// 8 or 32.
+pub(crate) const OPTIM_BITS: Kind = Kind::Int { min: 8, max: 32 };
+
+section! {
+    /// Parameters of Adam.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Adam(keys) in Optimizer::PARAMS {
+        /// Learning rate; a scheduler may replace it step by step.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// Divide the moments by 1 − βᵗ.
+        pub bias_correction: bool = now(Kind::Bool, "true", "Divide the moments by 1 − βᵗ");
+        /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
+        pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false, with type Adam only: add the decay to the gradient");
+        = ignored("torch_adam", Kind::Bool, "false", "there is one implementation");
+        /// Keep the moments in f32; otherwise in bf16 if parameters are.
+        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Moments in f32; false: in the type of the parameters, f32 or bf16");
+        /// Bits of a state's value: 32, or 8 for large parameters.
+        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
+        /// Elements from which a parameter has states in 8 bits.
+        pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
+        = rejected("amsgrad", "false", "DeepSpeed's Adam does not have it either");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of SGD.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Sgd(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Momentum; 0 keeps no state.
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum; 0 keeps no state");
+        /// Dampening of the gradient that enters the momentum.
+        pub dampening: f64 = now(RATIO, "0.0", "Dampening of the gradient that enters the momentum");
+        /// Nesterov momentum.
+        pub nesterov: bool = now(Kind::Bool, "false", "Nesterov momentum");
+        /// L2 weight decay, added to the gradient.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("fused", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of Lion.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Lion(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Interpolation factor of the update and decay of the momentum.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Interpolation for the update, decay of the momentum");
+        /// Decoupled weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
+        /// Bits of a state's value: 32, or 8 for large parameters.
+        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
+        /// Elements from which a parameter has states in 8 bits.
+        pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of Adagrad.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Adagrad(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
+        /// Added to the square root of the sum.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the root of the sum");
+        /// L2 weight decay, added to the gradient.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
+        /// Keep the sum in f32; otherwise in bf16 if parameters are.
+        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "The sum in f32; false: in the type of the parameters, f32 or bf16");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of RMSprop, as `torch.optim.RMSprop`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct RmsProp(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
+        /// Decay of the mean of squared gradients.
+        pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay of the mean of squared gradients");
+        /// Added to the square root of the mean.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the mean");
+        /// L2 weight decay, added to the gradient.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
+        /// Momentum of the steps; 0 keeps no state.
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum of the steps; 0 keeps no state for it");
+        /// Divide by the root of the variance.
+        pub centered: bool = now(Kind::Bool, "false", "Divide by the root of the variance; not together with `momentum`");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of NAdam, as `torch.optim.NAdam`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct NAdam(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.002", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
+        pub decoupled_weight_decay: bool = now(Kind::Bool, "false", "Decay the weights directly; false: add the decay to the gradient");
+        /// Speed at which the momentum rises to the first beta.
+        pub momentum_decay: f64 = now(NON_NEGATIVE, "0.004", "Speed at which the momentum rises to β₁");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of RAdam, as `torch.optim.RAdam`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct RAdam(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
+        pub decoupled_weight_decay: bool = now(Kind::Bool, "false", "Decay the weights directly; false: add the decay to the gradient");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of Muon.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Muon(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Learning rate of the matrices, in place of `lr`.
+        pub muon_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of the matrices");
+        /// Learning rate of all other parameters, in place of `lr`.
+        pub adam_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of all other parameters, which AdamW updates");
+        /// Names of the matrices; `None` for all but embeddings and the head.
+        pub matrices: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over the names of the parameters with two dimensions that are orthogonalized; null: all whose name has none of embed, lm_head, wte and wpe");
+        /// Momentum of the matrices.
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.95", "Momentum of the matrices");
+        /// Nesterov momentum.
+        pub nesterov: bool = key(Kind::Bool, "true", "Nesterov momentum");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
+        /// Number of Newton–Schulz iterations.
+        pub ns_steps: usize = key(COUNT, "5", "Newton–Schulz iterations");
+        /// Decay of AdamW's moments.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay of the first and the second moment");
+        /// Added to AdamW's root.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of AdamW's second moment");
+        = ignored("ns_method", Kind::Text, "gram", "there is one implementation, in f32; gram and standard differ by rounding");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of LAMB.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Lamb(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay, part of the direction whose norm the ratio has");
+        /// Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ).
+        pub bias_correction: bool = now(Kind::Bool, "true", "Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ)");
+        /// Largest trust ratio.
+        pub max_coeff: f64 = now(NON_NEGATIVE, "10.0", "Largest trust ratio");
+        /// Smallest trust ratio.
+        pub min_coeff: f64 = now(NON_NEGATIVE, "0.01", "Smallest trust ratio");
+        /// Add `eps` to the second moment, under the root.
+        pub eps_inside_sqrt: bool = now(Kind::Bool, "false", "Add eps to the second moment, under the root");
+        = rejected("amsgrad", "false", "DeepSpeed's Lamb does not have it either");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of schedule-free AdamW, as `schedulefree.AdamWScheduleFree`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct ScheduleFree(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
+        /// Share of the average in the weights that gradients are taken at, and decay of the second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Share of the average in the weights that gradients are taken at, and decay of the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+        /// Steps in which the learning rate rises linearly to `lr`.
+        pub warmup_steps: u64 = key(COUNT_OR_0, "0", "Steps in which the learning rate rises linearly to `lr`");
+        /// Power of the step in the weight of its iterate in the average.
+        pub r: f64 = key(NON_NEGATIVE, "0.0", "Power of the step in the weight of its iterate in the average");
+        /// Power of the largest learning rate so far in the weight of an iterate.
+        pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Power of the largest learning rate so far in the weight of an iterate");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
+    /// Parameters of Adafactor, as `torch.optim.Adafactor`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Adafactor(keys) in Optimizer::PARAMS {
+        /// Largest relative step size, and the rate of the weight decay.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step: steps are min(lr, 1/√step) times the rms of the parameter; auto: 5e-5, as Hugging Face's Trainer") [else TRAINER];
+        /// Exponent of the step in the weight of new squares.
+        pub beta2_decay: f64 = now(NOT_POSITIVE, "-0.8", "β₂ is 1 − step^beta2_decay");
+        /// Bounds of the second moment's root and of the parameter's rms.
+        pub eps: [f64; 2] = now(Kind::Pair(ANY_SIZE), "[1.1920928955078125e-7, 0.001]", "Smallest root of the second moment, and smallest rms of a parameter; PyTorch's null is the first default, in f32");
+        /// Largest rms of an update.
+        pub d: f64 = now(Kind::Float(Range { min: 1.0, ..ANY_SIZE }), "1.0", "Largest rms of an update before it is scaled down");
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
+        = rejected("maximize", "false", "losses are minimised");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = rejected("scale_parameter", "true", "steps always scale with the rms of the parameter, as in PyTorch");
+        = rejected("relative_step", "false", "write the largest relative step as `lr`");
+        = rejected("warmup_init", "false", "write a `scheduler`");
+        = rejected("beta1", "null", "a first moment is not implemented");
+        = removed("clip_threshold", "write `d`, its name in PyTorch");
+        = removed("decay_rate", "write `beta2_decay`, its name in PyTorch");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+impl Muon {
+    /// Returns the learning rate of the parameters that are no matrices.
+    pub fn lr_of_others(&self) -> f64 {
+        self.adam_lr.unwrap_or(self.lr)
+    }
+}
