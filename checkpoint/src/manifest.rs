@@ -8,8 +8,8 @@ use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
+use zero_model::Parameter;
 use zero_model::ops::Quantization;
-use zero_model::{Matrix, Parameter};
 use zero_optim::{Average, AverageSums, ScheduleFree};
 use zero_partition::states_of;
 
@@ -143,8 +143,7 @@ impl ParameterEntry {
     /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
-        let kept = if self.factored { Matrix::RowsAndColumns } else { Matrix::FirstState };
-        1 + if self.frozen { 0 } else { states_of(self.matrix.then_some(kept), states) }
+        1 + if self.frozen { 0 } else { states_of(self.matrix && !self.factored, states) }
     }
 
     /// Returns the part of a range of elements that has values of a state; `None` stands for the parameter.
@@ -270,12 +269,6 @@ impl Manifest {
     /// Returns the state whose sum with a trainable parameter is evaluated, if there is one: the first.
     pub(crate) fn offset(&self) -> Option<&str> {
         self.schedule_free.and_then(|_| self.states.first()).map(String::as_str)
-    }
-
-    /// Returns whether the weights to be evaluated are the sums of parameters and their first state.
-    #[must_use]
-    pub fn is_schedule_free(&self) -> bool {
-        self.schedule_free.is_some()
     }
 
     fn check(&self) -> Result<(), String> {

@@ -138,11 +138,11 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
 /// Checks that what is updated in host memory alone is there: the optimizers of whole parameters are not on a disk, where state is
 /// updated in tiles, and values in bf16 are neither on a disk nor on a GPU.
 fn in_host_memory(config: &Config) -> Result<(), Error> {
-    let on_disk = match config::OffloadDevice::Nvme {
-        nvme if config.zero.offload_optimizer.device == nvme => Some("zero_optimization.offload_optimizer.device"),
-        nvme if config.zero.offload_param.device == nvme => Some("zero_optimization.offload_param.device"),
-        _ => None,
-    };
+    let devices = [
+        ("zero_optimization.offload_optimizer.device", config.zero.offload_optimizer.device),
+        ("zero_optimization.offload_param.device", config.zero.offload_param.device),
+    ];
+    let on_disk = devices.into_iter().find(|(_, device)| *device == config::OffloadDevice::Nvme).map(|(key, _)| key);
     let is_narrow = config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16;
     if let (Some(name), Some(key)) = (config.optimizer.of_whole_parameters(), on_disk) {
         let message = format!("{name} needs whole parameters, and state on a disk is updated in tiles");

@@ -124,7 +124,7 @@ impl Adafactor {
     /// least ε₁.
     ///
     /// # Errors
-    /// Fails if there are not as many factors as rows and columns. Nothing has been written then.
+    /// Fails if the number of factors is not the number of rows plus that of columns. Nothing has been written then.
     pub fn factor(
         &self,
         step: &Step,

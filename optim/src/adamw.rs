@@ -6,7 +6,8 @@
 //! ```
 //! Decoupled decay multiplies θ by 1 − lr·λ first; the classic form adds λθ to g instead.
 
-use crate::{Step, rule::Rule};
+use crate::Step;
+use crate::rule::{Rule, mean_square};
 
 /// Hyperparameters of Adam and AdamW; the defaults are DeepSpeed's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,8 +86,7 @@ impl AdamFactors {
     /// Takes the step along the new first moment.
     #[inline(always)]
     fn apply(self, param: f32, grad: f32, m: f32, v: f32) -> (f32, [f32; 2]) {
-        // Multiplies by 1−β₂ before squaring: g² alone overflows f32 from 1.8e19 on.
-        let v = (self.one_minus_beta2 * grad).mul_add(grad, self.beta2 * v);
+        let v = mean_square(v, grad, self.beta2, self.one_minus_beta2);
         let denominator = v.sqrt().mul_add(self.inv_root_correction2, self.eps);
         (self.minus_step_size.mul_add(m / denominator, param), [m, v])
     }

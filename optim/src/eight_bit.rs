@@ -99,8 +99,9 @@ impl EightBit {
 }
 
 impl Map {
-    /// Computes the values as `bitsandbytes.functional.create_dynamic_map` does: in the decade below 10^−k, the middles of
-    /// 2^(6−k) equal parts, or twice as many without a sign; and 0 and 1.
+    /// Computes the values as `bitsandbytes.functional.create_dynamic_map` does. The decade that ends at 10^−k is cut into
+    /// 2^(6−k) equal parts, or into twice as many if there are no negative values. The middle of each part is a value, and
+    /// so are 0 and 1.
     fn new(signed: bool) -> Self {
         let mut values = vec![0.0, 1.0];
         for (decade, scale) in [1e-6f32, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0].into_iter().enumerate() {

@@ -15,7 +15,7 @@
 use zero_isa::Isa;
 
 use crate::norm::{BLOCK, square_sum};
-use crate::rule::{Rule, apply};
+use crate::rule::{Rule, apply, mean_square};
 use crate::simd::{Kernel, run};
 use crate::stored::Stored;
 use crate::{ExactSum, LengthError, Step, expect_length};
@@ -165,8 +165,7 @@ impl Rule<1> for Moments {
     #[inline(always)]
     fn step(self, m: f32, grad: f32, [v]: [f32; 1]) -> (f32, [f32; 1]) {
         let grad = grad * self.grad_scale;
-        // As in AdamW.
-        let v = (self.one_minus_beta2 * grad).mul_add(grad, self.beta2 * v);
+        let v = mean_square(v, grad, self.beta2, self.one_minus_beta2);
         (self.one_minus_beta1.mul_add(grad - m, m), [v])
     }
 }

@@ -7,8 +7,9 @@
 //! ```
 //! Decoupled decay multiplies θ by 1 − lr·λ first; the other form adds λθ to g instead.
 
+use crate::Step;
 use crate::factors::{Factors, Formula};
-use crate::{Step, rule::Rule};
+use crate::rule::{Rule, mean_square};
 
 /// Hyperparameters of NAdam; the defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,8 +112,7 @@ impl NAdamFactors {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, [m, v]: [f32; 2]) -> (f32, [f32; 2]) {
         let m = self.one_minus_beta1.mul_add(grad - m, m);
-        // As in `adamw.rs`.
-        let v = (self.one_minus_beta2 * grad).mul_add(grad, self.beta2 * v);
+        let v = mean_square(v, grad, self.beta2, self.one_minus_beta2);
         let ahead = self.minus_moment_size.mul_add(m, self.minus_grad_size * grad);
         (param + ahead / (v.sqrt() + self.eps), [m, v])
     }

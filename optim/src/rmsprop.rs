@@ -6,8 +6,9 @@
 //! θ ← θ − lr·g/d    or, with momentum, b ← μb + g/d and θ ← θ − lr·b
 //! ```
 
+use crate::Step;
 use crate::factors::{Factors, Formula};
-use crate::{Step, rule::Rule};
+use crate::rule::{Rule, mean_square};
 
 /// Hyperparameters of RMSprop; the defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -86,8 +87,7 @@ impl Plain {
     #[inline(always)]
     fn square(self, param: f32, grad: f32, mean: f32) -> (f32, f32) {
         let grad = self.decay.mul_add(param, grad * self.grad_scale);
-        // Multiplies by 1−α before squaring: g² alone overflows f32 from 1.8e19 on.
-        (grad, (self.one_minus_alpha * grad).mul_add(grad, self.alpha * mean))
+        (grad, mean_square(mean, grad, self.alpha, self.one_minus_alpha))
     }
 }
 

@@ -18,6 +18,13 @@ pub(crate) trait Rule<const STATES: usize>: Copy {
     fn step(self, param: f32, grad: f32, states: [f32; STATES]) -> (f32, [f32; STATES]);
 }
 
+/// Returns kept·mean + new·grad², the mean of squared gradients.
+#[inline(always)]
+pub(crate) fn mean_square(mean: f32, grad: f32, kept: f32, new: f32) -> f32 {
+    // Multiplies by `new` before squaring: g² alone overflows f32 from 1.8e19 on.
+    (new * grad).mul_add(grad, kept * mean)
+}
+
 /// Clips a gradient to ±`limit`. NaN stays NaN.
 #[inline(always)]
 pub(crate) fn clipped(grad: f32, limit: f32) -> f32 {

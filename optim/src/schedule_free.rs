@@ -13,8 +13,9 @@
 //! y ← y − cβ₁/(1−β₁)·(x−y) − lr(1−β₁(1−c))·d        (x−y) ← (1−c)·((x−y) + lr(1−β₁)·d)
 //! ```
 
+use crate::Step;
 use crate::factors::{Factors, Formula};
-use crate::{Step, rule::Rule};
+use crate::rule::{Rule, mean_square};
 
 /// Hyperparameters of schedule-free AdamW; the defaults are those of the package `schedulefree`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -129,8 +130,7 @@ impl Rule<2> for ScheduleFreeFactors {
     #[inline(always)]
     fn step(self, param: f32, grad: f32, [offset, v]: [f32; 2]) -> (f32, [f32; 2]) {
         let grad = grad * self.grad_scale;
-        // As in `adamw.rs`.
-        let v = (self.one_minus_beta2 * grad).mul_add(grad, self.beta2 * v);
+        let v = mean_square(v, grad, self.beta2, self.one_minus_beta2);
         let direction = grad / v.sqrt().mul_add(self.inv_root_correction2, self.eps);
         let direction = self.decay.mul_add(param, direction);
         let param = self.minus_step_size.mul_add(direction, self.minus_pull.mul_add(offset, param));

@@ -92,8 +92,8 @@ mod tests {
         values.iter().map(|value| value.to_f32()).collect()
     }
 
-    /// An update of values in bf16 has the bits of an update in f32 whose results are rounded once. This holds on every
-    /// instruction set, and for lengths that are and are not multiples of a block.
+    /// An update in bf16 gives the same bits as an update in f32 whose results are rounded once. The test runs on every
+    /// instruction set, and with lengths that are multiples of a block and lengths that are not.
     #[test]
     fn values_in_bf16_are_rounded_once() {
         for (name, optimizer) in optimizers() {

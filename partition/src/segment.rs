@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use zero_model::ParameterId;
 use zero_model::ops::Quantization;
-use zero_model::{Matrix, ParameterId};
 use zero_pipeline::{Placement, Placements, Tiers};
 
 use crate::narrow::eight_bit_bytes;
@@ -48,19 +48,18 @@ pub struct Segment {
     pub is_eight_bit: bool,
 }
 
-/// Returns the number of states of a trainable parameter, if most have `states`: a matrix whose first state alone is kept lacks
+/// Returns the number of states of a trainable parameter, if most have `states`: a matrix that keeps its first state alone lacks
 /// the last one.
 #[must_use]
-pub fn states_of(matrix: Option<Matrix>, states: usize) -> usize {
-    if matrix == Some(Matrix::FirstState) { states.saturating_sub(1) } else { states }
+pub fn states_of(first_alone: bool, states: usize) -> usize {
+    if first_alone { states.saturating_sub(1) } else { states }
 }
 
 impl Segment {
     /// Returns the number of its optimizer states, if other segments have `states`: see [`states_of`].
     #[must_use]
     pub fn states(&self, states: usize) -> usize {
-        let kept = if self.is_factored { Matrix::RowsAndColumns } else { Matrix::FirstState };
-        states_of(self.matrix.map(|_| kept), states)
+        states_of(self.matrix.is_some() && !self.is_factored, states)
     }
 
     /// Returns the part of a range of its elements that have a value in each state of the optimizer. The values of rows and

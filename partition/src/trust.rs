@@ -141,44 +141,33 @@ fn add(
     mut moments: Vec<&mut [f32]>,
     squares: &mut Squares,
 ) -> Result<(), LengthError> {
-    let size = share(params.len());
-    let ranges = params.chunks(size).zip(grads.chunks(size));
-    let factored = match (optimizer, shape, &mut moments[..]) {
-        (Optimizer::Adafactor(of), Some(shape), [factors]) => {
-            Some((shape[0], factor(of, step, shape, grads, factors)?))
-        }
-        _ => None,
-    };
-    if let (Optimizer::Adafactor(of), Some((rows, mean)), [factors]) = (optimizer, factored, &moments[..]) {
-        let mut parts: Vec<_> = ranges
-            .enumerate()
-            .map(|(part, (params, grads))| {
-                let moment = SecondMoment::Factored { factors, rows, mean, first: part * size };
-                (params, grads, moment, Squares::default(), Ok(()))
-            })
-            .collect();
-        in_parallel(&mut parts, |(params, grads, moment, squares, result)| {
-            *result = of.add_squares(step, params, grads, *moment, squares);
-        });
-        return parts.into_iter().try_for_each(|(.., part, result)| {
-            squares.merge(&part);
-            result
-        });
+    let (size, mut factored) = (share(params.len()), None);
+    if let (Optimizer::Adafactor(of), Some(shape), true) = (optimizer, shape, moments.len() == 1) {
+        let factors = moments.remove(0);
+        let mean = factor(of, step, shape, grads, factors)?;
+        factored = Some((&*factors, shape[0], mean));
     }
     let mut moments: Vec<_> = moments.into_iter().map(|moment| moment.chunks_mut(size)).collect();
-    let mut parts: Vec<_> = ranges
-        .map(|(params, grads)| {
+    let mut parts: Vec<_> = params
+        .chunks(size)
+        .zip(grads.chunks(size))
+        .enumerate()
+        .map(|(part, (params, grads))| {
             let moments: Vec<&mut [f32]> = moments.iter_mut().filter_map(Iterator::next).collect();
-            (params, grads, moments, Squares::default(), Ok(()))
+            (part * size, params, grads, moments, Squares::default(), Ok(()))
         })
         .collect();
-    in_parallel(&mut parts, |(params, grads, moments, squares, result)| {
-        *result = match (optimizer, &mut moments[..]) {
-            (Optimizer::Lamb(lamb), [m, v]) => lamb.accumulate(step, params, grads, [m, v], squares),
-            (Optimizer::Adafactor(of), [v]) => of
+    in_parallel(&mut parts, |(first, params, grads, moments, squares, result)| {
+        *result = match (optimizer, factored, &mut moments[..]) {
+            (Optimizer::Lamb(lamb), None, [m, v]) => lamb.accumulate(step, params, grads, [m, v], squares),
+            (Optimizer::Adafactor(of), Some((factors, rows, mean)), []) => {
+                let moment = SecondMoment::Factored { factors, rows, mean, first: *first };
+                of.add_squares(step, params, grads, moment, squares)
+            }
+            (Optimizer::Adafactor(of), None, [v]) => of
                 .add(step, grads, v)
                 .and_then(|()| of.add_squares(step, params, grads, SecondMoment::Full(v), squares)),
-            (optimizer, moments) => {
+            (optimizer, _, moments) => {
                 Err(LengthError { what: "states", expected: optimizer.states().len(), found: moments.len() })
             }
         };

@@ -6,7 +6,7 @@ use half::bf16;
 use zero_optim::bench::{
     Arrays, adamw, against_floor, bytes_per_parameter, grads, optimizers as all, params, state, timed,
 };
-use zero_optim::{EIGHT_BIT_BLOCK, EightBit, Step};
+use zero_optim::{EIGHT_BIT_BLOCK, EightBit, LengthError, Step};
 use zero_partition::{Stochastic, Values, update};
 
 use super::figures::{spread, summary};
@@ -45,17 +45,11 @@ fn eight_bit(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
     let (mut values, grads): (Vec<f32>, Vec<f32>) = (params(n).collect(), grads(n).collect());
     let kinds = [EightBit::Signed, EightBit::Unsigned];
     let mut states = kinds.map(|_| (vec![0; n], vec![0.0; n.div_ceil(EIGHT_BIT_BLOCK)]));
-    let (optimizer, mut floor) = (adamw(), Arrays::new(n, 2));
-    let mut update = |number: u64| {
-        let step = Step { step: number, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
+    alternated(n, repeats, |step| {
         let states =
             states.iter_mut().zip(kinds).map(|((indices, largest), of)| Values::EightBit(of, indices, largest));
-        update(&optimizer, &step, Values::F32(&mut values), &grads, states.collect(), None)
-            .expect("the arrays have the same length");
-    };
-    update(100);
-    floor.floor();
-    (0..repeats).map(|run| (timed(|| update(101 + run as u64)), timed(|| floor.floor()))).unzip()
+        update(&adamw(), step, Values::F32(&mut values), &grads, states.collect(), None)
+    })
 }
 
 /// Prints one row. The floor moves the subject's bytes divided by `share`.
@@ -71,15 +65,26 @@ fn against_wide_floor(n: usize, repeats: usize, narrow: bool, stochastic: bool) 
     let (mut wide, mut params): (Vec<f32>, _) = (params(n).collect(), rounded(&mut params(n)));
     let grads: Vec<f32> = grads(n).collect();
     let mut states = [0, 1].map(|index| rounded(&mut state(n, index)));
-    let (optimizer, mut floor) = (adamw(), Arrays::new(n, 2));
-    let mut update = |number: u64| {
-        let step = Step { step: number, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
+    alternated(n, repeats, |step| {
         let values = if narrow { Values::Bf16(&mut params) } else { Values::F32(&mut wide) };
         let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
-        let rounding = stochastic.then(|| Stochastic::new(1, 0, number, 0));
-        update(&optimizer, &step, values, &grads, states, rounding).expect("the arrays have the same length");
+        let rounding = stochastic.then(|| Stochastic::new(1, 0, step.step, 0));
+        update(&adamw(), step, values, &grads, states, rounding)
+    })
+}
+
+/// Alternates steps of an AdamW with the floor of AdamW in f32.
+fn alternated(
+    n: usize,
+    repeats: usize,
+    mut update: impl FnMut(&Step) -> Result<(), LengthError>,
+) -> (Vec<Duration>, Vec<Duration>) {
+    let mut floor = Arrays::new(n, 2);
+    let mut step = |number: u64| {
+        let step = Step { step: number, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
+        update(&step).expect("the arrays have the same length");
     };
-    update(100);
+    step(100);
     floor.floor();
-    (0..repeats).map(|run| (timed(|| update(101 + run as u64)), timed(|| floor.floor()))).unzip()
+    (0..repeats).map(|run| (timed(|| step(101 + run as u64)), timed(|| floor.floor()))).unzip()
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::config::optimizer_params::{
-    Adafactor, Adagrad, Adam, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd,
+    Adafactor, Adagrad, Adam, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd, check_bits,
 };
 use crate::config::{Config, Scheduler, Training};
 use crate::reader::{Read, Reader, Resolver};
@@ -72,6 +72,9 @@ impl Optimizer {
 
     /// Checks the parameters against each other and against the type as written.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
+        if let Some((bits, _)) = self.optim_bits() {
+            check_bits(bits, Adam::optim_bits, resolver);
+        }
         match self {
             Self::Sgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
                 let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0".to_string();
@@ -101,12 +104,6 @@ impl Optimizer {
                 let message = "`warmup_steps` and `scheduler` both set the learning rate of a step".to_string();
                 let help = Some("keep one of the two; the method needs no decay".to_string());
                 resolver.contradiction(&[ScheduleFree::warmup_steps, Config::scheduler], message, help);
-            }
-            Self::AdamW(Adam { optim_bits, .. }) | Self::Lion(Lion { optim_bits, .. })
-                if ![8, 32].contains(optim_bits) =>
-            {
-                let message = format!("states of {optim_bits} bits are not implemented");
-                resolver.contradiction(&[Adam::optim_bits], message, Some("write 8 or 32".to_string()));
             }
             Self::ScheduleFree(_) if config.training.ema.is_some() => {
                 let message =

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::config::optimizer::Optimizer;
+use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
@@ -12,8 +13,16 @@ const TRAINER: f64 = 5e-5;
 const ANY_SIZE: Range = Range { min: 0.0, max: f64::MAX, above: false, below: false };
 const NOT_POSITIVE: Kind = Kind::Float(Range { min: f64::MIN, max: 0.0, ..ANY_SIZE });
 const BETAS: Kind = Kind::Pair(FRACTION);
-/// 8 or 32.
+/// 8 or 32: see [`check_bits`].
 pub(crate) const OPTIM_BITS: Kind = Kind::Int { min: 8, max: 32 };
+
+/// Checks the bits of a state's value.
+pub(crate) fn check_bits(bits: usize, place: &str, resolver: &mut Resolver<'_>) {
+    if ![8, 32].contains(&bits) {
+        let message = format!("states of {bits} bits are not implemented");
+        resolver.contradiction(&[place], message, Some("write 8 or 32".to_string()));
+    }
+}
 
 section! {
     /// Parameters of Adam.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::optimizer_params::OPTIM_BITS;
+use crate::config::optimizer_params::{OPTIM_BITS, check_bits};
 use crate::config::{Config, Optimizer, Scheduler, Training};
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
@@ -107,10 +107,8 @@ impl ParameterGroup {
             }
             if let Some(bits) = group.optim_bits {
                 let place = path(index, Self::optim_bits);
-                if ![8, 32].contains(&bits) {
-                    let message = format!("states of {bits} bits are not implemented");
-                    resolver.contradiction(&[&place], message, Some("write 8 or 32".to_string()));
-                } else if bits == 8 && optimizer.optim_bits().is_none() {
+                check_bits(bits, &place, resolver);
+                if bits == 8 && optimizer.optim_bits().is_none() {
                     let message = "the optimizer has no states in 8 bits".to_string();
                     resolver.contradiction(&[&place, Optimizer::TYPE], message, Some("use AdamW or Lion".to_string()));
                 }

@@ -82,20 +82,18 @@ impl Bf16 {
             "rounding to bf16 loses the small steps of the weights, and their average would drift away from them",
             "keep the f32 copy, or use another optimizer",
         );
-        needs(
-            config.has_eight_bit_states() && self.bf16_optimizer_states,
-            Adam::optim_bits,
-            Self::bf16_optimizer_states,
-            "states have 8 bits and 32, or the type of the parameters",
-            "keep one of the two keys",
-        );
-        needs(
-            config.has_eight_bit_states() && !config.optimizer.has_f32_states(),
-            Adam::optim_bits,
-            Adam::fp32_optimizer_states,
-            "states have 8 bits and 32, or the type of the parameters",
-            "keep one of the two keys",
-        );
+        for (is_in_bf16, key) in [
+            (self.bf16_optimizer_states, Self::bf16_optimizer_states),
+            (!config.optimizer.has_f32_states(), Adam::fp32_optimizer_states),
+        ] {
+            needs(
+                config.has_eight_bit_states() && is_in_bf16,
+                Adam::optim_bits,
+                key,
+                "states have 8 bits and 32, or the type of the parameters",
+                "keep one of the two keys",
+            );
+        }
         let of_whole = config.optimizer.of_whole_parameters();
         let name = of_whole.unwrap_or_default();
         needs(

@@ -162,7 +162,7 @@ fn write(
     (name, settings): (&str, Result<Value, String>),
 ) -> Result<(Exported, Vec<String>), Error> {
     if weights.averaged
-        && !manifest.is_schedule_free()
+        && manifest.schedule_free.is_none()
         && (manifest.states.first().is_none_or(|state| state != Average::STATE) || manifest.updates == 0)
     {
         let message = format!("{} has no averages of the weights", folder.display());
@@ -182,7 +182,7 @@ fn write(
     let options = Export {
         dtype: weights.dtype,
         max_shard_bytes: weights.max_shard_bytes,
-        averaged: weights.averaged && !manifest.is_schedule_free(),
+        averaged: weights.averaged && manifest.schedule_free.is_none(),
         contents,
         beside,
     };

@@ -22,7 +22,8 @@ fn fifty_steps_agree_with_pytorch() {
     fifty_steps_agree(&["torch", "transformers"], "", &cases);
 }
 
-/// A matrix has one value for each row and column, and every other parameter one for each element. A checkpoint has as many.
+/// The state of a matrix has one value for each row and each column. That of another parameter has one value for each element.
+/// A checkpoint stores the same number of values.
 #[test]
 fn bytes_match_the_formula() {
     let root = tempfile::tempdir().unwrap();

@@ -1,15 +1,16 @@
 //! The moving average of the weights: equal to PyTorch's, bit-identical at every layout, saved, evaluated and exported.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use candle_core::Device;
-use zero_engine::comm::Communicator;
-use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export};
+use zero_engine::{Engine, ExportDtype, Weights, export};
 
 use crate::eight_bit::ADAMW as EIGHT_BITS;
 use crate::python::{python, results, small_llama};
-use crate::world::{BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, trajectory, world};
+use crate::world::{
+    BF16, Trajectory, agreed, assert_same, batch, configured_engine, engine, gpt2, relative_difference, reproducible,
+    trajectory, world,
+};
 
 const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}";
 const ADAFACTOR: &str = "optimizer: {type: Adafactor, params: {lr: 0.02}}";
@@ -41,10 +42,6 @@ fn observed(engine: &mut Engine, steps: u64) -> (Trajectory, Vec<Vec<u32>>) {
         .collect();
     assert!(of(engine) == after);
     (trajectory, averages)
-}
-
-fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
-    Engine::with_communicator(config(comm.size(), text), gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 fn run(ranks: usize, text: &str) -> (Trajectory, Vec<Vec<u32>>) {
@@ -247,9 +244,7 @@ print('result', json.dumps(losses))
          training: {{weight_decay_on: all, ema: {{decay: 0.9, start_step: 5}}}}\nzero_optimization: {{stage: 2}}"
     );
     let losses = world(2, |comm| {
-        let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
-        let layers = configured_layers(&config, None).unwrap();
-        let mut engine = Engine::with_communicator(config, layers, comm.clone()).unwrap();
+        let mut engine = configured_engine(comm.clone(), &text);
         let half = batch(0, 4).narrow(2 * comm.rank(), 2).unwrap();
         let losses = (0..50).map(|step| {
             engine.train_batch(&batch(step % 2, 4)).unwrap();
@@ -258,7 +253,7 @@ print('result', json.dumps(losses))
         losses.collect::<Vec<f32>>()
     });
     let losses = agreed(losses, "averages");
-    let relative = losses.iter().zip(&theirs).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+    let relative = relative_difference(&losses, &theirs);
     println!("losses of the averages differ by {relative:.1e} at most");
     assert!(relative < 1e-6, "{relative}\n{losses:?}\n{theirs:?}");
 }
@@ -296,9 +291,7 @@ print('result', json.dumps(losses))
          r: 0.5}}}}\ntraining: {{weight_decay_on: all}}\nzero_optimization: {{stage: 2}}"
     );
     let losses = world(2, |comm| {
-        let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
-        let layers = configured_layers(&config, None).unwrap();
-        let mut engine = Engine::with_communicator(config, layers, comm.clone()).unwrap();
+        let mut engine = configured_engine(comm.clone(), &text);
         let half = batch(0, 4).narrow(2 * comm.rank(), 2).unwrap();
         let losses = (0..50).flat_map(|step| {
             let of_step = engine.train_batch(&batch(step % 2, 4)).unwrap().loss;
@@ -307,7 +300,7 @@ print('result', json.dumps(losses))
         losses.collect::<Vec<f32>>()
     });
     let losses = agreed(losses, "schedule-free");
-    let relative = losses.iter().zip(&theirs).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+    let relative = relative_difference(&losses, &theirs);
     println!("losses differ by {relative:.1e} at most");
     assert!(relative < 1e-6, "{relative}\n{losses:?}\n{theirs:?}");
 }

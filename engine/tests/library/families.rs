@@ -6,7 +6,7 @@ use crate::python;
 use crate::world;
 
 use python::{TOKENS, python, results};
-use world::{batch, world};
+use world::{batch, relative_difference, world};
 use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, export};
 
 const STEPS: u64 = 20;
@@ -135,7 +135,7 @@ fn families_agree_with_transformers() {
         let [their_first, their_losses]: [Vec<f32>; 2] = serde_json::from_str(line).unwrap();
         let (first, losses, last, out) = ours(&folder(index));
         let logits = difference(&first, &their_first);
-        let training = losses.iter().zip(&their_losses).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+        let training = relative_difference(&losses, &their_losses);
         println!("{class}, {more}: logits differ by {logits:.1e}, losses by {training:.1e}");
         assert!(logits <= 1e-5, "{class}, {more}: {logits:e}");
         assert!(training <= 1e-4, "{class}, {more}: {training:e}\n{losses:?}\n{their_losses:?}");

@@ -2,11 +2,11 @@
 //! PyTorch's optimizers.
 
 use candle_core::DType;
-use zero_engine::{Config, Engine, configured_layers, configured_model};
+use zero_engine::{Config, configured_model};
 use zero_model::Tuning;
 
 use crate::python::{TOKENS, python, results};
-use crate::world::{BF16, agreed, assert_same, batch, gpt2, run, world};
+use crate::world::{BF16, agreed, assert_same, batch, configured_engine, gpt2, relative_difference, run, world};
 
 const GROUPS: &str = "training:\n  \
     layerwise_lr_decay: 0.5\n  \
@@ -157,13 +157,11 @@ pub(crate) fn fifty_steps_agree(packages: &[&str], definitions: &str, cases: &[[
             folder(index)
         );
         let losses = world(2, |comm| {
-            let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
-            let layers = configured_layers(&config, None).unwrap();
-            let mut engine = Engine::with_communicator(config, layers, comm).unwrap_or_else(|e| panic!("{text}\n{e}"));
+            let mut engine = configured_engine(comm, &text);
             (0..50).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect::<Vec<f32>>()
         });
         let losses = agreed(losses, name);
-        let relative = losses.iter().zip(&theirs).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+        let relative = relative_difference(&losses, &theirs);
         println!("{model}, {name}: losses differ by {relative:.1e} at most");
         assert!(relative < 1e-6, "{model}, {name}: {relative}");
         assert!(theirs[49] < 0.99 * theirs[0], "{model}, {name}: {theirs:?}");

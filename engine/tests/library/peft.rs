@@ -7,8 +7,8 @@ use crate::world;
 
 use candle_core::{DType, Device, Tensor};
 use python::{TOKENS, python, results};
-use world::{batch, world};
-use zero_engine::{Batch, Config, Engine, ExportDtype, StoredModel, Weights, configured_layers, export, merge};
+use world::{batch, configured_engine, relative_difference, world};
+use zero_engine::{Batch, ExportDtype, StoredModel, Weights, export, merge};
 use zero_model::ops::Cache;
 
 const STEPS: u64 = 100;
@@ -220,9 +220,7 @@ fn ours(case: &Case, folder: &Path) -> (Vec<f32>, Vec<f32>, std::path::PathBuf) 
         folder.join("base")
     );
     world(2, |comm| {
-        let config = Config::with_world_size("test.yaml", text.clone(), 2).unwrap_or_else(|e| panic!("{e}"));
-        let layers = configured_layers(&config, None).unwrap();
-        let mut engine = Engine::with_communicator(config, layers, comm).unwrap_or_else(|e| panic!("{text}\n{e}"));
+        let mut engine = configured_engine(comm, &text);
         let batch_of = |step: u64| if case.keys == MASKED { masked(batch(step % 2, 4)) } else { batch(step % 2, 4) };
         let losses = (0..STEPS).map(|step| engine.train_batch(&batch_of(step)).unwrap().loss).collect();
         let saved = engine.save_checkpoint(folder.join("run")).unwrap();
@@ -266,7 +264,7 @@ fn one_hundred_steps_agree_with_peft_and_pytorch() {
     for (index, (case, line)) in CASES.iter().zip(results(&theirs)).enumerate() {
         let [losses, their_logits]: [Vec<f32>; 2] = serde_json::from_str(line).unwrap();
         let (our_losses, our_logits, saved) = ours(case, &folder(index));
-        let relative = our_losses.iter().zip(&losses).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+        let relative = relative_difference(&our_losses, &losses);
         println!("{}, {}: losses differ by {relative:.1e} at most", case.class, case.keys);
         assert!(relative <= 1e-4, "{}: {relative:e}\n{our_losses:?}\n{losses:?}", case.keys);
         assert!(losses[STEPS as usize - 1] < 0.95 * losses[0], "{}: {losses:?}", case.keys);

@@ -73,6 +73,46 @@ pub fn reproducible(stage: u8, data: usize, more: &str) -> String {
     )
 }
 
+/// Creates an engine for the small model, with keys for [`config`].
+pub fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
+    Engine::with_communicator(config(comm.size(), text), gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// Creates an engine for the model of a whole configuration.
+pub fn configured_engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
+    let config = Config::with_world_size("test.yaml", text, comm.size()).unwrap_or_else(|error| panic!("{error}"));
+    let layers = zero_engine::configured_layers(&config, None).unwrap_or_else(|error| panic!("{text}: {error}"));
+    Engine::with_communicator(config, layers, comm).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// Asserts that a [`reproducible`] run with `more`, saved by two ranks at stage 3, goes on in each of `layouts` (ranks and stage) as
+/// if it had not stopped.
+pub fn assert_resumes(more: &str, layouts: &[(usize, u8)]) {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = run(1, 6, &reproducible(0, 1, more));
+    world(2, |comm| {
+        let mut engine = engine(comm, &reproducible(3, 2, more));
+        trajectory(&mut engine, 3);
+        engine.save_checkpoint(folder.path()).unwrap();
+    });
+    for &(ranks, stage) in layouts {
+        for rest in world(ranks, |comm| {
+            let mut engine = engine(comm, &reproducible(stage, ranks, more));
+            engine.resume(folder.path()).unwrap();
+            trajectory(&mut engine, 3)
+        }) {
+            assert_eq!(rest.losses, whole.losses[3..], "{more}");
+            assert!(rest.parameters == whole.parameters, "{more}");
+        }
+    }
+}
+
+/// Returns the largest difference relative to `b`.
+pub fn relative_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max)
+}
+
 /// Creates a global batch of token ids that depends only on the step.
 pub fn batch(step: u64, samples: usize) -> Batch {
     let token = |i: usize| ((i as u64 * 7 + step * 13 + (i as u64 * i as u64) % 11) % 61) as u32;
