@@ -122,9 +122,9 @@ impl Tokenizing<'_> {
     /// Sends the pieces of all files in groups of about `size` bytes, until the receiver is gone.
     fn read(&self, files: &[&Source], size: usize, groups: &SyncSender<Group>) {
         let mut group = Group::default();
-        let is_for_bytes = matches!(self.tokenizer, Tokenizer::Byte);
+        let cuts = self.tokenizer.cuts();
         for (file, source) in files.iter().enumerate() {
-            let documents = source.documents(self.text_key, is_for_bytes);
+            let documents = source.documents(self.text_key, cuts);
             for document in documents.unwrap_or_else(|error| Box::new(std::iter::once(Err(error)))) {
                 let document = match document {
                     Ok(document) => document,
@@ -134,7 +134,7 @@ impl Tokenizing<'_> {
                         return;
                     }
                 };
-                for piece in pieces(document) {
+                for piece in pieces(document, cuts) {
                     group.bytes += piece.text.len();
                     group.pieces.push((file, piece));
                     if group.bytes >= size && groups.send(std::mem::take(&mut group)).is_err() {

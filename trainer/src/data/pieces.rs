@@ -2,50 +2,88 @@
 
 use std::ops::Range;
 
+use tokenizers::{AddedToken, Tokenizer};
+
 use super::files::streams::Document;
 
 /// Text is encoded in pieces of about this many bytes. While the encoder works, it needs a hundred times the memory of its
 /// tokens.
 const PIECE: usize = 1 << 18;
 
+/// Where a text may be cut, so that its pieces have the tokens of the whole text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cuts {
+    /// Anywhere: each byte is a token.
+    Anywhere,
+    /// Where a word begins for all tokenizers: see [`word_start`].
+    Words,
+    /// Nowhere: a token of the tokenizer may be found across the beginning of a word.
+    Nowhere,
+}
+
+impl Cuts {
+    pub(super) fn of(tokenizer: &Tokenizer) -> Self {
+        #[expect(clippy::disallowed_methods, reason = "whether one of several tokens is such has no order")]
+        let mut added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().values();
+        if added.any(Self::is_prevented_by) { Cuts::Nowhere } else { Cuts::Words }
+    }
+
+    /// Returns whether an added token may be found across the beginning of a word.
+    fn is_prevented_by(token: &AddedToken) -> bool {
+        let takes_line_break = token.lstrip && is_alphanumeric(token.content.as_bytes());
+        let takes_space = token.rstrip && token.content.ends_with(|c: char| c.is_ascii_lowercase());
+        let is_several_words = token.content.contains(char::is_alphanumeric) && token.content.contains([' ', '\n']);
+        takes_line_break || takes_space || is_several_words
+    }
+}
+
 /// Cuts a document into pieces that are encoded on their own, with the tokens of the whole document.
-pub(super) fn pieces(document: Document) -> impl Iterator<Item = Document> {
+pub(super) fn pieces(document: Document, cuts: Cuts) -> impl Iterator<Item = Document> {
     let Document { at, mut text, is_continued } = document;
     let (mut start, mut is_at_end) = (0, false);
     std::iter::from_fn(move || {
         let first = start;
-        let end = (!is_at_end).then(|| piece_end(&text[first..]))?;
+        let end = (!is_at_end).then(|| piece_end(&text[first..], cuts))?;
         let piece = match end {
             Some(end) => text[first..first + end].to_vec(),
             None if first == 0 => std::mem::take(&mut text),
             None => text.split_off(first),
         };
-        (start, is_at_end) = (first + piece.len(), end.is_none());
+        (start, is_at_end) = (first + piece.len(), end.is_none_or(|end| first + end == text.len()));
         Some(Document { at: at.after(first as u64), text: piece, is_continued: is_continued || first > 0 })
     })
 }
 
 /// Returns the length of the first piece, or `None` if the text is not longer than one or may become longer before this
 /// can be said.
-pub(super) fn piece_end(text: &[u8]) -> Option<usize> {
-    word_start(text, PIECE..2 * PIECE).or_else(|| {
-        // Some tokenizers have a token for several line breaks, and join one of them with the word before it.
-        let later = text.get(2 * PIECE..)?;
-        let end = later.windows(2).position(|pair| pair[0] == b'\n' && !pair[1].is_ascii_whitespace())?;
-        Some(2 * PIECE + end + 1)
-    })
+pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
+    match cuts {
+        Cuts::Anywhere => (text.len() >= PIECE).then_some(PIECE),
+        Cuts::Words => word_start(text, PIECE..2 * PIECE).or_else(|| {
+            // Some tokenizers have a token for several line breaks, and join one of them with the word before it.
+            let mut later = 2 * PIECE..text.len();
+            later.find(|&at| text[at - 1] == b'\n' && is_alphanumeric(&text[at..]))
+        }),
+        Cuts::Nowhere => None,
+    }
 }
 
 /// Returns the first position in `range` at which a word begins for all tokenizers, whatever is before and after it: that
-/// after a single line break, and that of a single space between small Latin letters.
+/// of a letter or digit after a single line break, and that of a single space between small Latin letters. An added token
+/// that begins with another character, such as `<mask>`, may take the line break before it.
 pub(super) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
     let is_word = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
     let range = range.start.max(1)..range.end.min(text.len());
     range.clone().zip(text.get(range)?).find_map(|(at, byte)| match byte {
         b' ' if text[at - 1].is_ascii_lowercase() && text.get(at + 1)?.is_ascii_lowercase() => Some(at),
-        b'\n' if is_word(last_char(&text[..at])) && is_word(first_char(&text[at + 1..])) => Some(at + 1),
+        b'\n' if is_word(last_char(&text[..at])) && is_alphanumeric(&text[at + 1..]) => Some(at + 1),
         _ => None,
     })
+}
+
+/// Returns whether a text begins with a letter or digit.
+fn is_alphanumeric(text: &[u8]) -> bool {
+    first_char(text).is_some_and(char::is_alphanumeric)
 }
 
 /// Returns the first character, or `None` at the end of the text and if it is not whole.
@@ -71,7 +109,7 @@ mod tests {
         let line = "a line of text, éééé\n\n  indented\n";
         let text = line.repeat(3 * PIECE / line.len());
         let document = |text: &str| Document { at: At::Byte(5), text: text.into(), is_continued: false };
-        let cut: Vec<Document> = pieces(document(&text)).collect();
+        let cut: Vec<Document> = pieces(document(&text), Cuts::Words).collect();
         assert_eq!(cut.iter().flat_map(|piece| piece.text.clone()).collect::<Vec<u8>>(), text.as_bytes());
         assert!(cut.len() > 1);
         let mut at = 5;
@@ -84,10 +122,14 @@ mod tests {
             |piece: &Document| [&b"indented\n"[..], b"a", b"line", b"of"].iter().any(|end| piece.text.ends_with(end));
         assert!(whole.iter().all(|piece| is_cut(piece) && piece.text.len() < PIECE + line.len()));
         let endless = "é".repeat(PIECE);
-        assert_eq!(pieces(document(&endless)).collect::<Vec<_>>(), [document(&endless)]);
+        assert_eq!(pieces(document(&endless), Cuts::Words).collect::<Vec<_>>(), [document(&endless)]);
         // Without a better place, a piece ends after several line breaks.
         let paragraphs = "字\n\n".repeat(PIECE);
-        let cut: Vec<Document> = pieces(document(&paragraphs)).collect();
+        let cut: Vec<Document> = pieces(document(&paragraphs), Cuts::Words).collect();
         assert!(cut.len() == 3 && cut.iter().all(|piece| piece.text.ends_with(b"\n\n")), "{}", cut.len());
+        assert_eq!(pieces(document(&text), Cuts::Nowhere).collect::<Vec<_>>(), [document(&text)]);
+        let lengths: Vec<_> =
+            pieces(document(&endless), Cuts::Anywhere).map(|piece| (piece.at, piece.text.len())).collect();
+        assert_eq!(lengths, [(At::Byte(5), PIECE), (At::Byte(5 + PIECE as u64), PIECE)]);
     }
 }

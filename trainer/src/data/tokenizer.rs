@@ -10,6 +10,7 @@ use zero_engine::DataError;
 use super::files::remote;
 use super::files::streams::Document;
 use super::fingerprint::hash_of;
+use super::pieces::Cuts;
 use super::words::Words;
 
 /// Converts text into tokens.
@@ -67,6 +68,14 @@ impl Tokenizer {
                 let largest = this.tokenizer.get_vocab(true).into_values().max();
                 largest.map_or(0, |token| token as usize + 1)
             }
+        }
+    }
+
+    /// Returns where a text may be cut.
+    pub(super) fn cuts(&self) -> Cuts {
+        match self {
+            Tokenizer::Byte => Cuts::Anywhere,
+            Tokenizer::HuggingFace(this) => Cuts::of(&this.tokenizer),
         }
     }
 

@@ -37,6 +37,7 @@ use zero_engine::files::expand;
 
 use super::binary;
 use super::options::{Format, TokenDtype};
+use super::pieces::Cuts;
 use archive::Archive;
 use folder::Folder;
 pub(super) use lines::Lines;
@@ -160,13 +161,13 @@ impl Source {
 
     /// Opens the documents of a file. `text_key` names the column or field with the text.
     ///
-    /// A text file is one document. It comes in parts, which end where [`piece_end`](super::tokenizer::piece_end) cuts;
-    /// with `is_for_bytes`, for the byte tokenizer, they end anywhere. Empty documents are left out.
+    /// A text file is one document. It comes in parts, which end where [`piece_end`](super::tokenizer::piece_end) cuts.
+    /// Empty documents are left out.
     ///
     /// # Errors
     /// Fails if the file cannot be opened or has no such column. An item fails if the file cannot be read or is cut, if
     /// it is binary and for the byte tokenizer, or if a line or row has no text.
-    pub(super) fn documents(&self, text_key: &str, is_for_bytes: bool) -> Result<Documents, DataError> {
+    pub(super) fn documents(&self, text_key: &str, cuts: Cuts) -> Result<Documents, DataError> {
         match &self.storage {
             Storage::Table(container) => table::documents(&self.path, *container, text_key),
             Storage::Shard(shard) => mds::documents(Arc::clone(shard), text_key),
@@ -174,7 +175,7 @@ impl Source {
                 let reader = archive::open(&self.path, *archive)?;
                 Ok(match self.format {
                     Format::Jsonl => Box::new(records::texts(reader, text_key)),
-                    format => Box::new(text::Parts::new(reader, is_for_bytes, format == Format::Bytes)),
+                    format => Box::new(text::Parts::new(reader, cuts, format == Format::Bytes)),
                 })
             }
         }

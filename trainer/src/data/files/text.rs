@@ -5,7 +5,7 @@ use std::io::Read;
 use zero_engine::{At, DataError};
 
 use super::super::binary;
-use super::super::pieces::piece_end;
+use super::super::pieces::{Cuts, piece_end};
 use super::streams::{Document, Reader};
 
 /// A part has at least this many bytes, unless it is the last one: enough for a tokenizer that encodes pieces in parallel.
@@ -20,23 +20,23 @@ pub(super) struct Parts {
     /// The length of the pieces in the buffer that have an end.
     pieces: usize,
     is_at_end: bool,
-    /// Whether any bytes do, and whether a part ends anywhere.
+    /// Whether any bytes do.
     accepts_binary: bool,
-    is_for_bytes: bool,
+    cuts: Cuts,
 }
 
 impl Parts {
-    pub(super) fn new(reader: Reader, is_for_bytes: bool, accepts_binary: bool) -> Self {
-        Self { reader, buffer: vec![], offset: 0, pieces: 0, is_at_end: false, accepts_binary, is_for_bytes }
+    pub(super) fn new(reader: Reader, cuts: Cuts, accepts_binary: bool) -> Self {
+        Self { reader, buffer: vec![], offset: 0, pieces: 0, is_at_end: false, accepts_binary, cuts }
     }
 
     /// Extends the pieces until a part is complete, and returns its length.
     fn end(&mut self) -> Option<usize> {
-        if self.is_for_bytes || self.is_at_end {
-            return (self.is_at_end || self.buffer.len() >= PART).then_some(self.buffer.len());
+        if self.is_at_end {
+            return Some(self.buffer.len());
         }
         while self.pieces < PART {
-            self.pieces += piece_end(&self.buffer[self.pieces..])?;
+            self.pieces += piece_end(&self.buffer[self.pieces..], self.cuts)?;
         }
         Some(self.pieces)
     }
@@ -49,7 +49,7 @@ impl Parts {
         self.is_at_end = read.map_err(|error| self.reader.failed(at, error))? == 0;
         // Other tokenizers require UTF-8 and report the position of an invalid byte themselves. A tar archive is UTF-8.
         if self.offset == 0
-            && (self.is_for_bytes || self.reader.is_unpacked())
+            && (self.cuts == Cuts::Anywhere || self.reader.is_unpacked())
             && !self.accepts_binary
             && let Some(kind) = binary::kind(&self.buffer)
         {
@@ -90,9 +90,9 @@ mod tests {
 
     use super::*;
 
-    fn parts(text: &[u8], is_for_bytes: bool) -> Vec<Document> {
+    fn parts(text: &[u8], cuts: Cuts) -> Vec<Document> {
         let reader = Reader::new(Cursor::new(text.to_vec()), Path::new("a.txt"), None);
-        Parts::new(reader, is_for_bytes, false).map(Result::unwrap).collect()
+        Parts::new(reader, cuts, false).map(Result::unwrap).collect()
     }
 
     /// Each part ends where a piece of the whole text ends, so the tokens are those of the whole text.
@@ -101,10 +101,10 @@ mod tests {
         let line = "a line of text, éééé\n\n  indented\n";
         let text = line.repeat(5 * PART / 2 / line.len());
         let mut ends = vec![];
-        while let Some(end) = piece_end(&text.as_bytes()[ends.last().copied().unwrap_or(0)..]) {
+        while let Some(end) = piece_end(&text.as_bytes()[ends.last().copied().unwrap_or(0)..], Cuts::Words) {
             ends.push(ends.last().unwrap_or(&0) + end);
         }
-        let parts = parts(text.as_bytes(), false);
+        let parts = parts(text.as_bytes(), Cuts::Words);
         assert_eq!(parts.iter().map(|part| part.is_continued).collect::<Vec<_>>(), [false, true, true]);
         let mut offset = 0;
         for part in &parts {
@@ -118,8 +118,11 @@ mod tests {
     #[test]
     fn a_text_without_line_breaks_is_one_part_or_cut_anywhere() {
         let text = vec![b'x'; 3 * PART + 1];
-        assert_eq!(parts(&text, false).len(), 1);
-        assert_eq!(parts(&text, true).iter().map(|part| part.text.len()).collect::<Vec<_>>(), [PART, PART, PART, 1]);
-        assert_eq!(parts(b"", false), []);
+        assert_eq!(parts(&text, Cuts::Words).len(), 1);
+        assert_eq!(
+            parts(&text, Cuts::Anywhere).iter().map(|part| part.text.len()).collect::<Vec<_>>(),
+            [PART, PART, PART, 1]
+        );
+        assert_eq!(parts(b"", Cuts::Words), []);
     }
 }

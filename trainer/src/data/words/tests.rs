@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::super::pieces::word_start;
+use super::super::pieces::{Cuts, word_start};
 use super::*;
 use crate::python;
 
-/// A byte-level tokenizer with merges that cross nothing, and an added token.
+/// A byte-level tokenizer with merges that cross nothing, and added tokens.
 fn tokenizer(pre_tokenizer: &Value, normalizer: &Value, dropout: &Value) -> Value {
     let symbols = SYMBOLS.iter().map(|symbol| symbol.to_string());
     let merges = [
@@ -43,6 +43,7 @@ fn tokenizer(pre_tokenizer: &Value, normalizer: &Value, dropout: &Value) -> Valu
     let added = json!([
         {"id": 1000, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
         {"id": 1001, "content": "zz", "single_word": true, "lstrip": true, "rstrip": false, "normalized": true, "special": false},
+        {"id": 1002, "content": "<mask>", "single_word": false, "lstrip": true, "rstrip": true, "normalized": false, "special": true},
     ]);
     json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": normalizer, "added_tokens": added,
@@ -83,7 +84,7 @@ fn expected(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 fn texts() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => prop::sample::select(vec![
-            " ", "  ", "\n", "\r\n", "\r", "\t", "\u{a0}", "\u{2028}", "\u{3000}", "'", "'s", "'S", "'ſ", "'ll", "'LL", "'lL",
+            " ", "  ", "\n", "\r\n", "\r", "\t", "\u{a0}", "\u{2028}", "\u{3000}", "'", "'s", "'S", "<mask>", "'ſ", "'ll", "'LL", "'lL",
             "'re", "'Ve", "'d", "'M", "'T", "1", "12", "１", "²", "Ⅷ", "三", "é", "e\u{301}", "ß", "ǆ", "ª", "ʰ", "\u{345}",
             "hello", " world", "!", "...", "<|", "|>", "🦀", "👩‍👩‍👧", "\u{200b}", "\u{feff}", "ก็", "हिन्दी", "z", "\0",
         ]).prop_map(String::from),
@@ -105,7 +106,7 @@ fn tokens_of_random_text_are_those_of_the_crate() {
                 prop_assert_eq!(tokens, expected(tokenizer, &text), "{:?} {}", text, json["pre_tokenizer"]);
             } else {
                 let is_normalizing = !json["normalizer"].is_null();
-                prop_assert!(text.contains("zz") || text.contains("<|end|>") || is_normalizing, "{:?}", text);
+                prop_assert!(text.contains("zz") || text.contains("<|end|>") || text.contains("<mask>") || is_normalizing, "{:?}", text);
             }
         }
     });
@@ -113,22 +114,30 @@ fn tokens_of_random_text_are_those_of_the_crate() {
 
 #[test]
 fn a_text_may_be_cut_where_a_word_begins() {
-    let all = recognized();
+    let all = recognized().into_iter().map(|(mut json, tokenizer, _)| {
+        assert_eq!(Cuts::of(&tokenizer), Cuts::Nowhere);
+        // The token "zz" takes the line break before it.
+        json["added_tokens"].as_array_mut().unwrap().retain(|token| token["content"] != "zz");
+        let tokenizer: Tokenizer = json.to_string().parse().unwrap();
+        assert_eq!(Cuts::of(&tokenizer), Cuts::Words);
+        (json, tokenizer)
+    });
+    let all: Vec<_> = all.collect();
     let config = ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() };
-    let cuts = std::cell::Cell::new(0);
+    let count = std::cell::Cell::new(0);
     proptest!(config, |(text in texts())| {
         let mut at = 0;
         while let Some(start) = word_start(text.as_bytes(), at..text.len()) {
-            for (json, tokenizer, _) in &all {
+            for (json, tokenizer) in &all {
                 let (mut tokens, after) = (expected(tokenizer, &text[..start]), expected(tokenizer, &text[start..]));
                 tokens.extend(after);
                 prop_assert_eq!(tokens, expected(tokenizer, &text), "{:?} at {} {}", text, start, json["pre_tokenizer"]);
             }
             at = start + 1;
-            cuts.set(cuts.get() + 1);
+            count.set(count.get() + 1);
         }
     });
-    assert!(cuts.get() > 100, "{cuts:?}");
+    assert!(count.get() > 100, "{count:?}");
 }
 
 /// Every character of the planes that have any, between others, has the class that the crate gives it.

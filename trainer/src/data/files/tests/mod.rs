@@ -14,6 +14,7 @@ use serde_json::Value;
 use zero_engine::{At, DataError};
 
 use super::super::options::{CacheOptions, Format};
+use super::super::pieces::Cuts;
 use super::super::watch::Unwatched;
 use super::{Access, Source, sources};
 
@@ -53,7 +54,7 @@ fn open(path: &Path, format: Format) -> Result<Vec<Source>, DataError> {
 fn documents(path: &Path, format: Format, text_key: &str) -> Result<Vec<(At, String)>, DataError> {
     let mut all = vec![];
     for source in open(path, format)? {
-        for document in source.documents(text_key, true)? {
+        for document in source.documents(text_key, Cuts::Anywhere)? {
             let document = document?;
             all.push((document.at, String::from_utf8_lossy(&document.text).into_owned()));
         }

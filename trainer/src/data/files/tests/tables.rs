@@ -139,7 +139,7 @@ fn the_format_that_is_stated_must_be_that_of_the_file() {
     assert_eq!(message(&text, Format::Parquet), "b.txt: a file of another format, not a Parquet file");
     assert_eq!(message(&other, Format::Auto), "b.parquet: a file of another format, not a Parquet file");
     assert_eq!(open(&text, Format::Auto).unwrap()[0].format, Format::Text);
-    assert_eq!(open(&path, Format::Bytes).unwrap()[0].documents("text", true).unwrap().count(), 1);
+    assert_eq!(open(&path, Format::Bytes).unwrap()[0].documents("text", Cuts::Anywhere).unwrap().count(), 1);
 }
 
 #[test]
