@@ -4,12 +4,18 @@ use std::collections::BTreeMap;
 use std::ops;
 
 use safetensors::tensor::Dtype;
-use zero_model::Matrix;
+use zero_model::Parameter;
 use zero_partition::{Kind, Range, ShardedState};
 use zero_pipeline::Coordinates;
 
 use crate::error::CheckpointError;
 use crate::manifest::{ParameterEntry, PieceEntry, QuantizedEntry, shard_file, tensor_name};
+
+/// Returns the number of values of each state of a parameter that is updated as a whole matrix.
+pub(crate) fn matrix(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<usize>> {
+    let averages = (zero.widths().average > 0).then(|| parameter.elements());
+    Some(averages.into_iter().chain(parameter.matrix()?.values.iter().copied()).collect())
+}
 
 /// Returns the pieces of every parameter, with empty checksums.
 pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
@@ -22,8 +28,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
             let entry = ParameterEntry {
                 shape,
                 frozen,
-                matrix: p.is_matrix(),
-                factored: p.matrix() == Some(Matrix::RowsAndColumns),
+                matrix: matrix(zero, p),
                 quantized: QuantizedEntry::of(p),
                 pieces: vec![],
             };
@@ -102,8 +107,8 @@ impl Shard {
             for piece in entry.pieces.iter().filter(|piece| piece.shard == rank) {
                 let kinds = &kinds[..entry.tensors_per_piece(states.len())];
                 tensors.extend(kinds.iter().map(|&kind| {
-                    let state = state(kind, &states);
-                    let elements = entry.stored(state, piece.start..piece.end);
+                    let elements = entry.stored(kind.state(), piece.start..piece.end);
+                    let state = kind.state().map(|index| states[index]);
                     ShardTensor {
                         name: tensor_name(name, piece.start, state),
                         kind,
@@ -119,12 +124,5 @@ impl Shard {
     /// Returns the number of f32 that take as much memory as all tensors.
     pub(crate) fn words(&self) -> usize {
         self.tensors.iter().map(ShardTensor::words).sum()
-    }
-}
-
-fn state(kind: Kind, states: &[&'static str]) -> Option<&'static str> {
-    match kind {
-        Kind::Parameter => None,
-        Kind::State(index) => states.get(index).copied(),
     }
 }

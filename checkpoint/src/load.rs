@@ -12,6 +12,7 @@ use zero_optim::AverageSums;
 use zero_partition::{Kind, ShardedState};
 
 use crate::error::CheckpointError;
+use crate::layout;
 use crate::manifest::{MANIFEST, Manifest, QuantizedEntry, tensor_name};
 use crate::tensors::TensorFile;
 use crate::together::together;
@@ -90,6 +91,17 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
             "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
             manifest.states,
             zero.state_names()
+        );
+        return Err(CheckpointError::mismatch(&path, reason));
+    }
+    let differs = |p: &&Parameter| {
+        let is_trained = p.is_trainable() && !has_parameters_alone(manifest);
+        is_trained && manifest.parameters[p.name()].matrix != layout::matrix(zero, p)
+    };
+    if let Some(parameter) = zero.model().parameters().iter().find(differs) {
+        let reason = format!(
+            "the optimizer states of `{}` have other sizes in the checkpoint, which updated other matrices as a whole",
+            parameter.name()
         );
         return Err(CheckpointError::mismatch(&path, reason));
     }
@@ -245,8 +257,9 @@ impl<'a> Source<'a> {
         mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let entry = &self.manifest.parameters[name];
+        let index = state.and_then(|state| self.manifest.states.iter().position(|name| name == state));
         for piece in &entry.pieces {
-            let stored = entry.stored(state, piece.start..piece.end);
+            let stored = entry.stored(index, piece.start..piece.end);
             let start = stored.start.max(elements.start);
             let end = stored.end.min(elements.end);
             if start >= end {

@@ -10,8 +10,8 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use zero_model::Parameter;
 use zero_model::ops::Quantization;
-use zero_optim::{Average, AverageSums, ScheduleFree};
-use zero_partition::states_of;
+use zero_optim::{AverageSums, ScheduleFree};
+use zero_partition::part_of_state;
 
 use crate::error::CheckpointError;
 
@@ -118,14 +118,11 @@ pub struct ParameterEntry {
     /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
-    /// Whether the optimizer updated the parameter as a whole matrix, which has the first optimizer state alone. The key is left out
-    /// if not.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub matrix: bool,
-    /// Whether an optimizer state of the matrix has one value for each row, and then one for each column. The values take the
-    /// place of those of the first elements. The key is left out if not.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub factored: bool,
+    /// The number of values of each optimizer state, if the optimizer updated the parameter as a whole matrix. The values take
+    /// the place of those of the first elements; all that are left belong to the last element. A matrix may lack the last
+    /// states. The key is left out of other parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matrix: Option<Vec<usize>>,
     /// How the parameter was stored if it was quantized. The key is left out if not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedEntry>,
@@ -143,14 +140,15 @@ impl ParameterEntry {
     /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
-        1 + if self.frozen { 0 } else { states_of(self.matrix && !self.factored, states) }
+        1 + if self.frozen { 0 } else { self.matrix.as_ref().map_or(states, Vec::len) }
     }
 
-    /// Returns the part of a range of elements that has values of a state; `None` stands for the parameter.
-    pub(crate) fn stored(&self, state: Option<&str>, range: Range<usize>) -> Range<usize> {
-        let is_of_rows = self.factored && state.is_some_and(|state| state != Average::STATE);
-        let end = if is_of_rows { self.shape.iter().sum() } else { usize::MAX };
-        range.start.min(end)..range.end.min(end)
+    /// Returns the part of a range of elements that has values of a state, by its index; `None` stands for the parameter.
+    pub(crate) fn stored(&self, state: Option<usize>, range: Range<usize>) -> Range<usize> {
+        match state.and_then(|state| self.matrix.as_ref()?.get(state)) {
+            Some(&values) => part_of_state(range, self.shape.iter().product(), values),
+            None => range,
+        }
     }
 }
 
@@ -199,11 +197,11 @@ impl Manifest {
     /// Returns name, element type and count, and CRC-32 of each tensor of a shard, in file order.
     pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, (Dtype, usize), u32)> {
         let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, p, piece)));
-        pieces.filter(move |(.., piece)| piece.shard == shard).flat_map(|(name, parameter, piece)| {
-            let states = std::iter::once(None).chain(self.states.iter().map(|state| Some(state.as_str())));
-            let tensor = move |(state, &crc32): (Option<&str>, &u32)| {
+        pieces.filter(move |(.., piece)| piece.shard == shard).flat_map(move |(name, parameter, piece)| {
+            let states = std::iter::once(None).chain((0..self.states.len()).map(Some));
+            let tensor = move |(state, &crc32): (Option<usize>, &u32)| {
                 let held = (parameter.dtype(), parameter.stored(state, piece.start..piece.end).len());
-                (tensor_name(name, piece.start, state), held, crc32)
+                (tensor_name(name, piece.start, state.map(|state| self.states[state].as_str())), held, crc32)
             };
             states.zip(&piece.crc32).map(tensor)
         })
@@ -282,8 +280,8 @@ impl Manifest {
         }
         for (name, parameter) in &self.parameters {
             let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
-            if parameter.factored && (!parameter.matrix || parameter.shape.len() != 2) {
-                return Err(format!("`{name}` has factors and is no matrix"));
+            if parameter.matrix.as_ref().is_some_and(|values| values.len() > self.states.len()) {
+                return Err(format!("`{name}` has more optimizer states than the run"));
             }
             if parameter.quantized.is_some() && !parameter.frozen {
                 return Err(format!("`{name}` is quantized and not frozen"));

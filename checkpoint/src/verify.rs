@@ -146,8 +146,7 @@ mod tests {
         let entry = |shape: &[usize], pieces| ParameterEntry {
             shape: shape.to_vec(),
             frozen: false,
-            matrix: false,
-            factored: false,
+            matrix: None,
             quantized: None,
             pieces,
         };

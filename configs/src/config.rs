@@ -59,7 +59,9 @@ pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, P
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::Optimizer;
-pub use optimizer_params::{Adafactor, Adagrad, Adam, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd};
+pub use optimizer_params::{
+    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd,
+};
 pub use parameter_groups::{ParameterGroup, ParameterKind};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};

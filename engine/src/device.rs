@@ -41,6 +41,10 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let message = format!("{name} is implemented on the CPU only");
         return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
     }
+    if matches!(config.optimizer, zero_config::Optimizer::Custom(_)) {
+        let message = "an optimizer of the program is implemented on the CPU only";
+        return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
+    }
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
     if config.training.gradient_noise_scale.is_some() {
         let help = "leave the section out, or write `training.device: cpu`";

@@ -53,6 +53,10 @@ pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;
+/// An optimizer of the program, for [`Layers::optimizer`].
+pub mod optimizer {
+    pub use zero_optim::{CustomOptimizer, CustomStep, MatrixStates, Update};
+}
 /// The configuration and the types of its fields.
 pub use zero_config as config;
 /// Groups over NCCL; empty without the feature `cuda`.

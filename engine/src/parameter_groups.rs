@@ -2,7 +2,9 @@
 //! the learning rate.
 
 use zero_config as config;
-use zero_model::{BuildError, Matrix, Model, Parameter, Trainable, Tuning};
+use zero_model::{BuildError, Model, Parameter, Trainable, Tuning};
+use zero_optim::CustomOptimizer;
+use zero_partition::{adafactor_states, muon_states};
 
 use crate::error::Error;
 use crate::format::{counted, grouped};
@@ -20,12 +22,17 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
         }
         // A single row or column keeps its second moment, which is what its factors would be: see docs/optimizers.md.
         let is_factored = |parameter: &Parameter| parameter.shape().dims().iter().all(|&size| size > 1);
-        return Ok(model.with_matrices(Matrix::RowsAndColumns, is_factored));
+        return Ok(model.with_matrices(|parameter, shape| is_factored(parameter).then(|| adafactor_states(shape))));
+    }
+    if let (config::Optimizer::Custom(_), Some(optimizer)) = (&config.optimizer, model.optimizer().cloned()) {
+        let model = model.with_matrices(|parameter, shape| optimizer.matrix(parameter.name(), shape));
+        return check_custom(config, &*optimizer, &model).map(|()| model);
     }
     let config::Optimizer::Muon(muon) = &config.optimizer else { return Ok(model) };
     let model = match &muon.matrices {
-        None => model.with_matrices(Matrix::FirstState, |parameter| {
-            !is_embedding(parameter.name()) && !parameter.name().to_lowercase().contains("lm_head")
+        None => model.with_matrices(|parameter, shape| {
+            let is_hidden = !is_embedding(parameter.name()) && !parameter.name().to_lowercase().contains("lm_head");
+            is_hidden.then(|| muon_states(shape))
         }),
         Some(patterns) => {
             for pattern in patterns {
@@ -37,7 +44,7 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
                 }
             }
             let selection = matching(KEY, patterns, model.parameters())?;
-            model.with_matrices(Matrix::FirstState, |parameter| selection.contains(parameter.name()))
+            model.with_matrices(|parameter, shape| selection.contains(parameter.name()).then(|| muon_states(shape)))
         }
     };
     if !model.parameters().iter().any(Parameter::is_matrix) {
@@ -45,6 +52,30 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
         return Err(Error::setting(KEY, message, "name matrices, or use AdamW"));
     }
     Ok(model)
+}
+
+/// Checks the matrices of an optimizer of the program.
+fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model) -> Result<(), Error> {
+    let mut matrices = model.parameters().iter().filter_map(|parameter| Some((parameter.name(), parameter.matrix()?)));
+    let Some((name, _)) = matrices.clone().next() else { return Ok(()) };
+    let states = optimizer.states().len();
+    if let Some((name, matrix)) = matrices.find(|(_, matrix)| matrix.values.len() > states) {
+        let count = matrix.values.len();
+        let message = format!("the program's optimizer keeps {count} states of `{name}` and names {states}");
+        return Err(Error::setting("optimizer.type", message, "name a state for each of its numbers of values"));
+    }
+    let offloads = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
+    let not_there = |key: &str, where_: &str, help: &str| {
+        let message = format!("the program's optimizer updates `{name}` as a whole, which is not implemented {where_}");
+        Err(Error::setting(key, message, help))
+    };
+    if offloads.contains(&config::OffloadDevice::Nvme) {
+        return not_there("zero_optimization", "on a disk", "write `cpu` as the device of offloads");
+    }
+    if config.bf16.bf16_optimizer_states || config.bf16.bf16_master_weights_and_grads {
+        return not_there("bf16", "in bf16", "keep states and the copy of the parameters in f32");
+    }
+    Ok(())
 }
 
 /// Gives each parameter the settings of its group and of its depth.

@@ -5,9 +5,10 @@ mod schedule;
 use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
+use zero_model::Model;
 use zero_optim::{
-    Adafactor, Adagrad, AdamW, Average, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer, RAdam,
-    RmsProp, RmsPropVariant, Schedule, ScheduleFree, Sgd,
+    Adafactor, Adagrad, AdamW, Average, Custom, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer,
+    RAdam, RmsProp, RmsPropVariant, Schedule, ScheduleFree, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
 use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
@@ -47,30 +48,39 @@ pub struct Settings {
     pub(crate) skips_overflow: bool,
 }
 
+/// Checks what can be checked of a configuration without its model, and returns the dtype of parameters and activations.
+///
+/// # Errors
+/// Fails on an unsupported combination of keys.
+pub fn working_dtype(config: &Config) -> Result<DType, Error> {
+    device::check(config)?;
+    choose_instructions(config)?;
+    in_host_memory(config)?;
+    schedule::schedule(config)?;
+    if !matches!(config.data_types.grad_accum_dtype, None | Some(config::Dtype::F32)) {
+        return Err(Error::setting(
+            "data_types.grad_accum_dtype",
+            "gradients are always accumulated in fp32",
+            "leave the key out, or set it to fp32",
+        ));
+    }
+    Ok(dtype(config.working_dtype()))
+}
+
 impl Settings {
-    /// Derives the settings from a configuration that is resolved for its number of ranks.
+    /// Derives the settings from a configuration that is resolved for its number of ranks, and its model.
     ///
     /// # Errors
-    /// Fails on an unsupported combination of keys.
-    pub fn new(config: &Config) -> Result<Self, Error> {
-        device::check(config)?;
-        choose_instructions(config)?;
-        in_host_memory(config)?;
+    /// Fails on an unsupported combination of keys, and if the configuration needs an optimizer that the model lacks.
+    pub fn new(config: &Config, model: &Model) -> Result<Self, Error> {
+        let dtype = working_dtype(config)?;
         let ranks = config.data_parallel_size();
-        let dtype = dtype(config.working_dtype());
         let zero_stage = config.zero.stage;
         let micro_batches = config.gradient_accumulation_steps;
         let shards_gradients = zero_stage >= ZeroStage::Two;
         let reproducible = config.training.reproducible;
         let overlap = config.zero.overlap_comm.unwrap_or(zero_stage == ZeroStage::Three);
-        let (optimizer, base_lr) = optimizer(&config.optimizer);
-        if !matches!(config.data_types.grad_accum_dtype, None | Some(config::Dtype::F32)) {
-            return Err(Error::setting(
-                "data_types.grad_accum_dtype",
-                "gradients are always accumulated in fp32",
-                "leave the key out, or set it to fp32",
-            ));
-        }
+        let (optimizer, base_lr) = optimizer(&config.optimizer, model)?;
         Ok(Self {
             dtype,
             layout: LayoutOptions {
@@ -214,8 +224,14 @@ fn loss_scaling(fp16: &config::Fp16) -> Option<LossScaling> {
     fp16.enabled.then_some(scaling)
 }
 
-fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
+fn optimizer(optimizer: &config::Optimizer, model: &Model) -> Result<(Optimizer, f64), Error> {
     use config::Optimizer as From;
+    const KEY: &str = "optimizer.type";
+    let is_custom = matches!(optimizer, From::Custom(_));
+    if model.optimizer().is_some() && !is_custom {
+        let message = "the program has an optimizer of its own, which the configuration does not use";
+        return Err(Error::setting(KEY, message, "write `type: Custom`, or leave the program's optimizer out"));
+    }
     let pair = |[a, b]: [f64; 2]| (a, b);
     let rule = match *optimizer {
         From::AdamW(config::Adam { betas, eps, weight_decay, bias_correction, adam_w_mode, .. }) => {
@@ -283,8 +299,17 @@ fn optimizer(optimizer: &config::Optimizer) -> (Optimizer, f64) {
             };
             Optimizer::Muon(Muon { momentum, nesterov, weight_decay, ns_steps, others, others_lr_factor })
         }
+        From::Custom(config::Custom { weight_decay, .. }) => {
+            let Some(rule) = model.optimizer().cloned() else {
+                let message = "type Custom stands for an optimizer of the program, and this program has none";
+                let help =
+                    "call `Trainer::optimizer` or `Layers::optimizer` in a program of your own, or write another type";
+                return Err(Error::setting(KEY, message, help));
+            };
+            Optimizer::Custom(Custom { rule, weight_decay })
+        }
     };
-    (rule, optimizer.lr())
+    Ok((rule, optimizer.lr()))
 }
 
 /// Replaces an `auto` number of steps of the schedule by `steps`, for a run whose length is given in epochs.

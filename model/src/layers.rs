@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use zero_ops::{Pass, QuantizationOptions};
+use zero_optim::CustomOptimizer;
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -191,6 +192,7 @@ pub struct Layers {
     pub(crate) trainable: Trainable,
     pub(crate) adapter: Option<Adapter>,
     pub(crate) quantization: Option<QuantizationOptions>,
+    pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
     /// Number of layers before those of the last call.
     before_last_call: usize,
     /// The first method that was called before there was a layer.
@@ -305,6 +307,13 @@ impl Layers {
     #[must_use]
     pub fn quantized(mut self, options: QuantizationOptions) -> Self {
         self.quantization = Some(options);
+        self
+    }
+
+    /// Sets the optimizer of a configuration whose `optimizer.type` is `Custom`.
+    #[must_use]
+    pub fn optimizer(mut self, optimizer: impl CustomOptimizer + 'static) -> Self {
+        self.optimizer = Some(Arc::new(optimizer));
         self
     }
 

@@ -26,7 +26,7 @@ pub use hand_on::hand_on;
 pub use layers::{Activations, Head, Layer, Layers};
 pub use model::{BuiltLayer, Model};
 pub use module_buffer::ModuleBuffer;
-pub use parameter::{Matrix, Parameter, ParameterId, Tuning};
+pub use parameter::{Parameter, ParameterId, Tuning};
 pub use routes::{Route, Signature};
 pub use trainable::Trainable;
 pub use zero_ops as ops;

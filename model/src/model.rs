@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use zero_ops::Pass;
+use zero_optim::{CustomOptimizer, MatrixStates};
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -9,7 +10,7 @@ use candle_nn::VarBuilder;
 use crate::build_error::BuildError;
 use crate::layers::{Activations, Built, Entry, Head, Layer, Layers, Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
-use crate::parameter::{Matrix, Parameter, ParameterId, Tuning};
+use crate::parameter::{Parameter, ParameterId, Tuning};
 use crate::quantized::check_quantized;
 use crate::recorder::{Record, Recorder, Use};
 use crate::routes::{Route, Signature};
@@ -115,6 +116,7 @@ pub struct Model {
     signature: Signature,
     linear_maps: Vec<LinearMap>,
     device: Device,
+    optimizer: Option<Arc<dyn CustomOptimizer>>,
 }
 
 impl Model {
@@ -142,13 +144,22 @@ impl Model {
         &self.linear_maps
     }
 
+    /// Returns the optimizer that came with the layers.
+    #[must_use]
+    pub fn optimizer(&self) -> Option<&Arc<dyn CustomOptimizer>> {
+        self.optimizer.as_ref()
+    }
+
     /// Selects the matrices that the optimizer updates as a whole, of the trainable parameters with two dimensions, and says
     /// what it keeps of them.
     #[must_use]
-    pub fn with_matrices(mut self, matrix: Matrix, is_wanted: impl Fn(&Parameter) -> bool) -> Self {
+    pub fn with_matrices(mut self, states: impl Fn(&Parameter, [usize; 2]) -> Option<MatrixStates>) -> Self {
         for parameter in &mut self.parameters {
-            let is_possible = parameter.is_trainable() && parameter.shape().rank() == 2;
-            parameter.set_matrix((is_possible && is_wanted(parameter)).then_some(matrix));
+            let matrix = match *parameter.shape().dims() {
+                [rows, columns] if parameter.is_trainable() => states(parameter, [rows, columns]),
+                _ => None,
+            };
+            parameter.set_matrix(matrix);
         }
         self
     }
@@ -327,7 +338,7 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, .. } = self;
+        let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, optimizer, .. } = self;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let build = || -> std::result::Result<Vec<(String, Built)>, BuildError> {
@@ -407,6 +418,7 @@ impl Layers {
             signature,
             linear_maps: maps,
             device: device.clone(),
+            optimizer,
         })
     }
 }

@@ -14,6 +14,7 @@ use candle_nn::Init;
 use half::{bf16, f16};
 use zero_ops::graph::storage::{nothing, swap, take};
 use zero_ops::{Quantization, quantized_bytes, quantized_storage};
+use zero_optim::MatrixStates;
 
 /// Index of a parameter in its model: the order of construction, which is the same on every rank.
 pub type ParameterId = usize;
@@ -28,18 +29,9 @@ pub struct Parameter {
     layer: usize,
     role: Role,
     tuning: Tuning,
-    matrix: Option<Matrix>,
+    matrix: Option<MatrixStates>,
     quantization: Option<Quantization>,
     leaf: Tensor,
-}
-
-/// What the optimizer keeps of a matrix that it updates as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Matrix {
-    /// Its first state alone.
-    FirstState,
-    /// States with a value for each row and each column, which are fewer than its elements.
-    RowsAndColumns,
 }
 
 /// How the update of a parameter differs from what the optimizer and the schedule of the run say.
@@ -175,12 +167,12 @@ impl Parameter {
 
     /// Returns what the optimizer keeps of the parameter, if it updates it as a whole.
     #[must_use]
-    pub fn matrix(&self) -> Option<Matrix> {
-        self.matrix
+    pub fn matrix(&self) -> Option<&MatrixStates> {
+        self.matrix.as_ref()
     }
 
     /// Sets what the optimizer keeps of the parameter, if it updates it as a whole.
-    pub(crate) fn set_matrix(&mut self, matrix: Option<Matrix>) {
+    pub(crate) fn set_matrix(&mut self, matrix: Option<MatrixStates>) {
         self.matrix = matrix;
     }
 

@@ -65,7 +65,7 @@ impl Optimizer {
     /// Returns the formula and the factors of a step.
     ///
     /// # Panics
-    /// Panics for LAMB and Adafactor, which are not updated on devices.
+    /// Panics for LAMB, Adafactor and optimizers of the caller, which are not updated on devices.
     #[must_use]
     pub fn factors(&self, step: &Step) -> Factors {
         Factors { grad_limit: step.grad_limit, ..self.unlimited(step) }
@@ -81,7 +81,7 @@ impl Optimizer {
                 let (others, step) = muon.of_others(step);
                 others.unlimited(&step)
             }
-            Self::Lamb(_) | Self::Adafactor(_) => unreachable!("{self:?} has no formula for one element alone"),
+            Self::Lamb(_) | Self::Adafactor(_) | Self::Custom(_) => unreachable!("{self:?} has no formula on devices"),
             Self::Sgd(sgd) => sgd.factors(step),
             Self::ScheduleFree(free) => free.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),

@@ -19,6 +19,7 @@ mod adafactor;
 mod adagrad;
 mod adamw;
 mod average;
+mod custom;
 mod eight_bit;
 mod factors;
 mod half_float;
@@ -46,6 +47,7 @@ pub use adafactor::{Adafactor, SecondMoment};
 pub use adagrad::Adagrad;
 pub use adamw::AdamW;
 pub use average::{Average, average};
+pub use custom::{Custom, CustomOptimizer, CustomStep, MatrixStates, Update};
 pub use eight_bit::{BLOCK as EIGHT_BIT_BLOCK, EightBit};
 pub use exact_sum::ExactSum;
 pub use factors::{Factors, Formula};
@@ -67,7 +69,7 @@ use rule::apply;
 use zero_isa::Isa;
 
 /// An optimizer and its hyperparameters. The learning rate comes from a [`Schedule`] at each step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Optimizer {
     /// Adam with decoupled weight decay, or classic Adam.
     AdamW(AdamW),
@@ -92,6 +94,8 @@ pub enum Optimizer {
     /// Second moments with one value for each row and column. [`update`] takes the second half of a step of a parameter that
     /// is no matrix.
     Adafactor(Adafactor),
+    /// An optimizer of the caller.
+    Custom(Custom),
 }
 
 impl Optimizer {
@@ -109,6 +113,7 @@ impl Optimizer {
             Optimizer::Sgd(_) => &[],
             Optimizer::Lion(_) => &["exp_avg"],
             Optimizer::Adafactor(_) => &["variance"],
+            Optimizer::Custom(custom) => custom.rule.states(),
             Optimizer::Adagrad(_) => &["sum"],
             Optimizer::RmsProp(RmsProp { variant, .. }) => match variant {
                 RmsPropVariant::Plain => &["square_avg"],
@@ -142,7 +147,8 @@ impl Optimizer {
             | Optimizer::RAdam(RAdam { weight_decay, .. })
             | Optimizer::Lamb(Lamb { weight_decay, .. })
             | Optimizer::ScheduleFree(ScheduleFree { weight_decay, .. })
-            | Optimizer::Adafactor(Adafactor { weight_decay, .. }) => *weight_decay = new,
+            | Optimizer::Adafactor(Adafactor { weight_decay, .. })
+            | Optimizer::Custom(Custom { weight_decay, .. }) => *weight_decay = new,
             Optimizer::Muon(muon) => (muon.weight_decay, muon.others.weight_decay) = (new, new),
         }
         self
@@ -167,7 +173,11 @@ impl Optimizer {
             | Optimizer::Lamb(Lamb { betas, .. })
             | Optimizer::ScheduleFree(ScheduleFree { betas, .. })
             | Optimizer::Muon(Muon { others: AdamW { betas, .. }, .. }) => Some(betas),
-            Optimizer::Sgd(_) | Optimizer::Adagrad(_) | Optimizer::RmsProp(_) | Optimizer::Adafactor(_) => None,
+            Optimizer::Sgd(_)
+            | Optimizer::Adagrad(_)
+            | Optimizer::RmsProp(_)
+            | Optimizer::Adafactor(_)
+            | Optimizer::Custom(_) => None,
         }
     }
 }
@@ -290,6 +300,7 @@ fn update_at<P: Stored, S: Stored>(
             return update_at(isa, &others, &step, params, grads, states);
         }
         (Optimizer::Adafactor(of), [moment]) => of.advance(step, params, grads, SecondMoment::Full(moment))?,
+        (Optimizer::Custom(custom), states) => custom.advance(step, params, grads, states),
         (Optimizer::Lamb(lamb), [m, v]) => lamb.advance(isa, step, params, [m, v]),
         (Optimizer::AdamW(adamw), [m, v]) if adamw.decoupled => {
             apply(at, Decoupled(adamw.factors(step)), params, grads, [m, v])

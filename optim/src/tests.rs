@@ -164,7 +164,9 @@ fn textbook(optimizer: &Optimizer, step: &Step, p: f64, g: f64, s: [f64; 2]) -> 
     let g = g * f64::from(step.grad_scale);
     let on = |weight_decay: f64| if step.decay { weight_decay } else { 0.0 };
     match *optimizer {
-        Optimizer::Lamb(_) | Optimizer::Adafactor(_) => unreachable!("it has tests in a file of its own"),
+        Optimizer::Lamb(_) | Optimizer::Adafactor(_) | Optimizer::Custom(_) => {
+            unreachable!("it has tests in a file of its own")
+        }
         Optimizer::AdamW(AdamW { betas: (b1, b2), eps, weight_decay, bias_correction, decoupled }) => {
             let (p, g) = if decoupled { (p - lr * on(weight_decay) * p, g) } else { (p, g + on(weight_decay) * p) };
             let (m, v) = (b1 * s[0] + (1.0 - b1) * g, b2 * s[1] + (1.0 - b2) * g * g);

@@ -16,11 +16,11 @@
 //! to the owner, and the owner's update is gathered, by the same collectives as those of other segments. Owners are
 //! chosen in the order of the layers, each time the rank with the least work so far.
 
-use zero_model::{Matrix, Model, Parameter, ParameterId};
+use zero_model::{Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
-use crate::segment::{Piece, Segment};
+use crate::segment::{Matrix, Piece, Segment};
 
 /// Minimum number of elements of a parameter with a segment of its own. Copying it would cost more than a separate
 /// collective.
@@ -126,12 +126,11 @@ impl Layout {
                     placements.parameters = Placement::Replicated;
                 }
                 let mut segment = segment(model, name, index, &parameters, placements, options.ranks);
-                if let Some([rows, columns]) = segment.matrix {
+                if let Some(matrix) = &segment.matrix {
                     let owner = (0..options.ranks).min_by_key(|&rank| work[rank]).unwrap_or(0);
-                    // The products of a Newton–Schulz iteration, or the sums of rows and columns.
-                    let products = if segment.is_factored { 1 } else { rows.min(columns) };
-                    work[owner] += rows as u128 * columns as u128 * products as u128;
-                    segment.bounds = (0..=options.ranks).map(|r| if r > owner { rows * columns } else { 0 }).collect();
+                    work[owner] += matrix.states.multiply_adds;
+                    let elements = segment.elements();
+                    segment.bounds = (0..=options.ranks).map(|r| if r > owner { elements } else { 0 }).collect();
                 }
                 segments.push(segment);
             }
@@ -260,24 +259,14 @@ fn segment(
     let unit = quantization.map_or(BLOCK, |quantization| quantization.record_bytes());
     let bounds = cut(&pieces, end, ranks, unit);
     let is_trainable = parameters.iter().any(|&parameter| model.parameters()[parameter].is_trainable());
-    let matrix = parameters.first().map(|&parameter| &model.parameters()[parameter]).filter(|p| p.is_matrix());
-    let is_factored = matrix.is_some_and(|matrix| matrix.matrix() == Some(Matrix::RowsAndColumns));
-    let matrix = matrix.map(|matrix| [matrix.shape().dims()[0], matrix.shape().dims()[1]]);
+    let matrix = parameters.first().and_then(|&parameter| {
+        let parameter = &model.parameters()[parameter];
+        let states = parameter.matrix()?.clone();
+        Some(Matrix { shape: parameter.shape().dims2().ok()?.into(), states })
+    });
     let is_eight_bit = parameters.first().is_some_and(|&parameter| model.parameters()[parameter].tuning().eight_bit);
     let tiers = Tiers::default();
-    Segment {
-        name,
-        layer,
-        pieces,
-        bounds,
-        placements,
-        tiers,
-        is_trainable,
-        quantization,
-        matrix,
-        is_factored,
-        is_eight_bit,
-    }
+    Segment { name, layer, pieces, bounds, placements, tiers, is_trainable, quantization, matrix, is_eight_bit }
 }
 
 /// Returns the shard boundaries: the multiples of `unit` nearest to equal shards.

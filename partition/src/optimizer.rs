@@ -168,7 +168,7 @@ impl OptimizerState {
         let ids = std::mem::take(&mut self.updating);
         let Some(Scaling { grad_scale, grad_limit }) = self.scaling()? else { return Ok(()) };
         let Self { segments, judged, updates, sums, .. } = self;
-        let shared = rank.options.optimizer.with_share(*sums, *updates + 1, rate.lr);
+        let shared = rank.options.optimizer.clone().with_share(*sums, *updates + 1, rate.lr);
         let gpu = memory.gpu()?;
         let mut updated = vec![];
         let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
@@ -179,7 +179,7 @@ impl OptimizerState {
         while let Some(&(tuning, _)) = updated.first() {
             let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == tuning);
             updated = later;
-            let (optimizer, lr) = tuned(shared, &rate, &tuning);
+            let (optimizer, lr) = tuned(&shared, &rate, &tuning);
             let factors = [true, false]
                 .map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, grad_limit, decay }));
             let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
@@ -210,12 +210,13 @@ impl OptimizerState {
                 &on_host(gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
             }
         };
-        if !own.is_empty() && !segment.is_factored {
-            let bytes = segment.update_bytes() as usize;
+        // That of Adafactor has been counted in the first pass.
+        if !own.is_empty() && !matches!(options.optimizer, Optimizer::Adafactor(_)) {
+            let bytes = segment.update_bytes();
             memory.count(Category::Staging, bytes, 1);
             memory.uncount(Category::Staging, bytes, 1);
         }
-        let shared = options.optimizer.with_share(self.sums, self.updates + 1, rate.lr);
+        let shared = options.optimizer.clone().with_share(self.sums, self.updates + 1, rate.lr);
         let state = &mut self.segments[id];
         // States in memory are those of the whole part of this rank.
         let skipped = if tile.state.is_some() { 0 } else { part.start };
@@ -238,7 +239,7 @@ impl OptimizerState {
         let mut shard = parameters.shard_mut(id);
         for (index, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[index];
-            let (optimizer, lr) = tuned(shared, rate, &parameter.tuning());
+            let (optimizer, lr) = tuned(&shared, rate, &parameter.tuning());
             let decay = options.decays(parameter);
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
             let (optimizer, step) = self.trust.applied(index, parameter.elements(), optimizer, step);
@@ -247,9 +248,14 @@ impl OptimizerState {
                 options.stochastic_rounding.map(|seed| Stochastic::new(seed, index, step.step, inside.start));
             let mut run = |mut values: Values<'_>| -> Result<(), ZeroError> {
                 let grads = &gradients[at.clone()];
-                let held = segment.in_states(in_state.clone());
-                let mut moments: Vec<Values<'_>> = kinds.iter_mut().map(|kind| kind.part(held.clone())).collect();
-                match (&optimizer, segment.matrix) {
+                let moments = kinds.iter_mut().enumerate();
+                let moments = moments.map(|(state, kind)| kind.part(segment.in_state(state, in_state.clone())));
+                let mut moments: Vec<Values<'_>> = moments.collect();
+                match (&optimizer, segment.matrix.as_ref().map(|matrix| matrix.shape)) {
+                    (Optimizer::Custom(custom), Some(shape)) => {
+                        let states = moments.into_iter().map(Values::f32).collect::<Result<Vec<_>, _>>();
+                        custom.advance_matrix(&step, shape, values.reborrow().f32()?, grads, &mut states?)?;
+                    }
                     (Optimizer::Muon(muon), Some(shape)) => {
                         update_matrix(muon, &step, shape, values.reborrow().f32()?, grads, moments.remove(0).f32()?)?;
                     }
@@ -326,9 +332,10 @@ impl OptimizerState {
 
 /// Returns the optimizer and the learning rate of parameters with this tuning. A schedule does not change the betas of the
 /// AdamW in Muon, as in DeepSpeed, and none of a schedule-free optimizer.
-pub(crate) fn tuned(optimizer: Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
+pub(crate) fn tuned(optimizer: &Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
     let scheduled = rate.betas.filter(|_| !matches!(optimizer, Optimizer::Muon(_) | Optimizer::ScheduleFree(_)));
-    let optimizer = optimizer.with_betas(scheduled).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
+    let optimizer =
+        optimizer.clone().with_betas(scheduled).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
     (optimizer, rate.lr * tuning.lr_factor)
 }
 

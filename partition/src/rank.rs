@@ -87,9 +87,10 @@ impl Rank {
         (0..self.layout.segments().len()).filter(|&id| self.updates(id)).collect()
     }
 
-    /// Returns the number of optimizer states of a segment.
+    /// Returns the number of optimizer states of a segment, with the average of the weights if there is one.
     pub(crate) fn states(&self, id: SegmentId) -> usize {
-        self.segment(id).states(self.options.states().len())
+        let averages = usize::from(self.options.average.is_some());
+        averages + self.segment(id).states(self.options.optimizer.states().len())
     }
 
     /// Returns the bytes of each stored element of a segment's working parameters.

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use zero_model::ParameterId;
 use zero_model::ops::Quantization;
+use zero_optim::MatrixStates;
 use zero_pipeline::{Placement, Placements, Tiers};
 
 use crate::narrow::eight_bit_bytes;
-use crate::threads::{factor_bytes, update_bytes};
 use crate::zero::Widths;
 
 /// One parameter inside a segment.
@@ -40,44 +40,53 @@ pub struct Segment {
     /// How the values of its only parameter are stored, if they are quantized. All ranges of the segment are then in
     /// bytes, and shards are cut between records.
     pub quantization: Option<Quantization>,
-    /// Rows and columns of its only parameter, if the optimizer updates it as a whole matrix.
-    pub matrix: Option<[usize; 2]>,
-    /// Whether the states of the matrix have a value for each row and each column.
-    pub is_factored: bool,
+    /// Its only parameter, if the optimizer updates it as a whole matrix.
+    pub matrix: Option<Matrix>,
     /// Whether the states of its only parameter have 8 bits.
     pub is_eight_bit: bool,
 }
 
-/// Returns the number of states of a trainable parameter, if most have `states`: a matrix that keeps its first state alone lacks
-/// the last one.
+/// A matrix that the optimizer updates as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Matrix {
+    /// Rows and columns.
+    pub shape: [usize; 2],
+    /// What the optimizer keeps of it.
+    pub states: MatrixStates,
+}
+
+/// Returns the part of a range of a matrix' elements that has values of a state with `values` of them in all. They take the place
+/// of those of the first elements; all that are left belong to the last element.
 #[must_use]
-pub fn states_of(first_alone: bool, states: usize) -> usize {
-    if first_alone { states.saturating_sub(1) } else { states }
+pub fn part_of_state(range: Range<usize>, elements: usize, values: usize) -> Range<usize> {
+    let at = |element: usize| if element >= elements { values } else { element.min(values) };
+    at(range.start)..at(range.end)
 }
 
 impl Segment {
-    /// Returns the number of its optimizer states, if other segments have `states`: see [`states_of`].
+    /// Returns the number of its optimizer states, if other segments have `states`.
     #[must_use]
     pub fn states(&self, states: usize) -> usize {
-        states_of(self.matrix.is_some() && !self.is_factored, states)
+        self.matrix.as_ref().map_or(states, |matrix| matrix.states.values.len())
     }
 
-    /// Returns the part of a range of its elements that have a value in each state of the optimizer. The values of rows and
-    /// columns take the place of those of the first elements.
+    /// Returns the part of a range of its elements that has values of an optimizer state: see [`part_of_state`].
     #[must_use]
-    pub fn in_states(&self, range: Range<usize>) -> Range<usize> {
-        let end = self.matrix.filter(|_| self.is_factored).map_or(usize::MAX, |[rows, columns]| rows + columns);
-        range.start.min(end)..range.end.min(end)
+    pub fn in_state(&self, state: usize, range: Range<usize>) -> Range<usize> {
+        match self.matrix.as_ref().and_then(|matrix| matrix.states.values.get(state)) {
+            Some(&values) => part_of_state(range, self.elements(), values),
+            None => range,
+        }
     }
 
     /// Returns the bytes of the average and of the states of the first `own` elements.
     #[must_use]
     pub fn state_bytes(&self, own: usize, widths: Widths) -> usize {
-        let of_state = match self.is_eight_bit {
+        let of_state = |state| match self.is_eight_bit {
             true => eight_bit_bytes(own),
-            false => self.in_states(0..own).len() * widths.state,
+            false => self.in_state(state, 0..own).len() * widths.state,
         };
-        own * widths.average + self.states(widths.states) * of_state
+        own * widths.average + (0..self.states(widths.states)).map(of_state).sum::<usize>()
     }
 
     /// Returns the number of values that a checkpoint has of a range of its elements.
@@ -87,17 +96,14 @@ impl Segment {
             return range.len();
         }
         let averages = usize::from(widths.average > 0);
-        range.len() * (1 + averages) + self.in_states(range).len() * self.states(widths.states)
+        let in_state = |state| self.in_state(state, range.clone()).len();
+        range.len() * (1 + averages) + (0..self.states(widths.states)).map(in_state).sum::<usize>()
     }
 
     /// Returns the bytes of the buffers that the update of its matrix holds at a time; 0 if it is no matrix.
     #[must_use]
-    pub fn update_bytes(&self) -> u64 {
-        match self.matrix {
-            Some([rows, columns]) if self.is_factored => factor_bytes(rows, columns),
-            Some([rows, columns]) => update_bytes(rows, columns),
-            None => 0,
-        }
+    pub fn update_bytes(&self) -> usize {
+        self.matrix.as_ref().map_or(0, |matrix| matrix.states.buffer_bytes)
     }
 
     /// Returns the segment's parameter if it has only one. In that case the segment shares the storage of the

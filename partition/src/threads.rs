@@ -4,7 +4,9 @@
 
 use zero_model::ops::{convert, in_parallel, orthogonalize, orthogonalize_bytes, threads};
 use zero_optim::norm::BLOCK;
-use zero_optim::{Adafactor, ExactSum, HalfFloat, LengthError, Muon, SecondMoment, Step, read_half, write_half};
+use zero_optim::{
+    Adafactor, ExactSum, HalfFloat, LengthError, MatrixStates, Muon, SecondMoment, Step, read_half, write_half,
+};
 
 /// Smaller inputs stay on one thread: they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;
@@ -43,9 +45,16 @@ pub fn update_matrix(
     muon.apply(step, shape, params, &direction)
 }
 
-/// Returns the bytes of the buffers that [`update_matrix`] holds at a time.
-pub(crate) fn update_bytes(rows: usize, columns: usize) -> u64 {
-    orthogonalize_bytes(rows, columns) + 4 * (rows * columns) as u64
+/// Returns what Muon keeps of a matrix of these rows and columns: its momentum.
+#[must_use]
+pub fn muon_states([rows, columns]: [usize; 2]) -> MatrixStates {
+    let elements = rows * columns;
+    MatrixStates {
+        values: vec![elements],
+        buffer_bytes: orthogonalize_bytes(rows, columns) as usize + 4 * elements,
+        // Those of one product of a Newton–Schulz iteration.
+        multiply_adds: elements as u128 * rows.min(columns) as u128,
+    }
 }
 
 /// Bands of rows whose columns are summed on their own, so that sums do not depend on the number of threads.
@@ -83,9 +92,15 @@ pub(crate) fn factor(
     of.factor(step, (&of_rows, &of_columns), factors)
 }
 
-/// Returns the bytes of the buffers that [`factor`] holds at a time.
-pub(crate) fn factor_bytes(rows: usize, columns: usize) -> u64 {
-    8 * (rows + columns * (1 + rows.div_ceil(rows.div_ceil(BANDS).max(1)))) as u64
+/// Returns what Adafactor keeps of a matrix of these rows and columns: a value for each row, and then one for each column.
+#[must_use]
+pub fn adafactor_states([rows, columns]: [usize; 2]) -> MatrixStates {
+    MatrixStates {
+        values: vec![rows + columns],
+        // Those of [`factor`].
+        buffer_bytes: 8 * (rows + columns * (1 + rows.div_ceil(rows.div_ceil(BANDS).max(1)))),
+        multiply_adds: rows as u128 * columns as u128,
+    }
 }
 
 /// Runs [`Adafactor::advance`] on several threads. `moment` is the second moment from an element on.

@@ -31,12 +31,12 @@ impl Trust {
     ) -> (Optimizer, Step) {
         match (optimizer, self.0.get(parameter)) {
             (Optimizer::Lamb(lamb), Some(squares)) => {
-                (optimizer, Step { lr: step.lr * lamb.trust_ratio(squares), ..step })
+                (Optimizer::Lamb(lamb), Step { lr: step.lr * lamb.trust_ratio(squares), ..step })
             }
             (Optimizer::Adafactor(of), Some(squares)) => {
                 (Optimizer::Adafactor(of.with_rate(&step, squares, elements)), step)
             }
-            _ => (optimizer, step),
+            (optimizer, _) => (optimizer, step),
         }
     }
 }
@@ -69,8 +69,8 @@ impl OptimizerState {
     ) -> Result<(), ZeroError> {
         let (rank, step) = (with.rank, self.updates() + 1);
         let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
-        if segment.is_factored && !own.is_empty() {
-            let bytes = segment.update_bytes() as usize;
+        if !own.is_empty() {
+            let bytes = segment.update_bytes();
             with.memory.count(Category::Staging, bytes, 1);
             with.memory.uncount(Category::Staging, bytes, 1);
         }
@@ -83,13 +83,13 @@ impl OptimizerState {
         let mut states: Vec<&mut [f32]> = states.collect::<Result<_, ZeroError>>()?;
         for (index, inside, at) in segment.overlaps(own.clone()) {
             let parameter = &rank.model.parameters()[index];
-            let (optimizer, lr) = tuned(options.optimizer, &with.rate, &parameter.tuning());
+            let (optimizer, lr) = tuned(&options.optimizer, &with.rate, &parameter.tuning());
             let Scaling { grad_scale, grad_limit } = scaling;
             let step = Step { step, lr, grad_scale, grad_limit, decay: options.decays(parameter) };
             let grads = &gradients[at.start + offset..at.end + offset];
-            let held = segment.in_states(at.clone());
-            let moments: Vec<&mut [f32]> = states.iter_mut().map(|state| &mut state[held.clone()]).collect();
-            let shape = segment.matrix.filter(|_| segment.is_factored);
+            let moments = states.iter_mut().enumerate();
+            let moments = moments.map(|(index, state)| &mut state[segment.in_state(index, at.clone())]).collect();
+            let shape = segment.matrix.as_ref().map(|matrix| matrix.shape);
             let run = |params: &[f32]| add(&optimizer, &step, shape, params, grads, moments, &mut squares[index]);
             match (&master, with.parameters.shard(id)) {
                 (Some(master), _) => run(&master[at])?,

@@ -35,6 +35,7 @@
 //! | train a model | [`Trainer`]; how it goes on and what it prints: [`Resume`], [`Output`] |
 //! | describe a model | [`Layers`], of [`Layer`]s that map [`Activations`] in a [`Pass`]; [`Head`]; [`ops`], [`zoo`] |
 //! | give it data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
+//! | give it an optimizer | [`optimizer`] |
 //! | configure the run | [`Config`], [`configured_layers`] |
 //! | write the training loop | [`Engine`], [`Step`], [`process::set_up`] |
 //! | generate text | [`generate`] |
@@ -67,7 +68,7 @@ pub use train::{Output, Resume};
 pub use trainer::Trainer;
 pub use zero_engine::{Activations, Batch, Config, Engine, Error, Head, Layer, Layers, Pass, Step, configured_layers};
 #[doc(inline)]
-pub use zero_engine::{config, ops, zoo};
+pub use zero_engine::{config, ops, optimizer, zoo};
 
 /// Exports of a checkpoint's weights to safetensors files, and imports of such files.
 pub mod checkpoint {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::config::optimizer_params::{
-    Adafactor, Adagrad, Adam, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd, check_bits,
+    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd, check_bits,
 };
 use crate::config::{Config, Scheduler, Training};
 use crate::reader::{Read, Reader, Resolver};
@@ -35,6 +35,8 @@ pub enum Optimizer {
     ScheduleFree(ScheduleFree),
     /// Adafactor: second moments with a value for each row and column (Shazeer & Stern 2018), as `torch.optim.Adafactor`.
     Adafactor(Adafactor),
+    /// An optimizer of the program that reads the configuration.
+    Custom(Custom),
 }
 
 const ONE_BIT: &str = "compressed-momentum optimizers are gone from DeepSpeed; use AdamW";
@@ -61,6 +63,7 @@ impl Optimizer {
             variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", Muon::SECTION.keys),
             variant("Lamb", "Adam with a trust ratio for each parameter", Lamb::SECTION.keys),
             variant("Adafactor", "Second moments with one value for each row and column", Adafactor::SECTION.keys),
+            variant("Custom", "An optimizer of your own program, which calls `Trainer::optimizer`", Custom::SECTION.keys),
             Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
             Variant { status: LATER, ..variant("MuAdamW", "AdamW for maximal-update parametrisation", &[]) },
             Variant { status: LATER, ..variant("MuSGD", "SGD for maximal-update parametrisation", &[]) },
@@ -159,6 +162,7 @@ impl Optimizer {
             | Self::RmsProp(_)
             | Self::Muon(_)
             | Self::Adafactor(_)
+            | Self::Custom(_)
             | Self::ScheduleFree(_) => None,
         }
     }
@@ -175,7 +179,8 @@ impl Optimizer {
             | Self::RAdam(RAdam { lr, .. })
             | Self::Lamb(Lamb { lr, .. })
             | Self::ScheduleFree(ScheduleFree { lr, .. })
-            | Self::Adafactor(Adafactor { lr, .. }) => *lr,
+            | Self::Adafactor(Adafactor { lr, .. })
+            | Self::Custom(Custom { lr, .. }) => *lr,
             Self::Muon(Muon { lr, muon_lr, .. }) => muon_lr.unwrap_or(*lr),
         }
     }
@@ -198,6 +203,7 @@ impl Read for Optimizer {
             "Muon" => Self::Muon(Muon::of(&mut keys)),
             "Lamb" => Self::Lamb(Lamb::of(&mut keys)),
             "Adafactor" => Self::Adafactor(Adafactor::of(&mut keys)),
+            "Custom" => Self::Custom(Custom::of(&mut keys)),
             _ => Self::AdamW(Adam::of(&mut keys)),
         }
     }
@@ -220,6 +226,7 @@ impl Serialize for Optimizer {
             Self::Muon(muon) => ("Muon", json!(muon)),
             Self::Lamb(lamb) => ("Lamb", json!(lamb)),
             Self::Adafactor(adafactor) => ("Adafactor", json!(adafactor)),
+            Self::Custom(custom) => ("Custom", json!(custom)),
         };
         json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
     }

@@ -281,6 +281,17 @@ section! {
     }
 }
 
+section! {
+    /// Parameters of an optimizer of the program. Those of its own are in the program.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct Custom(keys) in Optimizer::PARAMS {
+        /// Learning rate.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
+        /// Weight decay.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
+    }
+}
+
 impl Muon {
     /// Returns the learning rate of the parameters that are no matrices.
     pub fn lr_of_others(&self) -> f64 {

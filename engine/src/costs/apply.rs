@@ -37,6 +37,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::Lamb(_) => "LAMB",
         Optimizer::ScheduleFree(_) => "AdamWScheduleFree",
         Optimizer::Adafactor(_) => "Adafactor",
+        Optimizer::Custom(_) => "custom",
     };
     let zero = &subject.settings.zero;
     let states = match zero.states().len() {

@@ -44,12 +44,12 @@ fn deciding(config: &Config) -> Option<&Path> {
 pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<Option<Choice>, Error> {
     let Some(path) = deciding(config) else { return Ok(None) };
     let table = CostTable::read(path)?;
-    let default = Settings::new(config)?.passes.gather.overlap;
+    let default = Settings::new(config, model)?.passes.gather.overlap;
     let mut seconds = [0.0; 2];
     for (overlap, seconds) in [false, true].into_iter().zip(&mut seconds) {
         let mut config = config.clone();
         config.zero.overlap_comm = Some(overlap);
-        let settings = Settings::new(&config)?;
+        let settings = Settings::new(&config, model)?;
         let layout = Layout::new(model, &settings.layout).on_disk(&settings.tiers);
         let stage_plan = StagePlan::new(&config, &settings, model, &layout, cut)?;
         let programs = stage_plan.training(layout.shape());

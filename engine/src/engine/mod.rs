@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::executor::activation_offload::{self, ActivationOffload};
 use crate::executor::messages::Boundary;
 use crate::executor::tracked::Tracked;
-use crate::settings::Settings;
+use crate::settings::{Settings, working_dtype};
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
 
@@ -136,8 +136,8 @@ impl Engine {
             let model = Self::built(&config, model, &*comm)?;
             return Self::of_model(config, model, comm, None, start);
         }
-        let settings = Settings::new(&config)?;
-        let built = configured_model::build(&config, model, settings.dtype)?;
+        let built = configured_model::build(&config, model, working_dtype(&config)?)?;
+        let settings = Settings::new(&config, &built)?;
         let measured = CutCosts::measured(&built, &settings, config.training.seed, &*comm, micro_batch);
         let costs = measured.inspect_err(|error| comm.abort(&error.to_string()))?;
         Self::of_model(config, built, comm, Some(&costs), start)
@@ -150,7 +150,7 @@ impl Engine {
     }
 
     fn built(config: &Config, model: Layers, comm: &dyn Communicator) -> Result<Model, Error> {
-        configured_model::build_on(config, model, Settings::new(config)?.dtype, &device::open(config, comm)?)
+        configured_model::build_on(config, model, working_dtype(config)?, &device::open(config, comm)?)
     }
 
     fn of_model(
@@ -166,7 +166,7 @@ impl Engine {
         if let Some(choice) = choice {
             config.zero.overlap_comm = Some(choice.overlap);
         }
-        let (mut settings, model) = (Settings::new(&config)?, Arc::new(model));
+        let (mut settings, model) = (Settings::new(&config, &model)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let stage_plan = StagePlan::new(&config, &settings, &model, &layout, costs)?;
         let mesh = stage_plan.mesh;

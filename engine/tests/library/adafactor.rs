@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zero_engine::{Config, Engine, Kind, zoo};
+use zero_engine::{Config, Engine, Kind, Layers, zoo};
 use zero_partition::{Category, expected_state};
 
 use crate::groups::fifty_steps_agree;
@@ -82,14 +82,19 @@ fn data_bytes(file: &[u8]) -> u64 {
 /// The values of a matrix of more than 4 million elements are saved in several pieces, of which the first has its factors.
 #[test]
 fn a_large_matrix_is_resumed() {
+    resumes_a_large_matrix(ADAFACTOR, |layers| layers);
+}
+
+/// Resumes a model with such a matrix.
+pub(crate) fn resumes_a_large_matrix(optimizer: &str, with_optimizer: impl Fn(Layers) -> Layers + Sync) {
     let folder = tempfile::tempdir().unwrap();
     let layers = || {
-        zoo::mlp(&zoo::MlpConfig {
+        with_optimizer(zoo::mlp(&zoo::MlpConfig {
             input_size: 2100,
             hidden_sizes: vec![2050],
             num_labels: 2,
             hidden_act: zoo::Activation::Relu,
-        })
+        }))
     };
     let batch = |step: usize| {
         let input: Vec<f32> = (0..2 * 2100).map(|i| ((i * 7 + step * 13) % 11) as f32 / 11.0 - 0.4).collect();
@@ -100,7 +105,7 @@ fn a_large_matrix_is_resumed() {
     };
     let run = |ranks: usize, steps: [usize; 2], more: &str| {
         let text = format!(
-            "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{ADAFACTOR}\ntraining: {{reproducible: true}}\nzero_optimization: {{{more}}}",
+            "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{optimizer}\ntraining: {{reproducible: true}}\nzero_optimization: {{{more}}}",
             2 / ranks
         );
         world(ranks, |comm| {

@@ -2,11 +2,11 @@
 //! PyTorch's optimizers.
 
 use candle_core::DType;
-use zero_engine::{Config, configured_model};
+use zero_engine::{Config, Engine, Layers, configured_model};
 use zero_model::Tuning;
 
 use crate::python::{TOKENS, python, results};
-use crate::world::{BF16, agreed, assert_same, batch, configured_engine, gpt2, relative_difference, run, world};
+use crate::world::{BF16, agreed, assert_same, batch, gpt2, relative_difference, run, world};
 
 const GROUPS: &str = "training:\n  \
     layerwise_lr_decay: 0.5\n  \
@@ -136,6 +136,16 @@ fn fifty_steps_agree_with_the_groups_of_pytorch() {
 
 /// Compares losses with those of optimizers in Python, which `definitions` may define.
 pub(crate) fn fifty_steps_agree(packages: &[&str], definitions: &str, cases: &[[&str; 3]]) {
+    fifty_steps_agree_of(packages, definitions, cases, |_, layers| layers);
+}
+
+/// Does the same with an optimizer that `with_optimizer` gives to the layers, for the name in Python.
+pub(crate) fn fifty_steps_agree_of(
+    packages: &[&str],
+    definitions: &str,
+    cases: &[[&str; 3]],
+    with_optimizer: impl Fn(&str, Layers) -> Layers + Sync,
+) {
     let root = tempfile::tempdir().unwrap();
     let folder = |index: usize| root.path().join(format!("{index}"));
     let mut script = TOKENS.to_string() + PREAMBLE + definitions;
@@ -147,7 +157,7 @@ pub(crate) fn fifty_steps_agree(packages: &[&str], definitions: &str, cases: &[[
     assert_eq!(theirs.len(), cases.len());
     for (index, ([model, name, optimizer], theirs)) in cases.iter().zip(theirs).enumerate() {
         let mut groups = GROUPS.to_string();
-        if name.contains("SGD") || name.contains("Adafactor") {
+        if ["SGD", "Adafactor", "Custom"].iter().any(|without| (name.to_string() + optimizer).contains(without)) {
             groups = groups.replace(", betas: [0.8, 0.95]", "");
         }
         let text = format!(
@@ -157,7 +167,10 @@ pub(crate) fn fifty_steps_agree(packages: &[&str], definitions: &str, cases: &[[
             folder(index)
         );
         let losses = world(2, |comm| {
-            let mut engine = configured_engine(comm, &text);
+            let config =
+                Config::with_world_size("test.yaml", &text, comm.size()).unwrap_or_else(|error| panic!("{error}"));
+            let layers = with_optimizer(name, zero_engine::configured_layers(&config, None).unwrap());
+            let mut engine = Engine::with_communicator(config, layers, comm).unwrap_or_else(|error| panic!("{error}"));
             (0..50).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect::<Vec<f32>>()
         });
         let losses = agreed(losses, name);

@@ -1,6 +1,9 @@
 //! Tests of the library, with ranks as threads. Each module has one subject; `cargo test --test library parity` runs
 //! one.
 
+// The name that programs use.
+extern crate zero_engine as zero_train;
+
 #[path = "../python/mod.rs"]
 mod python;
 #[path = "../world/mod.rs"]
@@ -13,6 +16,7 @@ mod bytes;
 mod changed_config;
 mod checkpoint;
 mod clipping;
+mod custom;
 mod dealt;
 mod docs;
 mod dropout;

@@ -75,6 +75,20 @@ fn mlp() {
     assert!(outputs.iter().all(|output| output.contains("classified right")), "{outputs:?}");
 }
 
+/// Checks that the losses of a program's own optimizers are the same on one rank and on two.
+#[test]
+fn optimizer() {
+    for name in ["adamax", "shampoo"] {
+        let runs = [1, 2].map(|ranks| {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let same = [name, "--set", "train_micro_batch_size_per_gpu=4"];
+            run_in(folder.path(), env!("CARGO_BIN_EXE_optimizer"), &same, ranks);
+            values(&folder.path().join("runs/optimizer"), "loss")
+        });
+        assert_eq!(runs[0], runs[1]);
+    }
+}
+
 /// Checks that the losses, and evaluations with the running statistics, are the same on one rank and on two if the
 /// micro-batches are.
 #[test]

@@ -72,7 +72,7 @@ pub struct ZeroOptions {
 
 impl ZeroOptions {
     /// Returns the names of the values of each element beside the parameter: the average of the weights, then the
-    /// optimizer's states. A matrix whose first state alone is kept lacks the last.
+    /// optimizer's states. A matrix that is updated as a whole may lack the last ones.
     #[must_use]
     pub fn states(&self) -> Vec<&'static str> {
         self.average.map(|_| Average::STATE).into_iter().chain(self.optimizer.states().iter().copied()).collect()
@@ -255,7 +255,8 @@ impl ShardedState {
             }
             DType::BF16 if index >= averages => Ok(StateBuffer::Bf16(vec![bf16::ZERO; in_memory])),
             _ if index >= averages => {
-                memory.zeros(rank, id, rank.segment(id).in_states(0..in_memory).len()).map(StateBuffer::F32)
+                let values = rank.segment(id).in_state(index - averages, 0..in_memory);
+                memory.zeros(rank, id, values.len()).map(StateBuffer::F32)
             }
             _ => memory.zeros(rank, id, in_memory).map(StateBuffer::F32),
         };

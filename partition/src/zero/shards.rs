@@ -28,6 +28,17 @@ pub enum Kind {
     State(usize),
 }
 
+impl Kind {
+    /// Returns the index of the state.
+    #[must_use]
+    pub fn state(self) -> Option<usize> {
+        match self {
+            Kind::Parameter => None,
+            Kind::State(index) => Some(index),
+        }
+    }
+}
+
 /// A range of elements of one parameter, in row-major order; of a quantized parameter, a range of its stored bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
@@ -162,8 +173,11 @@ impl ShardedState {
     /// Returns the part of a range of a segment that has values of this kind.
     fn values_of(&self, kind: Kind, segment: &Segment, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
         match kind {
-            Kind::State(index) if index >= usize::from(self.rank.options.average.is_some()) => segment.in_states(range),
-            _ => range,
+            Kind::Parameter => range,
+            Kind::State(index) => match index.checked_sub(usize::from(self.rank.options.average.is_some())) {
+                Some(state) => segment.in_state(state, range),
+                None => range,
+            },
         }
     }
 
@@ -173,7 +187,16 @@ impl ShardedState {
         of: impl Fn(&Segment) -> std::ops::Range<usize>,
     ) -> Vec<Range> {
         let segments = self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| is_wanted(id)).map(|(_, s)| s);
-        segments.flat_map(|s| s.overlaps(of(s)).map(|(parameter, elements, _)| Range { parameter, elements })).collect()
+        let of_segment = |segment: &Segment| -> Vec<Range> {
+            let range = of(segment);
+            match (&segment.matrix, segment.only_parameter()) {
+                // A state of a matrix may have more values than the matrix.
+                (Some(_), Some(_)) if range.is_empty() => vec![],
+                (Some(_), Some(parameter)) => vec![Range { parameter, elements: range }],
+                _ => segment.overlaps(range).map(|(parameter, elements, _)| Range { parameter, elements }).collect(),
+            }
+        };
+        segments.flat_map(of_segment).collect()
     }
 
     /// Reads a range that this rank holds into `values`.
@@ -353,7 +376,7 @@ impl ShardedState {
         let segments = self.rank.layout.segments().iter().enumerate();
         for (id, segment) in segments {
             if let Some(piece) = segment.pieces.iter().find(|piece| piece.parameter == range.parameter)
-                && range.elements.end <= piece.range.len()
+                && (range.elements.end <= piece.range.len() || segment.matrix.is_some())
             {
                 let base = piece.range.start;
                 return Ok((id, base + range.elements.start..base + range.elements.end));

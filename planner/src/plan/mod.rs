@@ -19,7 +19,7 @@ use zero_engine::costs::cut::CutCosts;
 use zero_engine::costs::forms::tokens;
 use zero_engine::costs::subject::Subject;
 use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
-use zero_engine::settings::{Settings, with_total_steps};
+use zero_engine::settings::{Settings, with_total_steps, working_dtype};
 use zero_engine::stage_plan::StagePlan;
 
 /// The memory part of a plan: enough to tell whether a configuration fits. The programs are not validated.
@@ -97,7 +97,7 @@ impl MemoryPlan {
     /// # Errors
     /// Fails if the model cannot be built or split into stages.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let model = configured_model::build(&config, model, Settings::new(&config)?.dtype)?;
+        let model = configured_model::build(&config, model, working_dtype(&config)?)?;
         // Costs that would have to be measured are assumed equal.
         let equal = CutCosts::equal(model.layers().len());
         let mut config = config;
@@ -106,7 +106,7 @@ impl MemoryPlan {
             config.zero.overlap_comm = Some(choice.overlap);
         }
         let table = config.training.cost_table.as_deref().map(CostTable::read).transpose()?;
-        let settings = Settings::new(&config)?;
+        let settings = Settings::new(&config, &model)?;
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let stage_plan = StagePlan::new(&config, &settings, &model, &layout, Some(&equal))?;
         let programs = stage_plan.training(layout.shape());

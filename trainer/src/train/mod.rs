@@ -66,7 +66,7 @@ use zero_engine::Engine;
 use zero_engine::checkpoint::start::{Start, of_pretrained};
 use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
-use zero_engine::settings::{Settings, with_total_steps};
+use zero_engine::settings::{with_total_steps, working_dtype};
 use zero_engine::{DataError, Error, Layers};
 use zero_planner::{Plan, Planner};
 
@@ -256,7 +256,7 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
             }
             planned(config).map(drop)
         }
-        None => Settings::new(&with_total_steps(config.clone(), 1)).map(drop),
+        None => working_dtype(&with_total_steps(config.clone(), 1)).map(drop),
     }
 }
 

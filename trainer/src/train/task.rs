@@ -13,6 +13,7 @@ use super::metrics::Metric;
 use super::options::Finished;
 use crate::data::{Dataset, Watch};
 use zero_engine::configured_model;
+use zero_engine::optimizer::CustomOptimizer;
 use zero_engine::{Error, Layers, Step};
 use zero_model::zoo::POSITION_IDS;
 
@@ -25,6 +26,7 @@ type OnEvaluation<'a> = Box<dyn FnMut(&Evaluation) + 'a>;
 /// names its model and data.
 pub(crate) struct Task<'a> {
     pub(crate) layers: Option<Layers>,
+    pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
     pub(crate) data: Option<Datasets>,
     pub(crate) shuffle: bool,
     pub(crate) metrics: Vec<Metric>,
@@ -38,6 +40,7 @@ impl Default for Task<'_> {
     fn default() -> Self {
         Self {
             layers: None,
+            optimizer: None,
             data: None,
             shuffle: true,
             metrics: vec![],
@@ -81,7 +84,10 @@ impl Task<'_> {
                 "leave the section out, and build the loss with `ops::preference_loss`",
             ));
         }
-        let layers = own.map_or_else(|| configured_model::from_config(config, corpus.vocabulary), Ok)?;
+        let mut layers = own.map_or_else(|| configured_model::from_config(config, corpus.vocabulary), Ok)?;
+        if let Some(optimizer) = self.optimizer.take() {
+            layers = layers.optimizer(optimizer);
+        }
         if !is_own && self.metrics.is_empty() {
             return Ok(layers);
         }

@@ -9,6 +9,7 @@ use candle_core::{Result as CandleResult, Tensor};
 use zero_comm::Communicator;
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, LogLevel, Source};
+use zero_engine::optimizer::CustomOptimizer;
 use zero_engine::{Activations, Error, Layers};
 
 use crate::data::Dataset;
@@ -116,6 +117,13 @@ impl<'a> Trainer<'a> {
     /// Sets the model and its loss.
     pub fn model(mut self, layers: Layers) -> Self {
         self.task.layers = Some(layers);
+        self
+    }
+
+    /// Sets the optimizer of a configuration whose `optimizer.type` is `Custom`. The `lr` and the `weight_decay` of its
+    /// `params`, schedules and `training.param_groups` hold for it too.
+    pub fn optimizer(mut self, optimizer: impl CustomOptimizer + 'static) -> Self {
+        self.task.optimizer = Some(Arc::new(optimizer));
         self
     }
 

@@ -292,7 +292,7 @@ impl<'a> Walk<'a> {
             Instruction::Update { segment } => {
                 let owned = self.part(*segment, self.segment(*segment).placements.optimizer) > 0;
                 if owned {
-                    let bytes = self.segment(*segment).update_bytes();
+                    let bytes = self.segment(*segment).update_bytes() as u64;
                     self.meter.add(Category::Staging, bytes);
                     self.meter.free(Category::Staging, bytes);
                 }
