@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor, bail};
 use zero_ops::{Cache, Pass, decode};
 
-use crate::layers::Activations;
+use crate::activations::Activations;
 use crate::model::Model;
 
 impl Model {

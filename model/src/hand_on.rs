@@ -1,6 +1,6 @@
 //! Cuts candle's graph between two layers.
 
-use crate::layers::Activations;
+use crate::activations::Activations;
 use candle_core::op::BackpropOp;
 use candle_core::{Result, Tensor};
 use zero_ops::graph::take_values;

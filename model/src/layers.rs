@@ -7,53 +7,11 @@ use zero_optim::CustomOptimizer;
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
+use crate::activations::Activations;
 use crate::adapter::Adapter;
 use crate::build_error::BuildError;
 use crate::routes::{self, Names, Route, Signature};
 use crate::trainable::Trainable;
-
-/// The values passed between layers: one or more tensors.
-#[derive(Debug, Clone, Default)]
-pub struct Activations(Vec<Tensor>);
-
-impl Activations {
-    /// Creates activations from several tensors.
-    #[must_use]
-    pub fn new(tensors: Vec<Tensor>) -> Self {
-        Self(tensors)
-    }
-
-    /// Returns the only tensor.
-    ///
-    /// # Errors
-    /// If there is not exactly one.
-    pub fn single(&self) -> Result<&Tensor> {
-        match self.0.as_slice() {
-            [one] => Ok(one),
-            many => candle_core::bail!("a layer for one tensor was given {}", many.len()),
-        }
-    }
-
-    /// Returns all tensors, which must be `N`.
-    ///
-    /// # Errors
-    /// If there are more or fewer.
-    pub fn array<const N: usize>(&self) -> Result<[&Tensor; N]> {
-        array(&self.0)
-    }
-
-    /// Returns all tensors.
-    #[must_use]
-    pub fn tensors(&self) -> &[Tensor] {
-        &self.0
-    }
-}
-
-impl From<Tensor> for Activations {
-    fn from(tensor: Tensor) -> Self {
-        Self(vec![tensor])
-    }
-}
 
 /// Maps activations to activations. Every `candle_nn::Module` is one.
 pub trait Layer: Send + Sync {
@@ -418,7 +376,7 @@ pub(crate) fn only_target(targets: &[Tensor]) -> Result<&Tensor> {
 }
 
 /// Returns references to the tensors of a slice of `N`.
-fn array<const N: usize>(tensors: &[Tensor]) -> Result<[&Tensor; N]> {
+pub(crate) fn array<const N: usize>(tensors: &[Tensor]) -> Result<[&Tensor; N]> {
     match <&[Tensor; N]>::try_from(tensors) {
         Ok(tensors) => Ok(tensors.each_ref()),
         Err(_) => candle_core::bail!("{N} tensors are expected, and {} were given", tensors.len()),

@@ -5,6 +5,7 @@
 //! Operations of [`ops`] write gradients of parameters into the caller's buffers ([`sink`]) instead of candle's
 //! `GradStore`.
 
+mod activations;
 mod adapter;
 mod build_error;
 mod decode;
@@ -20,10 +21,11 @@ mod routes;
 mod trainable;
 pub mod zoo;
 
+pub use activations::Activations;
 pub use adapter::{Adapter, TrainedBias};
 pub use build_error::BuildError;
 pub use hand_on::hand_on;
-pub use layers::{Activations, Head, Layer, Layers};
+pub use layers::{Head, Layer, Layers};
 pub use model::{BuiltLayer, Model};
 pub use module_buffer::ModuleBuffer;
 pub use parameter::{Parameter, ParameterId, Tuning};

@@ -28,7 +28,7 @@ pub use zero_ops::room_of_a_thread;
 
 use candle_core::{DType, Result, Shape, Tensor, TensorId, bail};
 
-use crate::layers::Activations;
+use crate::activations::Activations;
 use crate::model::{BuiltLayer, Model};
 use zero_ops::backward_from;
 use zero_ops::meta;

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 
 use candle_core::{Result, Tensor};
 
+use crate::activations::Activations;
 use crate::build_error::BuildError;
-use crate::layers::Activations;
 
 /// What a layer asks for, and the names of its auxiliary outputs.
 #[derive(Debug, Clone, Default)]

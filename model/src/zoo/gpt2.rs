@@ -5,7 +5,8 @@
 
 use super::pair_head::with_head;
 use super::{Activation, Alone, POSITION_IDS, PreferenceLoss, check_sizes, with_positions, within_documents};
-use crate::layers::{Activations, Layer, Layers};
+use crate::activations::Activations;
+use crate::layers::{Layer, Layers};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;

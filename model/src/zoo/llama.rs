@@ -10,7 +10,8 @@
 
 use super::pair_head::with_head;
 use super::{Alone, LlamaConfig, POSITION_IDS, with_positions, within_documents};
-use crate::layers::{Activations, Layer, Layers};
+use crate::activations::Activations;
+use crate::layers::{Layer, Layers};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};

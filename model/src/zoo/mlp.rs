@@ -2,7 +2,8 @@
 
 use super::language_head::targets_that_count;
 use super::{Activation, check_sizes};
-use crate::layers::{Activations, Head, Layer, Layers};
+use crate::activations::Activations;
+use crate::layers::{Head, Layer, Layers};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;

@@ -23,7 +23,7 @@ use candle_nn::Module;
 use zero_ops::AttentionSpan;
 use zero_ops::graph::fused_block;
 
-use crate::layers::Activations;
+use crate::activations::Activations;
 
 /// A layer that consists of one operation of this project.
 struct Alone<M>(M);

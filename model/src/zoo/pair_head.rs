@@ -1,6 +1,7 @@
 //! The head of a language model that is trained on pairs of a chosen and a rejected answer.
 
-use crate::layers::{Activations, Layer, Layers};
+use crate::activations::Activations;
+use crate::layers::{Layer, Layers};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use zero_ops::graph::fused_block;

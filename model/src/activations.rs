@@ -1,0 +1,48 @@
+//! What layers pass to each other.
+
+use candle_core::{Result, Tensor};
+
+use crate::layers::array;
+
+/// The values passed between layers: one or more tensors.
+#[derive(Debug, Clone, Default)]
+pub struct Activations(Vec<Tensor>);
+
+impl Activations {
+    /// Creates activations from several tensors.
+    #[must_use]
+    pub fn new(tensors: Vec<Tensor>) -> Self {
+        Self(tensors)
+    }
+
+    /// Returns the only tensor.
+    ///
+    /// # Errors
+    /// If there is not exactly one.
+    pub fn single(&self) -> Result<&Tensor> {
+        match self.0.as_slice() {
+            [one] => Ok(one),
+            many => candle_core::bail!("a layer for one tensor was given {}", many.len()),
+        }
+    }
+
+    /// Returns all tensors, which must be `N`.
+    ///
+    /// # Errors
+    /// If there are more or fewer.
+    pub fn array<const N: usize>(&self) -> Result<[&Tensor; N]> {
+        array(&self.0)
+    }
+
+    /// Returns all tensors.
+    #[must_use]
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.0
+    }
+}
+
+impl From<Tensor> for Activations {
+    fn from(tensor: Tensor) -> Self {
+        Self(vec![tensor])
+    }
+}
