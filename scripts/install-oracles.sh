@@ -13,8 +13,10 @@ python3 -m venv "$folder"
     torchvision
 # timm needs no more than that.
 "$folder/bin/pip" install --quiet --no-deps timm==1.0.31
+# mup's check of coordinates draws with pandas and seaborn, which tests do not call.
+"$folder/bin/pip" install --quiet --no-deps mup==1.0.0 pyyaml tqdm
 # DeepSpeed without its operators, which tests do not call: they need a compiler.
 DS_BUILD_OPS=0 DS_ACCELERATOR=cpu "$folder/bin/pip" install --quiet --no-deps --no-build-isolation deepspeed==0.19.8
 "$folder/bin/pip" install --quiet --no-deps hjson py-cpuinfo einops ninja msgpack
-"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets, streaming, torchvision, timm.optim, schedulefree; from transformers import GPT2LMHeadModel"
+"$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets, streaming, torchvision, timm.optim, schedulefree, mup; from transformers import GPT2LMHeadModel"
 echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace"

@@ -103,6 +103,8 @@ pub struct Export {
     pub averaged: bool,
     /// Which parameters are written, and how.
     pub contents: Contents,
+    /// Parameters that are multiplied by a number, by name.
+    pub factors: Vec<(&'static str, f32)>,
     /// Other files to write into the folder, by name: `config.json` and the like.
     pub beside: Vec<(String, Vec<u8>)>,
 }
@@ -267,18 +269,26 @@ impl Source<'_> {
             Contents::Merged(merge) => self.product(name, entry, merge)?,
             Contents::Model | Contents::Adapter => None,
         };
-        let (mut at, mut merged, mut converted) = (0, vec![], vec![]);
+        let factor = options.factors.iter().find(|(of, _)| *of == name).map(|(_, factor)| factor);
+        let (mut at, mut changed, mut converted) = (0, vec![], vec![]);
         self.portions(name, entry, |shard, bytes| {
-            let bytes = match &product {
-                Some(product) => {
-                    merged.clear();
-                    merged.extend_from_slice(bytes);
-                    product.add(at, &mut merged);
+            let mut bytes = bytes;
+            if product.is_some() || factor.is_some() {
+                changed.clear();
+                changed.extend_from_slice(bytes);
+                if let Some(product) = &product {
+                    product.add(at, &mut changed);
                     at += bytes.len() / size_of::<f32>();
-                    merged.as_slice()
                 }
-                None => bytes,
-            };
+                if let Some(factor) = factor {
+                    changed
+                        .as_chunks_mut()
+                        .0
+                        .iter_mut()
+                        .for_each(|x| *x = (f32::from_le_bytes(*x) * factor).to_le_bytes());
+                }
+                bytes = &changed;
+            }
             let fits = options.dtype.convert(bytes, &mut converted);
             fits.ok_or_else(|| too_large(shard, name, options.dtype))?;
             writer.write(&converted).map(drop)

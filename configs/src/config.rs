@@ -15,6 +15,7 @@ mod launcher;
 mod layers;
 mod model;
 mod monitor;
+mod mup;
 mod offload;
 mod optimizer;
 mod optimizer_params;
@@ -56,11 +57,12 @@ pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
+pub use mup::{BaseWidths, Mup};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::Optimizer;
 pub use optimizer_params::{
-    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd,
+    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd,
 };
 pub use parameter_groups::{ParameterGroup, ParameterKind};
 pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
@@ -148,6 +150,8 @@ section! {
         pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Parameters, multiply-accumulates and times of each layer in one step");
         /// The model to build; `None` if the program provides its own.
         pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may bring its own instead");
+        /// The base model of the maximal update parametrization; `None` without it.
+        pub mup: Option<Mup> = section(&Mup::SECTION, "Maximal update parametrization (µP): the base model for which `optimizer.params.lr` was tuned, for MuAdam, MuAdamW and MuSGD");
         /// Adapters that are trained instead of the model; `None` trains the model.
         pub adapter: Option<Adapter> = section(&Adapter::SECTION, "Small matrices to train beside the linear maps of a model, which is frozen; without the section the model itself is trained");
         /// How frozen weights are quantized; `None` quantizes none.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use crate::bytes::bytes;
-use crate::config::PartitionMethod;
+use crate::config::{Mup, PartitionMethod};
 use crate::node::Value;
 use crate::schema::{self, Key, Kind, Status};
 use crate::value::leaf;
@@ -45,6 +45,10 @@ pub(crate) fn elsewhere(name: &str) -> &'static [String] {
     static PLACES: LazyLock<HashMap<&'static str, Places>> = LazyLock::new(|| {
         let mut places = HashMap::<_, Places>::new();
         schema::walk("", schema::TOP.keys, &mut |path, key: &'static Key| {
+            // The base model's keys are those of `model`, which are meant.
+            if path.strip_prefix(Mup::base).is_some_and(|rest| rest.starts_with('.')) {
+                return;
+            }
             // Paths in a file do not contain the name of the variant.
             let plain = plain(path);
             let (all, today) = places.entry(key.name).or_default();

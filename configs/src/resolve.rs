@@ -165,6 +165,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     if let Some(quantization) = &config.quantization_config {
         quantization.check(config.working_dtype(), resolver);
     }
+    Mup::check(config, resolver);
     Data::check_max_tokens(config, resolver);
     if config.training.gradient_noise_scale.is_some() {
         let key = Training::gradient_noise_scale;

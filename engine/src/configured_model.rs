@@ -7,89 +7,125 @@ use zero_model::ops::{FourBit, LoraInit, LoraOptions, PreferenceLoss, Quantizati
 use zero_model::{Adapter, BuildError, Layers, Model, Trainable, TrainedBias, zoo};
 
 use crate::error::Error;
-use crate::parameter_groups;
+use crate::{mup, parameter_groups};
 
 /// Returns the layers of the configured model. `vocabulary` is the tokenizer's vocabulary size, for `vocab_size: auto`.
 ///
 /// # Errors
 /// Fails if the configuration has no `model` section, or its vocabulary is smaller than the tokenizer's.
 pub fn from_config(config: &Config, vocabulary: Option<usize>) -> Result<Layers, Error> {
-    let packed = config.data.as_ref().is_some_and(|data| data.sample_packing);
-    let preference = config.preference.as_ref().map(preference_loss);
-    match &config.model {
-        None => Err(Error::setting(
+    let Some(model) = &config.model else {
+        return Err(Error::setting(
             "model",
             "the configuration has no model",
             "add a `model` section, for example `model: {type: gpt2, n_layer: 4, n_head: 4, n_embd: 128}`",
-        )),
-        Some(config::Model::Gpt2(m)) => Ok(zoo::gpt2(&zoo::Gpt2Config {
-            vocab_size: vocab_size(m.vocab_size, vocabulary, m.pretrained.as_deref())?,
-            n_positions: m.n_positions,
-            n_embd: m.n_embd,
-            n_layer: m.n_layer,
-            n_head: m.n_head,
-            n_inner: Some(m.n_inner),
-            activation_function: activation(m.activation_function),
-            layer_norm_epsilon: m.layer_norm_epsilon as f32,
-            initializer_range: m.initializer_range,
-            tie_word_embeddings: m.tie_word_embeddings,
-            tiled_mlp_rows: m.tiled_mlp_rows,
-            packed,
-            preference,
-            embd_pdrop: m.embd_pdrop as f32,
-            resid_pdrop: m.resid_pdrop as f32,
-            attn_pdrop: m.attn_pdrop as f32,
-        })),
-        // A program can set another activation than those of the schema.
-        Some(config::Model::Llama(m))
-            if !matches!(m.hidden_act, config::Activation::Silu | config::Activation::GeluNew) =>
-        {
-            Err(Error::setting(
-                "model.hidden_act",
-                "Llama supports only the gates `silu` and `gelu_pytorch_tanh` so far",
-                "leave the key out",
-            ))
+        ));
+    };
+    let base = config.base_model();
+    Ok(match model {
+        config::Model::Gpt2(model) => {
+            let base = match &base {
+                Some(config::Model::Gpt2(base)) => Some(gpt2(config, base, vocabulary)?.into()),
+                _ => None,
+            };
+            zoo::gpt2(&zoo::Gpt2Config { base, ..gpt2(config, model, vocabulary)? })
         }
-        Some(config::Model::Llama(m)) => Ok(zoo::llama(&zoo::LlamaConfig {
-            vocab_size: vocab_size(m.vocab_size, vocabulary, m.pretrained.as_deref())?,
-            hidden_size: m.hidden_size,
-            intermediate_size: m.intermediate_size,
-            num_hidden_layers: m.num_hidden_layers,
-            num_attention_heads: m.num_attention_heads,
-            num_key_value_heads: m.num_key_value_heads,
-            head_dim: Some(m.head_dim),
-            max_position_embeddings: m.max_position_embeddings,
-            rope_theta: m.rope_theta,
-            rope_scaling: m.rope_scaling.as_ref().map(|scaling| rope_scaling(scaling, m.max_position_embeddings)),
-            sliding_window: m.sliding_window,
-            layer_types: m.layer_types.iter().map(|kind| layer_type(kind)).collect(),
-            rotates: m.no_rope_layers.iter().map(|rotates| *rotates == 1).collect(),
-            qk_norm: m.qk_norm,
-            query_pre_attn_scalar: m.query_pre_attn_scalar,
-            rope_local_base_freq: m.rope_local_base_freq,
-            partial_rotary_factor: m.partial_rotary_factor,
-            hidden_act: activation(m.hidden_act),
-            norm_unit_offset: m.norm_unit_offset,
-            post_norms: m.post_norms,
-            scale_embeddings: m.scale_embeddings,
-            fused_projections: m.fused_projections,
-            attention_dropout: m.attention_dropout as f32,
-            rms_norm_eps: m.rms_norm_eps as f32,
-            tie_word_embeddings: m.tie_word_embeddings,
-            qkv_bias: m.qkv_bias,
-            attention_bias: m.attention_bias,
-            mlp_bias: m.mlp_bias,
-            tiled_mlp_rows: m.tiled_mlp_rows,
-            packed,
-            preference,
-            initializer_range: m.initializer_range,
-        })),
-        Some(config::Model::Mlp(m)) => Ok(zoo::mlp(&zoo::MlpConfig {
-            input_size: m.input_size,
-            hidden_sizes: m.hidden_sizes.clone(),
-            num_labels: m.output_size,
-            hidden_act: activation(m.activation),
-        })),
+        config::Model::Llama(model) => {
+            let base = match &base {
+                Some(config::Model::Llama(base)) => Some(llama(config, base, vocabulary)?.into()),
+                _ => None,
+            };
+            zoo::llama(&zoo::LlamaConfig { base, ..llama(config, model, vocabulary)? })
+        }
+        config::Model::Mlp(model) => {
+            let base = match &base {
+                Some(config::Model::Mlp(base)) => Some(mlp(base).into()),
+                _ => None,
+            };
+            zoo::mlp(&zoo::MlpConfig { base, ..mlp(model) })
+        }
+    })
+}
+
+fn is_packed(config: &Config) -> bool {
+    config.data.as_ref().is_some_and(|data| data.sample_packing)
+}
+
+fn gpt2(config: &Config, m: &config::Gpt2, vocabulary: Option<usize>) -> Result<zoo::Gpt2Config, Error> {
+    Ok(zoo::Gpt2Config {
+        vocab_size: vocab_size(m.vocab_size, vocabulary, m.pretrained.as_deref())?,
+        n_positions: m.n_positions,
+        n_embd: m.n_embd,
+        n_layer: m.n_layer,
+        n_head: m.n_head,
+        n_inner: Some(m.n_inner),
+        activation_function: activation(m.activation_function),
+        layer_norm_epsilon: m.layer_norm_epsilon as f32,
+        initializer_range: m.initializer_range,
+        tie_word_embeddings: m.tie_word_embeddings,
+        tiled_mlp_rows: m.tiled_mlp_rows,
+        packed: is_packed(config),
+        preference: config.preference.as_ref().map(preference_loss),
+        embd_pdrop: m.embd_pdrop as f32,
+        resid_pdrop: m.resid_pdrop as f32,
+        attn_pdrop: m.attn_pdrop as f32,
+        base: None,
+    })
+}
+
+fn llama(config: &Config, m: &config::Llama, vocabulary: Option<usize>) -> Result<zoo::LlamaConfig, Error> {
+    // A program can set another activation than those of the schema.
+    if !matches!(m.hidden_act, config::Activation::Silu | config::Activation::GeluNew) {
+        return Err(Error::setting(
+            "model.hidden_act",
+            "Llama supports only the gates `silu` and `gelu_pytorch_tanh` so far",
+            "leave the key out",
+        ));
+    }
+    Ok(zoo::LlamaConfig {
+        vocab_size: vocab_size(m.vocab_size, vocabulary, m.pretrained.as_deref())?,
+        hidden_size: m.hidden_size,
+        intermediate_size: m.intermediate_size,
+        num_hidden_layers: m.num_hidden_layers,
+        num_attention_heads: m.num_attention_heads,
+        num_key_value_heads: m.num_key_value_heads,
+        head_dim: Some(m.head_dim),
+        max_position_embeddings: m.max_position_embeddings,
+        rope_theta: m.rope_theta,
+        rope_scaling: m.rope_scaling.as_ref().map(|scaling| rope_scaling(scaling, m.max_position_embeddings)),
+        sliding_window: m.sliding_window,
+        layer_types: m.layer_types.iter().map(|kind| layer_type(kind)).collect(),
+        rotates: m.no_rope_layers.iter().map(|rotates| *rotates == 1).collect(),
+        qk_norm: m.qk_norm,
+        query_pre_attn_scalar: m.query_pre_attn_scalar,
+        rope_local_base_freq: m.rope_local_base_freq,
+        partial_rotary_factor: m.partial_rotary_factor,
+        hidden_act: activation(m.hidden_act),
+        norm_unit_offset: m.norm_unit_offset,
+        post_norms: m.post_norms,
+        scale_embeddings: m.scale_embeddings,
+        fused_projections: m.fused_projections,
+        attention_dropout: m.attention_dropout as f32,
+        rms_norm_eps: m.rms_norm_eps as f32,
+        tie_word_embeddings: m.tie_word_embeddings,
+        qkv_bias: m.qkv_bias,
+        attention_bias: m.attention_bias,
+        mlp_bias: m.mlp_bias,
+        tiled_mlp_rows: m.tiled_mlp_rows,
+        packed: is_packed(config),
+        preference: config.preference.as_ref().map(preference_loss),
+        initializer_range: m.initializer_range,
+        base: None,
+    })
+}
+
+fn mlp(m: &config::Mlp) -> zoo::MlpConfig {
+    zoo::MlpConfig {
+        input_size: m.input_size,
+        hidden_sizes: m.hidden_sizes.clone(),
+        num_labels: m.output_size,
+        hidden_act: activation(m.activation),
+        base: None,
     }
 }
 
@@ -183,7 +219,7 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
 /// # Errors
 /// The same as those of [`build`].
 pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
-    let model = selected(config, layers, dtype, device)?;
+    let model = selected(config, mup::with_base_shapes(config, layers)?, dtype, device)?;
     let model = model.with_z_loss(config.training.z_loss as f32).map_err(|error| {
         let help = "remove the key, or end the model with a `zoo::LanguageHead`; a loss of your own can call \
                     `ops::cross_entropy_with_z_loss`";
@@ -306,6 +342,9 @@ fn of_quantization(error: BuildError) -> Error {
         }
         BuildError::NothingQuantized => {
             Error::setting(KEY, error.to_string(), "build layers from `ops::Linear::new` or `ops::Conv1D::new`")
+        }
+        BuildError::Base(_) | BuildError::BaseShapes(_) => {
+            Error::setting("mup", error.to_string(), "describe the same model with other widths")
         }
         other => other.into(),
     }

@@ -18,6 +18,7 @@ mod executor;
 pub mod files;
 pub mod format;
 mod loss_weights;
+mod mup;
 mod noise;
 mod offload;
 pub mod parameter_groups;

@@ -8,6 +8,7 @@ use zero_partition::{adafactor_states, muon_states};
 
 use crate::error::Error;
 use crate::format::{counted, grouped};
+use crate::mup;
 use config::{Config, ParameterGroup, ParameterKind};
 
 /// Selects the matrices that the optimizer updates as a whole: those that Muon orthogonalizes, and those whose second
@@ -82,7 +83,7 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
 pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
     let (groups, shrinking) = (groups(config), config.training.layerwise_lr_decay);
     let (bits, smallest) = config.optimizer.optim_bits().unwrap_or((32, 0));
-    if groups.is_empty() && shrinking == 1.0 && bits == 32 {
+    if groups.is_empty() && shrinking == 1.0 && bits == 32 && !config.optimizer.is_mu() {
         return Ok(model);
     }
     let (members, depths) = (members(config, &model)?, depths(&model));
@@ -100,10 +101,10 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
             tuning.weight_decay = group.weight_decay;
             tuning.betas = group.betas.map(|[beta1, beta2]| (beta1, beta2));
         }
-        tuning
+        mup::scaled(config, parameter, tuning)
     };
-    let tunings: Vec<Tuning> = model.parameters().iter().zip(members).map(of_parameter).collect();
-    Ok(model.with_tunings(&tunings))
+    let tunings: Result<Vec<Tuning>, Error> = model.parameters().iter().zip(members).map(of_parameter).collect();
+    Ok(model.with_tunings(&tunings?))
 }
 
 fn groups(config: &Config) -> &[ParameterGroup] {
@@ -161,7 +162,7 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
     Ok(members)
 }
 
-/// Describes each group of `training.param_groups`, one line each; none if there are no groups.
+/// Describes each group of `training.param_groups` and the learning rates of µP, one line each; none without either.
 ///
 /// # Errors
 /// As [`members`].
@@ -192,6 +193,7 @@ pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
     if !lines.is_empty() && members.contains(&None) {
         lines.push(format!("no group: {}", size(None)));
     }
+    lines.extend(mup::described(config, model));
     Ok(lines)
 }
 

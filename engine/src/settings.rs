@@ -238,7 +238,13 @@ fn optimizer(optimizer: &config::Optimizer, model: &Model) -> Result<(Optimizer,
             let betas = pair(betas);
             Optimizer::AdamW(AdamW { betas, eps, weight_decay, bias_correction, decoupled: adam_w_mode })
         }
-        From::Sgd(config::Sgd { momentum, dampening, nesterov, weight_decay, .. }) => {
+        From::MuAdam(config::MuAdam { betas, eps, weight_decay, .. })
+        | From::MuAdamW(config::MuAdam { betas, eps, weight_decay, .. }) => {
+            let (betas, decoupled) = (pair(betas), matches!(optimizer, From::MuAdamW(_)));
+            Optimizer::AdamW(AdamW { betas, eps, weight_decay, decoupled, ..AdamW::default() })
+        }
+        From::Sgd(config::Sgd { momentum, dampening, nesterov, weight_decay, .. })
+        | From::MuSgd(config::Sgd { momentum, dampening, nesterov, weight_decay, .. }) => {
             Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay })
         }
         From::Lion(config::Lion { betas, weight_decay, .. }) => {

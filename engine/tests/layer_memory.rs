@@ -410,7 +410,8 @@ fn mlp_cases() -> Result<Vec<Case>> {
     let mut cases = vec![];
     for (batch, hidden_act) in [(1, Activation::Relu), (100, Activation::Gelu), (1000, Activation::Silu)] {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let config = MlpConfig { input_size: 300, hidden_sizes: vec![500, 60], num_labels: 150, hidden_act };
+            let config =
+                MlpConfig { input_size: 300, hidden_sizes: vec![500, 60], num_labels: 150, hidden_act, base: None };
             let labels: Vec<u32> = (0..batch as u32).map(|i| i * 7 % 150).collect();
             let x = (Tensor::arange(0, batch as u32 * 300, &Device::Cpu)?.to_dtype(DType::F32)? / 1e6)?;
             cases.push(Case {

@@ -116,6 +116,12 @@ pub enum BuildError {
     /// A z-loss is configured for a loss that has none.
     #[error("the loss of the model has no z-loss: it is not a head that computes a softmax")]
     NoZLoss,
+    /// The base model of µP, or the wider one that it is compared with, cannot be built.
+    #[error("the base model: {0}")]
+    Base(Box<Self>),
+    /// The base model of µP has other parameters than the model.
+    #[error("{0}")]
+    BaseShapes(String),
     /// Every parameter is frozen.
     #[error("no parameter is trainable")]
     NothingTrainable,

@@ -12,6 +12,7 @@ use crate::adapter::Adapter;
 use crate::build_error::BuildError;
 use crate::routes::{self, Names, Route, Signature};
 use crate::trainable::Trainable;
+use crate::width::BaseShapes;
 
 /// Maps activations to activations. Every `candle_nn::Module` is one.
 pub trait Layer: Send + Sync {
@@ -151,6 +152,7 @@ pub struct Layers {
     pub(crate) adapter: Option<Adapter>,
     pub(crate) quantization: Option<QuantizationOptions>,
     pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
+    pub(crate) base_shapes: Option<std::result::Result<BaseShapes, BuildError>>,
     /// Number of layers before those of the last call.
     before_last_call: usize,
     /// The first method that was called before there was a layer.
@@ -272,6 +274,14 @@ impl Layers {
     #[must_use]
     pub fn optimizer(mut self, optimizer: impl CustomOptimizer + 'static) -> Self {
         self.optimizer = Some(Arc::new(optimizer));
+        self
+    }
+
+    /// Sets the shapes of the base model of µP, by which MuAdam, MuAdamW and MuSGD scale learning rates and weight decays. The
+    /// layers themselves say how they are initialized and scaled.
+    #[must_use]
+    pub fn with_base_shapes(mut self, shapes: BaseShapes) -> Self {
+        self.base_shapes = Some(Ok(shapes));
         self
     }
 

@@ -19,6 +19,7 @@ mod quantized;
 mod recorder;
 mod routes;
 mod trainable;
+mod width;
 pub mod zoo;
 
 pub use activations::Activations;
@@ -31,6 +32,7 @@ pub use module_buffer::ModuleBuffer;
 pub use parameter::{Parameter, ParameterId, Tuning};
 pub use routes::{Route, Signature};
 pub use trainable::Trainable;
+pub use width::{BaseShapes, Widths};
 pub use zero_ops as ops;
 #[cfg(feature = "cuda")]
 pub use zero_ops::device;

@@ -13,8 +13,10 @@ use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, op:
 use candle_nn::Init;
 use half::{bf16, f16};
 use zero_ops::graph::storage::{nothing, swap, take};
-use zero_ops::{Quantization, quantized_bytes, quantized_storage};
+use zero_ops::{Quantization, asks_inputs_first, quantized_bytes, quantized_storage};
 use zero_optim::MatrixStates;
+
+use crate::width::Widths;
 
 /// Index of a parameter in its model: the order of construction, which is the same on every rank.
 pub type ParameterId = usize;
@@ -31,6 +33,9 @@ pub struct Parameter {
     tuning: Tuning,
     matrix: Option<MatrixStates>,
     quantization: Option<Quantization>,
+    /// Whether it is a weight of `[inputs, outputs]`.
+    inputs_first: bool,
+    widths: Option<Widths>,
     leaf: Tensor,
 }
 
@@ -80,8 +85,10 @@ impl Parameter {
         }
         let leaf =
             Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
-        let (tuning, quantization) = (Tuning::default(), None);
-        let parameter = Self { name, shape, dtype, init, layer, role, tuning, matrix: None, quantization, leaf };
+        let (tuning, inputs_first) = (Tuning::default(), asks_inputs_first());
+        let (matrix, quantization, widths) = (None, None, None);
+        let parameter =
+            Self { name, shape, dtype, init, layer, role, tuning, matrix, quantization, inputs_first, widths, leaf };
         parameter.release()?;
         Ok(parameter)
     }
@@ -169,6 +176,17 @@ impl Parameter {
     #[must_use]
     pub fn matrix(&self) -> Option<&MatrixStates> {
         self.matrix.as_ref()
+    }
+
+    /// Returns its widths compared with those of the base model, if the model has base shapes.
+    #[must_use]
+    pub fn widths(&self) -> Option<&Widths> {
+        self.widths.as_ref()
+    }
+
+    /// Sets the multiplier of each dimension that is a width.
+    pub(crate) fn set_widths(&mut self, multipliers: Vec<Option<f64>>) {
+        self.widths = Some(Widths::new(multipliers, self.inputs_first));
     }
 
     /// Sets what the optimizer keeps of the parameter, if it updates it as a whole.

@@ -86,8 +86,8 @@ pub use parallel::{convert, in_parallel, set_threads, threads};
 pub use pass::Pass;
 pub use preference::{PreferenceLoss, preference_loss};
 pub use quantized::{
-    FourBit, Quantization, QuantizationOptions, QuantizedFormat, asks_quantized, quantized_bytes, quantized_storage,
-    with_quantization,
+    FourBit, Quantization, QuantizationOptions, QuantizedFormat, asks_inputs_first, asks_quantized, quantized_bytes,
+    quantized_storage, with_quantization,
 };
 pub use rotary::{RopeScaling, Rotary};
 pub use scaled::scaled;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::config::optimizer_params::{
-    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd, check_bits,
+    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd, check_bits,
 };
 use crate::config::{Config, Scheduler, Training};
 use crate::reader::{Read, Reader, Resolver};
@@ -37,10 +37,15 @@ pub enum Optimizer {
     Adafactor(Adafactor),
     /// An optimizer of the program that reads the configuration.
     Custom(Custom),
+    /// Adam with L2 decay whose learning rates fall with the width of the model, as `mup.MuAdam` (Yang et al. 2022).
+    MuAdam(MuAdam),
+    /// The same with decoupled weight decay, as `mup.MuAdamW`.
+    MuAdamW(MuAdam),
+    /// Stochastic gradient descent whose learning rates follow the width of the model, as `mup.MuSGD`.
+    MuSgd(Sgd),
 }
 
 const ONE_BIT: &str = "compressed-momentum optimizers are gone from DeepSpeed; use AdamW";
-const LATER: Status = Status::Later { off: &[] };
 
 impl Optimizer {
     pub(crate) const PARAMS: &'static str = path!(Config::optimizer, PARAMS);
@@ -64,9 +69,9 @@ impl Optimizer {
             variant("Lamb", "Adam with a trust ratio for each parameter", Lamb::SECTION.keys),
             variant("Adafactor", "Second moments with one value for each row and column", Adafactor::SECTION.keys),
             variant("Custom", "An optimizer of your own program, which calls `Trainer::optimizer`", Custom::SECTION.keys),
-            Variant { status: LATER, ..variant("MuAdam", "Adam for maximal-update parametrisation", &[]) },
-            Variant { status: LATER, ..variant("MuAdamW", "AdamW for maximal-update parametrisation", &[]) },
-            Variant { status: LATER, ..variant("MuSGD", "SGD for maximal-update parametrisation", &[]) },
+            variant("MuAdam", "Adam with L2 decay in the maximal update parametrization, with the section `mup`", MuAdam::SECTION.keys),
+            variant("MuAdamW", "AdamW in the maximal update parametrization, with the section `mup`", MuAdam::SECTION.keys),
+            variant("MuSGD", "SGD in the maximal update parametrization, with the section `mup`", Sgd::SECTION.keys),
             Variant { status: Status::Removed, ..variant("OneBitAdam", ONE_BIT, &[]) },
             Variant { status: Status::Removed, ..variant("ZeroOneAdam", ONE_BIT, &[]) },
             Variant { status: Status::Removed, ..variant("OneBitLamb", ONE_BIT, &[]) },
@@ -79,7 +84,7 @@ impl Optimizer {
             check_bits(bits, Adam::optim_bits, resolver);
         }
         match self {
-            Self::Sgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
+            Self::Sgd(sgd) | Self::MuSgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
                 let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0".to_string();
                 resolver.contradiction(&[Sgd::nesterov, Sgd::momentum, Sgd::dampening], message, None);
             }
@@ -138,6 +143,11 @@ impl Optimizer {
         }
     }
 
+    /// Returns whether learning rates follow the widths of a base model.
+    pub fn is_mu(&self) -> bool {
+        matches!(self, Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_))
+    }
+
     /// Returns the bits of a state's value, and the elements from which a parameter has states in 8 bits; `None` for an
     /// optimizer without states in 8 bits.
     pub fn optim_bits(&self) -> Option<(usize, usize)> {
@@ -156,8 +166,11 @@ impl Optimizer {
             | Self::Lion(Lion { betas, .. })
             | Self::NAdam(NAdam { betas, .. })
             | Self::RAdam(RAdam { betas, .. })
+            | Self::MuAdam(MuAdam { betas, .. })
+            | Self::MuAdamW(MuAdam { betas, .. })
             | Self::Lamb(Lamb { betas, .. }) => Some(*betas),
             Self::Sgd(_)
+            | Self::MuSgd(_)
             | Self::Adagrad(_)
             | Self::RmsProp(_)
             | Self::Muon(_)
@@ -172,6 +185,9 @@ impl Optimizer {
         match self {
             Self::AdamW(Adam { lr, .. })
             | Self::Sgd(Sgd { lr, .. })
+            | Self::MuAdam(MuAdam { lr, .. })
+            | Self::MuAdamW(MuAdam { lr, .. })
+            | Self::MuSgd(Sgd { lr, .. })
             | Self::Lion(Lion { lr, .. })
             | Self::Adagrad(Adagrad { lr, .. })
             | Self::RmsProp(RmsProp { lr, .. })
@@ -204,6 +220,9 @@ impl Read for Optimizer {
             "Lamb" => Self::Lamb(Lamb::of(&mut keys)),
             "Adafactor" => Self::Adafactor(Adafactor::of(&mut keys)),
             "Custom" => Self::Custom(Custom::of(&mut keys)),
+            "MuAdam" => Self::MuAdam(MuAdam::of(&mut keys)),
+            "MuAdamW" => Self::MuAdamW(MuAdam::of(&mut keys)),
+            "MuSGD" => Self::MuSgd(Sgd::of(&mut keys)),
             _ => Self::AdamW(Adam::of(&mut keys)),
         }
     }
@@ -227,6 +246,9 @@ impl Serialize for Optimizer {
             Self::Lamb(lamb) => ("Lamb", json!(lamb)),
             Self::Adafactor(adafactor) => ("Adafactor", json!(adafactor)),
             Self::Custom(custom) => ("Custom", json!(custom)),
+            Self::MuAdam(adam) => ("MuAdam", json!(adam)),
+            Self::MuAdamW(adam) => ("MuAdamW", json!(adam)),
+            Self::MuSgd(sgd) => ("MuSGD", json!(sgd)),
         };
         json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
     }

@@ -75,6 +75,28 @@ section! {
 }
 
 section! {
+    /// Parameters of MuAdam and MuAdamW, as those of the package `mup`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct MuAdam(keys) in Optimizer::PARAMS {
+        /// Learning rate of the base model.
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate of the base model; auto: 5e-5, as Hugging Face's Trainer") [else TRAINER];
+        /// Decay of the first and second moment.
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        /// Added to the square root of the second moment.
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        /// Weight decay of the base model.
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay of the base model");
+        = rejected("amsgrad", "false", "the largest second moment so far is not kept");
+        = rejected("maximize", "false", "losses are minimised");
+        = rejected("differentiable", "false", "the step is not part of a graph");
+        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("fused", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+    }
+}
+
+section! {
     /// Parameters of Lion.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct Lion(keys) in Optimizer::PARAMS {

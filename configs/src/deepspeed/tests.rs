@@ -157,6 +157,7 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
         let is_section = matches!(key.kind, Kind::Section(_) | Kind::Variants(_));
         let own = [
             "model",
+            "mup",
             "adapter",
             "quantization_config",
             "preference",
@@ -173,7 +174,7 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
             // Those of bitsandbytes.
             || ["optim_bits", "min_8bit_size"].iter().any(|name| path.ends_with(&format!("].{name}")))
             || ["matrices", "ns_steps"].iter().any(|name| path == format!("optimizer.params[Muon].{name}"))
-            || ["RMSprop", "NAdam", "RAdam", "Adafactor", "AdamWScheduleFree"]
+            || ["RMSprop", "NAdam", "RAdam", "Adafactor", "AdamWScheduleFree", "MuAdam", "MuAdamW"]
                 .iter()
                 .any(|name| path.starts_with(&format!("optimizer.params[{name}]")))
             || path.strip_prefix("scheduler.params[").is_some_and(|rest| rest.starts_with(char::is_lowercase));

@@ -67,6 +67,9 @@ fn one_of_each() -> Vec<Config> {
         "Lamb",
         "Adafactor",
         "AdamWScheduleFree",
+        "MuAdam",
+        "MuAdamW",
+        "MuSGD",
     ];
     let schedulers = [
         "{type: Constant}",
@@ -104,6 +107,11 @@ fn one_of_each() -> Vec<Config> {
                 if index % 4 == 3 { "datasets: [{path: a}]" } else { "train: a" },
                 if index % 4 == 2 { "" } else { ", sample: {prompt: a}" },
             );
+            // µP has no adapters.
+            let text = match text.contains("type: Mu") && !text.contains("type: Muon") {
+                true => text.replace("adapter: {}", "mup: {base: {}}"),
+                false => text,
+            };
             // An MLP gives no answers, and two of them are longer than the original length of LongRoPE here.
             let text = if index % 4 < 2 { text + "preference: {}\n" } else { text };
             // It has an average of its own.

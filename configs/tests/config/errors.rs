@@ -243,8 +243,6 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "fp16: {enabled: true, auto_cast: true}",
         "autotuning: {mp_size: 2}",
         "data_efficiency: {enabled: true, data_sampling: {enabled: true, dynamic_batching: {enabled: true}}}",
-        "optimizer: {type: MuAdam}",
-        "optimizer: {type: muadam}",
         "managed_gradient_accumulation: false",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
         "zero_optimization: {zero_hpz_partition_size: 8}",

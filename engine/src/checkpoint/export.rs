@@ -57,11 +57,23 @@ pub(crate) fn recorded(config: &Config) -> Value {
     if let Some(quantization) = &config.quantization_config {
         recorded["quantization_config"] = json!(quantization);
     }
+    if let Some(mup) = &config.mup {
+        recorded["mup"] = json!(mup);
+    }
     if let Some(adapter) = &config.adapter {
         recorded["adapter"] = json!(adapter);
         recorded["base_model"] = json!(config.model.as_ref().and_then(|model| model.pretrained()));
     }
     recorded
+}
+
+/// Adds the recorded base model of µP to the sections of a configuration that only builds the model.
+pub(super) fn add_base(sections: &mut Value, recorded: &Value) {
+    if !recorded["mup"].is_null() {
+        sections["mup"] = recorded["mup"].clone();
+        // The section asks for one of these optimizers. None is created.
+        sections["optimizer"] = json!({"type": "MuAdam"});
+    }
 }
 
 /// Exports a checkpoint folder (`…/step-00000100`) to `out` in Hugging Face's format. If adapters were trained, writes
@@ -82,7 +94,7 @@ pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, 
             ("config.json", architecture(&manifest, weights.dtype)),
         ),
         Some((adapter, config)) => {
-            let settings = Ok(adapter_config(&adapter, &config, &manifest));
+            let settings = Ok((adapter_config(&adapter, &config, &manifest), vec![]));
             write(folder, out, &manifest, weights, Contents::Adapter, ("adapter_config.json", settings))
         }
     }
@@ -159,7 +171,7 @@ fn write(
     manifest: &Manifest,
     weights: Weights,
     contents: Contents,
-    (name, settings): (&str, Result<Value, String>),
+    (name, settings): (&str, Result<(Value, Factors), String>),
 ) -> Result<(Exported, Vec<String>), Error> {
     if weights.averaged
         && manifest.schedule_free.is_none()
@@ -168,9 +180,10 @@ fn write(
         let message = format!("{} has no averages of the weights", folder.display());
         return Err(Error::setting("--ema", message, "train with `training.ema`, or export the weights themselves"));
     }
-    let (mut beside, mut left_out) = (vec![], vec![]);
+    let (mut beside, mut left_out, mut factors) = (vec![], vec![], vec![]);
     match settings {
-        Ok(settings) => {
+        Ok((settings, of_settings)) => {
+            factors = of_settings;
             beside.push((name.into(), format!("{settings:#}\n").into_bytes()));
             match tokenizer_files(manifest)? {
                 Ok(files) => beside.extend(files),
@@ -184,19 +197,24 @@ fn write(
         max_shard_bytes: weights.max_shard_bytes,
         averaged: weights.averaged && manifest.schedule_free.is_none(),
         contents,
+        factors,
         beside,
     };
     Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
 }
 
-/// Builds `config.json`, or returns why that is impossible.
-fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String> {
+/// Parameters that an export multiplies by a number.
+type Factors = Vec<(&'static str, f32)>;
+
+/// Builds `config.json` and the factors of weights with which it describes the model, or returns why that is impossible.
+fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Factors), String> {
     let section = &manifest.config["model"];
     if section.is_null() {
         return Err("the program built the model in code, not from a `model` section".into());
     }
-    let text = json!({"train_micro_batch_size_per_gpu": 1, "model": section}).to_string();
-    let config = Config::parse("manifest.json", text)
+    let mut sections = json!({"train_micro_batch_size_per_gpu": 1, "model": section});
+    add_base(&mut sections, &manifest.config);
+    let config = Config::parse("manifest.json", sections.to_string())
         .map_err(|errors| format!("the checkpoint's `model` section is invalid: {errors}"))?;
     let vocabulary = |name: &str| manifest.parameters.get(name).and_then(|entry| entry.shape.first()).copied();
     let (vocabulary, of) = match &config.model {
@@ -217,6 +235,7 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
         return Err(other());
     }
     let vocabulary = vocabulary.ok_or_else(other)?;
+    let factors = readout_factors(&config)?;
     let mut fields = match &config.model {
         Some(Model::Gpt2(model)) => gpt2(model, vocabulary),
         Some(Model::Llama(model)) => llama(model, vocabulary)?,
@@ -232,7 +251,34 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<Value, String
         ExportDtype::Bf16 => "bfloat16",
         ExportDtype::F16 => "float16",
     });
-    Ok(fields)
+    Ok((fields, factors))
+}
+
+/// Returns the factors of the last norm that divide the inputs of the head as a model does that is wider than its base model.
+/// The products are exact if the divisor is a power of two, and else rounded once.
+fn readout_factors(config: &Config) -> Result<Factors, String> {
+    let none =
+        |of: &str| Err(format!("no Hugging Face class has {of} of a model in µP that is wider than its base model"));
+    let (divisor, names): (_, &[&str]) = match (&config.model, config.base_model()) {
+        (Some(Model::Gpt2(model)), Some(Model::Gpt2(base))) => {
+            if model.n_embd / model.n_head != base.n_embd / base.n_head {
+                return none("the attention");
+            }
+            (model.n_embd as f64 / base.n_embd as f64, &["transformer.ln_f.weight", "transformer.ln_f.bias"])
+        }
+        (Some(Model::Llama(model)), Some(Model::Llama(base))) => {
+            let divisor = model.hidden_size as f64 / base.hidden_size as f64;
+            if model.head_dim != base.head_dim {
+                return none("the attention");
+            }
+            if divisor != 1.0 && (model.scale_embeddings || model.norm_unit_offset) {
+                return none(if model.scale_embeddings { "the scaled embeddings" } else { "the norm before the head" });
+            }
+            (divisor, &["model.norm.weight"])
+        }
+        _ => return Ok(vec![]),
+    };
+    Ok(names.iter().filter(|_| divisor != 1.0).map(|&name| (name, (1.0 / divisor) as f32)).collect())
 }
 
 pub(super) fn activation(activation: Activation) -> &'static str {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use zero_checkpoint::{Background, LossScale, Manifest, Progress, RunLock, Save, Snapshot};
 use zero_config::Config;
 use zero_optim::{LossScaleState, LossScaler};
@@ -171,6 +171,11 @@ impl Engine {
             }
         }
         let manifest = zero_checkpoint::load(folder.as_ref(), &mut self.zero, &*self.comm)?;
+        if !manifest.config.is_null() && manifest.config["mup"] != json!(self.config.mup) {
+            let saved = &manifest.config["mup"];
+            let message = format!("it is not that of {}: {saved}", folder.as_ref().display());
+            return Err(Error::setting("mup", message, "the values of a model in µP fit its own base model only"));
+        }
         self.step = manifest.step;
         self.samples = manifest.samples;
         self.scaler = self.settings.loss_scaling.map(LossScaler::new);

@@ -9,6 +9,7 @@ use zero_checkpoint::{CheckpointError, Manifest};
 use zero_config::{Config, Warning};
 use zero_model::{Layers, Model};
 
+use crate::checkpoint::export::add_base;
 use crate::configured_model;
 use crate::error::Error;
 
@@ -92,6 +93,7 @@ impl StoredModel {
             return Err(Error::setting(FOLDER, message, help));
         }
         let mut sections = json!({"model": recorded["model"], "quantization_config": recorded["quantization_config"]});
+        add_base(&mut sections, recorded);
         if let Some(quantization) = sections["quantization_config"].as_object_mut() {
             // Here every model computes in f32.
             quantization.remove("bnb_4bit_compute_dtype");

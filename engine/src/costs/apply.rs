@@ -26,8 +26,8 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
 /// Names the optimizer and its number of states, on which the cost of an update depends.
 fn optimizer(subject: &Subject<'_>) -> String {
     let name = match subject.config.optimizer {
-        Optimizer::AdamW(_) => "AdamW",
-        Optimizer::Sgd(_) => "SGD",
+        Optimizer::AdamW(_) | Optimizer::MuAdam(_) | Optimizer::MuAdamW(_) => "AdamW",
+        Optimizer::Sgd(_) | Optimizer::MuSgd(_) => "SGD",
         Optimizer::Lion(_) => "Lion",
         Optimizer::Adagrad(_) => "Adagrad",
         Optimizer::RmsProp(_) => "RMSprop",

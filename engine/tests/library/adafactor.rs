@@ -94,6 +94,7 @@ pub(crate) fn resumes_a_large_matrix(optimizer: &str, with_optimizer: impl Fn(La
             hidden_sizes: vec![2050],
             num_labels: 2,
             hidden_act: zoo::Activation::Relu,
+            base: None,
         }))
     };
     let batch = |step: usize| {

@@ -33,6 +33,7 @@ mod lamb;
 mod loss_scale;
 mod module_buffers;
 mod muon;
+mod mup;
 mod named;
 mod narrow;
 mod noise;

@@ -166,7 +166,7 @@ fn a_loss_without_one_is_an_error() {
     let of_logits = || zoo::gpt2(&world::gpt2_config()).loss(ops::cross_entropy);
     let mlp = || {
         let (hidden_sizes, hidden_act) = (vec![5], zoo::Activation::Relu);
-        zoo::mlp(&zoo::MlpConfig { input_size: 4, hidden_sizes, num_labels: 3, hidden_act })
+        zoo::mlp(&zoo::MlpConfig { input_size: 4, hidden_sizes, num_labels: 3, hidden_act, base: None })
     };
     for layers in [of_logits(), mlp()] {
         let config = config(1, &text(1, 0, "z_loss: 1.0e-4"));

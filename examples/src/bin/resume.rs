@@ -33,6 +33,7 @@ fn model() -> Layers {
         hidden_sizes: vec![32, 32],
         num_labels: 4,
         hidden_act: zoo::Activation::Silu,
+        base: None,
     })
 }
 

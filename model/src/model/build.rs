@@ -28,7 +28,8 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, optimizer, .. } = self;
+        let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, base_shapes, optimizer, .. } =
+            self;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let build = || -> std::result::Result<Vec<(String, Built)>, BuildError> {
@@ -59,7 +60,7 @@ impl Layers {
             (None, Some(head)) => Ending::Head(head),
             (None, None) => return Err(BuildError::NoLoss),
         };
-        let record = match recorder.0.lock() {
+        let mut record = match recorder.0.lock() {
             Ok(mut record) => std::mem::take(&mut *record),
             Err(poisoned) => std::mem::take(&mut *poisoned.into_inner()),
         };
@@ -72,6 +73,9 @@ impl Layers {
         match &adapter {
             Some(adapter) => adapter.check(&record.parameters, &maps)?,
             None => trainable.check(&record.parameters)?,
+        }
+        if let Some(shapes) = base_shapes.transpose()? {
+            shapes.set(&mut record.parameters)?;
         }
         if let Some(options) = &quantization {
             check_quantized(options, &record.parameters)?;

@@ -4,9 +4,12 @@
 //! `GPT2LMHeadModel`.
 
 use super::pair_head::with_head;
-use super::{Activation, Alone, POSITION_IDS, PreferenceLoss, check_sizes, with_positions, within_documents};
+use super::{
+    Activation, Last, POSITION_IDS, PreferenceLoss, check_sizes, times_as_wide, with_positions, within_documents,
+};
 use crate::activations::Activations;
 use crate::layers::{Layer, Layers};
+use crate::width::BaseShapes;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;
@@ -14,6 +17,7 @@ use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
 use zero_ops::{
     AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed_with_dropout, positions,
+    scaled,
 };
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -22,18 +26,20 @@ use zero_ops::{
 ///
 /// The layers are `transformer` (both embeddings), `transformer.h.0` …, `transformer.ln_f` and `lm_head`. Weights are
 /// initialized from a normal distribution with standard deviation `initializer_range`, divided by √(2·n_layer) for the
-/// last weight of each residual branch. Biases start at 0.
+/// last weight of each residual branch. Biases start at 0. With a [`base`](Gpt2Config::base) the model is in µP.
 pub fn gpt2(config: &Gpt2Config) -> Layers {
     let (embed, block) = (config.clone(), config.clone());
     let position_ids = config.takes_positions().then_some(POSITION_IDS);
     let (width, eps) = (config.n_embd, config.layer_norm_epsilon);
+    let readout = 1.0 / config.times_as_wide(|config| config.n_embd);
     let layers = Layers::new()
         .layer("transformer", move |vb| Embeddings::new(&embed, vb))
         .with(position_ids)
         .layers("transformer.h", config.n_layer, move |_, vb| Block::new(&block, vb))
         .with(position_ids)
-        .layer("transformer.ln_f", move |vb| LayerNorm::new(width, eps, vb).map(Alone));
-    let layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
+        .layer("transformer.ln_f", move |vb| Ok(Last(LayerNorm::new(width, eps, vb)?, readout as f32)));
+    let mut layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
+    layers.base_shapes = config.base.as_deref().map(|base| BaseShapes::new(gpt2(base), gpt2(&base.wider())));
     if config.tie_word_embeddings { layers.tie("transformer.wte.weight", "lm_head.weight") } else { layers }
 }
 
@@ -74,6 +80,10 @@ pub struct Gpt2Config {
     /// The loss of pairs of answers. A sample then consists of two documents, as with `packed`, and `lm_head` returns their
     /// log-probabilities.
     pub preference: Option<PreferenceLoss>,
+    /// The same model with other widths (`n_embd`, `n_inner`, `n_head`), the base model of µP. The inputs of the head are
+    /// divided by the multiplier of `n_embd`, attention scores by the square root of that of the heads' size, and the initial
+    /// weights of matrices between two widths by the square root of that of their inputs.
+    pub base: Option<Box<Self>>,
 }
 
 impl Default for Gpt2Config {
@@ -96,6 +106,7 @@ impl Default for Gpt2Config {
             tiled_mlp_rows: None,
             packed: false,
             preference: None,
+            base: None,
         }
     }
 }
@@ -114,6 +125,12 @@ impl Gpt2Config {
         if !self.n_embd.is_multiple_of(self.n_head) {
             bail!("gpt2: n_embd = {} is not a multiple of n_head = {}", self.n_embd, self.n_head);
         }
+        if let Some(base) = &self.base {
+            let (n_embd, n_inner, n_head) = (base.n_embd, base.n_inner, base.n_head);
+            if (Self { n_embd, n_inner, n_head, base: None, ..self.clone() }) != **base {
+                bail!("gpt2: the base model differs in more than n_embd, n_inner and n_head");
+            }
+        }
         Ok(())
     }
 
@@ -123,6 +140,15 @@ impl Gpt2Config {
 
     fn inner(&self) -> usize {
         self.n_inner.unwrap_or(4 * self.n_embd)
+    }
+
+    fn times_as_wide(&self, size: impl Fn(&Self) -> usize) -> f64 {
+        times_as_wide(self, self.base.as_deref(), size)
+    }
+
+    /// Returns the same model with all widths doubled, the size of a head too.
+    fn wider(&self) -> Self {
+        Self { n_embd: 2 * self.n_embd, n_inner: Some(2 * self.inner()), ..self.clone() }
     }
 }
 
@@ -170,9 +196,9 @@ enum Mlp {
 }
 
 impl Mlp {
-    fn new(config: &Gpt2Config, residual_std: f64, vb: &VarBuilder) -> Result<Self> {
+    fn new(config: &Gpt2Config, [std, residual_std]: [f64; 2], vb: &VarBuilder) -> Result<Self> {
         let (width, inner, activation) = (config.n_embd, config.inner(), config.activation_function);
-        let c_fc = Conv1D::new(width, inner, config.initializer_range, vb.pp("c_fc"))?;
+        let c_fc = Conv1D::new(width, inner, std, vb.pp("c_fc"))?;
         let c_proj = Conv1D::new(inner, width, residual_std, vb.pp("c_proj"))?;
         Ok(match config.tiled_mlp_rows {
             None => Self::Whole { c_fc, activation, c_proj },
@@ -196,6 +222,8 @@ struct Block {
     c_attn: Conv1D,
     attn_proj: Conv1D,
     heads: usize,
+    /// Square root of the factor of attention scores, beside the attention's own 1/√size.
+    score_root: f32,
     ln_2: LayerNorm,
     mlp: Mlp,
     probability_dropout: Dropout,
@@ -206,16 +234,20 @@ struct Block {
 impl Block {
     fn new(config: &Gpt2Config, vb: VarBuilder) -> Result<Self> {
         config.check()?;
-        let (width, std) = (config.n_embd, config.initializer_range);
-        let residual_std = std / (2.0 * config.n_layer as f64).sqrt();
+        let width = config.n_embd;
+        let of_residual = |std: f64| std / (2.0 * config.n_layer as f64).sqrt();
+        let from_width = config.initializer_range / config.times_as_wide(|config| config.n_embd).sqrt();
+        let from_inner = config.initializer_range / config.times_as_wide(Gpt2Config::inner).sqrt();
+        let head = config.times_as_wide(|config| config.n_embd / config.n_head);
         let attn = vb.pp("attn");
         Ok(Self {
             ln_1: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_1"))?,
-            c_attn: Conv1D::new(width, 3 * width, std, attn.pp("c_attn"))?,
-            attn_proj: Conv1D::new(width, width, residual_std, attn.pp("c_proj"))?,
+            c_attn: Conv1D::new(width, 3 * width, from_width, attn.pp("c_attn"))?,
+            attn_proj: Conv1D::new(width, width, of_residual(from_width), attn.pp("c_proj"))?,
             heads: config.n_head,
+            score_root: head.powf(-0.25) as f32,
             ln_2: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_2"))?,
-            mlp: Mlp::new(config, residual_std, &vb.pp("mlp"))?,
+            mlp: Mlp::new(config, [from_width, of_residual(from_inner)], &vb.pp("mlp"))?,
             probability_dropout: Dropout { probability: config.attn_pdrop, name: "probabilities" },
             attn_dropout: Dropout { probability: config.resid_pdrop, name: "attn" },
             mlp_dropout: Dropout { probability: config.resid_pdrop, name: "mlp" },
@@ -226,7 +258,10 @@ impl Block {
         let qkv = self.c_attn.forward(&self.ln_1.forward(x)?)?;
         let span = within_documents(&AttentionSpan::default(), position_ids);
         let dropout = (&self.probability_dropout, pass);
-        self.attn_proj.forward(&causal_attention_packed_with_dropout(&qkv, self.heads, &span, dropout)?)
+        // Queries, keys and values are one tensor, so all three are multiplied, and the outputs are divided again.
+        let qkv = scaled(&qkv, self.score_root)?;
+        let attended = causal_attention_packed_with_dropout(&qkv, self.heads, &span, dropout)?;
+        self.attn_proj.forward(&scaled(&attended, 1.0 / self.score_root)?)
     }
 }
 

@@ -9,9 +9,10 @@
 //! it is a Phi-3 or Phi-4 (Abdin et al., "Phi-3 technical report", 2024).
 
 use super::pair_head::with_head;
-use super::{Alone, LlamaConfig, POSITION_IDS, with_positions, within_documents};
+use super::{Last, LlamaConfig, POSITION_IDS, with_positions, within_documents};
 use crate::activations::Activations;
 use crate::layers::{Layer, Layers};
+use crate::width::BaseShapes;
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
@@ -28,21 +29,24 @@ use zero_ops::{
 /// logits.
 ///
 /// The layers are `model.embed_tokens`, `model.layers.0` …, `model.norm` and `lm_head`. Weights are initialized from a
-/// normal distribution with standard deviation `initializer_range`, norms start at 1, biases at 0.
+/// normal distribution with standard deviation `initializer_range`, norms start at 1, biases at 0. With a
+/// [`base`](LlamaConfig::base) the model is in µP.
 pub fn llama(config: &LlamaConfig) -> Layers {
     let (embed, block) = (config.clone(), config.clone());
     let (width, norm) = (config.hidden_size, config.clone());
     let shared = Arc::new(Shared::new(config));
+    let readout = 1.0 / config.times_as_wide(|config| config.hidden_size);
     let layers = Layers::new()
         .layer("model.embed_tokens", move |vb| {
             embed.check()?;
             let table = Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)?;
-            Ok(if embed.scale_embeddings { table.times((embed.hidden_size as f64).sqrt()) } else { table })
+            Ok(if embed.scale_embeddings { table.times(embed.embedding_scale()) } else { table })
         })
         .layers("model.layers", config.num_hidden_layers, move |layer, vb| Block::new(&block, layer, &shared, vb))
         .with(config.takes_positions().then_some(POSITION_IDS))
-        .layer("model.norm", move |vb| norm.norm(width, vb).map(Alone));
-    let layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
+        .layer("model.norm", move |vb| Ok(Last(norm.norm(width, vb)?, readout as f32)));
+    let mut layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
+    layers.base_shapes = config.base.as_deref().map(|base| BaseShapes::new(llama(base), llama(&base.wider())));
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }
 
@@ -98,14 +102,16 @@ enum Inner {
 
 impl Mlp {
     fn new(config: &LlamaConfig, vb: &VarBuilder) -> Result<Self> {
-        let (width, size, std) = (config.hidden_size, config.intermediate_size, config.initializer_range);
+        let (width, size) = (config.hidden_size, config.intermediate_size);
+        let (std, inner_std) =
+            (config.std_from(|config| config.hidden_size), config.std_from(|config| config.intermediate_size));
         let project = |outputs, name| linear(width, outputs, config.mlp_bias, std, vb.pp(name));
         let activation = config.hidden_act;
         let inner = match config.fused_projections {
             true => Inner::Fused { gate_up: project(2 * size, "gate_up_proj")?, size },
             false => Inner::Separate { gate: project(size, "gate_proj")?, up: project(size, "up_proj")? },
         };
-        let down = linear(size, width, config.mlp_bias, std, vb.pp("down_proj"))?;
+        let down = linear(size, width, config.mlp_bias, inner_std, vb.pp("down_proj"))?;
         Ok(match (inner, config.tiled_mlp_rows) {
             (Inner::Separate { gate, up }, Some(rows)) => {
                 Self::Tiled(TiledMlp::gated(activation, gate, up, down, rows)?)
@@ -142,7 +148,8 @@ enum Qkv {
 impl Qkv {
     fn new(config: &LlamaConfig, sizes: [usize; 3], vb: &VarBuilder) -> Result<Self> {
         let bias = config.attention_bias || config.qkv_bias;
-        let project = |outputs, name| linear(config.hidden_size, outputs, bias, config.initializer_range, vb.pp(name));
+        let std = config.std_from(|config| config.hidden_size);
+        let project = |outputs, name| linear(config.hidden_size, outputs, bias, std, vb.pp(name));
         let [q, k, v] = sizes;
         Ok(match config.fused_projections {
             true => Self::Fused(project(q + k + v, "qkv_proj")?, sizes),
@@ -187,7 +194,8 @@ struct Block {
 impl Block {
     fn new(config: &LlamaConfig, layer: usize, shared: &Shared, vb: VarBuilder) -> Result<Self> {
         config.check()?;
-        let (width, std) = (config.hidden_size, config.initializer_range);
+        let width = config.hidden_size;
+        let std = config.std_from(|config| config.num_attention_heads * config.head_size());
         let (heads, kv_heads, head_size) = (config.num_attention_heads, config.num_key_value_heads, config.head_size());
         let attn = vb.pp("self_attn");
         let norm = |name| config.norm(width, vb.pp(name));
@@ -204,7 +212,7 @@ impl Block {
             head_size,
             rotary: rotates.then(|| shared.rotary(config, layer)).transpose()?,
             span: if config.slides(layer) { shared.window.clone() } else { shared.full.clone() },
-            query_scale: config.query_pre_attn_scalar.map_or(1.0, |scalar| (head_size as f64 / scalar).sqrt()) as f32,
+            query_scale: config.query_scale() as f32,
             dropout: Dropout { probability: config.attention_dropout, name: "probabilities" },
             after_attention: post_norm("post_attention_layernorm")?,
             before_mlp: norm(if config.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" })?,

@@ -1,6 +1,6 @@
 //! The configuration of a Llama and of the families that differ from it in details.
 
-use super::check_sizes;
+use super::{check_sizes, times_as_wide};
 use candle_core::{Result, bail};
 use candle_nn::VarBuilder;
 use zero_ops::{Activation, PreferenceLoss, RmsNorm, RopeScaling};
@@ -87,6 +87,11 @@ pub struct LlamaConfig {
     /// The loss of pairs of answers. A sample then consists of two documents, as with `packed`, and `lm_head` returns their
     /// log-probabilities.
     pub preference: Option<PreferenceLoss>,
+    /// The same model with other widths (`hidden_size`, `intermediate_size`, `num_attention_heads`, `num_key_value_heads`,
+    /// `head_dim`), the base model of µP. The inputs of the head are divided by the multiplier of `hidden_size`, attention
+    /// scores by the square root of that of the heads' size, and the initial weights of matrices between two widths by the
+    /// square root of that of their inputs.
+    pub base: Option<Box<Self>>,
 }
 
 impl Default for LlamaConfig {
@@ -125,6 +130,7 @@ impl Default for LlamaConfig {
             tiled_mlp_rows: None,
             packed: false,
             preference: None,
+            base: None,
         }
     }
 }
@@ -164,6 +170,22 @@ impl LlamaConfig {
         if self.fused_projections && self.tiled_mlp_rows.is_some() {
             bail!("llama: tiles of a fused projection are not implemented");
         }
+        if let Some(base) = &self.base {
+            let (hidden_size, intermediate_size) = (base.hidden_size, base.intermediate_size);
+            let (num_attention_heads, num_key_value_heads) = (base.num_attention_heads, base.num_key_value_heads);
+            let same = Self {
+                hidden_size,
+                intermediate_size,
+                num_attention_heads,
+                num_key_value_heads,
+                head_dim: base.head_dim,
+                base: None,
+                ..self.clone()
+            };
+            if same != **base {
+                bail!("llama: the base model differs in more than the widths of its layers");
+            }
+        }
         Ok(())
     }
 
@@ -173,6 +195,41 @@ impl LlamaConfig {
 
     pub(super) fn head_size(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
+    }
+
+    /// Returns how many times as wide the model is as its base model in one of its sizes.
+    pub(super) fn times_as_wide(&self, size: impl Fn(&Self) -> usize) -> f64 {
+        times_as_wide(self, self.base.as_deref(), size)
+    }
+
+    /// Returns the standard deviation of the initial weights of a matrix between two widths with this many inputs.
+    pub(super) fn std_from(&self, inputs: impl Fn(&Self) -> usize) -> f64 {
+        self.initializer_range / self.times_as_wide(inputs).sqrt()
+    }
+
+    /// Returns the factor of the queries, beside the attention's own 1/√size. Scores fall with the size of a head as 1/size
+    /// in µP, and otherwise as 1/√size, or not at all with `query_pre_attn_scalar`.
+    pub(super) fn query_scale(&self) -> f64 {
+        let wider = self.times_as_wide(Self::head_size);
+        match self.query_pre_attn_scalar {
+            None => wider.sqrt().recip(),
+            Some(scalar) => (self.head_size() as f64 / scalar).sqrt() / wider,
+        }
+    }
+
+    /// Returns the factor of token embeddings if they are scaled: that of the base model in µP.
+    pub(super) fn embedding_scale(&self) -> f64 {
+        (self.base.as_deref().unwrap_or(self).hidden_size as f64).sqrt()
+    }
+
+    /// Returns the same model with all widths doubled, the size of a head too.
+    pub(super) fn wider(&self) -> Self {
+        Self {
+            hidden_size: 2 * self.hidden_size,
+            intermediate_size: 2 * self.intermediate_size,
+            head_dim: Some(2 * self.head_size()),
+            ..self.clone()
+        }
     }
 
     /// Returns how many elements of a head are rotated.

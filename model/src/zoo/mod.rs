@@ -22,16 +22,23 @@ use candle_core::{Result, Tensor};
 use candle_nn::Module;
 use zero_ops::AttentionSpan;
 use zero_ops::graph::fused_block;
+use zero_ops::scaled;
 
 use crate::activations::Activations;
 
-/// A layer that consists of one operation of this project.
-struct Alone<M>(M);
+/// The norm before a language model's head, whose inputs it multiplies by a number other than 1 if the model is wider than its
+/// base model.
+struct Last<M>(M, f32);
 
-impl<M: Module> Module for Alone<M> {
+impl<M: Module> Module for Last<M> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        fused_block(x, |x| self.0.forward(x))
+        fused_block(x, |x| scaled(&self.0.forward(x)?, self.1))
     }
+}
+
+/// Returns how many times as wide a model is as its base model, if it has one, in one of its sizes.
+fn times_as_wide<C>(config: &C, base: Option<&C>, size: impl Fn(&C) -> usize) -> f64 {
+    base.map_or(1.0, |base| size(config) as f64 / size(base) as f64)
 }
 
 /// Name of the batch's input that a model of packed samples takes beside its tokens: `[batch, time]` of u32, the position

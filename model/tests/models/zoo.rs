@@ -180,7 +180,8 @@ fn every_parameter_is_trained() {
     every_parameter_gets_a_gradient(&built(llama(&biased)), &ids(2, 7), &targets);
     let tiled = LlamaConfig { tiled_mlp_rows: Some(64), ..biased };
     every_parameter_gets_a_gradient(&built(llama(&tiled)), &ids(2, 7), &targets);
-    let config = MlpConfig { input_size: 5, hidden_sizes: vec![9, 7], num_labels: 3, hidden_act: Activation::Silu };
+    let config =
+        MlpConfig { input_size: 5, hidden_sizes: vec![9, 7], num_labels: 3, hidden_act: Activation::Silu, base: None };
     let mut x = vec![0.0; 20];
     Stream::new(1, "x", 0).fill_normal(0, &mut x);
     let x = Tensor::from_vec(x, (4, 5), &Device::Cpu).unwrap();
@@ -300,7 +301,8 @@ fn errors_name_the_invalid_field() {
     refused(llama(&LlamaConfig { num_attention_heads: 3, ..small_llama() }), "num_attention_heads = 3");
     refused(llama(&LlamaConfig { head_dim: Some(3), ..small_llama() }), "even head size");
     refused(llama(&LlamaConfig { sliding_window: Some(0), ..small_llama() }), "sliding_window must be at least 1");
-    let config = MlpConfig { input_size: 0, hidden_sizes: vec![], num_labels: 3, hidden_act: Activation::Relu };
+    let config =
+        MlpConfig { input_size: 0, hidden_sizes: vec![], num_labels: 3, hidden_act: Activation::Relu, base: None };
     refused(mlp(&config), "must be at least 1");
     assert!("gelu_fast".parse::<Activation>().unwrap_err().to_string().contains("gelu_fast"));
 

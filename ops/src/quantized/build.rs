@@ -1,6 +1,7 @@
 //! Linear maps that are built with quantized weights.
 
 use super::{Quantization, QuantizedFormat};
+use crate::flag::Flag;
 use crate::linear::affine::Affine;
 use crate::linear::lora::names;
 use candle_core::{Result, Tensor};
@@ -29,6 +30,7 @@ impl QuantizationOptions {
 thread_local! {
     static BUILDING: RefCell<Option<Arc<QuantizationOptions>>> = const { RefCell::new(None) };
     static ASKING: Cell<Option<Quantization>> = const { Cell::new(None) };
+    static INPUTS_FIRST: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Builds layers whose linear maps, [`Linear`](crate::Linear) and [`Conv1D`](crate::Conv1D), have quantized weights.
@@ -49,6 +51,13 @@ pub fn asks_quantized() -> Option<Quantization> {
     ASKING.get()
 }
 
+/// Returns whether the parameter that is requested from a `VarBuilder` is a weight of `[inputs, outputs]`, as that of a
+/// [`Conv1D`](crate::Conv1D).
+#[must_use]
+pub fn asks_inputs_first() -> bool {
+    INPUTS_FIRST.get()
+}
+
 /// Requests the weight of a linear map, with the dimensions in the order of `affine`. Returns how it is stored.
 pub(crate) fn weight(
     affine: Affine,
@@ -67,6 +76,7 @@ pub(crate) fn weight(
     let quantization = building.map(|options| Quantization::new(options.format, inputs, outputs, is_transposed));
     ASKING.set(quantization);
     let _reset = Reset;
+    let _inputs_first = is_transposed.then(|| Flag::raise(&INPUTS_FIRST));
     let dims = if is_transposed { (inputs, outputs) } else { (outputs, inputs) };
     let weight = vb.get_with_hints(dims, "weight", Init::Randn { mean: 0.0, stdev: std })?;
     Ok((weight, quantization.map_or(affine, Affine::Quantized)))

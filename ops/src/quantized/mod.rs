@@ -23,7 +23,7 @@ mod codec;
 mod tables;
 
 pub(crate) use build::weight;
-pub use build::{QuantizationOptions, asks_quantized, with_quantization};
+pub use build::{QuantizationOptions, asks_inputs_first, asks_quantized, with_quantization};
 
 use crate::kernel::Isa;
 use candle_core::{CpuStorage, Error, Result, bail};

@@ -24,6 +24,7 @@ fn mlp(hidden_sizes: &[usize]) -> Model {
         hidden_sizes: hidden_sizes.to_vec(),
         num_labels: 3,
         hidden_act: zoo::Activation::Relu,
+        base: None,
     };
     zoo::mlp(&config).build(DType::F32).unwrap()
 }

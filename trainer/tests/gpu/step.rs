@@ -102,7 +102,13 @@ fn no_copy_of_a_large_batch_waits() {
     }
     let step = |input_size: usize| {
         let mut all = world(1, |comm| {
-            let sizes = MlpConfig { input_size, hidden_sizes: vec![4], num_labels: 3, hidden_act: Activation::Relu };
+            let sizes = MlpConfig {
+                input_size,
+                hidden_sizes: vec![4],
+                num_labels: 3,
+                hidden_act: Activation::Relu,
+                base: None,
+            };
             let mut engine =
                 Engine::with_communicator(config(1, &resident("cuda", 1, 1, "")), mlp(&sizes), comm).unwrap();
             let inputs = Tensor::ones((2, input_size), DType::F32, &Device::Cpu).unwrap();

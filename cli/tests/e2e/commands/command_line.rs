@@ -346,7 +346,7 @@ fn every_kind_of_data_model_and_optimizer_trains() {
     fs::write(case.path("table.csv"), rows.join("\n")).unwrap();
     let llama = "model={type: llama, vocab_size: auto, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, \
                  num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16}";
-    let cases: [(&str, &[&str]); 17] = [
+    let cases: [(&str, &[&str]); 18] = [
         ("jsonl", &["data={train: docs.jsonl, text_key: body}"]),
         ("tokens", &["data={train: tokens.bin}", "optimizer={type: Lion, params: {lr: 0.001}}"]),
         // The default byte tokenizer does not apply to a token file, so a vocabulary below 256 tokens is valid.
@@ -359,6 +359,7 @@ fn every_kind_of_data_model_and_optimizer_trains() {
         ("radam", &["optimizer={type: RAdam, params: {lr: 0.01}}"]),
         ("adafactor", &["optimizer={type: Adafactor}"]),
         ("lamb", &["optimizer={type: Lamb, params: {lr: 0.01}}"]),
+        ("mup", &["optimizer={type: MuAdamW, params: {lr: 0.01}}", "mup={base: {n_embd: 8}}"]),
         ("schedule-free", &["optimizer={type: AdamWScheduleFree, params: {lr: 0.01}}"]),
         ("bf16", &["bf16={enabled: true}", "train_batch_size=8"]),
         ("epochs", &["training.max_steps=", "training.epochs=0.1"]),

@@ -1,0 +1,211 @@
+//! `mup`: the base model of the maximal update parametrization (µP).
+
+use serde::Serialize;
+
+use crate::config::{Config, Gpt2, Llama, Model, Optimizer};
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::{last, section};
+
+section! {
+    /// `mup`. One of the two keys is written.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Mup(keys) in Config::mup {
+        /// The widths of `model` that differ in the base model.
+        pub base: Option<BaseWidths> = section(&BaseWidths::SECTION, "Widths of the base model: keys of `model` with other values. A key that is not written is as in `model`");
+        /// File with the shapes of the base model of a program's own model.
+        pub base_shapes: Option<String> = key(Kind::Path, "null", "File of `mup.make_base_shapes`, for a model that the program builds: YAML with a list for each parameter, of the sizes in the base model, null for a dimension that is no width");
+    }
+}
+
+section! {
+    /// `mup.base`: widths of the base model, under the names that `model` has for them.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct BaseWidths(keys) in Mup::base {
+        /// Of GPT-2.
+        pub n_embd: Option<usize> = key(WIDTH, "= model.n_embd", "GPT-2: width of the residual stream");
+        /// Of GPT-2.
+        pub n_inner: Option<usize> = key(WIDTH, "= in proportion to n_embd", "GPT-2: width inside the feed-forward part");
+        /// Of GPT-2.
+        pub n_head: Option<usize> = key(WIDTH, "= model.n_head", "GPT-2: attention heads");
+        /// Of Llama.
+        pub hidden_size: Option<usize> = key(WIDTH, "= model.hidden_size", "Llama: width of the residual stream");
+        /// Of Llama.
+        pub intermediate_size: Option<usize> = key(WIDTH, "= in proportion to hidden_size", "Llama: width inside the feed-forward part");
+        /// Of Llama.
+        pub num_attention_heads: Option<usize> = key(WIDTH, "= model.num_attention_heads", "Llama: attention heads");
+        /// Of Llama.
+        pub num_key_value_heads: Option<usize> = key(WIDTH, "= in proportion to num_attention_heads", "Llama: heads of keys and values");
+        /// Of Llama.
+        pub head_dim: Option<usize> = key(WIDTH, "= hidden_size / num_attention_heads where model.head_dim is that, else model.head_dim", "Llama: width of a head");
+        /// Of an MLP.
+        pub hidden_sizes: Option<Vec<usize>> = key(Kind::Ints { min: 1, max: 1 << 20 }, "= model.hidden_sizes", "MLP: widths of the hidden layers");
+    }
+}
+
+const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
+
+impl Mup {
+    /// Checks the section against the optimizer and the model.
+    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
+        let mut fail = |paths: &[&str], message: &str, help: &str| {
+            resolver.contradiction(paths, message.to_string(), Some(help.to_string()));
+        };
+        let Some(mup) = &config.mup else {
+            if config.optimizer.is_mu() && config.model.is_some() {
+                let message = "the optimizer scales learning rates by the widths of a base model, which is missing";
+                fail(&[Optimizer::TYPE], message, "write `mup: {base: …}`, with the widths for which `lr` was tuned");
+            }
+            return;
+        };
+        if !config.optimizer.is_mu() {
+            let message = "a model in µP needs learning rates that fall with its width";
+            fail(&[Config::mup, Optimizer::TYPE], message, "use MuAdamW, MuAdam or MuSGD, or leave the section out");
+        }
+        if config.adapter.is_some() {
+            let message = "the base model has no adapter that the model's could be compared with";
+            fail(&[Config::mup, Config::adapter], message, "keep one of the two");
+        }
+        match (mup, &config.model) {
+            (Self { base: Some(_), base_shapes: Some(_) }, _) => {
+                fail(&[Self::base, Self::base_shapes], "both keys describe the base model", "keep one of the two");
+            }
+            (Self { base: None, base_shapes: None }, _) => {
+                fail(&[Config::mup], "the section does not describe a base model", "write `base: …`");
+            }
+            (Self { base: Some(_), .. }, None) => {
+                let message = "the configuration has no model whose widths these could be";
+                fail(&[Self::base], message, "write `base_shapes` for a model that the program builds");
+            }
+            (Self { base_shapes: Some(_), .. }, Some(_)) => {
+                let message = "shapes do not tell the size of the heads, by which attention is scaled";
+                fail(&[Self::base_shapes, Config::model], message, "write `base`, with widths of `model`");
+            }
+            (Self { base: Some(base), .. }, Some(model)) => {
+                if model.pretrained().is_some() {
+                    let message = "a pretrained model is computed as its `config.json` says, which has no base model";
+                    fail(&[Config::mup, Gpt2::pretrained], message, "keep one of the two");
+                }
+                if let Err((path, message, help)) = base.base_of(model) {
+                    fail(&[path], &message, &help);
+                }
+            }
+            (Self { base_shapes: Some(_), .. }, None) => {}
+        }
+    }
+}
+
+/// The path of a key, what is wrong with its value, and what to write.
+type Mistake = (&'static str, String, String);
+
+impl BaseWidths {
+    /// Returns the base model of `model`.
+    fn base_of(&self, model: &Model) -> Result<Model, Mistake> {
+        let written = [
+            (Self::n_embd, self.n_embd.is_some()),
+            (Self::n_inner, self.n_inner.is_some()),
+            (Self::n_head, self.n_head.is_some()),
+            (Self::hidden_size, self.hidden_size.is_some()),
+            (Self::intermediate_size, self.intermediate_size.is_some()),
+            (Self::num_attention_heads, self.num_attention_heads.is_some()),
+            (Self::num_key_value_heads, self.num_key_value_heads.is_some()),
+            (Self::head_dim, self.head_dim.is_some()),
+            (Self::hidden_sizes, self.hidden_sizes.is_some()),
+        ];
+        let own = match model {
+            Model::Gpt2(_) => 0..3,
+            Model::Llama(_) => 3..8,
+            Model::Mlp(_) => 8..9,
+        };
+        let is_foreign =
+            |(index, (_, is_written)): &(usize, &(&'static str, bool))| *is_written && !own.contains(index);
+        if let Some((_, (path, _))) = written.iter().enumerate().find(is_foreign) {
+            let names: Vec<&str> = written[own.clone()].iter().map(|(path, _)| last(path)).collect();
+            let message = format!("`model` has no width `{}`", last(path));
+            return Err((path, message, format!("its widths are {}", names.join(", "))));
+        }
+        let mut base = model.clone();
+        match &mut base {
+            Model::Gpt2(gpt2) => self.set_gpt2(gpt2)?,
+            Model::Llama(llama) => self.set_llama(llama)?,
+            Model::Mlp(mlp) => {
+                let layers = mlp.hidden_sizes.len();
+                mlp.hidden_sizes = self.hidden_sizes.clone().unwrap_or_else(|| mlp.hidden_sizes.clone());
+                if mlp.hidden_sizes.len() != layers {
+                    let message =
+                        format!("the base model has {} hidden layers, and `model` {layers}", mlp.hidden_sizes.len());
+                    return Err((Self::hidden_sizes, message, "only widths may differ".to_string()));
+                }
+            }
+        }
+        Ok(base)
+    }
+
+    fn set_gpt2(&self, model: &mut Gpt2) -> Result<(), Mistake> {
+        let before = model.n_embd;
+        model.n_embd = self.n_embd.unwrap_or(before);
+        model.n_head = self.n_head.unwrap_or(model.n_head);
+        model.n_inner = in_proportion((Self::n_inner, self.n_inner, model.n_inner), model.n_embd, before)?;
+        divides((Self::n_head, model.n_head), (Self::n_embd, model.n_embd))
+    }
+
+    fn set_llama(&self, model: &mut Llama) -> Result<(), Mistake> {
+        let (before, heads) = (model.hidden_size, model.num_attention_heads);
+        model.hidden_size = self.hidden_size.unwrap_or(before);
+        model.num_attention_heads = self.num_attention_heads.unwrap_or(heads);
+        let inner = (Self::intermediate_size, self.intermediate_size, model.intermediate_size);
+        model.intermediate_size = in_proportion(inner, model.hidden_size, before)?;
+        let kv_heads = (Self::num_key_value_heads, self.num_key_value_heads, model.num_key_value_heads);
+        model.num_key_value_heads = in_proportion(kv_heads, model.num_attention_heads, heads)?;
+        let has_usual_heads = model.head_dim * heads == before;
+        match self.head_dim {
+            Some(head_dim) => model.head_dim = head_dim,
+            None if has_usual_heads => {
+                let size = (Self::hidden_size, model.hidden_size);
+                divides((Self::num_attention_heads, model.num_attention_heads), size)?;
+                model.head_dim = model.hidden_size / model.num_attention_heads;
+            }
+            None => {}
+        }
+        divides(
+            (Self::num_key_value_heads, model.num_key_value_heads),
+            (Self::num_attention_heads, model.num_attention_heads),
+        )
+    }
+}
+
+/// Returns the width that is written, or one that falls in the same proportion as another width.
+fn in_proportion(
+    (path, written, of_model): (&'static str, Option<usize>, usize),
+    base: usize,
+    whole: usize,
+) -> Result<usize, Mistake> {
+    match written {
+        Some(written) => Ok(written),
+        None if (of_model * base).is_multiple_of(whole) => Ok(of_model * base / whole),
+        None => {
+            let message = format!("{of_model} · {base} / {whole}, the default, is not a whole number");
+            Err((path, message, format!("write `{}`", last(path))))
+        }
+    }
+}
+
+fn divides((path, part): (&'static str, usize), (other, whole): (&'static str, usize)) -> Result<(), Mistake> {
+    match whole.is_multiple_of(part) {
+        true => Ok(()),
+        false => {
+            let message = format!("{} {part} does not divide {} {whole} in the base model", last(path), last(other));
+            Err((path, message, format!("write a divisor of {whole}")))
+        }
+    }
+}
+
+impl Config {
+    /// Returns the base model of µP: `model` with the widths of `mup.base`. `None` without that section.
+    #[must_use]
+    pub fn base_model(&self) -> Option<Model> {
+        let base = self.mup.as_ref()?.base.as_ref()?;
+        // The check has reported every error.
+        base.base_of(self.model.as_ref()?).ok()
+    }
+}

@@ -1,0 +1,99 @@
+//! Maximal update parametrization (µP): learning rates and weight decays by the widths of each parameter.
+//!
+//! Yang et al., "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", 2022. The rules are
+//! those of `MuAdam`, `MuAdamW` and `MuSGD` of the package `mup`. How models are initialized and scaled is in `zero_model::zoo`.
+
+use std::fs;
+
+use zero_config::{self as config, Config, WeightDecayOn};
+use zero_model::{BaseShapes, Layers, Model, Parameter, Tuning, Widths};
+
+use crate::error::Error;
+use crate::format::{counted, grouped};
+
+const FILE: &str = "mup.base_shapes";
+
+/// Gives the layers of a program's own model the shapes in the file of `mup.base_shapes`.
+pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers, Error> {
+    let Some(path) = config.mup.as_ref().and_then(|mup| mup.base_shapes.as_deref()) else { return Ok(layers) };
+    let text = fs::read_to_string(path).map_err(|error| {
+        Error::io(path)(error).named(FILE, "name a file that `mup.make_base_shapes` or `mup.save_base_shapes` wrote")
+    })?;
+    let shape = |(name, sizes): (&String, &serde_json::Value)| {
+        let size = |size: &serde_json::Value| match size.as_u64() {
+            Some(size) => Some(usize::try_from(size).ok()),
+            None => size.is_null().then_some(None),
+        };
+        Some((name.clone(), sizes.as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?))
+    };
+    let shapes =
+        config::yaml(&text).and_then(|file| file.as_object()?.iter().map(shape).collect::<Option<BaseShapes>>());
+    match shapes {
+        Some(shapes) => Ok(layers.with_base_shapes(shapes)),
+        None => {
+            let message = format!("{path} is no YAML with a list of sizes for each parameter");
+            Err(Error::setting(FILE, message, "write lines such as `layer.weight: [128, null]`"))
+        }
+    }
+}
+
+/// Returns the number by which the learning rate of a parameter is divided and its weight decay multiplied, 1 for most.
+fn divisor(optimizer: &config::Optimizer, widths: &Widths) -> f64 {
+    match (matches!(optimizer, config::Optimizer::MuSgd(_)), widths.count()) {
+        (true, 1) => 1.0 / widths.multiplier(),
+        (true, 2) => widths.fan_in_to_fan_out(),
+        (false, 2) => widths.multiplier(),
+        _ => 1.0,
+    }
+}
+
+/// Scales the learning rate and the weight decay of a parameter by its widths, with MuAdam, MuAdamW and MuSGD.
+///
+/// # Errors
+/// Fails if the model has no base model, or the parameter has more than two widths.
+pub(crate) fn scaled(config: &Config, parameter: &Parameter, mut tuning: Tuning) -> Result<Tuning, Error> {
+    let (config::Optimizer::MuAdam(config::MuAdam { weight_decay, .. })
+    | config::Optimizer::MuAdamW(config::MuAdam { weight_decay, .. })
+    | config::Optimizer::MuSgd(config::Sgd { weight_decay, .. })) = &config.optimizer
+    else {
+        return Ok(tuning);
+    };
+    let Some(widths) = parameter.widths() else {
+        let message = "the optimizer scales learning rates by the widths of a base model, and the model has none";
+        let help = "write `mup.base_shapes`, call `Layers::with_base_shapes`, or use another optimizer";
+        return Err(Error::setting("optimizer.type", message, help));
+    };
+    if widths.count() > 2 {
+        let message = format!("`{}` has more than two dimensions that are widths", parameter.name());
+        return Err(Error::setting(
+            "mup",
+            message,
+            "only two dimensions of a parameter may differ from the base model",
+        ));
+    }
+    let divisor = divisor(&config.optimizer, widths);
+    if divisor != 1.0 {
+        let decays = config.training.weight_decay_on == WeightDecayOn::All || parameter.shape().rank() >= 2;
+        tuning.lr_factor /= divisor;
+        tuning.weight_decay = tuning.weight_decay.or(decays.then_some(*weight_decay)).map(|decay| decay * divisor);
+    }
+    Ok(tuning)
+}
+
+/// Describes what is scaled, a line for each factor; none without a base model.
+pub(crate) fn described(config: &Config, model: &Model) -> Vec<String> {
+    let mut of_factors: Vec<(f64, Vec<usize>)> = vec![];
+    for parameter in model.parameters().iter().filter(|parameter| parameter.is_trainable() && config.optimizer.is_mu())
+    {
+        let factor = 1.0 / parameter.widths().map_or(1.0, |widths| divisor(&config.optimizer, widths));
+        match of_factors.iter_mut().find(|(other, _)| *other == factor) {
+            Some((_, sizes)) => sizes.push(parameter.elements()),
+            None => of_factors.push((factor, vec![parameter.elements()])),
+        }
+    }
+    let line = |(factor, sizes): (f64, Vec<usize>)| {
+        let elements = grouped(sizes.iter().sum::<usize>() as u64);
+        format!("µP: lr × {factor} for {elements} parameters in {}", counted(sizes.len(), "tensor", "tensors"))
+    };
+    of_factors.into_iter().map(line).collect()
+}
