@@ -7,6 +7,7 @@
 mod activations;
 mod adapter;
 mod autotuning;
+mod batch_sizes;
 mod chat;
 mod data;
 mod data_efficiency;
@@ -46,6 +47,7 @@ use crate::yaml_out;
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
 pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};
 pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
+pub use batch_sizes::{BatchSizes, RampUp};
 pub use chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use data_efficiency::{

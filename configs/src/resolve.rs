@@ -167,9 +167,13 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     }
     Mup::check(config, resolver);
     Data::check_max_tokens(config, resolver);
+    if let Some(rampup) = config.training.rampup_batch_size {
+        let unit = config.train_batch_size / config.gradient_accumulation_steps.max(1);
+        rampup.check(config, unit, resolver);
+    }
     if config.training.gradient_noise_scale.is_some() {
         let key = Training::gradient_noise_scale;
-        if config.train_batch_size == config.train_micro_batch_size_per_gpu {
+        if config.batch_sizes().at(0) == config.train_micro_batch_size_per_gpu {
             let message = "the noise is the difference between micro-batches, and a step has one".to_string();
             let help = "use more ranks, or write `gradient_accumulation_steps: 2`".to_string();
             resolver.contradiction(&[key, Config::train_batch_size], message, Some(help));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Config, Data, ParameterGroup};
+use crate::config::{Config, Data, ParameterGroup, RampUp};
 use crate::node::At;
 use crate::reader::{Read as _, Resolver};
 use crate::schema::*;
@@ -71,6 +71,8 @@ section! {
         pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
         /// Measure the gradient noise scale.
         pub gradient_noise_scale: Option<GradientNoiseScale> = section(&GradientNoiseScale::SECTION, "Measure the gradient noise scale, from the gradients of single micro-batches and of the step");
+        /// A batch size that grows.
+        pub rampup_batch_size: Option<RampUp> = section(&RampUp::SECTION, "A batch size that grows to train_batch_size, as Megatron-LM's --rampup-batch-size");
         /// A moving average of the weights.
         pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, in 4 bytes a parameter, sharded as the optimizer's states");
         /// Learning rate of a block relative to that of the block after it.

@@ -44,7 +44,14 @@ impl Engine {
         self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
     }
 
-    /// Returns the number of micro-batches in the global batch, over all replicas, unless a step is dealt otherwise
+    /// Returns the number of samples of the next step: `train_batch_size`, or less while `training.rampup_batch_size` lets it
+    /// grow.
+    #[must_use]
+    pub fn batch_size(&self) -> usize {
+        self.config.batch_sizes().at(self.samples)
+    }
+
+    /// Returns the number of micro-batches in a global batch of `train_batch_size`, over all replicas, unless a step is dealt otherwise
     /// ([`Engine::train_dealt`]).
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {

@@ -21,6 +21,8 @@ use crate::settings::loss_gradient;
 pub struct Step {
     /// Number of the step, counted from 1.
     pub step: u64,
+    /// Samples of the global batch.
+    pub samples: usize,
     /// Mean loss of the global batch, before the update.
     pub loss: f32,
     /// The part of `loss` that `training.z_loss` adds; `None` without it.
@@ -42,7 +44,7 @@ pub struct Step {
 }
 
 impl Engine {
-    /// Runs one optimizer step on a global batch of `train_batch_size` samples. This rank computes its share.
+    /// Runs one optimizer step on a global batch of [`Engine::batch_size`] samples. This rank computes its share.
     ///
     /// If the loss has weights ([`Layers::loss_weight`]; for a language model, i64 targets), the loss of the global
     /// batch is the mean over all of its targets that are not ignored, however they are distributed over micro-batches.
@@ -55,9 +57,14 @@ impl Engine {
     /// Fails if the batch has another size, all of its targets are ignored, a layer fails or a rank is lost; with
     /// `fp16`, also if gradients overflow at the smallest loss scale. The engine is not usable after an error.
     pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
-        let (rows, wanted) = (batch.rows()?, self.config.train_batch_size);
+        let (rows, wanted) = (batch.rows()?, self.batch_size());
         if rows != wanted {
-            return Err(Error::Batch(format!("it has {rows} samples, but `train_batch_size` is {wanted}")));
+            let key = if self.config.training.rampup_batch_size.is_some() {
+                "the next step of `training.rampup_batch_size` has"
+            } else {
+                "`train_batch_size` is"
+            };
+            return Err(Error::Batch(format!("it has {rows} samples, but {key} {wanted}")));
         }
         batch.fits(self.model().signature(), true)?;
         let size = self.settings.micro_batch_size;
@@ -65,17 +72,18 @@ impl Engine {
     }
 
     /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets a micro-batch index of
-    /// the global batch, below [`Engine::global_micro_batches`], and returns `train_micro_batch_size_per_gpu` samples. If
+    /// the global batch, of which there are [`Engine::batch_size`] / `train_micro_batch_size_per_gpu`, and returns `train_micro_batch_size_per_gpu` samples. If
     /// micro-batches have weights, the last pipeline stage loads all of its micro-batches at the beginning of the step.
     ///
     /// # Errors
     /// As [`Engine::train_batch`], and any error of `load`.
     pub fn train_with(&mut self, load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
-        self.train_dealt(&vec![self.settings.micro_batch_size; self.global_micro_batches()], load)
+        let size = self.settings.micro_batch_size;
+        self.train_dealt(&vec![size; self.batch_size() / size], load)
     }
 
     /// Runs one optimizer step whose global batch is dealt to micro-batches of these numbers of samples, together
-    /// `train_batch_size`. The number of micro-batches is a multiple of [`Engine::replicas`], and may differ from step to
+    /// [`Engine::batch_size`]. The number of micro-batches is a multiple of [`Engine::replicas`], and may differ from step to
     /// step. `load` gets an index into `rows` and returns that number of samples. Tensors of different micro-batches may
     /// have different lengths. The loss of the global batch is the same mean as in [`Engine::train_batch`]; without weights,
     /// it is the mean over samples.
@@ -148,7 +156,8 @@ impl Engine {
         .inspect_err(|error| self.comm.abort(&error.to_string()))?;
         self.kept.iter().for_each(ActivationOffload::rest);
         self.step = step;
-        self.samples += self.config.train_batch_size as u64;
+        let samples = self.batch_size();
+        self.samples += samples as u64;
         self.boundaries = std::mem::take(&mut outcome.boundaries);
         self.settle_buffers(&outcome)?;
         let [loss, z_loss] = self.step_losses(&outcome)?;
@@ -165,6 +174,7 @@ impl Engine {
         }
         Ok(Step {
             step,
+            samples,
             loss,
             z_loss: self.model().has_z_loss().then_some(z_loss),
             lr: rate.lr,
@@ -179,7 +189,7 @@ impl Engine {
 
     /// Takes the program for this distribution of a step's samples to micro-batches.
     fn deal(&mut self, rows: &[usize]) -> Result<(), Error> {
-        let (replicas, wanted) = (self.replicas(), self.config.train_batch_size);
+        let (replicas, wanted) = (self.replicas(), self.batch_size());
         let (count, samples) = (rows.len() / replicas, rows.iter().sum::<usize>());
         if count == 0 || !rows.len().is_multiple_of(replicas) || rows.contains(&0) || samples != wanted {
             return Err(Error::Batch(format!(

@@ -45,6 +45,7 @@ mod pipeline;
 mod plain_candle;
 mod pretrained;
 mod quantized;
+mod rampup;
 mod recomputation;
 mod replicas;
 mod tiles;

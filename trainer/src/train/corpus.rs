@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use serde_json::Value;
-use zero_config::Config;
+use zero_config::{BatchSizes, Config};
 
 use super::curriculum::Lengths;
 use super::mixing::{MixedSet, Mixing};
@@ -51,9 +51,9 @@ pub(super) struct Sampler {
     pub(super) lengths: Option<Lengths>,
     /// How the samples of a step are dealt by their lengths; `None` for `rows` consecutive ones to each micro-batch.
     pub(super) token_batches: Option<TokenBatches>,
-    /// Samples of a micro-batch that is not dealt by lengths, and of a step.
+    /// Samples of a micro-batch that is not dealt by lengths, and of each step.
     pub(super) rows: usize,
-    pub(super) train_batch_size: usize,
+    pub(super) batch_sizes: BatchSizes,
 }
 
 impl Sampler {
@@ -62,7 +62,7 @@ impl Sampler {
     /// # Errors
     /// Fails if the length of a sample cannot be read.
     pub(super) fn deal(&self, step: u64, start: u64) -> Result<Vec<Dealt>, Error> {
-        let count = self.train_batch_size;
+        let count = self.batch_sizes.at(start);
         let Some(token_batches) = &self.token_batches else {
             let whole = || self.data.tokens_per_sample();
             let length = self.lengths.as_ref().map_or_else(whole, |lengths| lengths.at(step));
@@ -150,7 +150,7 @@ impl Corpus {
                 lengths,
                 token_batches,
                 rows: config.train_micro_batch_size_per_gpu,
-                train_batch_size: config.train_batch_size,
+                batch_sizes: config.batch_sizes(),
             },
             eval,
             eval_sets: sets.into_iter().filter_map(of_set).collect(),
@@ -216,9 +216,10 @@ impl Corpus {
         self.sampler.data.tokens_per_sample()
     }
 
-    /// Returns the number of optimizer steps in `epochs` epochs, rounded up.
-    pub(super) fn steps(&self, epochs: f64, train_batch_size: usize) -> u64 {
-        (epochs * self.sampler.per_epoch as f64 / train_batch_size as f64).ceil() as u64
+    /// Returns the number of optimizer steps from `consumed` samples to the end of `epochs` epochs, rounded up.
+    pub(super) fn steps(&self, epochs: f64, consumed: u64) -> u64 {
+        let end = (epochs * self.sampler.per_epoch as f64).ceil() as u64;
+        self.sampler.batch_sizes.steps(consumed, end)
     }
 }
 

@@ -133,6 +133,7 @@ mod tests {
             let skips = divergence.spikes.as_ref().is_some_and(|spikes| spikes.action != OnSpike::Warn);
             let is_skipped = !norm.is_finite() || skips && norm > divergence.limit();
             let step = Step {
+                samples: 1,
                 step: index as u64 + 1,
                 loss: 1.0,
                 z_loss: None,
@@ -177,6 +178,7 @@ mod tests {
         assert!(of("{enabled: true}") && !of("{enabled: false}") && !of("{enabled: true, loss_scale: 128}"));
         let mut diverges = dynamic("max_skipped_steps: 2");
         let step = |number: u64| Step {
+            samples: 1,
             step: number,
             loss: f32::NAN,
             z_loss: None,

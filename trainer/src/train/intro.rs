@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use zero_config::{LogLevel, Origin};
+use zero_config::{LogLevel, Origin, RampUp};
 
 use super::corpus::Corpus;
 use super::progress::Progress;
@@ -67,6 +67,10 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
         counted(engine.replicas(), replica, replicas),
     ));
+    if let Some(RampUp { start, increment, samples }) = config.training.rampup_batch_size {
+        let grouped = counted(samples as usize, "sample", "samples");
+        progress.say(&format!("batch size: from {start} by {increment} at a time, over the first {grouped}"));
+    }
     autos::said(config).iter().for_each(|lines| progress.say(lines));
     if config.dump_state || config.log_level >= LogLevel::Debug {
         progress.say(&format!("step program:\n{}", engine.program()));

@@ -25,6 +25,8 @@ mod preference;
 mod prefetch;
 mod preparing;
 mod progress;
+#[cfg(test)]
+mod rampup_tests;
 mod reference;
 mod report;
 mod restart;
@@ -132,7 +134,7 @@ fn begin(
     let no_sample = sample::missing(&config, &corpus)?;
     let steps = match (config.training.max_steps, config.training.epochs) {
         (Some(steps), _) => steps as u64,
-        (None, epochs) => corpus.steps(epochs.unwrap_or(1.0), config.train_batch_size),
+        (None, epochs) => corpus.steps(epochs.unwrap_or(1.0), 0),
     };
     config = with_total_steps(config, steps);
     let layers = task.layers(&config, &corpus)?;
@@ -171,10 +173,7 @@ fn begin(
     // Epochs fix the number of samples, even if the batch size changed since the checkpoint.
     let steps = match engine.config().training.max_steps {
         Some(_) => steps,
-        None => {
-            let batch = engine.config().train_batch_size as u64;
-            engine.steps() + (steps * batch).saturating_sub(engine.samples()).div_ceil(batch)
-        }
+        None => engine.steps() + corpus.steps(engine.config().training.epochs.unwrap_or(1.0), engine.samples()),
     };
     let progress = Progress::new(
         if main { output } else { Output::Quiet },

@@ -136,7 +136,7 @@ impl Prefetcher {
                 self.next = Some((batch, started + 1));
                 continue;
             }
-            let (step, start) = (batch.step + 1, batch.start + self.sampler.train_batch_size as u64);
+            let (step, start) = (batch.step + 1, batch.start + self.sampler.batch_sizes.at(batch.start) as u64);
             if order.is_none() || start >= self.end {
                 return;
             }
@@ -198,6 +198,7 @@ mod tests {
     use crate::train::corpus::Order;
     use candle_core::{Device, Tensor};
     use std::thread::ThreadId;
+    use zero_config::BatchSizes;
 
     /// Samples that are their index, and the threads that loaded them.
     #[derive(Default)]
@@ -233,7 +234,7 @@ mod tests {
             lengths: None,
             token_batches: None,
             rows: 2,
-            train_batch_size: 8,
+            batch_sizes: BatchSizes { full: 8, rampup: None },
         };
         (data, Prefetcher::new(sampler, (workers, factor), end))
     }
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn errors_and_panics_come_where_the_sample_is_needed() {
         let (_, mut loader) = prefetcher(1, 8, 1000);
-        loader.sampler.train_batch_size = 2;
+        loader.sampler.batch_sizes.full = 2;
         for start in [60, 62, 64, 66, 68] {
             loader.begin(start / 2, start).unwrap();
             assert_eq!(first(loader.load(0)), start as u32);

@@ -45,7 +45,7 @@ impl Steps {
     /// The same as those of [`Engine::train_batch`].
     pub fn step(&mut self) -> Result<Step, Error> {
         let rows = self.engine.config().train_micro_batch_size_per_gpu;
-        let first = self.engine.steps() * self.engine.config().train_batch_size as u64;
+        let first = self.engine.samples();
         let corpus = &self.corpus;
         self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))
     }

@@ -41,12 +41,12 @@ pub(super) fn verify(
 }
 
 fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, Error> {
-    let batch = engine.config().train_batch_size as u64;
     let mut losses = vec![];
     for step in 0..steps {
-        let dealt = corpus.sampler.deal(step + 1, step * batch)?;
+        let start = engine.samples();
+        let dealt = corpus.sampler.deal(step + 1, start)?;
         let rows: Vec<usize> = dealt.iter().map(|micro_batch| micro_batch.samples.len()).collect();
-        losses.push(engine.train_dealt(&rows, |m| corpus.sampler.load(step * batch, &dealt[m]))?.loss);
+        losses.push(engine.train_dealt(&rows, |m| corpus.sampler.load(start, &dealt[m]))?.loss);
     }
     Ok(losses)
 }

@@ -86,7 +86,7 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
     line("world size:", engine.communicator().size().to_string());
     line("data parallel size:", engine.replicas().to_string());
     line("pipeline stages:", config.pipeline.stages.to_string());
-    line("batch size per rank:", (config.train_batch_size / engine.replicas()).to_string());
+    line("batch size per rank:", (step.samples / engine.replicas()).to_string());
     line("params of model:", scaled(engine.model().elements() as f64, ""));
     line("fwd MACs of rank 0:", scaled(total.forward.macs as f64, "MACs"));
     line("fwd latency:", duration(forward));
@@ -105,7 +105,7 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
             format!("{}, {}", share(both / (forward + backward), peak), share(both / iteration, peak))
         });
     }
-    line("samples/second:", format!("{:.2}", config.train_batch_size as f64 / iteration));
+    line("samples/second:", format!("{:.2}", step.samples as f64 / iteration));
 }
 
 /// Writes the top entries of each depth by parameters, MACs and latency. Layers whose names differ only in numbers are

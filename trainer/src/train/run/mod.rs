@@ -109,8 +109,8 @@ impl<'a> Run<'a> {
         mut files: Option<&mut Files>,
     ) -> Result<Finished, Error> {
         let training = self.engine.config().training.clone();
-        let train_batch_size = self.engine.config().train_batch_size;
-        let end = self.engine.samples() + (steps - self.engine.steps().min(steps)) * train_batch_size as u64;
+        let left = steps.saturating_sub(self.engine.steps());
+        let end = self.corpus.sampler.batch_sizes.after(self.engine.samples(), left);
         let workers = (training.dataloader_num_workers, training.dataloader_prefetch_factor);
         let mut batches = Prefetcher::new(self.corpus.sampler.clone(), workers, end);
         while self.engine.steps() < steps {

@@ -21,7 +21,7 @@ impl Run<'_> {
         files: Option<&mut Files>,
     ) -> Result<(), Error> {
         let config = self.engine.config();
-        let samples = config.train_batch_size as u64;
+        let samples = step.samples as u64;
         let tokens = self.positions as u64;
         let seconds = together.micros as f64 / 1e6;
         let tokens_per_s = tokens as f64 / seconds;

@@ -1,0 +1,113 @@
+//! `training.rampup_batch_size`: a batch size that grows with the samples that a run has consumed, as Megatron-LM's
+//! `--rampup-batch-size`.
+
+use serde::Serialize;
+
+use crate::config::{Config, Training};
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::section;
+
+section! {
+    /// `training.rampup_batch_size`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+    pub struct RampUp(keys) in Training::rampup_batch_size {
+        /// Samples of the first step.
+        pub start: usize = key(COUNT, REQUIRED, "Samples of the first step");
+        /// By how many samples a step grows at a time.
+        pub increment: usize = key(COUNT, REQUIRED, "By how many samples a step grows at a time");
+        /// Samples after which a step has `train_batch_size`.
+        pub samples: u64 = key(SIZE_1, REQUIRED, "Samples after which a step has train_batch_size; the increments are spread evenly over them");
+    }
+}
+
+/// The number of samples of each step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchSizes {
+    /// `train_batch_size`.
+    pub full: usize,
+    /// How it is reached.
+    pub rampup: Option<RampUp>,
+}
+
+impl BatchSizes {
+    /// Returns the number of samples of the step that begins after `consumed` samples of the run.
+    #[must_use]
+    pub fn at(&self, consumed: u64) -> usize {
+        match self.rampup {
+            Some(RampUp { start, increment, samples }) if consumed <= samples => {
+                let increments = (self.full - start) / increment;
+                // In f64, as Megatron-LM computes it.
+                let grown = (consumed as f64 / (samples as f64 / increments as f64)) as usize;
+                (start + grown * increment).min(self.full)
+            }
+            _ => self.full,
+        }
+    }
+
+    /// Returns the samples that have been consumed `steps` steps after `consumed`.
+    #[must_use]
+    pub fn after(&self, mut consumed: u64, mut steps: u64) -> u64 {
+        while steps > 0 && self.is_growing(consumed) {
+            (consumed, steps) = (consumed + self.at(consumed) as u64, steps - 1);
+        }
+        consumed + steps * self.full as u64
+    }
+
+    /// Returns the number of steps from `consumed` samples to at least `end`.
+    #[must_use]
+    pub fn steps(&self, mut consumed: u64, end: u64) -> u64 {
+        let mut steps = 0;
+        while consumed < end && self.is_growing(consumed) {
+            (consumed, steps) = (consumed + self.at(consumed) as u64, steps + 1);
+        }
+        steps + end.saturating_sub(consumed).div_ceil(self.full as u64)
+    }
+
+    fn is_growing(&self, consumed: u64) -> bool {
+        self.rampup.is_some_and(|rampup| consumed <= rampup.samples)
+    }
+}
+
+impl Config {
+    /// Returns the number of samples of each step.
+    #[must_use]
+    pub fn batch_sizes(&self) -> BatchSizes {
+        BatchSizes { full: self.train_batch_size, rampup: self.training.rampup_batch_size }
+    }
+}
+
+impl RampUp {
+    /// Checks the section against the batch size, of which `unit` samples go to one micro-batch of each rank.
+    pub(crate) fn check(&self, config: &Config, unit: usize, resolver: &mut Resolver<'_>) {
+        let full = config.train_batch_size;
+        if self.start >= full || !(full - self.start).is_multiple_of(self.increment) {
+            let message = format!(
+                "steps of {} samples do not grow to `{}` {full} by {} at a time",
+                self.start,
+                Config::train_batch_size,
+                self.increment
+            );
+            resolver.contradiction(&[Self::start, Self::increment, Config::train_batch_size], message, None);
+        } else if let Some((key, count)) = [(Self::start, self.start), (Self::increment, self.increment)]
+            .into_iter()
+            .find(|(_, n)| !n.is_multiple_of(unit))
+        {
+            let message = format!("{count} samples are not a multiple of the {unit} of one micro-batch on each rank");
+            let help =
+                Some(format!("write a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
+            resolver.contradiction(&[key, Config::train_micro_batch_size_per_gpu], message, help);
+        } else if config.training.reproducible
+            && let Some(size) = (self.start..=full)
+                .step_by(self.increment)
+                .find(|size| !(size / config.train_micro_batch_size_per_gpu).is_power_of_two())
+        {
+            let message = format!(
+                "reproducible gradients need a power of two of micro-batches in each step, and one of {size} samples has {}",
+                size / config.train_micro_batch_size_per_gpu
+            );
+            let help = Some(format!("write `start` and `increment` as half of `{}`", Config::train_batch_size));
+            resolver.contradiction(&[Training::reproducible, Self::increment], message, help);
+        }
+    }
+}

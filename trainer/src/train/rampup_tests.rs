@@ -1,0 +1,65 @@
+//! Runs whose batch size grows (`training.rampup_batch_size`), on ranks that are threads.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::trained::run;
+use super::{Resume, Summary};
+
+/// Steps of 4, 4, 4 samples, then of 8.
+fn text(folder: &Path, keys: &str, training: &str) -> String {
+    let letters: String = (0..16 * 64 + 1).map(|index| char::from(b'a' + (index * index % 23) as u8)).collect();
+    std::fs::write(folder.join("a.txt"), letters).unwrap();
+    format!(
+        "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 1\noptimizer: {{type: AdamW, params: {{lr: 1.0e-2}}}}\n\
+         model: {{type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 8, n_head: 2, n_layer: 2}}\n\
+         data: {{train: {:?}}}\n\
+         training: {{output_dir: {:?}, reproducible: true, rampup_batch_size: {{start: 4, increment: 4, samples: 12}}, \
+         {training}}}\n{keys}",
+        folder.join("a.txt"),
+        folder.join("run")
+    )
+}
+
+fn samples(summary: &Summary) -> Vec<u64> {
+    let text = std::fs::read_to_string(summary.folder.join("metrics.jsonl")).unwrap();
+    let samples = |line: &str| serde_json::from_str::<Value>(line).unwrap()["samples"].as_u64().unwrap();
+    text.lines().map(samples).collect()
+}
+
+/// One epoch of 64 samples is three small steps and seven whole ones. Workers load the same samples.
+#[test]
+fn an_epoch_has_each_sample_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (summary, all) = run(&text(folder.path(), "", "epochs: 1"), 1, None);
+    assert_eq!(samples(&summary.unwrap()), [4, 4, 4, 8, 8, 8, 8, 8, 8, 8]);
+    for (ranks, keys, training) in [
+        (2, "zero_optimization: {stage: 3}\n", "epochs: 1"),
+        (2, "pipeline: {stages: 2}\n", "epochs: 1"),
+        (1, "", "epochs: 1, dataloader_num_workers: 0"),
+        (1, "", "epochs: 1, dataloader_num_workers: 3, dataloader_prefetch_factor: 9"),
+    ] {
+        let (summary, losses) = run(&text(folder.path(), keys, training), ranks, None);
+        summary.unwrap();
+        assert_eq!(losses, all, "{ranks} ranks, {keys}{training}");
+    }
+}
+
+/// Each run stops at a step and continues on another number of ranks.
+#[test]
+fn a_run_gives_the_same_losses_wherever_it_stops() {
+    let folder = tempfile::tempdir().unwrap();
+    let (summary, all) = run(&text(folder.path(), "", "max_steps: 6"), 1, None);
+    summary.unwrap();
+    for stop in 1..6 {
+        let ranks = [1, 2, 4][stop % 3];
+        std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+        let (summary, mut losses) = run(&text(folder.path(), "", &format!("max_steps: {stop}")), ranks, None);
+        summary.unwrap();
+        let (summary, rest) = run(&text(folder.path(), "", "max_steps: 6"), 4 / ranks, Some(Resume::Auto));
+        losses.extend(rest);
+        assert_eq!(losses, all, "stopped after step {stop} on {ranks} ranks");
+        assert_eq!(samples(&summary.unwrap()), [4, 4, 4, 8, 8, 8]);
+    }
+}
