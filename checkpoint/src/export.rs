@@ -92,6 +92,11 @@ impl Contents {
     }
 }
 
+/// Key of the metadata of a safetensors file for [`Export::mup`].
+pub(crate) const MUP: &str = "mup";
+/// Value of [`Export::mup`] of weights that compute what they should without the section.
+pub const FOLDED: &str = "folded";
+
 /// Options of an export.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Export {
@@ -105,6 +110,8 @@ pub struct Export {
     pub contents: Contents,
     /// Parameters that are multiplied by a number, by name.
     pub factors: Vec<(&'static str, f32)>,
+    /// The section `mup` of a model whose weights compute what they should under that section alone, or [`FOLDED`].
+    pub mup: Option<String>,
     /// Other files to write into the folder, by name: `config.json` and the like.
     pub beside: Vec<(String, Vec<u8>)>,
 }
@@ -191,7 +198,8 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
         let statistics =
             buffers.iter().map(|(name, values)| ((*name).clone(), options.dtype.of_file(), vec![values.len()]));
         // Hugging Face's library requires this key to know the layout of the tensors.
-        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let mut metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        metadata.extend(options.mup.iter().map(|mup| (MUP.to_string(), mup.clone())));
         let mut writer = TensorWriter::create(&out.join(&file), tensors.chain(statistics), Some(metadata))?;
         for (name, entry) in part {
             source.copy(name, entry, options, &mut writer)?;

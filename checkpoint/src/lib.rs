@@ -40,7 +40,7 @@ mod writer;
 
 pub use commit::superfluous;
 pub use error::CheckpointError;
-pub use export::{Contents, Export, ExportDtype, Exported, export};
+pub use export::{Contents, Export, ExportDtype, Exported, FOLDED, export};
 pub use failpoint::{FAILPOINTS, failpoints};
 pub use folders::{committed, meant, name, newest, newest_meant, set_back, step, superseded, write_rate};
 pub use import::import;

@@ -14,6 +14,7 @@ use zero_model::{Model, ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
 use crate::error::CheckpointError;
+use crate::export::{FOLDED, MUP};
 use crate::merge::of_peft_name;
 use crate::tensors::TensorFile;
 use crate::together::together;
@@ -22,13 +23,14 @@ use crate::together::together;
 const MAX_NAMED: usize = 10;
 
 /// Overwrites the parameters with those of the files. Each rank reads only the ranges that it holds. Collective: every
-/// rank must call it.
+/// rank must call it. `mup` is that section of the configuration, which must be that of an export of a model in µP.
 ///
 /// # Errors
 /// Fails on every rank if one rank fails: a file is missing or damaged, or the files belong to another model. The
 /// parameters are then unchanged, unless reading a tensor failed.
 pub fn load_weights(
     files: &[PathBuf],
+    mup: Option<&str>,
     zero: &mut ShardedState,
     comm: &dyn Communicator,
 ) -> Result<(), CheckpointError> {
@@ -40,14 +42,34 @@ pub fn load_weights(
         true => Meaning::Computed,
         false => Meaning::Parameter(name.into()),
     };
-    let weights = Weights::open(files, all.as_ref(), model.parameters(), is_of_base, meaning)
-        .and_then(|weights| Ok((weights.buffers(all.as_ref(), buffers)?, weights)));
+    let weights = Weights::open(files, all.as_ref(), model.parameters(), is_of_base, meaning).and_then(|weights| {
+        weights.files.iter().try_for_each(|file| is_of_base_model(file, mup))?;
+        Ok((weights.buffers(all.as_ref(), buffers)?, weights))
+    });
     let (values, weights) = together(comm, weights)?;
     together(comm, weights.fill(zero))?;
     for (buffer, values) in buffers.iter().zip(values) {
         buffer.set(&values).map_err(zero_partition::ZeroError::from)?;
     }
     Ok(())
+}
+
+/// Checks that a file has weights for a model with this section `mup`. A file of another program does not say.
+fn is_of_base_model(file: &TensorFile, mup: Option<&str>) -> Result<(), CheckpointError> {
+    let reason = match (file.metadata.metadata().as_ref().and_then(|metadata| metadata.get(MUP)), mup) {
+        (None, _) => return Ok(()),
+        (Some(written), None) if written == FOLDED => return Ok(()),
+        (Some(written), Some(mup)) if written == mup => return Ok(()),
+        (Some(written), Some(_)) if written == FOLDED => {
+            "these weights are an export in which the last norm divides the inputs of the head as `mup` would again; \
+             leave the section out, or resume from the checkpoint"
+                .to_string()
+        }
+        (Some(written), _) => {
+            format!("these weights are those of a model with `mup: {written}`; write the same section")
+        }
+    };
+    Err(CheckpointError::mismatch(&file.path, reason))
 }
 
 /// Overwrites the parameters of adapters, and the modules that were trained with them, with those of a folder that PEFT

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use crate::config::optimizer_params::{
-    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd, check_bits,
+    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MIN_8BIT_SIZE, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree,
+    Sgd, check_bits,
 };
 use crate::config::{Config, Scheduler, Training};
 use crate::reader::{Read, Reader, Resolver};
@@ -80,8 +81,13 @@ impl Optimizer {
 
     /// Checks the parameters against each other and against the type as written.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
-        if let Some((bits, _)) = self.optim_bits() {
+        if let Some((bits, smallest)) = self.optim_bits() {
             check_bits(bits, Adam::optim_bits, resolver);
+            if smallest != MIN_8BIT_SIZE && !config.has_eight_bit_states() {
+                let message = "all states have 32 bits".to_string();
+                let help = Some("write `optim_bits: 8`, or leave the size out".to_string());
+                resolver.contradiction(&[Adam::min_8bit_size, Adam::optim_bits], message, help);
+            }
         }
         match self {
             Self::Sgd(sgd) | Self::MuSgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {

@@ -15,6 +15,8 @@ const NOT_POSITIVE: Kind = Kind::Float(Range { min: f64::MIN, max: 0.0, ..ANY_SI
 const BETAS: Kind = Kind::Pair(FRACTION);
 /// 8 or 32: see [`check_bits`].
 pub(crate) const OPTIM_BITS: Kind = Kind::Int { min: 8, max: 32 };
+/// bitsandbytes' default, from which alone one can see that `min_8bit_size` is written.
+pub(crate) const MIN_8BIT_SIZE: usize = 4096;
 
 /// Checks the bits of a state's value.
 pub(crate) fn check_bits(bits: usize, place: &str, resolver: &mut Resolver<'_>) {

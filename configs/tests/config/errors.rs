@@ -446,6 +446,7 @@ fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
             "bf16.bf16_master_weights_and_grads",
         ),
         ("{type: Lion, params: {optim_bits: 16}}", "optimizer.params.optim_bits"),
+        ("{type: Lion, params: {min_8bit_size: 512}}", "optimizer.params.min_8bit_size"),
         (
             "{type: AdamW, params: {optim_bits: 8}}\nbf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}",
             "optimizer.params.optim_bits",

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_core::DType;
 use serde_json::{Value, json};
-use zero_checkpoint::{Contents, Export, ExportDtype, Exported, Manifest, Merge, is_of_adapter};
+use zero_checkpoint::{Contents, Export, ExportDtype, Exported, FOLDED, Manifest, Merge, is_of_adapter};
 use zero_config::{Activation, Adapter, Config, Gpt2, Model, Tokenizer};
 
 use zero_optim::Average;
@@ -181,9 +181,12 @@ fn write(
         return Err(Error::setting("--ema", message, "train with `training.ema`, or export the weights themselves"));
     }
     let (mut beside, mut left_out, mut factors) = (vec![], vec![], vec![]);
+    let recorded = &manifest.config["mup"];
+    let mut mup = (!recorded.is_null()).then(|| recorded.to_string());
     match settings {
         Ok((settings, of_settings)) => {
             factors = of_settings;
+            mup = mup.filter(|_| !factors.is_empty()).map(|_| FOLDED.to_string());
             beside.push((name.into(), format!("{settings:#}\n").into_bytes()));
             match tokenizer_files(manifest)? {
                 Ok(files) => beside.extend(files),
@@ -198,6 +201,7 @@ fn write(
         averaged: weights.averaged && manifest.schedule_free.is_none(),
         contents,
         factors,
+        mup,
         beside,
     };
     Ok((zero_checkpoint::export(folder, out, &options)?, left_out))

@@ -47,7 +47,8 @@ impl Start {
             let named =
                 |error: Error| error.named("training.initial_weights", "name readable safetensors files, or a glob");
             let files = crate::files::expand(sources).map_err(|error| named(error.into()))?;
-            zero_checkpoint::load_weights(&files, zero, comm).map_err(|error| named(error.into()))?;
+            let mup = config.mup.as_ref().map(|mup| json!(mup).to_string());
+            zero_checkpoint::load_weights(&files, mup.as_deref(), zero, comm).map_err(|error| named(error.into()))?;
         }
         match &config.adapter {
             Some(adapter) if adapter.use_dora && adapter.pretrained.is_none() => initial_magnitudes(adapter, zero),

@@ -265,6 +265,24 @@ fn exports_and_stored_models_are_the_trained_model() {
         let out = folder.join("out");
         let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false };
         let (_, left_out) = zero_engine::export(&saved, &out, weights).unwrap();
+        // Weights belong to the section they were trained under, or to none once the division is in the last norm.
+        let from_export = |text: &str| {
+            let weights = out.join("model.safetensors");
+            let text = format!("{text}training: {{initial_weights: [{weights:?}]}}\n");
+            world(1, |comm| {
+                let config = Config::with_world_size("test.yaml", &text, 1).unwrap_or_else(|error| panic!("{error}"));
+                let layers = zero_engine::configured_layers(&config, None).unwrap();
+                let engine = Engine::with_communicator(config, layers, comm);
+                engine.map(|mut engine| evaluated(&mut engine)).map_err(|error| error.to_string())
+            })
+            .remove(0)
+        };
+        let without = text.replace(mup, "").replace("MuAdamW", "AdamW");
+        let (right, wrong) = if norm.is_empty() { (&text, &without) } else { (&without, &text) };
+        assert_eq!(from_export(right), Ok(loss), "{text}");
+        let error = from_export(wrong).unwrap_err();
+        let said = if norm.is_empty() { "write the same section" } else { "leave the section out" };
+        assert!(error.contains(said), "{error}");
         if norm.is_empty() {
             let said = "no config.json: no Hugging Face class has the attention of a model in µP";
             assert!(left_out.iter().any(|line| line.starts_with(said)), "{left_out:?}");
