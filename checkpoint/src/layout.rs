@@ -12,7 +12,7 @@ use crate::error::CheckpointError;
 use crate::manifest::{ParameterEntry, PieceEntry, QuantizedEntry, shard_file, tensor_name};
 
 /// Returns the number of values of each state of a parameter that is updated as a whole matrix.
-pub(crate) fn matrix(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<usize>> {
+pub(crate) fn state_values(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<usize>> {
     let averages = (zero.widths().average > 0).then(|| parameter.elements());
     Some(averages.into_iter().chain(parameter.matrix()?.values.iter().copied()).collect())
 }
@@ -28,7 +28,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
             let entry = ParameterEntry {
                 shape,
                 frozen,
-                matrix: matrix(zero, p),
+                state_values: state_values(zero, p),
                 quantized: QuantizedEntry::of(p),
                 pieces: vec![],
             };

@@ -96,11 +96,11 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
     }
     let differs = |p: &&Parameter| {
         let is_trained = p.is_trainable() && !has_parameters_alone(manifest);
-        is_trained && manifest.parameters[p.name()].matrix != layout::matrix(zero, p)
+        is_trained && manifest.parameters[p.name()].state_values != layout::state_values(zero, p)
     };
     if let Some(parameter) = zero.model().parameters().iter().find(differs) {
         let reason = format!(
-            "the optimizer states of `{}` have other sizes in the checkpoint, which updated other matrices as a whole",
+            "the optimizer states of `{}` differ in size: the checkpoint is of a run that updated other matrices as a whole",
             parameter.name()
         );
         return Err(CheckpointError::mismatch(&path, reason));

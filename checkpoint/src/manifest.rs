@@ -10,7 +10,7 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use zero_model::Parameter;
 use zero_model::ops::Quantization;
-use zero_optim::{AverageSums, ScheduleFree};
+use zero_optim::{Average, AverageSums, ScheduleFree};
 use zero_partition::part_of_state;
 
 use crate::error::CheckpointError;
@@ -122,7 +122,7 @@ pub struct ParameterEntry {
     /// the place of those of the first elements; all that are left belong to the last element. A matrix may lack the last
     /// states. The key is left out of other parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub matrix: Option<Vec<usize>>,
+    pub state_values: Option<Vec<usize>>,
     /// How the parameter was stored if it was quantized. The key is left out if not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedEntry>,
@@ -140,12 +140,21 @@ impl ParameterEntry {
     /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
-        1 + if self.frozen { 0 } else { self.matrix.as_ref().map_or(states, Vec::len) }
+        1 + if self.frozen { 0 } else { self.state_values.as_ref().map_or(states, Vec::len) }
+    }
+
+    /// Returns the number of values of the parameter and of its optimizer states, of which the run has `states`.
+    #[must_use]
+    pub fn stored_values(&self, states: usize) -> usize {
+        let elements = self.shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
+        let tensors =
+            (0..self.tensors_per_piece(states)).map(|tensor| self.stored(tensor.checked_sub(1), 0..elements).len());
+        tensors.fold(0, usize::saturating_add)
     }
 
     /// Returns the part of a range of elements that has values of a state, by its index; `None` stands for the parameter.
     pub(crate) fn stored(&self, state: Option<usize>, range: Range<usize>) -> Range<usize> {
-        match state.and_then(|state| self.matrix.as_ref()?.get(state)) {
+        match state.and_then(|state| self.state_values.as_ref()?.get(state)) {
             Some(&values) => part_of_state(range, self.shape.iter().product(), values),
             None => range,
         }
@@ -280,8 +289,13 @@ impl Manifest {
         }
         for (name, parameter) in &self.parameters {
             let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
-            if parameter.matrix.as_ref().is_some_and(|values| values.len() > self.states.len()) {
-                return Err(format!("`{name}` has more optimizer states than the run"));
+            if let Some(values) = &parameter.state_values {
+                // Averages of the weights, and what is added to the weights.
+                let is_of_weights = self.states.first().is_some_and(|state| state == Average::STATE);
+                let is_of_weights = is_of_weights || self.schedule_free.is_some();
+                if values.len() > self.states.len() || is_of_weights && values.first() != Some(&elements) {
+                    return Err(format!("`{name}` does not have the optimizer states of the run"));
+                }
             }
             if parameter.quantized.is_some() && !parameter.frozen {
                 return Err(format!("`{name}` is quantized and not frozen"));

@@ -146,7 +146,7 @@ mod tests {
         let entry = |shape: &[usize], pieces| ParameterEntry {
             shape: shape.to_vec(),
             frozen: false,
-            matrix: None,
+            state_values: None,
             quantized: None,
             pieces,
         };

@@ -59,7 +59,7 @@ fn dtype(parameter: &ParameterEntry) -> &str {
 fn stored_bytes(parameter: &ParameterEntry, states: usize) -> usize {
     match &parameter.quantized {
         Some(quantized) => quantized.bytes,
-        None => 4 * elements(parameter) * parameter.tensors_per_piece(states),
+        None => parameter.stored_values(states).saturating_mul(4),
     }
 }
 

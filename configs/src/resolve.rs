@@ -168,8 +168,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     Mup::check(config, resolver);
     Data::check_max_tokens(config, resolver);
     if let Some(rampup) = config.training.rampup_batch_size {
-        let unit = config.train_batch_size / config.gradient_accumulation_steps.max(1);
-        rampup.check(config, unit, resolver);
+        rampup.check(config, resolver);
     }
     if config.training.gradient_noise_scale.is_some() {
         let key = Training::gradient_noise_scale;

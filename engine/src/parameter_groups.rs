@@ -3,7 +3,7 @@
 
 use zero_config as config;
 use zero_model::{BuildError, Model, Parameter, Trainable, Tuning};
-use zero_optim::CustomOptimizer;
+use zero_optim::{Average, CustomOptimizer, ScheduleFree};
 use zero_partition::{adafactor_states, muon_states};
 
 use crate::error::Error;
@@ -55,11 +55,18 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
     Ok(model)
 }
 
-/// Checks the matrices of an optimizer of the program.
+/// Checks the states and the matrices of an optimizer of the program.
 fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model) -> Result<(), Error> {
+    let names = optimizer.states();
+    let reserved = [Average::STATE, ScheduleFree::OFFSET, ""];
+    let is_taken = |(index, name): &(usize, &&str)| reserved.contains(*name) || names[..*index].contains(*name);
+    if let Some((_, name)) = names.iter().enumerate().find(is_taken) {
+        let message = format!("the program's optimizer has a state named `{name}`, a name that is taken");
+        return Err(Error::setting("optimizer.type", message, "give each state a name of its own"));
+    }
     let mut matrices = model.parameters().iter().filter_map(|parameter| Some((parameter.name(), parameter.matrix()?)));
     let Some((name, _)) = matrices.clone().next() else { return Ok(()) };
-    let states = optimizer.states().len();
+    let states = names.len();
     if let Some((name, matrix)) = matrices.find(|(_, matrix)| matrix.values.len() > states) {
         let count = matrix.values.len();
         let message = format!("the program's optimizer keeps {count} states of `{name}` and names {states}");

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::config::{Config, Training};
+use crate::config::{Config, PipelineSchedule, Training};
 use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
@@ -36,7 +36,7 @@ impl BatchSizes {
     pub fn at(&self, consumed: u64) -> usize {
         match self.rampup {
             Some(RampUp { start, increment, samples }) if consumed <= samples => {
-                let increments = (self.full - start) / increment;
+                let increments = self.full.saturating_sub(start) / increment;
                 // In f64, as Megatron-LM computes it.
                 let grown = (consumed as f64 / (samples as f64 / increments as f64)) as usize;
                 (start + grown * increment).min(self.full)
@@ -78,9 +78,17 @@ impl Config {
 }
 
 impl RampUp {
-    /// Checks the section against the batch size, of which `unit` samples go to one micro-batch of each rank.
-    pub(crate) fn check(&self, config: &Config, unit: usize, resolver: &mut Resolver<'_>) {
-        let full = config.train_batch_size;
+    /// Checks the section against the batch size.
+    pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
+        let (full, micro) = (config.train_batch_size, config.train_micro_batch_size_per_gpu);
+        let is_interleaved = config.pipeline.schedule == PipelineSchedule::Interleaved;
+        let groups = if is_interleaved { config.pipeline.stages } else { 1 };
+        let unit = full / config.gradient_accumulation_steps.max(1) * groups;
+        if config.training.trace {
+            let message = "a trace shows repetitions of one step, and steps grow".to_string();
+            let help = Some("leave `trace` out while the batch size grows".to_string());
+            resolver.contradiction(&[Training::rampup_batch_size, Training::trace], message, help);
+        }
         if self.start >= full || !(full - self.start).is_multiple_of(self.increment) {
             let message = format!(
                 "steps of {} samples do not grow to `{}` {full} by {} at a time",
@@ -93,18 +101,18 @@ impl RampUp {
             .into_iter()
             .find(|(_, n)| !n.is_multiple_of(unit))
         {
-            let message = format!("{count} samples are not a multiple of the {unit} of one micro-batch on each rank");
+            let what = if is_interleaved { "as many micro-batches as stages" } else { "one micro-batch" };
+            let message = format!("{count} samples are not a multiple of the {unit} of {what} on each replica");
             let help =
                 Some(format!("write a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
             resolver.contradiction(&[key, Config::train_micro_batch_size_per_gpu], message, help);
         } else if config.training.reproducible
-            && let Some(size) = (self.start..=full)
-                .step_by(self.increment)
-                .find(|size| !(size / config.train_micro_batch_size_per_gpu).is_power_of_two())
+            && let Some(size) =
+                (self.start..=full).step_by(self.increment).find(|size| !(size / micro).is_power_of_two())
         {
             let message = format!(
                 "reproducible gradients need a power of two of micro-batches in each step, and one of {size} samples has {}",
-                size / config.train_micro_batch_size_per_gpu
+                size / micro
             );
             let help = Some(format!("write `start` and `increment` as half of `{}`", Config::train_batch_size));
             resolver.contradiction(&[Training::reproducible, Self::increment], message, help);

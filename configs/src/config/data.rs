@@ -174,6 +174,10 @@ impl Data {
         if config.preference.is_some() {
             refused(Config::preference, "pairs of answers are not dealt by their lengths", without());
         }
+        if config.training.rampup_batch_size.is_some() {
+            let message = "a batch size grows by micro-batches of the same number of samples";
+            refused(Training::rampup_batch_size, message, "keep one of the two".into());
+        }
         if config.pipeline.stages > 1 {
             let message = "the micro-batches of a step have different shapes, which cannot pass through a pipeline";
             refused(Pipeline::stages, message, without());

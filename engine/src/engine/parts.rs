@@ -51,8 +51,8 @@ impl Engine {
         self.config.batch_sizes().at(self.samples)
     }
 
-    /// Returns the number of micro-batches in a global batch of `train_batch_size`, over all replicas, unless a step is dealt otherwise
-    /// ([`Engine::train_dealt`]).
+    /// Returns the number of micro-batches in a global batch of `train_batch_size`, over all replicas, unless a step is
+    /// dealt otherwise ([`Engine::train_dealt`]).
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {
         self.config.gradient_accumulation_steps * self.replicas()

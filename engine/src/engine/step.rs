@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets a micro-batch index of
-    /// the global batch, of which there are [`Engine::batch_size`] / `train_micro_batch_size_per_gpu`, and returns `train_micro_batch_size_per_gpu` samples. If
+    /// the global batch, which has [`Engine::batch_size`] / `train_micro_batch_size_per_gpu` of them, and returns `train_micro_batch_size_per_gpu` samples. If
     /// micro-batches have weights, the last pipeline stage loads all of its micro-batches at the beginning of the step.
     ///
     /// # Errors

@@ -60,6 +60,9 @@ fn bytes_match_the_formula() {
         let saved: u64 = shards.map(|file| data_bytes(&std::fs::read(file).unwrap())).sum();
         let averaged = if ema { others / 2 } else { 0 };
         assert_eq!(saved, 4 * (others + states - averaged) as u64, "{text}");
+        let manifest = zero_checkpoint::Manifest::read(&step).unwrap();
+        let stored = manifest.parameters.values().map(|entry| entry.stored_values(manifest.states.len()));
+        assert_eq!(saved, 4 * stored.sum::<usize>() as u64, "{text}");
         assert_eq!(zero_checkpoint::verify(&step), []);
     }
 }

@@ -213,6 +213,14 @@ fn bytes_match_the_formula() {
 #[test]
 fn mistakes_are_errors() {
     #[derive(Debug)]
+    struct Named(&'static [&'static str]);
+    impl CustomOptimizer for Named {
+        fn states(&self) -> &'static [&'static str] {
+            self.0
+        }
+        fn update(&self, _: &CustomStep, _: Update<'_>) {}
+    }
+    #[derive(Debug)]
     struct Nameless;
     impl CustomOptimizer for Nameless {
         fn states(&self) -> &'static [&'static str] {
@@ -240,6 +248,8 @@ fn mistakes_are_errors() {
             &format!("{whole} in bf16"),
         ),
         (gpt2().optimizer(Nameless), CUSTOM.to_string(), "keeps 1 states of `transformer.wte.weight` and names 0"),
+        (gpt2().optimizer(Named(&["a", "b", "a"])), CUSTOM.to_string(), "has a state named `a`, a name that is taken"),
+        (gpt2().optimizer(Named(&["ema"])), CUSTOM.to_string(), "has a state named `ema`, a name that is taken"),
     ] {
         let said = error(layers, &text);
         assert!(said.contains(expected), "{said}");

@@ -98,6 +98,8 @@ fn every_layout_is_bit_identical() {
         (2, 1, "pipeline: {stages: 2}"),
         (4, 3, "pipeline: {stages: 2, schedule: interleaved_1f1b}"),
         (2, 1, "pipeline: {stages: 2, schedule: zb_h1}"),
+        // The first steps have one micro-batch for each replica.
+        (8, 1, "pipeline: {stages: 2}"),
     ] {
         assert_same(&expected, &run(ranks, stage, RAMPUP, more), &format!("stage {stage} on {ranks} ranks, {more}"));
     }
@@ -145,12 +147,34 @@ fn mistakes_are_errors() {
             "start: 4, increment: 4, samples: 9}, reproducible: true, spikes: {",
             "one of 12 samples has 12",
         ),
-        ("train_batch_size: 8", "start: 2, increment: 2, samples: 0", "samples"),
-        ("train_batch_size: 8", "start: 2, samples: 5", "increment"),
+        ("train_batch_size: 8", "start: 2, increment: 2, samples: 0", "in: training.rampup_batch_size.samples"),
+        ("train_batch_size: 8", "start: 2, samples: 5", "`training.rampup_batch_size.increment` is missing"),
+        (
+            "train_batch_size: 8",
+            "start: 4, increment: 4, samples: 5}, trace: true, spikes: {",
+            "a trace shows repetitions of one step",
+        ),
+        ("train_batch_size: 8", "start: 16, increment: 4, samples: 5}, gradient_noise_scale: {", "do not grow"),
+        (
+            "{train_batch_size: 8, data: {train: a.txt, sequence_length: 9, max_tokens: 9}}",
+            "start: 4, increment: 4, samples: 5",
+            "a batch size grows by micro-batches of the same number of samples",
+        ),
+        (
+            "{train_batch_size: 8, pipeline: {stages: 2, schedule: interleaved_1f1b}, train_micro_batch_size_per_gpu: 1}",
+            "start: 1, increment: 1, samples: 9",
+            "1 samples are not a multiple of the 2 of as many micro-batches as stages",
+        ),
     ] {
         let text = format!(
             "{}\ntraining: {{rampup_batch_size: {{{rampup}}}}}",
-            batch.trim_matches(['{', '}']).replace(", ", "\n")
+            batch
+                .strip_prefix('{')
+                .and_then(|batch| batch.strip_suffix('}'))
+                .unwrap_or(batch)
+                .replace(", train_", "\ntrain_")
+                .replace(", data", "\ndata")
+                .replace(", pipeline", "\npipeline")
         );
         let error = Config::with_world_size("test.yaml", &text, 2).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

@@ -261,6 +261,7 @@ impl Bench<'_> {
                 "pipeline.stages=1".into(),
                 format!("gradient_accumulation_steps={accumulation}"),
                 "train_batch_size=".into(),
+                "training.rampup_batch_size=".into(),
                 format!("train_micro_batch_size_per_gpu={micro}"),
                 format!("launcher.threads_per_rank={}", conditions.threads),
             ]);

@@ -25,14 +25,20 @@ impl Cuts {
     pub(super) fn of(tokenizer: &Tokenizer) -> Self {
         #[expect(clippy::disallowed_methods, reason = "whether one of several tokens is such has no order")]
         let mut added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().values();
-        if added.any(Self::is_prevented_by) { Cuts::Nowhere } else { Cuts::Words }
+        let has_normalizer = tokenizer.get_normalizer().is_some();
+        if added.any(|token| Self::is_prevented_by(token, has_normalizer)) { Cuts::Nowhere } else { Cuts::Words }
     }
 
     /// Returns whether an added token may be found across the beginning of a word.
-    fn is_prevented_by(token: &AddedToken) -> bool {
+    fn is_prevented_by(token: &AddedToken, has_normalizer: bool) -> bool {
+        let has_space = token.content.contains([' ', '\n']);
+        // A token is found in normalized text, in which it begins and ends with any character.
+        if token.normalized && has_normalizer {
+            return token.lstrip || token.rstrip || has_space;
+        }
         let takes_line_break = token.lstrip && is_alphanumeric(token.content.as_bytes());
         let takes_space = token.rstrip && token.content.ends_with(|c: char| c.is_ascii_lowercase());
-        let is_several_words = token.content.contains(char::is_alphanumeric) && token.content.contains([' ', '\n']);
+        let is_several_words = token.content.contains(char::is_alphanumeric) && has_space;
         takes_line_break || takes_space || is_several_words
     }
 }
@@ -131,5 +137,28 @@ mod tests {
         let lengths: Vec<_> =
             pieces(document(&endless), Cuts::Anywhere).map(|piece| (piece.at, piece.text.len())).collect();
         assert_eq!(lengths, [(At::Byte(5), PIECE), (At::Byte(5 + PIECE as u64), PIECE)]);
+    }
+
+    /// With the other tokens, a text could be cut where the token before or after takes the white space.
+    #[test]
+    fn added_tokens_decide_where_texts_are_cut() {
+        let plain = |content: &str| AddedToken::from(content, true).normalized(false);
+        for (token, has_normalizer, expected) in [
+            (plain("<mask>").lstrip(true).rstrip(true), false, Cuts::Words),
+            (plain("<|end|>"), true, Cuts::Words),
+            (plain("  "), false, Cuts::Words),
+            (plain("zz"), false, Cuts::Words),
+            (plain("zz").lstrip(true), false, Cuts::Nowhere),
+            (plain("字").lstrip(true), false, Cuts::Nowhere),
+            (plain("zz").rstrip(true), false, Cuts::Nowhere),
+            (plain("a\nb"), false, Cuts::Nowhere),
+            (plain("New York"), false, Cuts::Nowhere),
+            // Lower-cased, it ends with a small letter.
+            (plain("MASK").rstrip(true).normalized(true), true, Cuts::Nowhere),
+            (plain("MASK").rstrip(true).normalized(true), false, Cuts::Words),
+        ] {
+            let found = if Cuts::is_prevented_by(&token, has_normalizer) { Cuts::Nowhere } else { Cuts::Words };
+            assert_eq!(found, expected, "{token:?}");
+        }
     }
 }

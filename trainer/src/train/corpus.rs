@@ -231,8 +231,8 @@ pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, hel
     }
 }
 
-/// Returns the samples used per epoch. With `dataloader_drop_last`, an epoch ends with its last whole batch; without, a
-/// batch may span two epochs.
+/// Returns the samples used per epoch: with `dataloader_drop_last`, those of whole batches of `train_batch_size`. A batch may
+/// span two epochs without it, and while the batch size grows.
 fn samples_per_epoch(samples: u64, config: &Config) -> Result<u64, Error> {
     let whole = samples - samples % config.train_batch_size as u64;
     match (config.dataloader_drop_last, whole) {

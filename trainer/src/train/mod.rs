@@ -49,7 +49,7 @@ use std::time::Instant;
 use candle_core::DType;
 use serde_json::Value;
 use zero_comm::Communicator;
-use zero_config::{Config, Transport};
+use zero_config::{Config, Optimizer, Transport};
 
 use crate::monitor;
 use crate::process::resident;
@@ -249,13 +249,14 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
 pub fn refuse(config: &Config) -> Result<(), Error> {
     refuse_addresses(config)?;
     match config.model {
-        Some(_) => {
+        // The optimizer of another program is not here to be planned.
+        Some(_) if !matches!(config.optimizer, Optimizer::Custom(_)) => {
             if config.data.is_some() {
                 configured_data::refuse(config)?;
             }
             planned(config).map(drop)
         }
-        None => working_dtype(&with_total_steps(config.clone(), 1)).map(drop),
+        _ => working_dtype(&with_total_steps(config.clone(), 1)).map(drop),
     }
 }
 

@@ -1,13 +1,18 @@
 //! Runs whose batch size grows (`training.rampup_batch_size`), on ranks that are threads.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
+use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
+use zero_config::Config;
 
 use super::trained::run;
-use super::{Resume, Summary};
+use super::{Output, Resume, Summary};
+use crate::Trainer;
+use crate::data::from_fn;
 
-/// Steps of 4, 4, 4 samples, then of 8.
+/// Four steps of 4 samples, then steps of 8.
 fn text(folder: &Path, keys: &str, training: &str) -> String {
     let letters: String = (0..16 * 64 + 1).map(|index| char::from(b'a' + (index * index % 23) as u8)).collect();
     std::fs::write(folder.join("a.txt"), letters).unwrap();
@@ -15,7 +20,7 @@ fn text(folder: &Path, keys: &str, training: &str) -> String {
         "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 1\noptimizer: {{type: AdamW, params: {{lr: 1.0e-2}}}}\n\
          model: {{type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 8, n_head: 2, n_layer: 2}}\n\
          data: {{train: {:?}}}\n\
-         training: {{output_dir: {:?}, reproducible: true, rampup_batch_size: {{start: 4, increment: 4, samples: 12}}, \
+         training: {{output_dir: {:?}, reproducible: true, rampup_batch_size: {{start: 4, increment: 4, samples: 16}}, \
          {training}}}\n{keys}",
         folder.join("a.txt"),
         folder.join("run")
@@ -28,12 +33,36 @@ fn samples(summary: &Summary) -> Vec<u64> {
     text.lines().map(samples).collect()
 }
 
-/// One epoch of 64 samples is three small steps and seven whole ones. Workers load the same samples.
+/// An epoch of 64 samples is four small steps and six whole ones, and has each sample once.
 #[test]
 fn an_epoch_has_each_sample_once() {
+    let text = "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 1\nmodel: {type: mlp, input_size: 1, output_size: 2}\n\
+                training: {epochs: 1, rampup_batch_size: {start: 4, increment: 4, samples: 16}, dataloader_num_workers: WORKERS, output_dir: OUT}";
+    for workers in ["0", "2"] {
+        let folder = tempfile::tempdir().unwrap();
+        let used = Arc::new(Mutex::new(vec![]));
+        let noted = Arc::clone(&used);
+        let sample = move |index: usize| {
+            noted.lock().unwrap().push(index);
+            Ok((Tensor::zeros(1, DType::F32, &Device::Cpu)?, Tensor::zeros((), DType::U32, &Device::Cpu)?))
+        };
+        let config =
+            Config::parse("ds.yaml", text.replace("WORKERS", workers).replace("OUT", &format!("{:?}", folder.path())))
+                .unwrap();
+        let summary = Trainer::new(config).train_data(from_fn(64, sample)).output(Output::Quiet).fit().unwrap();
+        assert_eq!(samples(&summary), [4, 4, 4, 4, 8, 8, 8, 8, 8, 8]);
+        let mut used = used.lock().unwrap().split_off(0);
+        used.sort_unstable();
+        assert_eq!(used, (0..64).collect::<Vec<_>>());
+    }
+}
+
+/// Ranks, stages and workers load the same samples.
+#[test]
+fn losses_do_not_depend_on_layout_and_loading() {
     let folder = tempfile::tempdir().unwrap();
     let (summary, all) = run(&text(folder.path(), "", "epochs: 1"), 1, None);
-    assert_eq!(samples(&summary.unwrap()), [4, 4, 4, 8, 8, 8, 8, 8, 8, 8]);
+    assert_eq!(samples(&summary.unwrap()), [4, 4, 4, 4, 8, 8, 8, 8, 8, 8]);
     for (ranks, keys, training) in [
         (2, "zero_optimization: {stage: 3}\n", "epochs: 1"),
         (2, "pipeline: {stages: 2}\n", "epochs: 1"),
@@ -60,6 +89,6 @@ fn a_run_gives_the_same_losses_wherever_it_stops() {
         let (summary, rest) = run(&text(folder.path(), "", "max_steps: 6"), 4 / ranks, Some(Resume::Auto));
         losses.extend(rest);
         assert_eq!(losses, all, "stopped after step {stop} on {ranks} ranks");
-        assert_eq!(samples(&summary.unwrap()), [4, 4, 4, 8, 8, 8]);
+        assert_eq!(samples(&summary.unwrap()), [4, 4, 4, 4, 8, 8]);
     }
 }

@@ -29,7 +29,9 @@ impl Steps {
     /// # Errors
     /// The same as those of [`super::train`].
     pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
-        let config = config.for_world_size(comm.size())?;
+        let mut config = config.for_world_size(comm.size())?;
+        // What is measured is a whole step.
+        config.training.rampup_batch_size = None;
         let corpus = configured_data::open(&config, false, &Unwatched)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = with_total_steps(config, 1000);
