@@ -8,7 +8,7 @@ width is the base model of MuAdamW, where the two optimizers are the same. Heads
 of the last evaluation losses in Markdown. Results that are already in DIR are not measured again. Needs only Python.
 """
 
-import argparse, json, pathlib, subprocess
+import argparse, json, math, pathlib, subprocess
 
 WIDTHS = [64, 128, 256]
 HEAD = 32
@@ -16,8 +16,8 @@ RATES = [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]
 
 
 def train(args, name, width, rate):
-    """Returns the last evaluation loss."""
-    folder = args.out / f"{name}-{width}-{rate:g}"
+    """Returns the last evaluation loss, NaN if there is none because the run diverged."""
+    folder = args.out / f"{name}-{width}-{rate:g}-{args.steps}"
     if not (folder / "report.json").is_file():
         model = f"{{type: gpt2, vocab_size: auto, n_positions: 128, n_embd: {width}, n_layer: 2, n_head: {width // HEAD}}}"
         settings = [f"model={model}", f"optimizer={{type: {name}, params: {{lr: {rate}, betas: [0.9, 0.98], weight_decay: 0.1}}}}",
@@ -26,9 +26,11 @@ def train(args, name, width, rate):
                     "training.save_last=false"]
         settings += [f"mup={{base: {{n_embd: {WIDTHS[0]}, n_head: {WIDTHS[0] // HEAD}}}}}"] if name == "MuAdamW" else []
         command = [args.program, "--config", "configs/quickstart.yaml", "--quiet"]
-        subprocess.run(command + [part for setting in settings for part in ("--set", setting)], check=True)
+        subprocess.run(command + [part for setting in settings for part in ("--set", setting)])
+    # A run that did not even begin has no such file, which ends the script.
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["eval_loss"] for line in lines if line.get("eval_loss") is not None][-1]
+    losses = [line["eval_loss"] for line in lines if line.get("eval_loss") is not None and line["step"] == args.steps]
+    return losses[-1] if losses else math.nan
 
 
 def main():
@@ -41,7 +43,9 @@ def main():
     for name in ["AdamW", "MuAdamW"]:
         for width in WIDTHS if name == "AdamW" else WIDTHS[1:]:
             losses = [train(args, name, width, rate) for rate in RATES]
-            cells = [f"**{loss:.4f}**" if loss == min(losses) else f"{loss:.4f}" for loss in losses]
+            best = min((loss for loss in losses if math.isfinite(loss)), default=None)
+            cell = lambda loss: f"{loss:.4f}" if math.isfinite(loss) else "diverged"
+            cells = [f"**{cell(loss)}**" if loss == best else cell(loss) for loss in losses]
             print(f"| {name} | {width} | {' | '.join(cells)} |", flush=True)
 
 

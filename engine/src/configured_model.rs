@@ -236,7 +236,7 @@ fn selected(config: &Config, layers: Layers, dtype: DType, device: &Device) -> R
         return with_adapter(config, adapter, layers)?.build_on(dtype, device).map_err(of_adapter);
     }
     if trainable.is_none() && frozen.is_empty() {
-        return layers.build_on(dtype, device).map_err(of_quantization);
+        return layers.build_on(dtype, device).map_err(of_build);
     }
     let of_key = |error: BuildError| {
         let key = match &error {
@@ -248,7 +248,7 @@ fn selected(config: &Config, layers: Layers, dtype: DType, device: &Device) -> R
             BuildError::UnmatchedPattern { .. } | BuildError::Pattern { .. } => "training.trainable",
             BuildError::NothingTrainable if trainable.is_none() => "training.frozen",
             BuildError::NothingTrainable => "training.trainable",
-            _ => return of_quantization(error),
+            _ => return of_build(error),
         };
         parameter_groups::of_patterns(key, error, "leave at least one parameter trainable")
     };
@@ -306,7 +306,7 @@ fn of_adapter(error: BuildError) -> Error {
         BuildError::NoLinear => {
             Error::setting("adapter", error.to_string(), "build layers from `ops::Linear::new` or `ops::Conv1D::new`")
         }
-        other => of_quantization(other),
+        other => of_build(other),
     }
 }
 
@@ -326,8 +326,8 @@ fn with_quantization(config: &Config, layers: Layers) -> Layers {
     layers.quantized(QuantizationOptions { format, skip: quantization.llm_int8_skip_modules.clone() })
 }
 
-/// Adds the key to an error of quantized weights.
-fn of_quantization(error: BuildError) -> Error {
+/// Adds the key to an error of quantized weights or of the base model of µP.
+fn of_build(error: BuildError) -> Error {
     const KEY: &str = "quantization_config";
     const SKIP: &str = "quantization_config.llm_int8_skip_modules";
     match error {

@@ -16,6 +16,10 @@ const FILE: &str = "mup.base_shapes";
 /// Gives the layers of a program's own model the shapes in the file of `mup.base_shapes`.
 pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers, Error> {
     let Some(path) = config.mup.as_ref().and_then(|mup| mup.base_shapes.as_deref()) else { return Ok(layers) };
+    if layers.has_base_shapes() {
+        let message = "the program has given its layers a base model with `Layers::with_base_shapes`";
+        return Err(Error::setting(FILE, message, "keep one of the two"));
+    }
     let text = fs::read_to_string(path).map_err(|error| {
         Error::io(path)(error).named(FILE, "name a file that `mup.make_base_shapes` or `mup.save_base_shapes` wrote")
     })?;
@@ -31,7 +35,7 @@ pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers
     match shapes {
         Some(shapes) => Ok(layers.with_base_shapes(shapes)),
         None => {
-            let message = format!("{path} is no YAML with a list of sizes for each parameter");
+            let message = format!("{path} is not YAML with a list of sizes for each parameter");
             Err(Error::setting(FILE, message, "write lines such as `layer.weight: [128, null]`"))
         }
     }
@@ -82,18 +86,28 @@ pub(crate) fn scaled(config: &Config, parameter: &Parameter, mut tuning: Tuning)
 
 /// Describes what is scaled, a line for each factor; none without a base model.
 pub(crate) fn described(config: &Config, model: &Model) -> Vec<String> {
-    let mut of_factors: Vec<(f64, Vec<usize>)> = vec![];
+    let mut of_divisors: Vec<(f64, Vec<usize>)> = vec![];
     for parameter in model.parameters().iter().filter(|parameter| parameter.is_trainable() && config.optimizer.is_mu())
     {
-        let factor = 1.0 / parameter.widths().map_or(1.0, |widths| divisor(&config.optimizer, widths));
-        match of_factors.iter_mut().find(|(other, _)| *other == factor) {
+        let divisor = parameter.widths().map_or(1.0, |widths| divisor(&config.optimizer, widths));
+        match of_divisors.iter_mut().find(|(other, _)| *other == divisor) {
             Some((_, sizes)) => sizes.push(parameter.elements()),
-            None => of_factors.push((factor, vec![parameter.elements()])),
+            None => of_divisors.push((divisor, vec![parameter.elements()])),
         }
     }
-    let line = |(factor, sizes): (f64, Vec<usize>)| {
+    let line = |(divisor, sizes): (f64, Vec<usize>)| {
+        let rate = match divisor {
+            1.0 => "lr as written".to_string(),
+            ..1.0 => format!("lr × {}", short(1.0 / divisor)),
+            _ => format!("lr / {}", short(divisor)),
+        };
         let elements = grouped(sizes.iter().sum::<usize>() as u64);
-        format!("µP: lr × {factor} for {elements} parameters in {}", counted(sizes.len(), "tensor", "tensors"))
+        format!("µP: {rate} for {elements} parameters in {}", counted(sizes.len(), "tensor", "tensors"))
     };
-    of_factors.into_iter().map(line).collect()
+    of_divisors.into_iter().map(line).collect()
+}
+
+/// Formats a number of at least 1 with at most 4 digits behind the point.
+fn short(number: f64) -> String {
+    format!("{number:.4}").trim_end_matches('0').trim_end_matches('.').to_string()
 }

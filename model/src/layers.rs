@@ -285,6 +285,12 @@ impl Layers {
         self
     }
 
+    /// Returns whether the layers have a base model of µP.
+    #[must_use]
+    pub fn has_base_shapes(&self) -> bool {
+        self.base_shapes.is_some()
+    }
+
     /// Selects the parameters that training changes. The others are frozen. An [`Layers::adapter`] takes precedence.
     #[must_use]
     pub fn trainable(mut self, trainable: Trainable) -> Self {

@@ -1,6 +1,7 @@
 //! `mup`: the base model of the maximal update parametrization (µP).
 
 use serde::Serialize;
+use serde_json::json;
 
 use crate::config::{Config, Gpt2, Llama, Model, Optimizer};
 use crate::reader::Resolver;
@@ -22,23 +23,23 @@ section! {
     /// `mup.base`: widths of the base model, under the names that `model` has for them.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct BaseWidths(keys) in Mup::base {
-        /// Of GPT-2.
+        /// Width of the residual stream of a GPT-2.
         pub n_embd: Option<usize> = key(WIDTH, "= model.n_embd", "GPT-2: width of the residual stream");
-        /// Of GPT-2.
+        /// Width inside the feed-forward part of a GPT-2.
         pub n_inner: Option<usize> = key(WIDTH, "= in proportion to n_embd", "GPT-2: width inside the feed-forward part");
-        /// Of GPT-2.
+        /// Attention heads of a GPT-2.
         pub n_head: Option<usize> = key(WIDTH, "= model.n_head", "GPT-2: attention heads");
-        /// Of Llama.
+        /// Width of the residual stream of a Llama.
         pub hidden_size: Option<usize> = key(WIDTH, "= model.hidden_size", "Llama: width of the residual stream");
-        /// Of Llama.
+        /// Width inside the feed-forward part of a Llama.
         pub intermediate_size: Option<usize> = key(WIDTH, "= in proportion to hidden_size", "Llama: width inside the feed-forward part");
-        /// Of Llama.
+        /// Attention heads of a Llama.
         pub num_attention_heads: Option<usize> = key(WIDTH, "= model.num_attention_heads", "Llama: attention heads");
-        /// Of Llama.
+        /// Heads of keys and values of a Llama.
         pub num_key_value_heads: Option<usize> = key(WIDTH, "= in proportion to num_attention_heads", "Llama: heads of keys and values");
-        /// Of Llama.
+        /// Width of a head of a Llama.
         pub head_dim: Option<usize> = key(WIDTH, "= hidden_size / num_attention_heads where model.head_dim is that, else model.head_dim", "Llama: width of a head");
-        /// Of an MLP.
+        /// Widths of the hidden layers of an MLP.
         pub hidden_sizes: Option<Vec<usize>> = key(Kind::Ints { min: 1, max: 1 << 20 }, "= model.hidden_sizes", "MLP: widths of the hidden layers");
     }
 }
@@ -63,7 +64,7 @@ impl Mup {
             fail(&[Config::mup, Optimizer::TYPE], message, "use MuAdamW, MuAdam or MuSGD, or leave the section out");
         }
         if config.adapter.is_some() {
-            let message = "the base model has no adapter that the model's could be compared with";
+            let message = "`mup` does not support adapters";
             fail(&[Config::mup, Config::adapter], message, "keep one of the two");
         }
         match (mup, &config.model) {
@@ -74,20 +75,20 @@ impl Mup {
                 fail(&[Config::mup], "the section does not describe a base model", "write `base: …`");
             }
             (Self { base: Some(_), .. }, None) => {
-                let message = "the configuration has no model whose widths these could be";
-                fail(&[Self::base], message, "write `base_shapes` for a model that the program builds");
+                let message = "`mup.base` needs a `model` section";
+                fail(&[Self::base], message, "write one, or `base_shapes` for a model that the program builds");
             }
             (Self { base_shapes: Some(_), .. }, Some(_)) => {
-                let message = "shapes do not tell the size of the heads, by which attention is scaled";
+                let message = "`mup.base_shapes` is for a model that the program builds";
                 fail(&[Self::base_shapes, Config::model], message, "write `base`, with widths of `model`");
             }
             (Self { base: Some(base), .. }, Some(model)) => {
                 if model.pretrained().is_some() {
-                    let message = "a pretrained model is computed as its `config.json` says, which has no base model";
+                    let message = "`mup` does not support pretrained models";
                     fail(&[Config::mup, Gpt2::pretrained], message, "keep one of the two");
                 }
                 if let Err((path, message, help)) = base.base_of(model) {
-                    fail(&[path], &message, &help);
+                    fail(&[&path], &message, &help);
                 }
             }
             (Self { base_shapes: Some(_), .. }, None) => {}
@@ -96,33 +97,28 @@ impl Mup {
 }
 
 /// The path of a key, what is wrong with its value, and what to write.
-type Mistake = (&'static str, String, String);
+type Mistake = (String, String, String);
 
 impl BaseWidths {
     /// Returns the base model of `model`.
     fn base_of(&self, model: &Model) -> Result<Model, Mistake> {
-        let written = [
-            (Self::n_embd, self.n_embd.is_some()),
-            (Self::n_inner, self.n_inner.is_some()),
-            (Self::n_head, self.n_head.is_some()),
-            (Self::hidden_size, self.hidden_size.is_some()),
-            (Self::intermediate_size, self.intermediate_size.is_some()),
-            (Self::num_attention_heads, self.num_attention_heads.is_some()),
-            (Self::num_key_value_heads, self.num_key_value_heads.is_some()),
-            (Self::head_dim, self.head_dim.is_some()),
-            (Self::hidden_sizes, self.hidden_sizes.is_some()),
-        ];
-        let own = match model {
-            Model::Gpt2(_) => 0..3,
-            Model::Llama(_) => 3..8,
-            Model::Mlp(_) => 8..9,
+        let own: &[&str] = match model {
+            Model::Gpt2(_) => &[Self::n_embd, Self::n_inner, Self::n_head],
+            Model::Llama(_) => &[
+                Self::hidden_size,
+                Self::intermediate_size,
+                Self::num_attention_heads,
+                Self::num_key_value_heads,
+                Self::head_dim,
+            ],
+            Model::Mlp(_) => &[Self::hidden_sizes],
         };
-        let is_foreign =
-            |(index, (_, is_written)): &(usize, &(&'static str, bool))| *is_written && !own.contains(index);
-        if let Some((_, (path, _))) = written.iter().enumerate().find(is_foreign) {
-            let names: Vec<&str> = written[own.clone()].iter().map(|(path, _)| last(path)).collect();
-            let message = format!("`model` has no width `{}`", last(path));
-            return Err((path, message, format!("its widths are {}", names.join(", "))));
+        let own: Vec<&str> = own.iter().map(|path| last(path)).collect();
+        let keys = json!(self);
+        let mut written = keys.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+        if let Some((key, _)) = written.find(|(key, _)| !own.contains(&key.as_str())) {
+            let help = format!("its widths are {}", own.join(", "));
+            return Err((format!("{}.{key}", Mup::base), format!("`model` has no width `{key}`"), help));
         }
         let mut base = model.clone();
         match &mut base {
@@ -134,7 +130,7 @@ impl BaseWidths {
                 if mlp.hidden_sizes.len() != layers {
                     let message =
                         format!("the base model has {} hidden layers, and `model` {layers}", mlp.hidden_sizes.len());
-                    return Err((Self::hidden_sizes, message, "only widths may differ".to_string()));
+                    return Err((Self::hidden_sizes.to_string(), message, "only widths may differ".to_string()));
                 }
             }
         }
@@ -185,7 +181,7 @@ fn in_proportion(
         None if (of_model * base).is_multiple_of(whole) => Ok(of_model * base / whole),
         None => {
             let message = format!("{of_model} · {base} / {whole}, the default, is not a whole number");
-            Err((path, message, format!("write `{}`", last(path))))
+            Err((path.to_string(), message, format!("write `{}`", last(path))))
         }
     }
 }
@@ -195,7 +191,7 @@ fn divides((path, part): (&'static str, usize), (other, whole): (&'static str, u
         true => Ok(()),
         false => {
             let message = format!("{} {part} does not divide {} {whole} in the base model", last(path), last(other));
-            Err((path, message, format!("write a divisor of {whole}")))
+            Err((path.to_string(), message, format!("write a divisor of {whole}")))
         }
     }
 }

@@ -10,6 +10,7 @@ use zero_config::Config;
 use zero_optim::{LossScaleState, LossScaler};
 use zero_partition::ShardedState;
 
+use crate::checkpoint::export::add_base;
 use crate::checkpoint::start::same_keys;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -163,19 +164,23 @@ impl Engine {
     /// Fails on every rank if one rank cannot read the checkpoint, because it is missing, damaged or of another model.
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Value, Error> {
         self.finish_save()?;
-        if let Some(adapter) = &self.config.adapter {
-            let saved = Manifest::read(folder.as_ref())?.config;
+        let folder = folder.as_ref();
+        // A manifest that cannot be read is an error of the collective call below.
+        if let Ok(Manifest { config: saved, .. }) = Manifest::read(folder) {
             // A checkpoint without adapters is refused for its parameters.
-            if !saved["adapter"].is_null() {
-                same_keys(adapter, &saved["adapter"], &folder.as_ref().join("manifest.json"))?;
+            if let Some(adapter) = self.config.adapter.as_ref().filter(|_| !saved["adapter"].is_null()) {
+                same_keys(adapter, &saved["adapter"], &folder.join("manifest.json"))?;
+            }
+            if !saved.is_null() && !has_same_base(&self.config, &saved) {
+                let message = format!("the checkpoint {} was trained with another base model", folder.display());
+                let help = match saved["mup"].is_null() {
+                    true => "leave the section out: the checkpoint has none",
+                    false => "write the checkpoint's `mup` section",
+                };
+                return Err(Error::setting("mup", message, help));
             }
         }
-        let manifest = zero_checkpoint::load(folder.as_ref(), &mut self.zero, &*self.comm)?;
-        if !manifest.config.is_null() && manifest.config["mup"] != json!(self.config.mup) {
-            let saved = &manifest.config["mup"];
-            let message = format!("it is not that of {}: {saved}", folder.as_ref().display());
-            return Err(Error::setting("mup", message, "the values of a model in µP fit its own base model only"));
-        }
+        let manifest = zero_checkpoint::load(folder, &mut self.zero, &*self.comm)?;
         self.step = manifest.step;
         self.samples = manifest.samples;
         self.scaler = self.settings.loss_scaling.map(LossScaler::new);
@@ -195,6 +200,16 @@ impl Engine {
         self.load_checkpoint(&folder)?;
         Ok(Some(folder))
     }
+}
+
+/// Returns whether `mup` of a checkpoint describes the configured base model, in these words or in others.
+fn has_same_base(config: &Config, saved: &Value) -> bool {
+    if saved["mup"].is_null() || config.mup.is_none() {
+        return saved["mup"].is_null() && config.mup.is_none();
+    }
+    let mut sections = json!({"train_micro_batch_size_per_gpu": 1, "model": config.model});
+    add_base(&mut sections, saved);
+    Config::parse("manifest.json", sections.to_string()).is_ok_and(|saved| saved.base_model() == config.base_model())
 }
 
 fn saved(state: LossScaleState) -> LossScale {

@@ -34,6 +34,7 @@ mod loss_scale;
 mod module_buffers;
 mod muon;
 mod mup;
+mod mup_base;
 mod named;
 mod narrow;
 mod noise;

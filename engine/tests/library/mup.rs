@@ -2,7 +2,7 @@
 //! grow with the width.
 
 use candle_core::DType;
-use zero_engine::{Config, Engine, ExportDtype, StoredModel, Weights, configured_layers, configured_model};
+use zero_engine::{Batch, Config, Engine, ExportDtype, StoredModel, Weights, configured_layers, configured_model};
 use zero_model::ops::Cache;
 
 use crate::python::{TOKENS, python, results};
@@ -15,17 +15,18 @@ const GPT2: &str = "model: {type: gpt2, vocab_size: 61, n_positions: 16, n_embd:
 const LLAMA: &str = "model: {type: llama, vocab_size: 61, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2, \
                      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16, initializer_range: 0.1}\n";
 
-/// Models that are 4 times as wide as their base models: a GPT-2 with larger heads, one with more heads, a Llama with more
-/// heads of twice the size, and the names of the base models' sizes in Python.
+/// Models that are wider than their base models, and the names of the base models' sizes in Python: a GPT-2 with larger heads and
+/// one with more heads, both 4 times as wide; a Llama with more heads of twice the size, whose feed-forward part, keys and values
+/// are twice as wide and all else 4 times, so that inputs and outputs of a matrix differ.
 fn models() -> [(String, &'static str, &'static str, &'static str); 3] {
     [
         (GPT2.replace("HEADS", "2"), "mup: {base: {n_embd: 16}}\n", "GPT2", "n_embd=16, n_head=2"),
         (GPT2.replace("HEADS", "8"), "mup: {base: {n_embd: 16, n_head: 2}}\n", "GPT2", "n_embd=16, n_head=2"),
         (
             LLAMA.into(),
-            "mup: {base: {hidden_size: 16, num_attention_heads: 2}}\n",
+            "mup: {base: {hidden_size: 16, intermediate_size: 48, num_attention_heads: 2, num_key_value_heads: 2}}\n",
             "Llama",
-            "hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1",
+            "hidden_size=16, intermediate_size=48, num_attention_heads=2, num_key_value_heads=2",
         ),
     ]
 }
@@ -51,7 +52,17 @@ import json, mup, transformers
 from safetensors.torch import save_file
 torch.set_num_threads(1)
 common = dict(vocab_size=61, initializer_range=0.1)
+class Mlp(torch.nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        sizes = [16, *hidden]
+        hidden = [torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]
+        self.layers = torch.nn.ModuleList([*hidden, mup.MuReadout(sizes[-1], 61)])
+    def forward(self, x):
+        for layer in self.layers[:-1]: x = layer(x).relu()
+        return self.layers[-1](x)
 def build(name, **sizes):
+    if name == 'Mlp': return Mlp(**sizes)
     if name == 'GPT2':
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**common, n_positions=16, n_layer=2, resid_pdrop=0.0,
             embd_pdrop=0.0, attn_pdrop=0.0, **sizes))
@@ -68,6 +79,9 @@ def wide(name, sizes, base, delta):
     mup.set_base_shapes(model, base, delta=build(name, **delta), rescale_params=False)
     for mine, small in zip(attentions(model), attentions(base)): mine.scaling *= (small.head_dim / mine.head_dim) ** 0.5
     return model
+def outputs(model, inputs, targets):
+    if isinstance(model, Mlp): return model(inputs / 64), targets[:, 0]
+    return model(inputs).logits.flatten(0, 1), targets.flatten()
 def optimizer_of(model, optimizer, **more):
     named = list(model.named_parameters())
     groups = [dict(params=[p for _, p in named if p.dim() > 1], weight_decay=0.01),
@@ -82,8 +96,7 @@ def case(folder, name, sizes, base, delta, optimizer, **more):
     for group in optimizer.param_groups:
         for p in group['params']: rates[names[id(p)]] = [group['lr'] / more['lr'], group['weight_decay']]
     for step in range(50):
-        inputs, targets = tokens(step % 2, 4)
-        loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+        loss = torch.nn.functional.cross_entropy(*outputs(model, *tokens(step % 2, 4)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step(); optimizer.zero_grad()
@@ -92,21 +105,43 @@ def case(folder, name, sizes, base, delta, optimizer, **more):
 ";
 
 /// Sizes in Python of the models, and of models whose widths all differ from the base model's.
-const SIZES: [[&str; 2]; 3] = [
+const SIZES: [[&str; 2]; 4] = [
     ["n_embd=64, n_head=2", "n_embd=32, n_head=2"],
     ["n_embd=64, n_head=8", "n_embd=32, n_head=2"],
     [
         "hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2",
-        "hidden_size=40, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2",
+        "hidden_size=40, intermediate_size=72, num_attention_heads=4, num_key_value_heads=2",
     ],
+    ["hidden=[64, 96]", "hidden=[32, 72]"],
 ];
+
+/// A perceptron, as one of [`models`].
+const MLP: [&str; 4] = [
+    "model: {type: mlp, input_size: 16, hidden_sizes: [64, 96], output_size: 61, activation: relu}\n",
+    "mup: {base: {hidden_sizes: [16, 48]}}\n",
+    "Mlp",
+    "hidden=[16, 48]",
+];
+
+/// Returns a batch for a model of [`models`], or for [`MLP`], whose vectors are rows of tokens.
+fn batch_of(is_mlp: bool, step: u64) -> Batch {
+    let batch = batch(step, 4);
+    if !is_mlp {
+        return batch;
+    }
+    let vectors = (batch.inputs.single().unwrap().to_dtype(DType::F32).unwrap() / 64.0).unwrap();
+    let labels = batch.targets.unwrap().narrow(1, 0, 1).unwrap().flatten_all().unwrap();
+    Batch::new(vectors, labels)
+}
 
 #[test]
 fn fifty_steps_and_all_learning_rates_agree_with_mup() {
     let root = tempfile::tempdir().unwrap();
     let mut script = TOKENS.to_string() + PREAMBLE;
     let mut cases = vec![];
-    for ((model, mup, name, base), [sizes, delta]) in models().iter().zip(SIZES) {
+    let [model, mup, name, base] = MLP;
+    let models = models().into_iter().chain([(model.to_string(), mup, name, base)]);
+    for ((model, mup, name, base), [sizes, delta]) in models.zip(SIZES) {
         for [theirs, ours] in OPTIMIZERS {
             let file = root.path().join(format!("{}.safetensors", cases.len()));
             let sizes = [sizes, base, delta].map(|sizes| format!("dict({sizes})")).join(", ");
@@ -125,7 +160,8 @@ fn fifty_steps_and_all_learning_rates_agree_with_mup() {
         );
         let losses = world(2, |comm| {
             let mut engine = configured_engine(comm, &text);
-            (0..50).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect::<Vec<f32>>()
+            let batches = [0, 1].map(|step| batch_of(name.starts_with("Mlp"), step));
+            (0..50).map(|step| engine.train_batch(&batches[step % 2]).unwrap().loss).collect::<Vec<f32>>()
         });
         let losses = agreed(losses, name);
         let relative = relative_difference(&losses, &theirs);
@@ -225,12 +261,6 @@ fn logits_change_alike_at_all_widths() {
     assert!(growth[2] > 3.0 && growth[0] < growth[1] && growth[1] < growth[2], "{growth:?}");
 }
 
-fn build(text: &str) -> Result<zero_model::Model, String> {
-    let config = Config::with_world_size("test.yaml", text, 1).map_err(|error| error.to_string())?;
-    let layers = configured_layers(&config, None).map_err(|error| error.to_string())?;
-    configured_model::build(&config, layers, DType::F32).map_err(|error| error.to_string())
-}
-
 fn evaluated(engine: &mut Engine) -> u32 {
     engine.eval_batch(&batch(7, 2)).unwrap().to_bits()
 }
@@ -284,7 +314,7 @@ fn exports_and_stored_models_are_the_trained_model() {
         let said = if norm.is_empty() { "write the same section" } else { "leave the section out" };
         assert!(error.contains(said), "{error}");
         if norm.is_empty() {
-            let said = "no config.json: no Hugging Face class has the attention of a model in µP";
+            let said = "no config.json: moving the factor of the attention of a model in µP";
             assert!(left_out.iter().any(|line| line.starts_with(said)), "{left_out:?}");
             assert!(!out.join("config.json").exists());
             continue;
@@ -300,95 +330,22 @@ fn exports_and_stored_models_are_the_trained_model() {
         };
         assert_eq!(world(1, |comm| evaluated(&mut configured_engine(comm, &plain)))[0], loss, "{text}");
         assert_eq!(resumed(&text), (None, loss), "{text}");
-        let other = resumed(&text.replace("size: 16", "size: 32").replace("embd: 16", "embd: 32")).0;
-        let other = other.unwrap_or_default();
-        assert!(other.contains("mup") && other.contains("it is not that of"), "{other}");
+        // The same base model in other words: the proportional default, written.
+        let same =
+            text.replace("n_head: 2}}", "n_head: 2, n_inner: 64}}").replace("size: 16,", "size: 16, head_dim: 16,");
+        assert_ne!(same, text);
+        assert_eq!(resumed(&same), (None, loss), "{same}");
+        // Another one is refused before any weight is overwritten.
         let none = text.replace(mup, "").replace("MuAdamW", "AdamW");
-        assert!(resumed(&none).0.is_some_and(|error| error.contains("it is not that of")), "{none}");
+        for other in [text.replace("size: 16", "size: 32").replace("embd: 16", "embd: 32"), none] {
+            let initial = world(1, |comm| evaluated(&mut configured_engine(comm, &other)))[0];
+            let (error, now) = resumed(&other);
+            let error = error.unwrap_or_default();
+            assert!(error.contains("mup") && error.contains("was trained with another base model"), "{error}");
+            assert!(now == initial && now != loss, "{other}");
+        }
         let all = candle_core::safetensors::load(out.join("model.safetensors"), &candle_core::Device::Cpu).unwrap();
         let mean = all[*norm].mean_all().unwrap().to_scalar::<f32>().unwrap();
         assert!((0.24..0.26).contains(&mean), "{norm}: {mean}");
-    }
-}
-
-/// A program's own model, with the file that mup writes.
-#[test]
-fn base_shapes_are_read_from_mups_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("base.bsh");
-    let written = "# This is a base shape file encoded in yaml\n\
-                   first.bias:\n- 8\nfirst.weight:\n- 8\n- null\nlast.bias:\n- null\nlast.weight:\n- null\n- 8\n\
-                   middle.bias:\n- 8\nmiddle.weight:\n- 8\n- 8\n";
-    let layers = || {
-        use zero_model::ops::Linear;
-        zero_model::Layers::new()
-            .layer("first", |vb| Linear::new(3, 32, 0.1, vb))
-            .layer("middle", |vb| Linear::new(32, 32, 0.1, vb))
-            .layer("last", |vb| Linear::new(32, 2, 0.1, vb))
-            .loss(zero_model::ops::cross_entropy)
-    };
-    let build = |text: &str, mup: &str| {
-        std::fs::write(&file, text).unwrap();
-        let optimizer = "optimizer: {type: MuSGD, params: {weight_decay: 0.5}}";
-        let text = format!("train_batch_size: 1\n{optimizer}\n{}", mup.replace("FILE", &format!("{file:?}")));
-        let config = Config::with_world_size("test.yaml", text, 1).map_err(|error| error.to_string())?;
-        configured_model::build(&config, layers(), DType::F32).map_err(|error| error.to_string())
-    };
-    let with_file = "mup: {base_shapes: FILE}";
-    let model = build(written, with_file).unwrap();
-    let tunings = model.parameters().iter().map(|parameter| {
-        let tuning = parameter.tuning();
-        (parameter.name(), tuning.lr_factor, tuning.weight_decay)
-    });
-    let expected = [
-        ("first.bias", 4.0, None),
-        ("first.weight", 4.0, Some(0.125)),
-        ("middle.bias", 4.0, None),
-        ("middle.weight", 1.0, None),
-        ("last.bias", 1.0, None),
-        ("last.weight", 4.0, Some(0.125)),
-    ];
-    assert!(tunings.eq(expected));
-    for (text, mup, said) in [
-        ("first.bias: 8", with_file, "is no YAML with a list of sizes for each parameter"),
-        (&written.replace("first.bias", "second.bias"), with_file, "the base model has a parameter `second.bias`"),
-        (&written.replace("first.bias:\n- 8", "first.bias:\n- 8\n- 8"), with_file, "`first.bias` is [32] in the model"),
-        (written, "", "the optimizer scales learning rates by the widths of a base model, and the model has none"),
-    ] {
-        let error = build(text, mup).err().unwrap_or_default();
-        assert!(error.contains(said), "{said}: {error}");
-    }
-}
-
-#[test]
-fn mistakes_are_errors() {
-    let gpt2 = GPT2.replace("HEADS", "2");
-    for (model, more, said) in [
-        (
-            &*gpt2,
-            "optimizer: {type: MuAdam}",
-            "the optimizer scales learning rates by the widths of a base model, which is missing",
-        ),
-        (&gpt2, "mup: {base: {n_embd: 16}}", "a model in µP needs learning rates that fall with its width"),
-        (&gpt2, "optimizer: {type: MuAdam}\nmup: {}", "the section does not describe a base model"),
-        (&gpt2, "optimizer: {type: MuAdam}\nmup: {base_shapes: file}", "shapes do not tell the size of the heads"),
-        (&gpt2, "optimizer: {type: MuAdam}\nmup: {base: {n_layer: 1}}", "unknown key `mup.base.n_layer`"),
-        (&gpt2, "optimizer: {type: MuAdam}\nmup: {base: {hidden_size: 8}}", "`model` has no width `hidden_size`"),
-        (
-            &gpt2,
-            "optimizer: {type: MuAdam}\nmup: {base: {n_embd: 15}}",
-            "n_head 2 does not divide n_embd 15 in the base model",
-        ),
-        (
-            LLAMA,
-            "optimizer: {type: MuAdam}\nmup: {base: {hidden_size: 12, num_attention_heads: 1}}",
-            "2 · 1 / 4, the default, is not a whole number",
-        ),
-        (LLAMA, "optimizer: {type: MuAdam}\nmup: {base: {head_dim: 5}}", "the base model: cannot build layer"),
-        (&gpt2, "optimizer: {type: MuAdam}\nmup: {base: {n_embd: 16}}\nadapter: {}", "the base model has no adapter"),
-        ("", "optimizer: {type: MuAdam}\nmup: {base: {n_embd: 16}}", "the configuration has no model whose widths"),
-    ] {
-        let error = build(&format!("train_batch_size: 1\n{model}{more}")).err().unwrap_or_default();
-        assert!(error.contains(said), "{more}: {error}");
     }
 }

@@ -30,6 +30,8 @@ impl Layers {
         let (routes, signature) = self.resolved()?;
         let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, base_shapes, optimizer, .. } =
             self;
+        // Before the layers, which are computed from the base model's sizes.
+        let base_shapes = base_shapes.transpose()?;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());
         let build = || -> std::result::Result<Vec<(String, Built)>, BuildError> {
@@ -74,7 +76,7 @@ impl Layers {
             Some(adapter) => adapter.check(&record.parameters, &maps)?,
             None => trainable.check(&record.parameters)?,
         }
-        if let Some(shapes) = base_shapes.transpose()? {
+        if let Some(shapes) = base_shapes {
             shapes.set(&mut record.parameters)?;
         }
         if let Some(options) = &quantization {

@@ -130,6 +130,7 @@ impl Gpt2Config {
             if (Self { n_embd, n_inner, n_head, base: None, ..self.clone() }) != **base {
                 bail!("gpt2: the base model differs in more than n_embd, n_inner and n_head");
             }
+            base.check()?;
         }
         Ok(())
     }

@@ -185,6 +185,7 @@ impl LlamaConfig {
             if same != **base {
                 bail!("llama: the base model differs in more than the widths of its layers");
             }
+            base.check()?;
         }
         Ok(())
     }
@@ -222,12 +223,15 @@ impl LlamaConfig {
         (self.base.as_deref().unwrap_or(self).hidden_size as f64).sqrt()
     }
 
-    /// Returns the same model with all widths doubled, the size of a head too.
+    /// Returns a model with the same parameters and all widths doubled, the size of a head too. Its rotation is not the same: some
+    /// rotations fit one size of heads only.
     pub(super) fn wider(&self) -> Self {
         Self {
             hidden_size: 2 * self.hidden_size,
             intermediate_size: 2 * self.intermediate_size,
-            head_dim: Some(2 * self.head_size()),
+            head_dim: self.head_dim.map(|size| 2 * size),
+            rope_scaling: None,
+            partial_rotary_factor: 1.0,
             ..self.clone()
         }
     }
