@@ -33,7 +33,7 @@ impl CustomOptimizer for Shampoo {
 
     fn update(&self, step: &CustomStep, update: Update<'_>) {
         let Update { params, grads, states, matrix } = update;
-        let [first, second] = states else { return };
+        let [first, second] = states else { unreachable!("there are two states") };
         let kept = 1.0 - step.lr * step.weight_decay;
         let Some([rows, columns]) = matrix else {
             let (beta1, beta2) = self.betas;

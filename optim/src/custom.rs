@@ -28,7 +28,7 @@ use crate::{LengthError, Step};
 ///     }
 ///
 ///     fn update(&self, step: &CustomStep, Update { params, grads, states, .. }: Update<'_>) {
-///         let [exp_avg, exp_inf] = states else { return };
+///         let [exp_avg, exp_inf] = states else { unreachable!("there are two states") };
 ///         let (beta1, beta2) = self.betas;
 ///         let rate = (step.lr / (1.0 - f64::from(beta1).powi(step.step as i32))) as f32;
 ///         for (i, (param, grad)) in params.iter_mut().zip(grads).enumerate() {
