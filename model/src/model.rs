@@ -283,8 +283,8 @@ impl Model {
         if pass.training { run() } else { untracked(run) }
     }
 
-    /// Returns the weight of a micro-batch's loss in the mean over the global batch: see [`Layers::loss_weight`]. `None`
-    /// if all micro-batches weigh the same.
+    /// Returns the weight of a micro-batch's loss in the mean over the global batch: see
+    /// [`Layers::loss_weight`](crate::Layers::loss_weight). `None` if all micro-batches weigh the same.
     ///
     /// # Errors
     /// Returns errors of the function that computes the weight.
