@@ -234,7 +234,7 @@ impl OptimizerState {
             }
         };
         // The average is the first of the states.
-        let (averages, kinds) = kinds.split_at_mut(usize::from(options.average.is_some()));
+        let (averages, kinds) = kinds.split_at_mut(options.averages());
         let average_weight = options.average_weight(self.updates + 1);
         let mut shard = parameters.shard_mut(id);
         for (index, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {

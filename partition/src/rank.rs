@@ -89,8 +89,7 @@ impl Rank {
 
     /// Returns the number of optimizer states of a segment, with the average of the weights if there is one.
     pub(crate) fn states(&self, id: SegmentId) -> usize {
-        let averages = usize::from(self.options.average.is_some());
-        averages + self.segment(id).states(self.options.optimizer.states().len())
+        self.options.averages() + self.segment(id).states(self.options.optimizer.states().len())
     }
 
     /// Returns the bytes of each stored element of a segment's working parameters.

@@ -78,8 +78,7 @@ impl OptimizerState {
         let gradients = on_host(with.gradients.reduced(id)?.host())?;
         let SegmentState { master, states } = self.segment_mut(id);
         let master = if master.is_empty() { None } else { Some(on_host(master.host())?) };
-        let averages = usize::from(options.average.is_some());
-        let states = states.iter_mut().skip(averages).map(|state| on_host(state.host_mut())?.f32());
+        let states = states.iter_mut().skip(options.averages()).map(|state| on_host(state.host_mut())?.f32());
         let mut states: Vec<&mut [f32]> = states.collect::<Result<_, ZeroError>>()?;
         for (index, inside, at) in segment.overlaps(own.clone()) {
             let parameter = &rank.model.parameters()[index];

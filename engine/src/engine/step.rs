@@ -71,9 +71,10 @@ impl Engine {
         self.train_with(|micro_batch| batch.narrow(micro_batch * size, size))
     }
 
-    /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets a micro-batch index of
-    /// the global batch, which has [`Engine::batch_size`] / `train_micro_batch_size_per_gpu` of them, and returns `train_micro_batch_size_per_gpu` samples. If
-    /// micro-batches have weights, the last pipeline stage loads all of its micro-batches at the beginning of the step.
+    /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets the index of a micro-batch
+    /// in the global batch, and returns `train_micro_batch_size_per_gpu` samples. The global batch has
+    /// [`Engine::batch_size`] samples. If micro-batches have weights, the last pipeline stage loads all of its micro-batches
+    /// at the beginning of the step.
     ///
     /// # Errors
     /// As [`Engine::train_batch`], and any error of `load`.

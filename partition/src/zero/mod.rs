@@ -90,6 +90,11 @@ impl ZeroOptions {
         }
     }
 
+    /// Returns how many of the states precede the optimizer's: 1 if there is an average of the weights, else 0.
+    pub(crate) fn averages(&self) -> usize {
+        usize::from(self.average.is_some())
+    }
+
     /// Returns whether the first of the states has averages of the weights, which can take their place.
     #[must_use]
     pub fn has_averages(&self) -> bool {
@@ -248,7 +253,7 @@ impl ShardedState {
             }
         };
         // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
-        let averages = usize::from(rank.options.average.is_some());
+        let averages = rank.options.averages();
         let state = |index: usize| match rank.options.state_dtype {
             _ if index >= averages && rank.segment(id).is_eight_bit => {
                 Ok(StateBuffer::eight_bit(rank.options.states()[index], in_memory))

@@ -174,7 +174,7 @@ impl ShardedState {
     fn values_of(&self, kind: Kind, segment: &Segment, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
         match kind {
             Kind::Parameter => range,
-            Kind::State(index) => match index.checked_sub(usize::from(self.rank.options.average.is_some())) {
+            Kind::State(index) => match index.checked_sub(self.rank.options.averages()) {
                 Some(state) => segment.in_state(state, range),
                 None => range,
             },
