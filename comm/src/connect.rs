@@ -4,6 +4,7 @@
 //! it. Each rank stores the address that it listens on under `/zero/{run}/{attempt}/{rank}` and reads the addresses of
 //! the others; from then on the ranks connect to each other directly.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +38,8 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     }
     let deadline = Instant::now() + options.meeting_timeout;
     let meeting = Meeting::at(place, options)?;
-    let listener = TcpListener::bind((meeting.interface, 0)).map_err(|error| meeting.error(&error.to_string()))?;
+    let free = || TcpListener::bind((meeting.interface, 0));
+    let listener = apart_from(place.master_port, free).map_err(|error| meeting.error(&error.to_string()))?;
     let job = digest(&place.run_id);
     let members: Vec<usize> = (0..place.world_size).collect();
 
@@ -66,6 +68,14 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     // By now every rank has connected to every other, so no rank needs the store any more.
     drop(server);
     Ok(Group::new(membership, Box::new(fabric), health, timeout)?)
+}
+
+/// Opens a listener at another port than the store's. The system may offer that port for port 0 before the store
+/// listens there, and the ranks would then wait for a store at this listener.
+fn apart_from(store: u16, free: impl Fn() -> io::Result<TcpListener>) -> io::Result<TcpListener> {
+    let first = free()?;
+    // The first listener stays open meanwhile, so that the second gets another port.
+    if first.local_addr()?.port() == store { free() } else { Ok(first) }
 }
 
 /// The group of all ranks of the job.
@@ -237,4 +247,26 @@ impl Meeting<'_> {
 fn digest(text: &str) -> u64 {
     let bytes = Sha256::digest(text.as_bytes());
     u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_never_listens_at_the_port_of_the_store() {
+        let free = || TcpListener::bind(("127.0.0.1", 0));
+        let port = |listener: &TcpListener| listener.local_addr().expect("an address").port();
+        let taken = free().expect("a port");
+        let store = port(&taken);
+        drop(taken);
+        // First the store's port, as the system may do, then any other.
+        let given = std::cell::Cell::new(store);
+        let offered = || TcpListener::bind(("127.0.0.1", given.replace(0)));
+        assert_ne!(port(&apart_from(store, offered).expect("a listener")), store);
+        let other = free().expect("a port");
+        let expected = port(&other);
+        let other = std::cell::Cell::new(Some(other));
+        assert_eq!(port(&apart_from(store, || Ok(other.take().expect("one call"))).expect("a listener")), expected);
+    }
 }

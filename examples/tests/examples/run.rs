@@ -1,9 +1,10 @@
 //! Runs every example with one rank and with two. The examples assert their own results.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use crate::port::free_port;
 
 /// Runs the program as `ranks` ranks in a folder, with the environment variables that torchrun sets. Returns the standard
 /// output of rank 0.
@@ -18,7 +19,7 @@ fn run_in(folder: &Path, program: &str, arguments: &[&str], ranks: usize) -> Str
 
 /// Runs as [`run_in`] does, with additional environment variables.
 fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more: &[(&str, &str)]) -> String {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let port = free_port().to_string();
     let start = |rank: usize| {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -28,10 +29,9 @@ fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more
             command.env_remove(name);
         }
         if ranks > 1 {
-            let port = free.port().to_string();
             let [rank, ranks] = [rank, ranks].map(|number| number.to_string());
             command.env("RANK", &rank).env("LOCAL_RANK", &rank).env("WORLD_SIZE", &ranks);
-            command.env("LOCAL_WORLD_SIZE", &ranks).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port);
+            command.env("LOCAL_WORLD_SIZE", &ranks).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
         }
         command.envs(more.iter().copied()).spawn().expect("the example starts")
     };
