@@ -1,12 +1,14 @@
-"""Trains GPT-2 on one GPU alternately with PyTorch (eager, and `torch.compile`) and with zero-train. Prints tokens per second, peak GPU memory,
-and the share of the measured rate of matrix products.
+"""Trains GPT-2 on one GPU alternately with PyTorch and with zero-train. Prints tokens per second, peak GPU memory, and the share of the
+measured rate of matrix products.
 
     python gpu.py --binary ../../target/release/zero-train
     python gpu.py --binary ../../target/release/zero-train --models 124m --rounds 5 --micro-batch 16
 
-bf16 with f32 master weights: PyTorch uses autocast over f32 parameters with a fused AdamW, zero-train `bf16: {enabled: true}`, with the same
-initial weights, tokens and order. Ratios are taken within a round. Fails if losses differ by more than 2 % at a step, or if a trainer fails; the
-figures of the other trainers are still printed. With `--weights own` each trainer makes its own random weights, no weight file is written, and
+bf16 with f32 master weights: zero-train has `bf16: {enabled: true}`. PyTorch, eager or compiled, runs in one of two ways, with a fused AdamW:
+"torch eager" and "torch compile" use autocast over f32 parameters; "torch bf16 eager" and "torch bf16 compile" have bf16 parameters and f32
+master weights, as zero-train and DeepSpeed do. All have the same initial weights, tokens and order. Ratios are taken within a round. Fails if
+losses differ by more than 2 % at a step from those of a trainer with the same parameters, or if a trainer fails; the figures of the other
+trainers are still printed. Autocast keeps the residual stream in f32, so its losses are printed but not compared. With `--weights own` each trainer makes its own random weights, no weight file is written, and
 losses are not compared. `--device cpu --models 10m` tests the script on a machine without a GPU; the figures are meaningless there.
 """
 
@@ -27,7 +29,7 @@ from compare import bench_step, rate, ratios, spread
 from gpt import build
 from presets import ADAMW, CLIP, ON_GPU, configuration
 
-TRAINERS = ["torch eager", "torch compile"]
+TRAINERS = ["torch eager", "torch compile", "torch bf16 eager", "torch bf16 compile"]
 AGREEMENT = 2e-2
 
 
@@ -83,6 +85,38 @@ def sized(name, chosen):
     return replace(preset, micro_batch=chosen.micro_batch or preset.micro_batch)
 
 
+def updater(network, chosen, device):
+    """Returns a function that clips the gradients, updates the parameters and frees the gradients, and the context of
+    the forward. Converts the parameters to bf16 if the trainer has f32 master weights."""
+    import torch
+
+    parameters = list(network.parameters())
+    if chosen.dtype == "f32" or "bf16" not in chosen.child:
+        optimizer = torch.optim.AdamW(parameters, fused=True, **ADAMW)
+
+        def update():
+            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        bf16 = chosen.dtype == "bf16"
+        return update, torch.autocast(device, dtype=torch.bfloat16) if bf16 else contextlib.nullcontext()
+    masters = [parameter.detach().clone() for parameter in parameters]
+    network.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(masters, fused=True, **ADAMW)
+
+    def update():
+        for master, parameter in zip(masters, parameters):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(masters, CLIP)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, masters)
+        optimizer.zero_grad(set_to_none=True)
+
+    return update, contextlib.nullcontext()
+
+
 def torch_child(chosen):
     """Trains with PyTorch in this process, and prints its result."""
     import torch
@@ -91,21 +125,18 @@ def torch_child(chosen):
     preset = sized(name, chosen)
     tokens, _ = files(name, preset, own_weights)
     network = build(preset, device) if own_weights else build(preset).to(device)
-    optimizer = torch.optim.AdamW(network.parameters(), fused=True, **ADAMW)
-    forward = torch.compile(network) if chosen.child == "torch compile" else network
+    update, precision = updater(network, chosen, device)
+    forward = torch.compile(network) if "compile" in chosen.child else network
     batches = corpus.Batches(tokens, preset.length, preset.micro_batch, 1, 0, 1)
     times, losses = [], []
     for step in range(chosen.warm_up + chosen.steps):
         synchronize(device)
         started = time.perf_counter()
         inputs, targets = (x.to(device) for x in batches.get(step, 0))
-        bf16 = torch.autocast(device, dtype=torch.bfloat16) if chosen.dtype == "bf16" else contextlib.nullcontext()
-        with bf16:
+        with precision:
             loss = forward(inputs, targets)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update()
         losses.append(float(loss.detach()))
         synchronize(device)
         times.append(1e3 * (time.perf_counter() - started))
@@ -163,9 +194,11 @@ def measure(name, chosen):
     return results
 
 
-def differing(name, results):
-    """Describes the steps whose losses differ."""
+def differing(name, results, dtype):
+    """Describes the first step whose losses differ from those of a trainer with the same types of parameters."""
     for trainer, of_rounds in results.items():
+        if dtype == "bf16" and trainer != "zero-train" and "bf16" not in trainer:
+            continue
         for ours, theirs in zip(results["zero-train"][0]["losses"], of_rounds[0]["losses"], strict=True):
             if not abs(ours - theirs) <= AGREEMENT * abs(theirs):
                 return [f"{name}: a loss of {ours} here, of {theirs} with {trainer}"]
@@ -207,7 +240,7 @@ def main():
         wrong += [f"{name}: {trainer} failed" for trainer, of_rounds in results.items() if None in of_rounds]
         results = {trainer: of_rounds for trainer, of_rounds in results.items() if None not in of_rounds}
         if "zero-train" in results and chosen.weights == "same":
-            wrong += differing(name, results)
+            wrong += differing(name, results, chosen.dtype)
         for trainer, of_rounds in results.items():
             rates = [rate(result) for result in of_rounds]
             ours = None if trainer == "zero-train" else results.get("zero-train")
