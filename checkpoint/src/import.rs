@@ -81,8 +81,14 @@ fn write(
         let crc32 = writer.write(bytemuck::cast_slice(&weights.read(&range)?))?;
         let piece = PieceEntry { shard: 0, start: range.elements.start, end: range.elements.end, crc32: vec![crc32] };
         let shape = || model.parameters()[range.parameter].shape().dims().to_vec();
-        let new =
-            || ParameterEntry { shape: shape(), frozen: false, state_values: None, quantized: None, pieces: vec![] };
+        let new = || ParameterEntry {
+            shape: shape(),
+            frozen: false,
+            state_values: None,
+            states: None,
+            quantized: None,
+            pieces: vec![],
+        };
         let entry = entries.entry(name.to_string()).or_insert_with(new);
         entry.pieces.push(piece);
     }

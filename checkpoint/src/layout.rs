@@ -17,6 +17,17 @@ pub(crate) fn state_values(zero: &ShardedState, parameter: &Parameter) -> Option
     Some(averages.into_iter().chain(parameter.matrix()?.values.iter().copied()).collect())
 }
 
+/// Returns the names of a parameter's states if they are not the first ones of those of all optimizers.
+pub(crate) fn states(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<String>> {
+    let (own, all) = (zero.state_names_of(parameter), zero.state_names());
+    let is_usual = !parameter.is_trainable()
+        || match parameter.is_matrix() {
+            true => all.starts_with(&own),
+            false => all == own,
+        };
+    (!is_usual).then(|| own.into_iter().map(String::from).collect())
+}
+
 /// Returns the pieces of every parameter, with empty checksums.
 pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
     let model = zero.model();
@@ -29,6 +40,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
                 shape,
                 frozen,
                 state_values: state_values(zero, p),
+                states: states(zero, p),
                 quantized: QuantizedEntry::of(p),
                 pieces: vec![],
             };
@@ -99,19 +111,19 @@ impl Shard {
         entries: &BTreeMap<String, ParameterEntry>,
         (rank, ranks): (usize, usize),
     ) -> Self {
-        let (kinds, states) = (zero.kinds(), zero.state_names());
+        let all: Vec<String> = zero.state_names().into_iter().map(String::from).collect();
         let named = zero.model().parameters().iter().enumerate();
         let ids: BTreeMap<&str, usize> = named.map(|(id, parameter)| (parameter.name(), id)).collect();
         let mut tensors = vec![];
         for (name, entry) in entries {
             for piece in entry.pieces.iter().filter(|piece| piece.shard == rank) {
-                let kinds = &kinds[..entry.tensors_per_piece(states.len())];
-                tensors.extend(kinds.iter().map(|&kind| {
-                    let elements = entry.stored(kind.state(), piece.start..piece.end);
-                    let state = kind.state().map(|index| states[index]);
+                let states = entry.own_states(&all).iter().enumerate();
+                tensors.extend(std::iter::once(None).chain(states.map(Some)).map(|state| {
+                    let elements = entry.stored(state.map(|(own, _)| own), piece.start..piece.end);
+                    let index = state.and_then(|(_, state)| all.iter().position(|name| name == state));
                     ShardTensor {
-                        name: tensor_name(name, piece.start, state),
-                        kind,
+                        name: tensor_name(name, piece.start, state.map(|(_, state)| state.as_str())),
+                        kind: index.map_or(Kind::Parameter, Kind::State),
                         dtype: entry.dtype(),
                         range: Range { parameter: ids[name.as_str()], elements },
                     }

@@ -94,16 +94,26 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
         );
         return Err(CheckpointError::mismatch(&path, reason));
     }
-    let differs = |p: &&Parameter| {
-        let is_trained = p.is_trainable() && !has_parameters_alone(manifest);
-        is_trained && manifest.parameters[p.name()].state_values != layout::state_values(zero, p)
-    };
+    let is_trained = |p: &&Parameter| p.is_trainable() && !has_parameters_alone(manifest);
+    let differs =
+        |p: &&Parameter| is_trained(p) && manifest.parameters[p.name()].state_values != layout::state_values(zero, p);
     if let Some(parameter) = zero.model().parameters().iter().find(differs) {
         let reason = format!(
             "the optimizer states of `{}` differ in size: the checkpoint is of a run that updated other matrices as a whole",
             parameter.name()
         );
         return Err(CheckpointError::mismatch(&path, reason));
+    }
+    for parameter in zero.model().parameters().iter().filter(is_trained) {
+        let (own, saved) =
+            (zero.state_names_of(parameter), manifest.parameters[parameter.name()].own_states(&manifest.states));
+        if saved != own {
+            let name = parameter.name();
+            let reason = format!(
+                "the checkpoint has optimizer states {saved:?} of `{name}`, but the optimizer of the parameter has {own:?}"
+            );
+            return Err(CheckpointError::mismatch(&path, reason));
+        }
     }
     Ok(())
 }
@@ -257,7 +267,8 @@ impl<'a> Source<'a> {
         mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let entry = &self.manifest.parameters[name];
-        let index = state.and_then(|state| self.manifest.states.iter().position(|name| name == state));
+        let states = entry.own_states(&self.manifest.states);
+        let index = state.and_then(|state| states.iter().position(|name| name == state));
         for piece in &entry.pieces {
             let stored = entry.stored(index, piece.start..piece.end);
             let start = stored.start.max(elements.start);

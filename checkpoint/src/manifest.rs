@@ -51,7 +51,7 @@ pub struct Manifest {
     pub world_size: usize,
     /// ZeRO stage of the run that wrote the checkpoint.
     pub zero_stage: u8,
-    /// Names of the optimizer states.
+    /// Names of the states of all optimizers.
     pub states: Vec<String>,
     /// Other state of the engine: early stopping, seeds.
     pub engine: serde_json::Value,
@@ -123,6 +123,10 @@ pub struct ParameterEntry {
     /// states. The key is left out of other parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_values: Option<Vec<usize>>,
+    /// The names of its optimizer states, if they are not the first ones of those of the run, since another optimizer updates it.
+    /// Otherwise the key is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub states: Option<Vec<String>>,
     /// How the parameter was stored if it was quantized. The key is left out if not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedEntry>,
@@ -140,7 +144,18 @@ impl ParameterEntry {
     /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
-        1 + if self.frozen { 0 } else { self.state_values.as_ref().map_or(states, Vec::len) }
+        1 + match (self.frozen, &self.state_values, &self.states) {
+            (true, ..) => 0,
+            (false, Some(values), _) => values.len(),
+            (false, None, Some(own)) => own.len(),
+            (false, None, None) => states,
+        }
+    }
+
+    /// Returns the names of the parameter's optimizer states, of which the run has `all`.
+    pub(crate) fn own_states<'a>(&'a self, all: &'a [String]) -> &'a [String] {
+        let names = self.states.as_deref().unwrap_or(all);
+        &names[..names.len().min(self.tensors_per_piece(all.len()) - 1)]
     }
 
     /// Returns the number of values of the parameter and of its optimizer states, of which the run has `states`.
@@ -152,7 +167,8 @@ impl ParameterEntry {
         tensors.fold(0, usize::saturating_add)
     }
 
-    /// Returns the part of a range of elements that has values of a state, by its index; `None` stands for the parameter.
+    /// Returns the part of a range of elements that has values of a state, by its index among those of the parameter; `None`
+    /// stands for the parameter itself.
     pub(crate) fn stored(&self, state: Option<usize>, range: Range<usize>) -> Range<usize> {
         match state.and_then(|state| self.state_values.as_ref()?.get(state)) {
             Some(&values) => part_of_state(range, self.shape.iter().product(), values),
@@ -207,10 +223,11 @@ impl Manifest {
     pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, (Dtype, usize), u32)> {
         let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, p, piece)));
         pieces.filter(move |(.., piece)| piece.shard == shard).flat_map(move |(name, parameter, piece)| {
-            let states = std::iter::once(None).chain((0..self.states.len()).map(Some));
+            let names = parameter.own_states(&self.states);
+            let states = std::iter::once(None).chain((0..names.len()).map(Some));
             let tensor = move |(state, &crc32): (Option<usize>, &u32)| {
                 let held = (parameter.dtype(), parameter.stored(state, piece.start..piece.end).len());
-                (tensor_name(name, piece.start, state.map(|state| self.states[state].as_str())), held, crc32)
+                (tensor_name(name, piece.start, state.map(|state| names[state].as_str())), held, crc32)
             };
             states.zip(&piece.crc32).map(tensor)
         })
@@ -293,9 +310,18 @@ impl Manifest {
                 // Averages of the weights, and what is added to the weights.
                 let is_of_weights = self.states.first().is_some_and(|state| state == Average::STATE);
                 let is_of_weights = is_of_weights || self.schedule_free.is_some();
-                if values.len() > self.states.len() || is_of_weights && values.first() != Some(&elements) {
+                let names = parameter.states.as_ref().unwrap_or(&self.states);
+                if values.len() > names.len() || is_of_weights && values.first() != Some(&elements) {
                     return Err(format!("`{name}` does not have the optimizer states of the run"));
                 }
+            }
+            let mut own = parameter.states.iter().flatten().enumerate();
+            let is_wrong = |(index, state): (usize, &String)| {
+                !self.states.contains(state)
+                    || parameter.states.iter().flatten().take(index).any(|other| other == state)
+            };
+            if own.any(is_wrong) {
+                return Err(format!("`{name}` has optimizer states that the run does not have"));
             }
             if parameter.quantized.is_some() && !parameter.frozen {
                 return Err(format!("`{name}` is quantized and not frozen"));

@@ -17,7 +17,7 @@ impl Snapshot {
     /// Returns the number of f32 that take as much memory as what a rank saves, over all kinds.
     #[must_use]
     pub fn elements(zero: &ShardedState) -> usize {
-        zero.layout().saved_elements(zero.stages(), zero.groups().at(), zero.widths())
+        zero.layout().saved_elements(zero.stages(), zero.groups().at(), &zero.widths())
     }
 
     /// Allocates memory for a copy of a rank's state without touching it.

@@ -147,6 +147,7 @@ mod tests {
             shape: shape.to_vec(),
             frozen: false,
             state_values: None,
+            states: None,
             quantized: None,
             pieces,
         };

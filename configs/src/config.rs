@@ -230,9 +230,25 @@ impl Config {
         self.world_size / self.pipeline.stages.max(1)
     }
 
-    /// Whether the optimizer keeps states in 8 bits, of some parameters at least.
+    /// The optimizers: that of all parameters without one of their own, and those of `training.param_groups`, each with the
+    /// index of its group.
+    pub fn optimizers(&self) -> Vec<(Option<usize>, &Optimizer)> {
+        let groups = self.training.param_groups.iter().flatten().enumerate();
+        let of_groups = groups.filter_map(|(index, group)| Some((Some(index), group.optimizer.as_ref()?)));
+        std::iter::once((None, &self.optimizer)).chain(of_groups).collect()
+    }
+
+    /// The name of an optimizer that updates whole parameters in f32, in host memory, with the path of its `type`.
+    pub fn of_whole_parameters(&self) -> Option<(String, &'static str)> {
+        self.optimizers().into_iter().find_map(|(group, optimizer)| {
+            let prefix = group.map_or(String::new(), |group| format!("{}.{group}.", Training::param_groups));
+            Some((format!("{prefix}{}", Optimizer::TYPE), optimizer.of_whole_parameters()?))
+        })
+    }
+
+    /// Whether an optimizer keeps states in 8 bits, of some parameters at least.
     pub fn has_eight_bit_states(&self) -> bool {
-        self.optimizer.optim_bits().is_some_and(|(bits, _)| bits == 8)
+        self.optimizers().iter().any(|(_, optimizer)| optimizer.has_eight_bits())
             || self.training.param_groups.iter().flatten().any(|group| group.optim_bits == Some(8))
     }
 

@@ -37,9 +37,9 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return Err(Error::setting(KEY, "this program was built without GPU support", help));
     }
     let zero = &config.zero;
-    if let Some(name) = config.optimizer.of_whole_parameters() {
+    if let Some((key, name)) = config.of_whole_parameters() {
         let message = format!("{name} is implemented on the CPU only");
-        return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
+        return Err(Error::setting(&key, message, "use AdamW, or write `training.device: cpu`"));
     }
     if matches!(config.optimizer, zero_config::Optimizer::Custom(_)) {
         let message = "an optimizer of the program is implemented on the CPU only";

@@ -1,9 +1,9 @@
-//! What the optimizer does with which parameters: the matrices of Muon, `training.param_groups` and the layer-wise decay of
-//! the learning rate.
+//! What optimizers do with which parameters: the matrices of Muon, `training.param_groups` and the layer-wise decay of the
+//! learning rate.
 
 use zero_config as config;
-use zero_model::{BuildError, Model, Parameter, Trainable, Tuning};
-use zero_optim::{Average, CustomOptimizer, ScheduleFree};
+use zero_model::{BuildError, Model, Parameter, ParameterId, Trainable, Tuning};
+use zero_optim::{Average, CustomOptimizer, MatrixStates, ScheduleFree};
 use zero_partition::{adafactor_states, muon_states};
 
 use crate::error::Error;
@@ -11,48 +11,90 @@ use crate::format::{counted, grouped};
 use crate::mup;
 use config::{Config, ParameterGroup, ParameterKind};
 
-/// Selects the matrices that the optimizer updates as a whole: those that Muon orthogonalizes, and those whose second
-/// moments Adafactor factors.
+/// Selects the matrices that optimizers update as a whole: those that Muon orthogonalizes, and those whose second moments
+/// Adafactor factors.
+///
+/// # Errors
+/// Fails if a matrix does not exist, or an optimizer has nothing to update.
 pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Error> {
-    const KEY: &str = "optimizer.params.matrices";
-    if matches!(config.optimizer, config::Optimizer::Adafactor(_)) {
-        let is_larger = |parameter: &&Parameter| parameter.is_trainable() && parameter.shape().rank() > 2;
-        if let Some(parameter) = model.parameters().iter().find(is_larger) {
-            let message = format!("Adafactor with more than two dimensions is not implemented: `{}`", parameter.name());
-            return Err(Error::setting("optimizer.type", message, "use AdamW, or freeze the parameter"));
+    let members = members(config, &model)?;
+    let mut states = vec![None; model.parameters().len()];
+    for (group, optimizer) in config.optimizers() {
+        let is_own = |&p: &ParameterId| model.parameters()[p].is_trainable() && owner(config, members[p]) == group;
+        let own: Vec<ParameterId> = (0..members.len()).filter(is_own).collect();
+        let section = group.map_or("optimizer".to_string(), |group| format!("{}.optimizer", at(group)));
+        if own.is_empty() && members.iter().any(Option::is_some) {
+            let message = "all trained parameters belong to groups that have an optimizer of their own";
+            return Err(Error::setting(&section, message, "remove a group's `optimizer`"));
         }
-        // A single row or column keeps its second moment, which is what its factors would be: see docs/optimizers.md.
-        let is_factored = |parameter: &Parameter| parameter.shape().dims().iter().all(|&size| size > 1);
-        return Ok(model.with_matrices(|parameter, shape| is_factored(parameter).then(|| adafactor_states(shape))));
+        for (parameter, matrix) in matrices(optimizer, &section, &own, &model)? {
+            states[parameter] = Some(matrix);
+        }
     }
-    if let (config::Optimizer::Custom(_), Some(optimizer)) = (&config.optimizer, model.optimizer().cloned()) {
-        let model = model.with_matrices(|parameter, shape| optimizer.matrix(parameter.name(), shape));
-        return check_custom(config, &*optimizer, &model).map(|()| model);
+    let model = model.with_matrices(states);
+    match (&config.optimizer, model.optimizer().cloned()) {
+        (config::Optimizer::Custom(_), Some(optimizer)) => check_custom(config, &*optimizer, &model).map(|()| model),
+        _ => Ok(model),
     }
-    let config::Optimizer::Muon(muon) = &config.optimizer else { return Ok(model) };
-    let model = match &muon.matrices {
-        None => model.with_matrices(|parameter, shape| {
-            let is_hidden = !is_embedding(parameter.name()) && !parameter.name().to_lowercase().contains("lm_head");
-            is_hidden.then(|| muon_states(shape))
-        }),
-        Some(patterns) => {
-            for pattern in patterns {
-                let selection = matching(KEY, std::slice::from_ref(pattern), model.parameters())?;
-                let mut selected = model.parameters().iter().filter(|parameter| selection.contains(parameter.name()));
-                if !selected.any(|parameter| parameter.shape().rank() == 2) {
+}
+
+/// Returns what an optimizer keeps of which matrices, of its `own` parameters. `section` is the path of its keys.
+fn matrices(
+    optimizer: &config::Optimizer,
+    section: &str,
+    own: &[ParameterId],
+    model: &Model,
+) -> Result<Vec<(ParameterId, MatrixStates)>, Error> {
+    let own = own.iter().map(|&p| (p, &model.parameters()[p]));
+    let of_two = own.clone().filter_map(|(p, parameter)| match *parameter.shape().dims() {
+        [rows, columns] => Some((p, parameter, [rows, columns])),
+        _ => None,
+    });
+    match (optimizer, model.optimizer()) {
+        (config::Optimizer::Adafactor(_), _) => {
+            if let Some((_, parameter)) = own.clone().find(|(_, parameter)| parameter.shape().rank() > 2) {
+                let name = parameter.name();
+                let message = format!("Adafactor with more than two dimensions is not implemented: `{name}`");
+                let key = format!("{section}.type");
+                return Err(Error::setting(&key, message, "use AdamW, or freeze the parameter"));
+            }
+            // A single row or column keeps its second moment, which is what its factors would be: see docs/optimizers.md.
+            let factored = of_two.filter(|(.., shape)| shape.iter().all(|&size| size > 1));
+            Ok(factored.map(|(p, _, shape)| (p, adafactor_states(shape))).collect())
+        }
+        (config::Optimizer::Custom(_), Some(custom)) => {
+            let states = |(p, parameter, shape): (_, &Parameter, _)| Some((p, custom.matrix(parameter.name(), shape)?));
+            Ok(of_two.filter_map(states).collect())
+        }
+        (config::Optimizer::Muon(muon), _) => {
+            let key = format!("{section}.params.matrices");
+            let patterns = muon.matrices.as_deref();
+            for pattern in patterns.into_iter().flatten() {
+                let selection = matching(&key, std::slice::from_ref(pattern), model.parameters())?;
+                if !of_two.clone().any(|(_, parameter, _)| selection.contains(parameter.name())) {
                     let message = format!("no parameter that matches `{pattern}` has two dimensions");
-                    return Err(Error::setting(KEY, message, "name matrices"));
+                    return Err(Error::setting(&key, message, "name matrices"));
                 }
             }
-            let selection = matching(KEY, patterns, model.parameters())?;
-            model.with_matrices(|parameter, shape| selection.contains(parameter.name()).then(|| muon_states(shape)))
+            let selection = patterns.map(|patterns| matching(&key, patterns, model.parameters())).transpose()?;
+            let is_hidden = |name: &str| !is_embedding(name) && !name.to_lowercase().contains("lm_head");
+            let is_selected =
+                |name: &str| selection.as_ref().map_or_else(|| is_hidden(name), |selection| selection.contains(name));
+            let selected = of_two.filter(|(_, parameter, _)| is_selected(parameter.name()));
+            let selected: Vec<_> = selected.map(|(p, _, shape)| (p, muon_states(shape))).collect();
+            if selected.is_empty() {
+                let message = "there is no trainable matrix that Muon could orthogonalize";
+                return Err(Error::setting(&key, message, "name matrices, or use AdamW"));
+            }
+            Ok(selected)
         }
-    };
-    if !model.parameters().iter().any(Parameter::is_matrix) {
-        let message = "the model has no trainable matrix that Muon could orthogonalize";
-        return Err(Error::setting(KEY, message, "name matrices, or use AdamW"));
+        _ => Ok(vec![]),
     }
-    Ok(model)
+}
+
+/// Returns the group whose optimizer updates the parameters of a group; `None` stands for the optimizer of the run.
+fn owner(config: &Config, group: Option<usize>) -> Option<usize> {
+    group.filter(|&group| groups(config)[group].optimizer.is_some())
 }
 
 /// Checks the states and the matrices of an optimizer of the program.
@@ -89,22 +131,28 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
 /// Gives each parameter the settings of its group and of its depth.
 pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
     let (groups, shrinking) = (groups(config), config.training.layerwise_lr_decay);
-    let (bits, smallest) = config.optimizer.optim_bits().unwrap_or((32, 0));
-    if groups.is_empty() && shrinking == 1.0 && bits == 32 && !config.optimizer.is_mu() {
-        return Ok(model);
-    }
     let (members, depths) = (members(config, &model)?, depths(&model));
     let deepest = depths.iter().max().copied().unwrap_or(0);
     let of_parameter = |(parameter, group): (&Parameter, Option<usize>)| {
         let mut tuning = parameter.tuning();
+        let owner = owner(config, group);
+        let optimizer = owner.and_then(|owner| groups[owner].optimizer.as_ref()).unwrap_or(&config.optimizer);
+        tuning.optimizer = index(config, owner);
+        let mut lr = optimizer.lr();
+        if let (config::Optimizer::Muon(muon), false) = (optimizer, parameter.is_matrix()) {
+            (tuning.optimizer, lr) = (tuning.optimizer + 1, muon.lr_of_others());
+        }
+        let (bits, smallest) = optimizer.optim_bits().unwrap_or((32, 0));
         let bits = group.and_then(|group| groups[group].optim_bits).unwrap_or(bits);
         tuning.eight_bit = bits == 8 && parameter.is_trainable() && parameter.elements() >= smallest;
         tuning.lr_factor *= shrinking.powi((deepest - depths[parameter.layer()]) as i32);
-        if let Some(group) = group.map(|group| &groups[group]) {
-            tuning.lr_factor *= match (group.lr, group.lr_scale) {
-                (Some(lr), _) => relative(&config.optimizer, parameter, lr),
-                (None, scale) => scale.unwrap_or(1.0),
-            };
+        let group = group.map(|group| &groups[group]);
+        let lr = group.and_then(|group| group.lr).unwrap_or(lr);
+        if lr != config.optimizer.lr() {
+            tuning.lr_factor *= lr / config.optimizer.lr();
+        }
+        if let Some(group) = group {
+            tuning.lr_factor *= group.lr_scale.unwrap_or(1.0);
             tuning.weight_decay = group.weight_decay;
             tuning.betas = group.betas.map(|[beta1, beta2]| (beta1, beta2));
         }
@@ -118,14 +166,11 @@ fn groups(config: &Config) -> &[ParameterGroup] {
     config.training.param_groups.as_deref().unwrap_or_default()
 }
 
-/// Returns a learning rate relative to the one that the optimizer has for the parameter. The configuration has checked that
-/// this is not 0.
-fn relative(optimizer: &config::Optimizer, parameter: &Parameter, lr: f64) -> f64 {
-    match optimizer {
-        // The optimizer itself scales the rate of these from that of the matrices.
-        config::Optimizer::Muon(muon) if !parameter.is_matrix() => lr / muon.lr_of_others(),
-        optimizer => lr / optimizer.lr(),
-    }
+/// Returns the index of the optimizer of a group, or of the run, among those that update parameters: Muon has two, the second
+/// for what is no matrix.
+fn index(config: &Config, owner: Option<usize>) -> usize {
+    let before = config.optimizers().into_iter().take_while(|(group, _)| *group != owner);
+    before.map(|(_, optimizer)| if matches!(optimizer, config::Optimizer::Muon(_)) { 2 } else { 1 }).sum()
 }
 
 /// Returns the group of `training.param_groups` that each parameter belongs to: the first that selects it. Frozen
@@ -187,6 +232,7 @@ pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
         .enumerate()
         .map(|(index, group)| {
             let changes = [
+                group.optimizer.as_ref().map(|optimizer| format!("{} with lr {}", optimizer.name(), optimizer.lr())),
                 group.lr.map(|lr| format!("lr {lr}")),
                 group.lr_scale.map(|scale| format!("lr × {scale}")),
                 group.weight_decay.map(|decay| format!("weight decay {decay}")),

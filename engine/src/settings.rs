@@ -80,7 +80,8 @@ impl Settings {
         let shards_gradients = zero_stage >= ZeroStage::Two;
         let reproducible = config.training.reproducible;
         let overlap = config.zero.overlap_comm.unwrap_or(zero_stage == ZeroStage::Three);
-        let (optimizer, base_lr) = optimizer(&config.optimizer, model)?;
+        let optimizers: Result<Vec<_>, Error> =
+            config.optimizers().into_iter().map(|(_, optimizer)| optimizers(optimizer, model)).collect();
         Ok(Self {
             dtype,
             layout: LayoutOptions {
@@ -103,11 +104,14 @@ impl Settings {
                 refresh: RefreshOptions {
                     bucket: config.zero.allgather_bucket_size,
                     overlap,
-                    last: matches!(config.optimizer, config::Optimizer::Muon(_)),
+                    last: config
+                        .optimizers()
+                        .iter()
+                        .any(|(_, optimizer)| matches!(optimizer, config::Optimizer::Muon(_))),
                 },
             },
             zero: ZeroOptions {
-                optimizer,
+                optimizers: optimizers?.concat(),
                 average: config.training.ema.map(|ema| Average { decay: ema.decay, start: ema.start_step }),
                 sums_micro_batches: config.training.gradient_noise_scale.is_some(),
                 state_dtype: state_dtype(config),
@@ -121,7 +125,7 @@ impl Settings {
                 disk: offload::disk(config),
                 on_gpu: device::on_gpu(config),
             },
-            base_lr,
+            base_lr: config.optimizer.lr(),
             schedule: schedule::schedule(config)?,
             // The micro-batches that are summed first must be neighbours in the reproducible tree. These are the
             // micro-batches of one rank if each rank accumulates before the reduction. With sharded gradients, each
@@ -154,7 +158,7 @@ fn in_host_memory(config: &Config) -> Result<(), Error> {
     ];
     let on_disk = devices.into_iter().find(|(_, device)| *device == config::OffloadDevice::Nvme).map(|(key, _)| key);
     let is_narrow = config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16;
-    if let (Some(name), Some(key)) = (config.optimizer.of_whole_parameters(), on_disk) {
+    if let (Some((_, name)), Some(key)) = (config.of_whole_parameters(), on_disk) {
         let message = format!("{name} needs whole parameters, and state on a disk is updated in tiles");
         return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));
     }
@@ -224,7 +228,8 @@ fn loss_scaling(fp16: &config::Fp16) -> Option<LossScaling> {
     fp16.enabled.then_some(scaling)
 }
 
-fn optimizer(optimizer: &config::Optimizer, model: &Model) -> Result<(Optimizer, f64), Error> {
+/// Returns the rule of an optimizer, and behind Muon the AdamW that updates what is no matrix.
+fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimizer>, Error> {
     use config::Optimizer as From;
     const KEY: &str = "optimizer.type";
     let is_custom = matches!(optimizer, From::Custom(_));
@@ -286,24 +291,10 @@ fn optimizer(optimizer: &config::Optimizer, model: &Model) -> Result<(Optimizer,
         From::Adafactor(config::Adafactor { beta2_decay, eps, d, weight_decay, .. }) => {
             Optimizer::Adafactor(Adafactor { beta2_decay, eps: pair(eps), d, weight_decay, rate: 0.0 })
         }
-        From::Muon(config::Muon {
-            lr,
-            muon_lr,
-            adam_lr,
-            momentum,
-            nesterov,
-            weight_decay,
-            ns_steps,
-            betas,
-            eps,
-            ..
-        }) => {
+        From::Muon(config::Muon { momentum, nesterov, weight_decay, ns_steps, betas, eps, .. }) => {
             let others = AdamW { betas: pair(betas), eps, weight_decay, ..AdamW::default() };
-            let others_lr_factor = match muon_lr.unwrap_or(lr) {
-                0.0 => 1.0,
-                muon_lr => adam_lr.unwrap_or(lr) / muon_lr,
-            };
-            Optimizer::Muon(Muon { momentum, nesterov, weight_decay, ns_steps, others, others_lr_factor })
+            let muon = Muon { momentum, nesterov, weight_decay, ns_steps };
+            return Ok(vec![Optimizer::Muon(muon), Optimizer::AdamW(others)]);
         }
         From::Custom(config::Custom { weight_decay, .. }) => {
             let Some(rule) = model.optimizer().cloned() else {
@@ -315,7 +306,7 @@ fn optimizer(optimizer: &config::Optimizer, model: &Model) -> Result<(Optimizer,
             Optimizer::Custom(Custom { rule, weight_decay })
         }
     };
-    Ok((rule, optimizer.lr()))
+    Ok(vec![rule])
 }
 
 /// Replaces an `auto` number of steps of the schedule by `steps`, for a run whose length is given in epochs.

@@ -149,15 +149,11 @@ impl Model {
         self.optimizer.as_ref()
     }
 
-    /// Selects the matrices that the optimizer updates as a whole, of the trainable parameters with two dimensions, and says
-    /// what it keeps of them.
+    /// Sets what optimizers keep of the parameters that they update as whole matrices, in the order of the parameters. These are
+    /// trainable and have two dimensions.
     #[must_use]
-    pub fn with_matrices(mut self, states: impl Fn(&Parameter, [usize; 2]) -> Option<MatrixStates>) -> Self {
-        for parameter in &mut self.parameters {
-            let matrix = match *parameter.shape().dims() {
-                [rows, columns] if parameter.is_trainable() => states(parameter, [rows, columns]),
-                _ => None,
-            };
+    pub fn with_matrices(mut self, matrices: Vec<Option<MatrixStates>>) -> Self {
+        for (parameter, matrix) in self.parameters.iter_mut().zip(matrices) {
             parameter.set_matrix(matrix);
         }
         self

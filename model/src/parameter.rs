@@ -50,12 +50,14 @@ pub struct Tuning {
     pub betas: Option<(f64, f64)>,
     /// Whether the optimizer's states have 8 bits.
     pub eight_bit: bool,
+    /// Which of the run's optimizers updates the parameter.
+    pub optimizer: usize,
 }
 
 impl Default for Tuning {
     /// No difference.
     fn default() -> Self {
-        Self { lr_factor: 1.0, weight_decay: None, betas: None, eight_bit: false }
+        Self { lr_factor: 1.0, weight_decay: None, betas: None, eight_bit: false, optimizer: 0 }
     }
 }
 

@@ -65,7 +65,7 @@ impl Optimizer {
     /// Returns the formula and the factors of a step.
     ///
     /// # Panics
-    /// Panics for LAMB, Adafactor and optimizers of the caller, which are not updated on devices.
+    /// Panics for Muon, LAMB, Adafactor and optimizers of the caller, which are not updated on devices.
     #[must_use]
     pub fn factors(&self, step: &Step) -> Factors {
         Factors { grad_limit: step.grad_limit, ..self.unlimited(step) }
@@ -77,11 +77,9 @@ impl Optimizer {
             Self::RAdam(radam) => adam(radam.decoupled, radam.factors(step)),
             Self::NAdam(nadam) => nadam.factors(step),
             Self::RmsProp(rmsprop) => rmsprop.factors(step),
-            Self::Muon(muon) => {
-                let (others, step) = muon.of_others(step);
-                others.unlimited(&step)
+            Self::Muon(_) | Self::Lamb(_) | Self::Adafactor(_) | Self::Custom(_) => {
+                unreachable!("{self:?} has no formula on devices")
             }
-            Self::Lamb(_) | Self::Adafactor(_) | Self::Custom(_) => unreachable!("{self:?} has no formula on devices"),
             Self::Sgd(sgd) => sgd.factors(step),
             Self::ScheduleFree(free) => free.factors(step),
             Self::Lion(lion) => lion.rule(step).factors(),

@@ -85,7 +85,7 @@ pub enum Optimizer {
     NAdam(NAdam),
     /// Adam with a correction for the variance of its second moment.
     RAdam(RAdam),
-    /// Orthogonalized momentum for matrices, AdamW for the rest. [`update`] takes AdamW's step.
+    /// Orthogonalized momentum of whole matrices, which [`update`] cannot take: see [`Muon::direction`].
     Muon(Muon),
     /// Adam with a trust ratio for each parameter. [`update`] takes the second half of a step, after [`Lamb::accumulate`].
     Lamb(Lamb),
@@ -103,15 +103,13 @@ impl Optimizer {
     /// zeros. The names are PyTorch's.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
-            Optimizer::AdamW(_)
-            | Optimizer::NAdam(_)
-            | Optimizer::RAdam(_)
-            | Optimizer::Muon(_)
-            | Optimizer::Lamb(_) => &["exp_avg", "exp_avg_sq"],
+            Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) | Optimizer::Lamb(_) => {
+                &["exp_avg", "exp_avg_sq"]
+            }
             Optimizer::ScheduleFree(_) => &[ScheduleFree::OFFSET, "exp_avg_sq"],
             Optimizer::Sgd(sgd) if sgd.momentum != 0.0 => &["momentum_buffer"],
             Optimizer::Sgd(_) => &[],
-            Optimizer::Lion(_) => &["exp_avg"],
+            Optimizer::Lion(_) | Optimizer::Muon(_) => &["exp_avg"],
             Optimizer::Adafactor(_) => &["variance"],
             Optimizer::Custom(custom) => custom.rule.states(),
             Optimizer::Adagrad(_) => &["sum"],
@@ -124,7 +122,7 @@ impl Optimizer {
     }
 
     /// Returns the optimizer with these betas, such as those of [`Rate::betas`]; unchanged without betas, or if it has
-    /// none. Muon's are those of its AdamW.
+    /// none.
     #[must_use]
     pub fn with_betas(mut self, betas: Option<(f64, f64)>) -> Self {
         if let (Some(betas), Some(own)) = (betas, self.betas_mut()) {
@@ -148,8 +146,8 @@ impl Optimizer {
             | Optimizer::Lamb(Lamb { weight_decay, .. })
             | Optimizer::ScheduleFree(ScheduleFree { weight_decay, .. })
             | Optimizer::Adafactor(Adafactor { weight_decay, .. })
+            | Optimizer::Muon(Muon { weight_decay, .. })
             | Optimizer::Custom(Custom { weight_decay, .. }) => *weight_decay = new,
-            Optimizer::Muon(muon) => (muon.weight_decay, muon.others.weight_decay) = (new, new),
         }
         self
     }
@@ -171,12 +169,12 @@ impl Optimizer {
             | Optimizer::NAdam(NAdam { betas, .. })
             | Optimizer::RAdam(RAdam { betas, .. })
             | Optimizer::Lamb(Lamb { betas, .. })
-            | Optimizer::ScheduleFree(ScheduleFree { betas, .. })
-            | Optimizer::Muon(Muon { others: AdamW { betas, .. }, .. }) => Some(betas),
+            | Optimizer::ScheduleFree(ScheduleFree { betas, .. }) => Some(betas),
             Optimizer::Sgd(_)
             | Optimizer::Adagrad(_)
             | Optimizer::RmsProp(_)
             | Optimizer::Adafactor(_)
+            | Optimizer::Muon(_)
             | Optimizer::Custom(_) => None,
         }
     }
@@ -218,6 +216,9 @@ pub struct LengthError {
 /// # Errors
 /// Fails if a slice's length differs from that of `params`, or the number of states is wrong. Nothing has been written
 /// then.
+///
+/// # Panics
+/// Panics for Muon, which updates whole matrices.
 pub fn update(
     optimizer: &Optimizer,
     step: &Step,
@@ -295,10 +296,6 @@ fn update_at<P: Stored, S: Stored>(
     }
     let at = (isa, step.grad_limit);
     match (optimizer, states) {
-        (Optimizer::Muon(muon), states) => {
-            let (others, step) = muon.of_others(step);
-            return update_at(isa, &others, &step, params, grads, states);
-        }
         (Optimizer::Adafactor(of), [moment]) => of.advance(step, params, grads, SecondMoment::Full(moment))?,
         (Optimizer::Custom(custom), states) => custom.advance(step, params, grads, states),
         (Optimizer::Lamb(lamb), [m, v]) => lamb.advance(isa, step, params, [m, v]),

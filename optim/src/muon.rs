@@ -1,4 +1,4 @@
-//! Muon (Jordan et al., 2024): momentum whose matrices are orthogonalized, with AdamW for all other parameters.
+//! Muon (Jordan et al., 2024): momentum whose matrices are orthogonalized. Another optimizer has all other parameters.
 //!
 //! ```text
 //! m ← m + (1−μ)(g − m)        u ← m, or g + μ(m − g) with Nesterov's look-ahead
@@ -9,7 +9,7 @@
 //! orthogonalizes between them.
 
 use crate::rule::clipped;
-use crate::{AdamW, LengthError, Optimizer, Step, expect_length};
+use crate::{LengthError, Step, expect_length};
 
 /// Hyperparameters of Muon; the defaults are DeepSpeed's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -22,31 +22,15 @@ pub struct Muon {
     pub weight_decay: f64,
     /// Number of Newton–Schulz iterations.
     pub ns_steps: usize,
-    /// The optimizer of all other parameters.
-    pub others: AdamW,
-    /// What the learning rate is multiplied by for them.
-    pub others_lr_factor: f64,
 }
 
 impl Default for Muon {
     fn default() -> Self {
-        Self {
-            momentum: 0.95,
-            nesterov: true,
-            weight_decay: 0.0,
-            ns_steps: 5,
-            others: AdamW::default(),
-            others_lr_factor: 1.0,
-        }
+        Self { momentum: 0.95, nesterov: true, weight_decay: 0.0, ns_steps: 5 }
     }
 }
 
 impl Muon {
-    /// Returns the optimizer of a parameter that is no matrix, and its step.
-    pub(crate) fn of_others(&self, step: &Step) -> (Optimizer, Step) {
-        (Optimizer::AdamW(self.others), Step { lr: step.lr * self.others_lr_factor, ..*step })
-    }
-
     /// Adds the gradients of a matrix to its momentum `exp_avg`, and returns what is to be orthogonalized.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ impl StateBytes {
 /// Returns the state of the rank at `at`, for the segments that its pipeline stage uses: [`ZeroOptions::widths`] of each
 /// element.
 #[must_use]
-pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths: Widths) -> StateBytes {
+pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths) -> StateBytes {
     let mut bytes = StateBytes { parameters: 0, gradients: 0, optimizer: 0 };
     for (id, segment) in layout.segments().iter().enumerate().filter(|&(id, _)| stages.holds(at.stage, id)) {
         let held = |placement, tier| match (tier, placement) {

@@ -5,7 +5,7 @@
 //! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
 //! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
 //! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
-//! Trainable and frozen parameters never share a segment. A quantized parameter has one of its own, and so have a matrix
+//! Trainable and frozen parameters never share a segment, and neither do parameters of different optimizers. A quantized parameter has one of its own, and so have a matrix
 //! that the optimizer updates as a whole and a parameter whose optimizer states have 8 bits.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
@@ -15,6 +15,8 @@
 //! A matrix that is updated as a whole is not cut: its only shard is that of its owner. Its gradient is therefore reduced
 //! to the owner, and the owner's update is gathered, by the same collectives as those of other segments. Owners are
 //! chosen in the order of the layers, each time the rank with the least work so far.
+
+use std::collections::BTreeSet;
 
 use zero_model::{Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
@@ -111,12 +113,23 @@ impl Layout {
                 is_tied(p) || is_whole || (is_large(p) && !persistent[p])
             };
             let mut groups: Vec<(String, Vec<ParameterId>)> = vec![];
-            for (is_trainable, frozen) in [(true, ""), (false, " (frozen)")] {
-                let owned = || owned().filter(|&p| model.parameters()[p].is_trainable() == is_trainable);
-                let ordinary = owned().filter(|&p| !is_alone(p) && !persistent[p]).collect();
-                let kept = owned().filter(|&p| !is_alone(p) && persistent[p]).collect();
-                groups.push((format!("{}{frozen}", layer.name()), ordinary));
-                groups.push((format!("{} (persistent){frozen}", layer.name()), kept));
+            // Those that training changes, by optimizer, and then the frozen ones.
+            let kind = |p: ParameterId| match model.parameters()[p].is_trainable() {
+                true => (false, model.parameters()[p].tuning().optimizer),
+                false => (true, 0),
+            };
+            for of in owned().map(kind).collect::<BTreeSet<_>>() {
+                let more = match of {
+                    (false, 0) => String::new(),
+                    (false, optimizer) => format!(" (optimizer {optimizer})"),
+                    (true, _) => " (frozen)".to_string(),
+                };
+                let owned = || owned().filter(|&p| kind(p) == of && !is_alone(p));
+                groups.push((format!("{}{more}", layer.name()), owned().filter(|&p| !persistent[p]).collect()));
+                groups.push((
+                    format!("{} (persistent){more}", layer.name()),
+                    owned().filter(|&p| persistent[p]).collect(),
+                ));
             }
             groups
                 .extend(owned().filter(|&p| is_alone(p)).map(|p| (model.parameters()[p].name().to_string(), vec![p])));
@@ -264,9 +277,20 @@ fn segment(
         let states = parameter.matrix()?.clone();
         Some(Matrix { shape: parameter.shape().dims2().ok()?.into(), states })
     });
-    let is_eight_bit = parameters.first().is_some_and(|&parameter| model.parameters()[parameter].tuning().eight_bit);
-    let tiers = Tiers::default();
-    Segment { name, layer, pieces, bounds, placements, tiers, is_trainable, quantization, matrix, is_eight_bit }
+    let tuning = parameters.first().map(|&parameter| model.parameters()[parameter].tuning()).unwrap_or_default();
+    Segment {
+        name,
+        layer,
+        pieces,
+        bounds,
+        placements,
+        tiers: Tiers::default(),
+        is_trainable,
+        quantization,
+        matrix,
+        is_eight_bit: tuning.eight_bit,
+        optimizer: tuning.optimizer,
+    }
 }
 
 /// Returns the shard boundaries: the multiples of `unit` nearest to equal shards.

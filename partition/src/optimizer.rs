@@ -168,7 +168,6 @@ impl OptimizerState {
         let ids = std::mem::take(&mut self.updating);
         let Some(Scaling { grad_scale, grad_limit }) = self.scaling()? else { return Ok(()) };
         let Self { segments, judged, updates, sums, .. } = self;
-        let shared = rank.options.optimizer.clone().with_share(*sums, *updates + 1, rate.lr);
         let gpu = memory.gpu()?;
         let mut updated = vec![];
         let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
@@ -179,6 +178,7 @@ impl OptimizerState {
         while let Some(&(tuning, _)) = updated.first() {
             let (now, later): (Vec<_>, Vec<_>) = updated.into_iter().partition(|(other, _)| *other == tuning);
             updated = later;
+            let shared = rank.options.optimizer(tuning.optimizer).clone().with_share(*sums, *updates + 1, rate.lr);
             let (optimizer, lr) = tuned(&shared, &rate, &tuning);
             let factors = [true, false]
                 .map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, grad_limit, decay }));
@@ -211,12 +211,12 @@ impl OptimizerState {
             }
         };
         // That of Adafactor has been counted in the first pass.
-        if !own.is_empty() && !matches!(options.optimizer, Optimizer::Adafactor(_)) {
+        if !own.is_empty() && !matches!(rank.optimizer(id), Optimizer::Adafactor(_)) {
             let bytes = segment.update_bytes();
             memory.count(Category::Staging, bytes, 1);
             memory.uncount(Category::Staging, bytes, 1);
         }
-        let shared = options.optimizer.clone().with_share(self.sums, self.updates + 1, rate.lr);
+        let shared = rank.optimizer(id).clone().with_share(self.sums, self.updates + 1, rate.lr);
         let state = &mut self.segments[id];
         // States in memory are those of the whole part of this rank.
         let skipped = if tile.state.is_some() { 0 } else { part.start };
@@ -322,7 +322,7 @@ impl OptimizerState {
         };
         if verdict.is_admitted {
             self.updates += 1;
-            if let Optimizer::ScheduleFree(free) = &rank.options.optimizer {
+            if let [Optimizer::ScheduleFree(free)] = &rank.options.optimizers[..] {
                 self.sums = self.sums.after(free, self.updates, rate.lr);
             }
         }
@@ -330,12 +330,10 @@ impl OptimizerState {
     }
 }
 
-/// Returns the optimizer and the learning rate of parameters with this tuning. A schedule does not change the betas of the
-/// AdamW in Muon, as in DeepSpeed, and none of a schedule-free optimizer.
+/// Returns the optimizer and the learning rate of parameters with this tuning.
 pub(crate) fn tuned(optimizer: &Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
-    let scheduled = rate.betas.filter(|_| !matches!(optimizer, Optimizer::Muon(_) | Optimizer::ScheduleFree(_)));
     let optimizer =
-        optimizer.clone().with_betas(scheduled).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
+        optimizer.clone().with_betas(rate.betas).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
     (optimizer, rate.lr * tuning.lr_factor)
 }
 

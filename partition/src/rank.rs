@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, TensorId};
 use zero_comm::Communicator;
 use zero_model::{Model, ParameterId, init};
+use zero_optim::Optimizer;
 use zero_pipeline::{Placement, Placements, SegmentId, Stages};
 
 use crate::error::ZeroError;
@@ -87,9 +88,27 @@ impl Rank {
         (0..self.layout.segments().len()).filter(|&id| self.updates(id)).collect()
     }
 
+    /// Returns the optimizer of a segment.
+    pub(crate) fn optimizer(&self, id: SegmentId) -> &Optimizer {
+        self.options.optimizer(self.segment(id).optimizer)
+    }
+
+    /// Returns the names of the optimizer states of a segment, with the average of the weights if there is one.
+    pub(crate) fn state_names(&self, id: SegmentId) -> Vec<&'static str> {
+        let first = self.segment(id).pieces.first().map(|piece| &self.model.parameters()[piece.parameter]);
+        first.map(|parameter| self.options.states_of(parameter)).unwrap_or_default()
+    }
+
     /// Returns the number of optimizer states of a segment, with the average of the weights if there is one.
     pub(crate) fn states(&self, id: SegmentId) -> usize {
-        self.options.averages() + self.segment(id).states(self.options.optimizer.states().len())
+        self.state_names(id).len()
+    }
+
+    /// Returns the place of the state with this index in [`ZeroOptions::states`] among those of a segment; `None` if the
+    /// segment does not have it.
+    pub(crate) fn own_state(&self, id: SegmentId, index: usize) -> Option<usize> {
+        let name = self.options.states().get(index).copied()?;
+        self.state_names(id).into_iter().position(|own| own == name)
     }
 
     /// Returns the bytes of each stored element of a segment's working parameters.

@@ -44,6 +44,8 @@ pub struct Segment {
     pub matrix: Option<Matrix>,
     /// Whether the states of its only parameter have 8 bits.
     pub is_eight_bit: bool,
+    /// Which of the run's optimizers updates it: an index into [`ZeroOptions::optimizers`](crate::ZeroOptions).
+    pub optimizer: usize,
 }
 
 /// A matrix that the optimizer updates as a whole.
@@ -64,10 +66,11 @@ pub fn part_of_state(range: Range<usize>, elements: usize, values: usize) -> Ran
 }
 
 impl Segment {
-    /// Returns the number of its optimizer states, if other segments have `states`.
+    /// Returns the number of its optimizer states. `states` are those of each optimizer.
     #[must_use]
-    pub fn states(&self, states: usize) -> usize {
-        self.matrix.as_ref().map_or(states, |matrix| matrix.states.values.len())
+    pub fn states(&self, states: &[usize]) -> usize {
+        let of_optimizer = states.get(self.optimizer).copied().unwrap_or(0);
+        self.matrix.as_ref().map_or(of_optimizer, |matrix| matrix.states.values.len())
     }
 
     /// Returns the part of a range of its elements that has values of an optimizer state: see [`part_of_state`].
@@ -81,23 +84,23 @@ impl Segment {
 
     /// Returns the bytes of the average and of the states of the first `own` elements.
     #[must_use]
-    pub fn state_bytes(&self, own: usize, widths: Widths) -> usize {
+    pub fn state_bytes(&self, own: usize, widths: &Widths) -> usize {
         let of_state = |state| match self.is_eight_bit {
             true => eight_bit_bytes(own),
             false => self.in_state(state, 0..own).len() * widths.state,
         };
-        own * widths.average + (0..self.states(widths.states)).map(of_state).sum::<usize>()
+        own * widths.average + (0..self.states(&widths.states)).map(of_state).sum::<usize>()
     }
 
     /// Returns the number of values that a checkpoint has of a range of its elements.
     #[must_use]
-    pub fn saved(&self, range: Range<usize>, widths: Widths) -> usize {
+    pub fn saved(&self, range: Range<usize>, widths: &Widths) -> usize {
         if !self.is_trainable {
             return range.len();
         }
         let averages = usize::from(widths.average > 0);
         let in_state = |state| self.in_state(state, range.clone()).len();
-        range.len() * (1 + averages) + (0..self.states(widths.states)).map(in_state).sum::<usize>()
+        range.len() * (1 + averages) + (0..self.states(&widths.states)).map(in_state).sum::<usize>()
     }
 
     /// Returns the bytes of the buffers that the update of its matrix holds at a time; 0 if it is no matrix.

@@ -46,14 +46,16 @@ impl OptimizerState {
     /// over the stage.
     pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scaling: Scaling) -> Result<(), ZeroError> {
         let rank = with.rank;
-        if !matches!(rank.options.optimizer, Optimizer::Lamb(_) | Optimizer::Adafactor(_)) || !self.trust.0.is_empty() {
+        let mut segments = rank.updated();
+        segments.retain(|&id| matches!(rank.optimizer(id), Optimizer::Lamb(_) | Optimizer::Adafactor(_)));
+        if segments.is_empty() || !self.trust.0.is_empty() {
             return Ok(());
         }
         let mut squares: Vec<Squares> = vec![Squares::default(); rank.model.parameters().len()];
-        for id in rank.updated() {
+        for &id in &segments {
             self.accumulate(with, id, scaling, &mut squares)?;
         }
-        reduce(rank, &mut squares)?;
+        reduce(rank, segments, &mut squares)?;
         self.trust = Trust(squares);
         Ok(())
     }
@@ -82,7 +84,7 @@ impl OptimizerState {
         let mut states: Vec<&mut [f32]> = states.collect::<Result<_, ZeroError>>()?;
         for (index, inside, at) in segment.overlaps(own.clone()) {
             let parameter = &rank.model.parameters()[index];
-            let (optimizer, lr) = tuned(&options.optimizer, &with.rate, &parameter.tuning());
+            let (optimizer, lr) = tuned(rank.optimizer(id), &with.rate, &parameter.tuning());
             let Scaling { grad_scale, grad_limit } = scaling;
             let step = Step { step, lr, grad_scale, grad_limit, decay: options.decays(parameter) };
             let grads = &gradients[at.start + offset..at.end + offset];
@@ -108,10 +110,10 @@ fn not_in_f32() -> ZeroError {
     ZeroError::internal("this optimizer needs parameters in f32, in host memory")
 }
 
-/// Sums the squares of sharded parameters over the ranks of the stage.
-fn reduce(rank: &Rank, squares: &mut [Squares]) -> Result<(), ZeroError> {
+/// Sums the squares of the sharded parameters of these segments over the ranks of the stage.
+fn reduce(rank: &Rank, segments: Vec<SegmentId>, squares: &mut [Squares]) -> Result<(), ZeroError> {
     let is_sharded = |&id: &SegmentId| rank.placements(id).optimizer == Placement::Sharded;
-    let pieces = rank.updated().into_iter().filter(is_sharded).flat_map(|id| &rank.segment(id).pieces);
+    let pieces = segments.into_iter().filter(is_sharded).flat_map(|id| &rank.segment(id).pieces);
     let sharded: Vec<ParameterId> = pieces.map(|piece| piece.parameter).collect();
     if rank.comm().size() == 1 || sharded.is_empty() {
         return Ok(());

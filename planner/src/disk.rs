@@ -14,8 +14,8 @@ pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings)
     if !layout.uses_disk() {
         return Ok(());
     }
-    let (width, states) = (settings.dtype.size_in_bytes(), settings.zero.states().len());
-    let of_rank = |(stage, replica)| disk_bytes(layout, stages, Coordinates { stage, replica }, width, states);
+    let widths = settings.zero.widths(settings.dtype.size_in_bytes());
+    let of_rank = |(stage, replica)| disk_bytes(layout, stages, Coordinates { stage, replica }, &widths);
     let ranks = (0..stages.count()).flat_map(|stage| (0..layout.ranks()).map(move |replica| (stage, replica)));
     let (optimizer, parameters) =
         ranks.map(of_rank).fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));

@@ -7,9 +7,10 @@ use crate::config::optimizer_params::{
     Sgd, check_bits,
 };
 use crate::config::{Config, Scheduler, Training};
-use crate::reader::{Read, Reader, Resolver};
+use crate::reader::{Find, Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::path;
+use crate::value::Leaf;
 
 /// An optimizer with its hyperparameters. `training.weight_decay_on` selects the parameters that are decayed.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,35 +80,57 @@ impl Optimizer {
         ],
     };
 
-    /// Checks the parameters against each other and against the type as written.
-    pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
-        if let Some((bits, smallest)) = self.optim_bits() {
-            check_bits(bits, Adam::optim_bits, resolver);
-            if smallest != MIN_8BIT_SIZE && !config.has_eight_bit_states() {
-                let message = "all states have 32 bits".to_string();
-                let help = Some("write `optim_bits: 8`, or leave the size out".to_string());
-                resolver.contradiction(&[Adam::min_8bit_size, Adam::optim_bits], message, help);
-            }
-        }
+    /// Checks the parameters against each other and against the type as written. The paths of the keys begin with `prefix`.
+    /// `has_eight_bits` is whether some of the optimizer's states have 8 bits.
+    pub(crate) fn check_params(&self, prefix: &str, has_eight_bits: bool, resolver: &mut Resolver<'_>) {
+        let mut fail = |keys: &[&str], message: &str, help: Option<&str>| {
+            let paths: Vec<String> = keys.iter().map(|key| format!("{prefix}{key}")).collect();
+            let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+            resolver.contradiction(&paths, message.to_string(), help.map(String::from));
+        };
         match self {
             Self::Sgd(sgd) | Self::MuSgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
-                let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0".to_string();
-                resolver.contradiction(&[Sgd::nesterov, Sgd::momentum, Sgd::dampening], message, None);
-            }
-            Self::AdamW(adam) if !adam.adam_w_mode && resolver.top().variant(Config::optimizer, ADAMW).0 == ADAMW => {
-                let message = "type AdamW is Adam with `adam_w_mode`, which is switched off".to_string();
-                let help = Some("for L2 decay write `type: Adam`".to_string());
-                resolver.contradiction(&[Adam::adam_w_mode, Self::TYPE], message, help);
+                let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0";
+                fail(&[Sgd::nesterov, Sgd::momentum, Sgd::dampening], message, None);
             }
             Self::RmsProp(rmsprop) if rmsprop.centered && rmsprop.momentum > 0.0 => {
                 let message = "`centered` together with `momentum` needs a third state, which is not implemented";
-                let help = Some("leave one of them out".to_string());
-                resolver.contradiction(&[RmsProp::centered, RmsProp::momentum], message.to_string(), help);
+                fail(&[RmsProp::centered, RmsProp::momentum], message, Some("leave one of them out"));
             }
             Self::Lamb(lamb) if lamb.min_coeff > lamb.max_coeff => {
-                let message = "the smallest trust ratio is larger than the largest".to_string();
-                resolver.contradiction(&[Lamb::min_coeff, Lamb::max_coeff], message, None);
+                fail(&[Lamb::min_coeff, Lamb::max_coeff], "the smallest trust ratio is larger than the largest", None);
             }
+            _ => {}
+        }
+        let kind = format!("{prefix}{}", Self::TYPE);
+        let is_written = |resolver: &Resolver<'_>| match resolver.fields.values.get(&kind).map(|field| &field.leaf) {
+            Some(Leaf::Text(kind)) => kind == ADAMW,
+            _ => true,
+        };
+        if let Self::AdamW(Adam { adam_w_mode: false, .. }) = self
+            && is_written(resolver)
+        {
+            let message = "type AdamW is Adam with `adam_w_mode`, which is switched off".to_string();
+            let help = Some("for L2 decay write `type: Adam`".to_string());
+            resolver.contradiction(&[&format!("{prefix}{}", Adam::adam_w_mode), &kind], message, help);
+        }
+        if let Some((bits, smallest)) = self.optim_bits() {
+            let [of_bits, of_size] = [Adam::optim_bits, Adam::min_8bit_size].map(|key| format!("{prefix}{key}"));
+            check_bits(bits, &of_bits, resolver);
+            if smallest != MIN_8BIT_SIZE && !has_eight_bits {
+                let message = "all states have 32 bits".to_string();
+                let help = Some("write `optim_bits: 8`, or leave the size out".to_string());
+                resolver.contradiction(&[&of_size, &of_bits], message, help);
+            }
+        }
+    }
+
+    /// Checks the optimizer of all parameters without one of their own.
+    pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
+        let mut without_own = config.training.param_groups.iter().flatten().filter(|group| group.optimizer.is_none());
+        let has_eight_bits = self.has_eight_bits() || without_own.any(|group| group.optim_bits == Some(8));
+        self.check_params("", has_eight_bits, resolver);
+        match self {
             Self::Muon(muon) if self.lr() == 0.0 && muon.lr_of_others() != 0.0 => {
                 let message =
                     "the learning rate of the matrices is 0, and that of the others is relative to it".to_string();
@@ -126,6 +149,28 @@ impl Optimizer {
                 resolver.contradiction(&[Training::ema, Self::TYPE], message, help);
             }
             _ => {}
+        }
+    }
+
+    /// Returns its `type`. Adam without decoupled decay is DeepSpeed's type `Adam`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::AdamW(Adam { adam_w_mode: false, .. }) => "Adam",
+            Self::AdamW(_) => ADAMW,
+            Self::Sgd(_) => "SGD",
+            Self::Lion(_) => "Lion",
+            Self::Adagrad(_) => "Adagrad",
+            Self::RmsProp(_) => "RMSprop",
+            Self::NAdam(_) => "NAdam",
+            Self::RAdam(_) => "RAdam",
+            Self::ScheduleFree(_) => SCHEDULE_FREE,
+            Self::Muon(_) => "Muon",
+            Self::Lamb(_) => "Lamb",
+            Self::Adafactor(_) => "Adafactor",
+            Self::Custom(_) => "Custom",
+            Self::MuAdam(_) => "MuAdam",
+            Self::MuAdamW(_) => "MuAdamW",
+            Self::MuSgd(_) => "MuSGD",
         }
     }
 
@@ -149,6 +194,18 @@ impl Optimizer {
         }
     }
 
+    /// Returns why no other optimizer can update some of the parameters of a run with this one.
+    pub(crate) fn stands_alone(&self) -> Option<&'static str> {
+        match self {
+            Self::ScheduleFree(_) => Some("AdamWScheduleFree averages the weights of all parameters"),
+            Self::Custom(_) => Some("the optimizer of a program updates all parameters"),
+            Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_) => {
+                Some("µP has a rule for the learning rates of all parameters")
+            }
+            _ => None,
+        }
+    }
+
     /// Returns whether learning rates follow the widths of a base model.
     pub fn is_mu(&self) -> bool {
         matches!(self, Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_))
@@ -162,6 +219,11 @@ impl Optimizer {
             | Self::Lion(Lion { optim_bits, min_8bit_size, .. }) => Some((*optim_bits, *min_8bit_size)),
             _ => None,
         }
+    }
+
+    /// Returns whether parameters without another number of bits have states in 8 bits.
+    pub(crate) fn has_eight_bits(&self) -> bool {
+        self.optim_bits().is_some_and(|(bits, _)| bits == 8)
     }
 
     /// Returns the betas that a schedule may change, if the optimizer has any. DeepSpeed's schedules do not change those of
@@ -211,6 +273,12 @@ impl Optimizer {
 pub(crate) const ADAMW: &str = "AdamW";
 const SCHEDULE_FREE: &str = "AdamWScheduleFree";
 
+impl Find for Optimizer {
+    fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
+        keys.inner(name).is_some().then(|| Self::read(keys, name))
+    }
+}
+
 impl Read for Optimizer {
     fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self {
         let (kind, mut keys) = keys.variant(name, ADAMW);
@@ -239,23 +307,21 @@ impl Read for Optimizer {
 impl Serialize for Optimizer {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde_json::json;
-        let (kind, params) = match self {
-            Self::AdamW(adam) => (if adam.adam_w_mode { ADAMW } else { "Adam" }, json!(adam)),
-            Self::Sgd(sgd) => ("SGD", json!(sgd)),
-            Self::Lion(lion) => ("Lion", json!(lion)),
-            Self::Adagrad(adagrad) => ("Adagrad", json!(adagrad)),
-            Self::RmsProp(rmsprop) => ("RMSprop", json!(rmsprop)),
-            Self::NAdam(nadam) => ("NAdam", json!(nadam)),
-            Self::RAdam(radam) => ("RAdam", json!(radam)),
-            Self::ScheduleFree(free) => (SCHEDULE_FREE, json!(free)),
-            Self::Muon(muon) => ("Muon", json!(muon)),
-            Self::Lamb(lamb) => ("Lamb", json!(lamb)),
-            Self::Adafactor(adafactor) => ("Adafactor", json!(adafactor)),
-            Self::Custom(custom) => ("Custom", json!(custom)),
-            Self::MuAdam(adam) => ("MuAdam", json!(adam)),
-            Self::MuAdamW(adam) => ("MuAdamW", json!(adam)),
-            Self::MuSgd(sgd) => ("MuSGD", json!(sgd)),
+        let params = match self {
+            Self::AdamW(adam) => json!(adam),
+            Self::Sgd(sgd) | Self::MuSgd(sgd) => json!(sgd),
+            Self::Lion(lion) => json!(lion),
+            Self::Adagrad(adagrad) => json!(adagrad),
+            Self::RmsProp(rmsprop) => json!(rmsprop),
+            Self::NAdam(nadam) => json!(nadam),
+            Self::RAdam(radam) => json!(radam),
+            Self::ScheduleFree(free) => json!(free),
+            Self::Muon(muon) => json!(muon),
+            Self::Lamb(lamb) => json!(lamb),
+            Self::Adafactor(adafactor) => json!(adafactor),
+            Self::Custom(custom) => json!(custom),
+            Self::MuAdam(adam) | Self::MuAdamW(adam) => json!(adam),
         };
-        json!({ TYPE: kind, PARAMS: params }).serialize(serializer)
+        json!({ TYPE: self.name(), PARAMS: params }).serialize(serializer)
     }
 }

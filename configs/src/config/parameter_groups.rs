@@ -1,13 +1,15 @@
-//! `training.param_groups`: learning rate, weight decay, betas and bits of the states of some of the parameters.
+//! `training.param_groups`: an optimizer of their own, or another learning rate, weight decay, betas and bits of the states, for
+//! some of the parameters.
 
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::optimizer_params::{OPTIM_BITS, check_bits};
+use crate::config::optimizer_params::{Adam, OPTIM_BITS, check_bits};
 use crate::config::{Config, Optimizer, Scheduler, Training};
+use crate::node::At;
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
-use crate::table::{item_path, section};
+use crate::table::{item_path, last, section};
 
 section! {
     /// A group of `training.param_groups`: the trainable parameters that all of `params`, `kinds` and `layers` select,
@@ -20,6 +22,8 @@ section! {
         pub kinds: Option<Vec<String>> = key(Kind::Names, "= all", "Kind of parameter, or list of them: norm (weight and bias of a normalization), bias (all biases), embedding, head (of the last layer)");
         /// Numbers of the transformer blocks, from 0.
         pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0: of the layers whose names end with a number, or of all layers if there are none");
+        /// The optimizer of the group.
+        pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for the group alone, with the keys of the section `optimizer`");
         /// Learning rate in place of the optimizer's. The schedule scales it as it does the optimizer's.
         pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
         /// Factor of the learning rate.
@@ -66,8 +70,10 @@ impl ParameterGroup {
     }
 
     /// Checks each group, and the groups against the optimizer and the schedule.
-    pub(crate) fn check(groups: &[Self], optimizer: &Optimizer, scheduler: &Scheduler, resolver: &mut Resolver<'_>) {
+    pub(crate) fn check(groups: &[Self], all: &Optimizer, scheduler: &Scheduler, resolver: &mut Resolver<'_>) {
         for (index, group) in groups.iter().enumerate() {
+            group.check_optimizer(index, all, scheduler, resolver);
+            let optimizer = group.optimizer.as_ref().unwrap_or(all);
             let at = format!("{}.{index}", Training::param_groups);
             if group.params.is_none() && group.kinds.is_none() && group.layers.is_none() {
                 let message = "the group does not say which parameters it has".to_string();
@@ -75,9 +81,11 @@ impl ParameterGroup {
             }
             let changes = [group.lr, group.lr_scale, group.weight_decay, group.betas.map(|[beta1, _]| beta1)];
             let bits = optimizer.optim_bits().map_or(32, |(bits, _)| bits);
-            if changes.iter().all(Option::is_none) && group.optim_bits.is_none_or(|own| own == bits) {
+            let changes_bits = group.optim_bits.is_some_and(|own| own != bits);
+            if changes.iter().all(Option::is_none) && !changes_bits && group.optimizer.is_none() {
                 let message = "the group changes nothing".to_string();
-                let help = "write `lr` or `lr_scale`, `weight_decay`, `betas`, or `optim_bits`".to_string();
+                let help =
+                    "write `optimizer`, `lr` or `lr_scale`, `weight_decay`, `betas`, or `optim_bits`".to_string();
                 resolver.contradiction(&[&at], message, Some(help));
             }
             let unknown = |kind: &&String| ParameterKind::from_name(kind).is_none();
@@ -91,18 +99,26 @@ impl ParameterGroup {
                 let message = "`lr` and `lr_scale` both set the learning rate".to_string();
                 resolver.contradiction(&[&places[0], &places[1]], message, Some("keep one of the two".to_string()));
             }
-            let is_zero =
-                optimizer.lr() == 0.0 || matches!(optimizer, Optimizer::Muon(muon) if muon.lr_of_others() == 0.0);
-            if group.lr.is_some() && is_zero {
+            let rate = match (group.lr, &group.optimizer) {
+                (Some(_), _) => Some(path(index, Self::lr)),
+                (None, Some(_)) => Some(path(index, Self::optimizer)),
+                (None, None) => None,
+            };
+            if let (Some(rate), 0.0) = (&rate, all.lr()) {
                 let message = "the group's `lr` is relative to the optimizer's, which is 0".to_string();
                 let help = "write the optimizer's `lr`, and `lr_scale: 0` in the groups that are to rest".to_string();
-                resolver.contradiction(&[&path(index, Self::lr), Config::optimizer], message, Some(help));
+                resolver.contradiction(&[rate, Config::optimizer], message, Some(help));
             }
-            if group.lr.is_some() && scheduler.peak().is_some_and(|peak| peak != optimizer.lr()) {
+            if let Some(rate) = &rate
+                && scheduler.peak().is_some_and(|peak| peak != all.lr())
+            {
                 let message = "the schedule has a largest learning rate of its own, and the group's `lr` is relative to that \
                                of the optimizer";
-                let help = "write `lr_scale`, or make the schedule's largest rate the optimizer's `lr`".to_string();
-                let places = [&path(index, Self::lr), Config::scheduler, Config::optimizer];
+                let help = match group.optimizer {
+                    Some(_) => "make the schedule's largest rate the `lr` of `optimizer.params`",
+                    None => "write `lr_scale`, or make the schedule's largest rate the optimizer's `lr`",
+                };
+                let (places, help) = ([rate, Config::scheduler, Config::optimizer], help.to_string());
                 resolver.contradiction(&places, message.to_string(), Some(help));
             }
             if let Some(bits) = group.optim_bits {
@@ -123,12 +139,57 @@ impl ParameterGroup {
             }
             if let Scheduler::OneCycle(cycle) = scheduler
                 && cycle.cycle_momentum
+                && group.optimizer.is_none()
                 && optimizer.betas().is_some()
             {
                 let message = "OneCycle sets the betas of all parameters in each step".to_string();
                 let help = Some("remove `betas`, or set `cycle_momentum: false`".to_string());
                 resolver.contradiction(&[&place, Config::scheduler], message, help);
             }
+        }
+    }
+
+    /// Checks the group's optimizer, if it has one, against the optimizer of all other parameters.
+    fn check_optimizer(&self, index: usize, all: &Optimizer, scheduler: &Scheduler, resolver: &mut Resolver<'_>) {
+        let Some(own) = &self.optimizer else { return };
+        let prefix = format!("{}.{index}.", Training::param_groups);
+        let at = |key: &str| format!("{prefix}{key}");
+        own.check_params(&prefix, own.has_eight_bits() || self.optim_bits == Some(8), resolver);
+        if let Some(reason) = own.stands_alone() {
+            let help = "write another type, or make it the `optimizer` of the run".to_string();
+            return resolver.contradiction(
+                &[&at(Optimizer::TYPE)],
+                format!("{reason}, not those of a group"),
+                Some(help),
+            );
+        }
+        if let Some(reason) = all.stands_alone() {
+            let help = "leave the group's `optimizer` out, or write another type for the run".to_string();
+            return resolver.contradiction(&[&at(Config::optimizer), Optimizer::TYPE], reason.to_string(), Some(help));
+        }
+        let (lr, decay) = (self.lr.is_some(), self.weight_decay.is_some());
+        let (betas, bits) = (self.betas.is_some(), self.optim_bits.is_some());
+        for (is_written, key) in
+            [(lr, Self::lr), (decay, Self::weight_decay), (betas, Self::betas), (bits, Self::optim_bits)]
+        {
+            let (place, inside) = (path(index, key), at(&format!("{}.{}", Optimizer::PARAMS, last(key))));
+            if is_written && resolver.at(&inside) != At::Default {
+                let message = format!("`{place}` and `{inside}` set the same");
+                resolver.contradiction(&[&place, &inside], message, Some("keep one of the two".to_string()));
+            }
+        }
+        if own.has_f32_states() != all.has_f32_states() {
+            let places = [at(Adam::fp32_optimizer_states), Adam::fp32_optimizer_states.to_string()];
+            let help = "write `fp32_optimizer_states: true`, or `bf16.bf16_optimizer_states` for all".to_string();
+            let message = "the states of all optimizers of a run have one type".to_string();
+            resolver.contradiction(&[&places[0], &places[1]], message, Some(help));
+        }
+        if let Scheduler::OneCycle(cycle) = scheduler
+            && cycle.cycle_momentum
+        {
+            let message = "OneCycle cycles the betas of one optimizer, and the run has several".to_string();
+            let help = Some("set `cycle_momentum: false`, or remove the group's optimizer".to_string());
+            resolver.contradiction(&[&at(Config::optimizer), Config::scheduler], message, help);
         }
     }
 }

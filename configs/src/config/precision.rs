@@ -41,7 +41,7 @@ section! {
 impl Bf16 {
     /// Checks the keys against each other, the optimizer and the average of the weights.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
-        let mut needs = |is_missing: bool, key: &'static str, other: &'static str, message: &str, help: &str| {
+        let mut needs = |is_missing: bool, key: &str, other: &str, message: &str, help: &str| {
             if is_missing {
                 resolver.contradiction(&[key, other], message.to_string(), Some(help.to_string()));
             }
@@ -94,19 +94,19 @@ impl Bf16 {
                 "keep one of the two keys",
             );
         }
-        let of_whole = config.optimizer.of_whole_parameters();
-        let name = of_whole.unwrap_or_default();
+        let of_whole = config.of_whole_parameters();
+        let (of_type, name) = of_whole.clone().unwrap_or_default();
         needs(
             of_whole.is_some() && self.bf16_optimizer_states,
             Self::bf16_optimizer_states,
-            Optimizer::TYPE,
+            &of_type,
             &format!("{name} keeps its moments in f32"),
             "leave `bf16_optimizer_states` out, or use another optimizer",
         );
         needs(
             of_whole.is_some() && self.bf16_master_weights_and_grads,
             no_copy,
-            Optimizer::TYPE,
+            &of_type,
             &format!("{name} updates an f32 copy of the parameters"),
             "keep the f32 copy, or use another optimizer",
         );

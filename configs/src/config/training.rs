@@ -68,7 +68,7 @@ section! {
         /// Parameters that weight decay applies to.
         pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Which parameters are decayed: matrices leaves out biases and norms");
         /// Groups of parameters with settings of their own.
-        pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
+        pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with an optimizer, a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
         /// Measure the gradient noise scale.
         pub gradient_noise_scale: Option<GradientNoiseScale> = section(&GradientNoiseScale::SECTION, "Measure the gradient noise scale, from the gradients of single micro-batches and of the step");
         /// A batch size that grows.

@@ -13,6 +13,7 @@ mod fuzz;
 mod hostile;
 mod keys;
 mod offload;
+mod parameter_groups;
 mod pipeline;
 mod presets;
 mod pretrained;

@@ -477,51 +477,6 @@ fn the_noise_scale_needs_several_equal_micro_batches() {
 }
 
 #[test]
-fn parameter_groups_select_and_change_something() {
-    let text =
-        |groups: &str, more: &str| format!("train_batch_size: 1\ntraining: {{param_groups: [{groups}]}}\n{more}");
-    let parse = |groups: &str, more: &str| Config::parse("ds.yaml", text(groups, more));
-    let config = parse("{params: a.*, lr: 1}, {kinds: [norm], layers: [0, 3], betas: [0.8, 0.9]}", "").unwrap();
-    let yaml = config.to_yaml();
-    assert_eq!(Config::parse("again", yaml.as_str()).expect(&yaml).training, config.training);
-    let groups = config.training.param_groups.expect("groups");
-    assert_eq!((groups[0].params.as_deref(), groups[0].lr), (Some(&["a.*".to_string()][..]), Some(1.0)));
-    assert_eq!((groups[1].layers.as_deref(), groups[1].betas), (Some(&[0, 3][..]), Some([0.8, 0.9])));
-    let sgd = "optimizer: {type: SGD, params: {lr: 0.1}}";
-    for (groups, more, expected) in [
-        ("{lr: 1}", "", "the group does not say which parameters it has"),
-        ("{kinds: norm}", "", "the group changes nothing"),
-        ("{kinds: norms, lr: 1}", "", "there is no kind of parameters `norms`"),
-        ("{kinds: norm, lr: 1, lr_scale: 2}", "", "`lr` and `lr_scale` both set the learning rate"),
-        (
-            "{kinds: norm, lr: 1}",
-            "optimizer: {type: AdamW, params: {lr: 0}}",
-            "relative to the optimizer's, which is 0",
-        ),
-        ("{kinds: norm, betas: [0.9, 0.99]}", sgd, "the optimizer has no betas"),
-        (
-            "{kinds: norm, betas: [0.9, 0.99]}",
-            "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 1}}",
-            "OneCycle sets the betas",
-        ),
-        (
-            "{kinds: norm, lr: 1}",
-            "scheduler: {type: WarmupLR, params: {warmup_max_lr: 0.1}}",
-            "the schedule has a largest learning rate of its own",
-        ),
-        (
-            "{kinds: norm, lr_scale: 2}",
-            "optimizer: {type: Muon, params: {muon_lr: 0, adam_lr: 1}}",
-            "learning rate of the matrices is 0",
-        ),
-    ] {
-        let errors = parse(groups, more).expect_err(groups);
-        assert_eq!(errors.count(), 1, "{errors}");
-        assert!(errors.to_string().contains(expected), "{errors}");
-    }
-}
-
-#[test]
 fn clipping_by_value_replaces_clipping_by_norm() {
     let parse = |text: &str| Config::parse("ds.yaml", format!("train_batch_size: 1\n{text}"));
     for (text, expected) in [

@@ -23,9 +23,9 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
     }
 }
 
-/// Names the optimizer and its number of states, on which the cost of an update depends.
+/// Names the optimizers and their number of states, on which the cost of an update depends.
 fn optimizer(subject: &Subject<'_>) -> String {
-    let name = match subject.config.optimizer {
+    let name = |(_, optimizer): (Option<usize>, &Optimizer)| match optimizer {
         Optimizer::AdamW(_) | Optimizer::MuAdam(_) | Optimizer::MuAdamW(_) => "AdamW",
         Optimizer::Sgd(_) | Optimizer::MuSgd(_) => "SGD",
         Optimizer::Lion(_) => "Lion",
@@ -39,6 +39,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         Optimizer::Adafactor(_) => "Adafactor",
         Optimizer::Custom(_) => "custom",
     };
+    let name = subject.config.optimizers().into_iter().map(name).collect::<Vec<_>>().join(" and ");
     let zero = &subject.settings.zero;
     let states = match zero.states().len() {
         0 => format!("{name} without state"),
@@ -169,8 +170,8 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> S
         Placement::Replicated => table.accumulate.median * of.elements as f64,
     };
     let at = Coordinates { stage: stages.owner(segment), replica: 0 };
-    let states = settings.zero.states().len();
-    let moved = |item: Item| disk_buffers(layout, stages, at, states, width, item);
+    let widths = settings.zero.widths(width);
+    let moved = |item: Item| disk_buffers(layout, stages, at, &widths, item);
     let shard = layout.segments()[segment].shard(0).len() as u64;
     let tile: Vec<u64> = if of.tiers.tiles > 0 { moved(Item::Tile { segment, index: 0 }) } else { vec![] };
     let read: u64 = tile.iter().sum();

@@ -87,7 +87,7 @@ impl CutCosts {
                 costs.layers[layer] = LayerCost {
                     forward: measured.forward,
                     backward: measured.backward,
-                    state: state(layer, &layout, widths),
+                    state: state(layer, &layout, &widths),
                     activations,
                 };
                 let LayerCost { forward, backward, state, activations } = costs.layers[layer];
@@ -119,7 +119,7 @@ impl CutCosts {
 }
 
 /// Bytes of a layer's parameters, gradients and optimizer state on one rank.
-fn state(layer: usize, layout: &Layout, widths: Widths) -> u64 {
+fn state(layer: usize, layout: &Layout, widths: &Widths) -> u64 {
     let shape = layout.shape();
     let of_segment = |&segment: &usize| {
         let SegmentShape { elements, placements, is_trainable, .. } = shape.segments[segment];

@@ -57,7 +57,7 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule, Error> {
             step_rate: test.lr_range_test_step_rate,
             staircase: test.lr_range_test_staircase,
         }),
-        From::OneCycle(cycle) => Schedule::OneCycle(one_cycle(&cycle)),
+        From::OneCycle(cycle) => Schedule::OneCycle(one_cycle(&cycle, config.optimizer.betas().is_some())),
         From::ConstantWithWarmup(constant) => hugging_face(constant.num_warmup_steps, Shape::Constant),
         From::Linear(linear) => {
             hugging_face(linear.num_warmup_steps, Shape::Linear { total: total(linear.num_training_steps)? })
@@ -107,7 +107,8 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule, Error> {
     })
 }
 
-fn one_cycle(cycle: &config::OneCycle) -> OneCycle {
+/// As in DeepSpeed, the cycle does not change the betas of the AdamW in Muon.
+fn one_cycle(cycle: &config::OneCycle, has_betas: bool) -> OneCycle {
     let half = |steps, stairs| Half { steps: steps as u64, stairs: stairs as u64 };
     let momentum =
         CycledMomentum { min: cycle.cycle_min_mom, max: cycle.cycle_max_mom, decay_rate: cycle.decay_mom_rate };
@@ -120,6 +121,6 @@ fn one_cycle(cycle: &config::OneCycle) -> OneCycle {
         ],
         decay_step_size: cycle.decay_step_size as u64,
         decay_lr_rate: cycle.decay_lr_rate,
-        momentum: cycle.cycle_momentum.then_some(momentum),
+        momentum: (cycle.cycle_momentum && has_betas).then_some(momentum),
     }
 }

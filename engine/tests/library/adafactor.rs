@@ -37,7 +37,7 @@ fn bytes_match_the_formula() {
             engine.save_checkpoint(&folder).unwrap();
             let zero = engine.zero();
             let held = zero.ledger().peak(Category::OptimizerState);
-            let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), zero.widths());
+            let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &zero.widths());
             assert_eq!(held, expected.optimizer, "{text}");
             let size = |range: zero_partition::Range| range.elements.len() as u64;
             let states = (0..zero.state_names().len()).flat_map(|state| zero.held_ranges(Kind::State(state)));

@@ -101,7 +101,7 @@ impl Run {
                     gradients: peak(Category::Gradients),
                     optimizer: peak(Category::OptimizerState),
                 },
-                expected: expected_state(&layout, zero.stages(), zero.groups().at(), widths(self.bytes_per_element())),
+                expected: expected_state(&layout, zero.stages(), zero.groups().at(), &widths(self.bytes_per_element())),
                 sent: step.sent_bytes,
                 expected_sent: expected_payload(
                     engine.program(),
@@ -135,13 +135,13 @@ pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
 
 /// The bytes of each element with AdamW, if the working dtype has this width.
 pub(crate) fn widths(parameter: usize) -> Widths {
-    Widths { parameter, master: if parameter == 4 { 0 } else { 4 }, average: 0, state: 4, states: 2 }
+    Widths { parameter, master: if parameter == 4 { 0 } else { 4 }, average: 0, state: 4, states: vec![2] }
 }
 
 /// Options that determine the payload of an engine's program. Gradients travel in the working dtype.
 pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
     ZeroOptions {
-        optimizer: zero_optim::Optimizer::AdamW(zero_optim::AdamW::default()),
+        optimizers: vec![zero_optim::Optimizer::AdamW(zero_optim::AdamW::default())],
         average: None,
         sums_micro_batches: false,
         state_dtype: DType::F32,

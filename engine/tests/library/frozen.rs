@@ -142,7 +142,7 @@ fn frozen_parameters_have_no_other_state() {
                     let mut engine = Engine::with_communicator(config(ranks, &text), model(true), comm).unwrap();
                     engine.train_batch(&batch(0, 2 * ranks)).unwrap();
                     let (zero, width) = (engine.zero(), if dtype.is_empty() { 4 } else { 2 });
-                    let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), widths(width));
+                    let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths(width));
                     let peak = |category| zero.ledger().peak(category);
                     assert_eq!(peak(Category::Parameters), expected.parameters, "{text}");
                     assert_eq!(peak(Category::Gradients), expected.gradients, "{text}");

@@ -67,7 +67,7 @@ fn kinds_select_by_shape_and_place() {
     );
 }
 
-/// Muon's learning rate is that of the matrices, and LoRA+ multiplies the rate of a group.
+/// Rates are relative to Muon's, which is that of the matrices, and LoRA+ multiplies the rate of a group.
 #[test]
 fn rates_are_relative_to_those_of_the_parameter() {
     let groups = "training: {param_groups: [{layers: [1], lr: 0.1}]}\n";
@@ -77,8 +77,9 @@ fn rates_are_relative_to_those_of_the_parameter() {
     };
     let of_muon = tunings(&muon);
     assert_eq!(of(&of_muon, "h.1.attn.c_attn.weight"), 0.1 / 0.02);
-    assert_eq!(of(&of_muon, "h.1.attn.c_attn.bias"), 0.1 / 0.004);
-    assert_eq!(of(&of_muon, "h.0.attn.c_attn.bias"), 1.0);
+    assert_eq!(of(&of_muon, "h.1.attn.c_attn.bias"), 0.1 / 0.02);
+    assert_eq!(of(&of_muon, "h.0.attn.c_attn.weight"), 1.0);
+    assert_eq!(of(&of_muon, "h.0.attn.c_attn.bias"), 0.004 / 0.02);
     let of_lora = tunings(&configured(groups, "adapter: {r: 2, loraplus_lr_ratio: 16}\n"));
     assert_eq!(of(&of_lora, "h.1.attn.c_attn.lora_A.weight"), 100.0);
     assert_eq!(of(&of_lora, "h.1.attn.c_attn.lora_B.weight"), 1600.0);

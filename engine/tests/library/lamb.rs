@@ -74,7 +74,7 @@ fn bytes_match_the_formula() {
                 let mut engine = engine(comm, &text(zero_stage, 1, optimizer));
                 let sent = engine.train_batch(&batch(0, ranks)).unwrap().sent_bytes;
                 let zero = engine.zero();
-                let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), widths(4));
+                let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths(4));
                 let what = format!("stage {zero_stage}, rank {rank} of {ranks}");
                 assert_eq!(zero.ledger().peak(Category::OptimizerState), expected.optimizer, "{what}");
                 (sent, engine.model().parameters().len())

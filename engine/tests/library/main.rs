@@ -26,6 +26,7 @@ mod families;
 mod family_layouts;
 mod frozen;
 mod gradients;
+mod group_optimizers;
 mod groups;
 mod ignored_targets;
 mod initial_weights;

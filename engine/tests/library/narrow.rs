@@ -78,7 +78,7 @@ fn bytes_are_those_of_the_formula() {
                 engine.train_batch(&batch(0, 4)).unwrap();
                 let (zero, settings) = (engine.zero(), engine.settings());
                 let widths = settings.zero.widths(settings.dtype.size_in_bytes());
-                let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), widths);
+                let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths);
                 let peak = |category| zero.ledger().peak(category);
                 assert_eq!(peak(Category::Parameters), expected.parameters, "{text}");
                 assert_eq!(peak(Category::OptimizerState), expected.optimizer, "{text}");

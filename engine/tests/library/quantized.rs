@@ -67,7 +67,7 @@ fn state_is_a_few_bits_per_element() {
                 let engine = Engine::with_communicator(config(2, &text), llama(), comm).unwrap();
                 let zero = engine.zero();
                 let at = Coordinates { stage: 0, replica: engine.replica() };
-                let state = expected_state(zero.layout(), zero.stages(), at, widths(4));
+                let state = expected_state(zero.layout(), zero.stages(), at, &widths(4));
                 let held = zero.ledger().now(zero_partition::Category::Parameters);
                 assert_eq!(held, state.parameters, "{text}");
                 let quantized = zero.layout().segments().iter().filter(|segment| segment.quantization.is_some());

@@ -6,6 +6,7 @@ use zero_pipeline::{Coordinates, Item, Placement, SegmentId, Stages, Tier, Tiers
 use zero_tier::align;
 
 use crate::layout::Layout;
+use crate::zero::Widths;
 
 /// Position of a segment in the swap files. Offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,28 +61,20 @@ impl DiskVectors {
     }
 }
 
-/// Returns the sizes of the swap files of the rank at `at`. `width` is the width in bytes of the working dtype,
-/// `states` the number of optimizer states.
+/// Returns the sizes of the swap files of the rank at `at`.
 #[must_use]
-pub fn disk_bytes(layout: &Layout, stages: &Stages, at: Coordinates, width: usize, states: usize) -> DiskBytes {
-    DiskBytes::of(&places(layout, stages, at, width, states))
+pub fn disk_bytes(layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths) -> DiskBytes {
+    DiskBytes::of(&places(layout, stages, at, widths))
 }
 
 /// Returns the bytes of each buffer used to transfer an item on the rank at `at`. For a tile these are its states,
 /// gradients and parameters, as far as they are offloaded.
 #[must_use]
-pub fn disk_buffers(
-    layout: &Layout,
-    stages: &Stages,
-    at: Coordinates,
-    states: usize,
-    width: usize,
-    item: Item,
-) -> Vec<u64> {
+pub fn disk_buffers(layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths, item: Item) -> Vec<u64> {
     let (Item::Parameters { segment } | Item::Gradients { segment } | Item::Tile { segment, .. }) = item else {
         return vec![];
     };
-    let Some(place) = place(layout, stages, at, width, states, segment, (0, 0)) else { return vec![] };
+    let Some(place) = place(layout, stages, at, widths, segment, (0, 0)) else { return vec![] };
     let bytes = |elements: usize, width: usize| align((elements * width) as u64);
     let sizes: Vec<u64> = match item {
         Item::Parameters { .. } => place.parts().map(|part| bytes(part.len(), place.width)).collect(),
@@ -92,7 +85,7 @@ pub fn disk_buffers(
             let parts = [
                 of(tiers.optimizer, place.record(index)),
                 of(tiers.gradients, bytes(elements, 4)),
-                of(tiers.parameters, bytes(elements, width)),
+                of(tiers.parameters, bytes(elements, widths.parameter)),
             ];
             parts.into_iter().flatten().collect()
         }
@@ -102,16 +95,10 @@ pub fn disk_buffers(
 }
 
 /// Returns the layout of all segments of the rank at `at`.
-pub(crate) fn places(
-    layout: &Layout,
-    stages: &Stages,
-    at: Coordinates,
-    width: usize,
-    states: usize,
-) -> Vec<Option<FileLayout>> {
+pub(crate) fn places(layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths) -> Vec<Option<FileLayout>> {
     let mut next = (0, 0);
     let of_segment = |id| {
-        let place = place(layout, stages, at, width, states, id, next);
+        let place = place(layout, stages, at, widths, id, next);
         next = place.map_or(next, |place| place.ends);
         place
     };
@@ -124,8 +111,7 @@ fn place(
     layout: &Layout,
     stages: &Stages,
     at: Coordinates,
-    width: usize,
-    states: usize,
+    widths: &Widths,
     id: SegmentId,
     next: (u64, u64),
 ) -> Option<FileLayout> {
@@ -142,14 +128,14 @@ fn place(
         // Another stage updates the segment, so only parameters are stored here.
         tiers = Tiers { parameters: tiers.parameters, ..Tiers::default() };
     }
-    let stored = segment.width(width);
+    let stored = segment.width(widths.parameter);
     let mut place = FileLayout {
         tiers,
         elements,
         // Tiles of whole pages, also of elements that are bytes.
         tile: layout.tile() * if stored == 1 { 4 } else { 1 },
         width: stored,
-        kinds: states + usize::from(width < 4),
+        kinds: usize::from(widths.average > 0) + segment.states(&widths.states) + usize::from(widths.parameter < 4),
         parameters_at: next.1,
         state_at: next.0,
         gradients_at: 0,

@@ -24,6 +24,7 @@ pub(crate) use values::Stored;
 use crate::error::ZeroError;
 use crate::layout::Layout;
 use crate::rank::Rank;
+use crate::zero::Widths;
 
 /// Folders and I/O options of the swap files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -117,8 +118,8 @@ impl DiskOptions {
 
     /// Returns the bytes of bounce buffers of both files on the rank at `at`, for the lifetime of the files.
     #[must_use]
-    pub fn bounce_bytes(&self, layout: &Layout, stages: &Stages, at: Coordinates) -> u64 {
-        let vectors = DiskVectors::of(&places(layout, stages, at, 4, 0));
+    pub fn bounce_bytes(&self, layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths) -> u64 {
+        let vectors = DiskVectors::of(&places(layout, stages, at, widths));
         self.of_files(vectors).iter().map(zero_tier::Options::bounce_bytes).sum()
     }
 }
@@ -129,13 +130,10 @@ impl Disk {
         let options = &rank.options.disk;
         let uses_disk = rank.layout.uses_disk();
         let places = match uses_disk {
-            true => places(
-                &rank.layout,
-                &rank.stages,
-                rank.groups.at(),
-                rank.dtype.size_in_bytes(),
-                rank.options.states().len(),
-            ),
+            true => {
+                let widths = rank.options.widths(rank.dtype.size_in_bytes());
+                places(&rank.layout, &rank.stages, rank.groups.at(), &widths)
+            }
             false => vec![],
         };
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {

@@ -41,8 +41,8 @@ use crate::rounding::working;
 /// Options of a rank's sharded state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ZeroOptions {
-    /// The optimizer and its hyperparameters.
-    pub optimizer: Optimizer,
+    /// The optimizers and their hyperparameters. Each segment has the index of its own. A schedule-free one is the only one.
+    pub optimizers: Vec<Optimizer>,
     /// The moving average of the weights, if there is one.
     pub average: Option<Average>,
     /// Dtype of the optimizer's states: f32 or bf16. The average is f32.
@@ -71,11 +71,31 @@ pub struct ZeroOptions {
 }
 
 impl ZeroOptions {
-    /// Returns the names of the values of each element beside the parameter: the average of the weights, then the
-    /// optimizer's states. A matrix that is updated as a whole may lack the last ones.
+    /// Returns the names of the values that elements have beside the parameter: the average of the weights, then the
+    /// states of all optimizers.
     #[must_use]
     pub fn states(&self) -> Vec<&'static str> {
-        self.average.map(|_| Average::STATE).into_iter().chain(self.optimizer.states().iter().copied()).collect()
+        let mut names: Vec<&str> = self.average.map(|_| Average::STATE).into_iter().collect();
+        for name in self.optimizers.iter().flat_map(Optimizer::states) {
+            if !names.contains(name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    /// Returns the names of those values that the elements of a parameter have: the average of the weights, then the states of
+    /// its optimizer. A matrix that is updated as a whole may lack the last ones.
+    #[must_use]
+    pub fn states_of(&self, parameter: &Parameter) -> Vec<&'static str> {
+        let states = self.optimizer(parameter.tuning().optimizer).states();
+        let held = parameter.matrix().map_or(states.len(), |matrix| matrix.values.len());
+        self.average.map(|_| Average::STATE).into_iter().chain(states.iter().copied().take(held)).collect()
+    }
+
+    /// Returns the optimizer with this index.
+    pub(crate) fn optimizer(&self, index: usize) -> &Optimizer {
+        &self.optimizers[index]
     }
 
     /// Returns the bytes of each element, of which those of the parameter in the working dtype are given.
@@ -86,7 +106,7 @@ impl ZeroOptions {
             master: if self.has_master && parameter < 4 { 4 } else { 0 },
             average: if self.average.is_some() { 4 } else { 0 },
             state: self.state_dtype.size_in_bytes(),
-            states: self.optimizer.states().len(),
+            states: self.optimizers.iter().map(|optimizer| optimizer.states().len()).collect(),
         }
     }
 
@@ -104,7 +124,7 @@ impl ZeroOptions {
     /// Returns whether the optimizer is schedule-free: its averages are the sums of the weights and the first state.
     #[must_use]
     pub fn is_schedule_free(&self) -> bool {
-        matches!(self.optimizer, Optimizer::ScheduleFree(_))
+        matches!(self.optimizers[..], [Optimizer::ScheduleFree(_)])
     }
 
     /// Returns the share of the new weights in their average after the optimizer step of this number; 0 without an
@@ -120,7 +140,7 @@ impl ZeroOptions {
 }
 
 /// Bytes of each element that the rank which updates it holds in memory, beside the gradient.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Widths {
     /// The parameter as layers read it.
     pub parameter: usize,
@@ -128,10 +148,10 @@ pub struct Widths {
     pub master: usize,
     /// The average of the weights; 0 if there is none.
     pub average: usize,
-    /// One state of the optimizer.
+    /// One state of an optimizer.
     pub state: usize,
-    /// Number of the optimizer's states.
-    pub states: usize,
+    /// Number of the states of each optimizer.
+    pub states: Vec<usize>,
 }
 
 /// One rank's share of a model. Its methods execute the instructions of a program.
@@ -207,7 +227,7 @@ impl ShardedState {
         let states = rank.states(id);
         let in_memory = if disk.has(id, Stored::State(0)) { 0 } else { own.len() };
         let widths = rank.options.widths(rank.dtype.size_in_bytes());
-        memory.count(Category::OptimizerState, rank.segment(id).state_bytes(in_memory, widths), 1);
+        memory.count(Category::OptimizerState, rank.segment(id).state_bytes(in_memory, &widths), 1);
         let has_master = (widths.master > 0 || rank.mirrors(id)) && in_memory > 0;
         let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
         memory.count(Category::Parameters, master.len(), 4);
@@ -253,10 +273,10 @@ impl ShardedState {
             }
         };
         // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
-        let averages = rank.options.averages();
+        let (averages, names) = (rank.options.averages(), rank.state_names(id));
         let state = |index: usize| match rank.options.state_dtype {
             _ if index >= averages && rank.segment(id).is_eight_bit => {
-                Ok(StateBuffer::eight_bit(rank.options.states()[index], in_memory))
+                Ok(StateBuffer::eight_bit(names[index], in_memory))
             }
             DType::BF16 if index >= averages => Ok(StateBuffer::Bf16(vec![bf16::ZERO; in_memory])),
             _ if index >= averages => {
@@ -366,9 +386,15 @@ impl ShardedState {
         self.rank.options.widths(self.rank.dtype.size_in_bytes())
     }
 
-    /// Returns the names of the optimizer states.
+    /// Returns the names of the states of all optimizers, with the average of the weights if there is one.
     #[must_use]
     pub fn state_names(&self) -> Vec<&'static str> {
         self.rank.options.states()
+    }
+
+    /// Returns the names of those states that a parameter has if it is trained.
+    #[must_use]
+    pub fn state_names_of(&self, parameter: &Parameter) -> Vec<&'static str> {
+        self.rank.options.states_of(parameter)
     }
 }

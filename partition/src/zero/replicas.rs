@@ -32,7 +32,7 @@ impl ShardedState {
             if segment.placements.optimizer == Placement::Replicated && self.owns(id) {
                 let state = self.optimizer.segment(id);
                 let first = segment.pieces.first().map_or("", |p| self.rank.model.parameters()[p.parameter].name());
-                for (name, values) in self.state_names().iter().zip(&state.states) {
+                for (name, values) in self.rank.state_names(id).iter().zip(&state.states) {
                     names.push(format!("`{name}` of the segment of `{first}`"));
                     checksums.push(match values {
                         StateBuffer::F32(values) => checksum_of(values)?,

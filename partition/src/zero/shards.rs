@@ -100,7 +100,7 @@ impl Layout {
     /// Returns the number of f32 that a rank's part of a checkpoint takes: the parameter, average and states of each trainable
     /// element, one value of each frozen element, and the bytes of quantized parameters.
     #[must_use]
-    pub fn saved_elements(&self, stages: &Stages, at: Coordinates, widths: Widths) -> usize {
+    pub fn saved_elements(&self, stages: &Stages, at: Coordinates, widths: &Widths) -> usize {
         let owned = self.segments().iter().enumerate().filter(|&(id, _)| stages.owner(id) == at.stage);
         let saved =
             |segment: &Segment| segment.overlaps(segment.shard(at.replica)).map(|(_, e, _)| e.len()).sum::<usize>();
@@ -114,7 +114,7 @@ impl Layout {
 
     /// Returns the bytes of the values in a checkpoint.
     #[must_use]
-    pub fn checkpoint_bytes(&self, widths: Widths) -> u64 {
+    pub fn checkpoint_bytes(&self, widths: &Widths) -> u64 {
         let bytes = |segment: &Segment| segment.width(size_of::<f32>()) * segment.saved(0..segment.elements(), widths);
         self.segments().iter().map(|segment| bytes(segment) as u64).sum()
     }
@@ -137,7 +137,7 @@ impl ShardedState {
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let rank = self.rank.comm().rank();
-        let ranges = self.ranges(|id| self.owns(id), |segment| segment.shard(rank));
+        let ranges = self.ranges(|id| self.owns(id), |_, segment| segment.shard(rank));
         ranges.into_iter().flat_map(Range::portions).collect()
     }
 
@@ -147,9 +147,9 @@ impl ShardedState {
         let rank = self.rank.comm().rank();
         let is_held = |id| match kind {
             Kind::Parameter => self.holds(id),
-            Kind::State(index) => self.rank.updates(id) && index < self.rank.states(id),
+            Kind::State(index) => self.rank.updates(id) && self.rank.own_state(id, index).is_some(),
         };
-        self.ranges(is_held, |segment| {
+        self.ranges(is_held, |id, segment| {
             let placement = match kind {
                 Kind::Parameter => segment.placements.parameters,
                 Kind::State(_) => segment.placements.optimizer,
@@ -158,7 +158,7 @@ impl ShardedState {
                 Placement::Replicated => 0..segment.elements(),
                 Placement::Sharded => segment.shard(rank),
             };
-            self.values_of(kind, segment, held)
+            self.values_of(kind, id, held)
         })
     }
 
@@ -171,24 +171,22 @@ impl ShardedState {
     }
 
     /// Returns the part of a range of a segment that has values of this kind.
-    fn values_of(&self, kind: Kind, segment: &Segment, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
-        match kind {
-            Kind::Parameter => range,
-            Kind::State(index) => match index.checked_sub(self.rank.options.averages()) {
-                Some(state) => segment.in_state(state, range),
-                None => range,
-            },
+    fn values_of(&self, kind: Kind, id: SegmentId, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        let own = kind.state().and_then(|index| self.rank.own_state(id, index));
+        match own.and_then(|own| own.checked_sub(self.rank.options.averages())) {
+            Some(state) => self.rank.segment(id).in_state(state, range),
+            None => range,
         }
     }
 
     fn ranges(
         &self,
         is_wanted: impl Fn(SegmentId) -> bool,
-        of: impl Fn(&Segment) -> std::ops::Range<usize>,
+        of: impl Fn(SegmentId, &Segment) -> std::ops::Range<usize>,
     ) -> Vec<Range> {
-        let segments = self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| is_wanted(id)).map(|(_, s)| s);
-        let of_segment = |segment: &Segment| -> Vec<Range> {
-            let range = of(segment);
+        let segments = self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| is_wanted(id));
+        let of_segment = |(id, segment): (SegmentId, &Segment)| -> Vec<Range> {
+            let range = of(id, segment);
             match (&segment.matrix, segment.only_parameter()) {
                 // A state of a matrix may have more values than the matrix.
                 (Some(_), Some(_)) if range.is_empty() => vec![],
@@ -210,7 +208,7 @@ impl ShardedState {
         if values.len() != range.elements.len() {
             return Err(ZeroError::internal("the number of values differs from the length of their range"));
         }
-        if let Some(stored) = self.stored_as(kind, id) {
+        if let Some(stored) = self.stored_as(kind, id)? {
             let range = local(own.start);
             if range.start > range.end || range.end > own.len() {
                 return Err(missing());
@@ -219,7 +217,7 @@ impl ShardedState {
         }
         let state = self.optimizer.segment(id);
         match (kind, self.parameters.shard(id)) {
-            (Kind::State(index), _) => match state.states.get(index).ok_or_else(missing)? {
+            (Kind::State(index), _) => match state.states.get(self.own_state(id, index)?).ok_or_else(missing)? {
                 StateBuffer::F32(state) => read_flat(state, local(own.start), values),
                 StateBuffer::Bf16(state) => Ok(widen(state.get(local(own.start)).ok_or_else(missing)?, values)?),
                 StateBuffer::EightBit(of, indices, largest) => {
@@ -281,6 +279,7 @@ impl ShardedState {
         let of_held = |values: &[f32]| values[held.start - at.start..held.end - at.start].to_vec();
         let master = Stored::State(self.rank.states(id));
         if let Kind::State(index) = kind {
+            let index = self.own_state(id, index)?;
             if self.disk.has(id, Stored::State(index)) {
                 let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
                 return self.disk.write(id, Stored::State(index), start, values, self.rank.dtype);
@@ -311,16 +310,20 @@ impl ShardedState {
     }
 
     /// Returns how values of a kind are stored on the disk, if they are: a parameter as its master if it has one.
-    fn stored_as(&self, kind: Kind, id: SegmentId) -> Option<Stored> {
+    fn stored_as(&self, kind: Kind, id: SegmentId) -> Result<Option<Stored>, ZeroError> {
         let states = self.rank.states(id);
         let stored = match kind {
-            Kind::State(index) => Stored::State(index),
+            Kind::State(index) => Stored::State(self.own_state(id, index)?),
             Kind::Parameter if self.disk.has(id, Stored::State(states)) => Stored::State(states),
             // The master in memory is exact.
-            Kind::Parameter if !self.optimizer.master(id).is_empty() => return None,
+            Kind::Parameter if !self.optimizer.master(id).is_empty() => return Ok(None),
             Kind::Parameter => Stored::Parameters,
         };
-        self.disk.has(id, stored).then_some(stored)
+        Ok(self.disk.has(id, stored).then_some(stored))
+    }
+
+    fn own_state(&self, id: SegmentId, index: usize) -> Result<usize, ZeroError> {
+        self.rank.own_state(id, index).ok_or_else(missing)
     }
 
     /// Gathers all values of a parameter on every rank. Collective: every rank must call it.

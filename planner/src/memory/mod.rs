@@ -104,7 +104,7 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
         return 0;
     }
     let widths = work.options.widths(work.width as usize);
-    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, widths))
+    zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, &widths))
 }
 
 /// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group. The

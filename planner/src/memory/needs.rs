@@ -38,7 +38,8 @@ fn of_stage(
     step: Script<'_>,
     evaluation: Script<'_>,
 ) -> Needs {
-    let (width, states) = (subject.settings.dtype.size_in_bytes(), subject.settings.zero.states().len());
+    let width = subject.settings.dtype.size_in_bytes();
+    let widths = subject.settings.zero.widths(width);
     // Shards differ by a few blocks at most, so a few ranks stand for many, but not if some own whole matrices.
     let last = subject.stage_plan.mesh.data() - 1;
     let has_owners = subject.layout.segments().iter().any(|segment| segment.matrix.is_some());
@@ -62,7 +63,7 @@ fn of_stage(
             let of = &mut needs.peaks.by_category[category as usize];
             *of = (*of).max(found.by_category[category as usize]);
         }
-        let disk = disk_bytes(subject.layout, &subject.stage_plan.stages, at, width, states);
+        let disk = disk_bytes(subject.layout, &subject.stage_plan.stages, at, &widths);
         needs.disk.optimizer = needs.disk.optimizer.max(disk.optimizer);
         needs.disk.parameters = needs.disk.parameters.max(disk.parameters);
     }

@@ -282,7 +282,7 @@ impl Plan {
             layers: self.memory_plan.stage_plan.layers_of(stage, shape),
             parameters: held().map(elements).sum(),
             trainable: held().filter(|&segment| shape.segments[segment].is_trainable).map(elements).sum(),
-            state: expected_state(&self.memory_plan.layout, stages, at, widths),
+            state: expected_state(&self.memory_plan.layout, stages, at, &widths),
             sent: expected_payload(
                 &self.memory_plan.programs[stage],
                 &self.memory_plan.layout,

@@ -151,7 +151,7 @@ impl Plan {
                     &LayoutOptions { zero_stage, ranks, ..self.memory_plan.settings.layout },
                 );
                 let at = Coordinates { stage: 0, replica: 0 };
-                bytes(expected_state(&layout, &stages, at, widths).total())
+                bytes(expected_state(&layout, &stages, at, &widths).total())
             };
             rows.push(std::iter::once(ranks.to_string()).chain((0..4).map(of_stage)).collect());
         }

@@ -116,7 +116,7 @@ impl Saves {
     /// comes from the rate at which this rank writes a small amount now.
     pub(super) fn foretell(&self, engine: &Engine) -> String {
         let (layout, widths) = (engine.zero().layout(), engine.zero().widths());
-        let total = layout.checkpoint_bytes(widths);
+        let total = layout.checkpoint_bytes(&widths);
         match zero_checkpoint::write_rate(&self.root, total) {
             Ok(rate) => format!(
                 "checkpoint: {}; SIGTERM or Ctrl-C saves one after the current step, in about {}, and stops",

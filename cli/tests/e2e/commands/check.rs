@@ -32,6 +32,16 @@ fn check_reports_the_same_errors_as_a_run() {
         ("data.format=csv", "a language model trains on text or tokens, not on a table", "data.format"),
         ("model.vocab_size=61", "61 is smaller than the data's vocabulary of 256 tokens", "model.vocab_size"),
         ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
+        (
+            "training.param_groups=[{kinds: norm, optimizer: {type: Custom}}]",
+            "the optimizer of a program updates all parameters, not those of a group",
+            "training.param_groups.0.optimizer.type",
+        ),
+        (
+            "training.param_groups=[{kinds: norm, optimizer: {type: Muon}}]",
+            "no trainable matrix that Muon could orthogonalize",
+            "training.param_groups.0.optimizer.params.matrices",
+        ),
     ];
     for (set, message, key) in refused {
         let stages = if key == "pipeline" { "pipeline.stages=7" } else { "pipeline.stages=1" };

@@ -195,6 +195,22 @@ fn factored_moments() {
     holds(2, "stage: 3", &[adafactor, saves]);
 }
 
+/// The states of each group are those of its optimizer, on a disk too.
+#[test]
+fn optimizers_of_groups() {
+    let by_elements = "training.param_groups=[{kinds: embedding, optimizer: {type: SGD, params: {momentum: 0.9}}}, \
+                       {kinds: [norm, bias], optimizer: {type: SGD}}]";
+    let of_whole = "training.param_groups=[{kinds: embedding, optimizer: {type: Adafactor}}, \
+                    {kinds: [norm, bias], optimizer: {type: Lamb}}, {layers: [0], optimizer: {type: Muon}}]";
+    for groups in [by_elements, of_whole] {
+        for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (3, "stage: 3")] {
+            holds(ranks, zero, &[groups, "train_micro_batch_size_per_gpu=4"]);
+        }
+        holds(2, "stage: 2", &[groups, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+    }
+    holds(2, &format!("stage: 3, {STATE}"), &[by_elements, BLOCKS]);
+}
+
 /// Checkpoints that are written while training goes on have a copy of the states in f32.
 #[test]
 fn states_in_eight_bits() {

@@ -2,7 +2,7 @@
 
 use zero_comm::SharedAllocator;
 use zero_partition::{Category, disk_buffers};
-use zero_pipeline::{Item, Tier};
+use zero_pipeline::{Item, SegmentId, Tier};
 use zero_tier::{ALIGNMENT, BufferPool};
 
 use super::{Values, Walk};
@@ -56,7 +56,7 @@ impl Walk<'_> {
             self.moving.insert(item, vec![class]);
             return;
         }
-        let sizes = disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
+        let sizes = disk_buffers(self.work.layout, self.work.stages, self.work.at, &self.widths(), item);
         let classes = match item {
             Item::Parameters { segment } => {
                 let bytes = self.shard(segment) * self.width_of(segment);
@@ -132,8 +132,7 @@ impl Walk<'_> {
                     self.moving.insert(item, page);
                     return;
                 }
-                let sizes =
-                    disk_buffers(self.work.layout, self.work.stages, self.work.at, self.states(), self.width(), item);
+                let sizes = disk_buffers(self.work.layout, self.work.stages, self.work.at, &self.widths(), item);
                 let classes = sizes.into_iter().map(|bytes| self.buffer(bytes)).collect();
                 self.give(Category::Gradients, self.shard(segment));
                 self.moving.insert(item, classes);
@@ -144,7 +143,7 @@ impl Walk<'_> {
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {
                     // Plain SGD has no state, and without a master copy no buffer comes before the gradients'.
-                    let has_state = tiers.optimizer == Tier::Nvme && (self.states() > 0 || self.is_half());
+                    let has_state = tiers.optimizer == Tier::Nvme && (self.states(segment) > 0 || self.is_half());
                     let class = classes.remove(usize::from(has_state));
                     self.buffers.give(class);
                 }
@@ -164,11 +163,9 @@ impl Walk<'_> {
         }
     }
 
-    pub(super) fn states(&self) -> usize {
-        self.work.options.states().len()
-    }
-
-    pub(super) fn width(&self) -> usize {
-        self.work.width as usize
+    /// Returns the number of states of a segment, with the average if there is one.
+    fn states(&self, segment: SegmentId) -> usize {
+        let widths = self.widths();
+        usize::from(widths.average > 0) + self.segment(segment).states(&widths.states)
     }
 }

@@ -183,12 +183,12 @@ impl<'a> Walk<'a> {
                 self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
                 self.meter.add_at(
                     Category::OptimizerState,
-                    self.segment(id).state_bytes(own as usize, widths) as u64,
+                    self.segment(id).state_bytes(own as usize, &widths) as u64,
                     self.residents[id],
                 );
             }
         }
-        let bounce = self.work.options.disk.bounce_bytes(self.work.layout, self.work.stages, self.work.at);
+        let bounce = self.work.options.disk.bounce_bytes(self.work.layout, self.work.stages, self.work.at, &widths);
         self.meter.add(Category::Staging, bounce);
         let threads = zero_model::ops::threads() as u64;
         self.meter.add(Category::Activations, threads * room_of_a_thread());

@@ -250,7 +250,7 @@ fn of_rank(rank: usize, row: &[i64]) -> Value {
 pub(super) fn expected(engine: &Engine) -> StateBytes {
     let zero = engine.zero();
     let widths = engine.settings().zero.widths(engine.settings().dtype.size_in_bytes());
-    expected_state(zero.layout(), zero.stages(), zero.groups().at(), widths)
+    expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths)
 }
 
 fn expected_step_payload(engine: &Engine) -> u64 {

@@ -1,0 +1,109 @@
+//! `training.param_groups`: what a group selects and changes, and its own optimizer.
+
+use zero_config::Config;
+
+#[test]
+fn parameter_groups_select_and_change_something() {
+    let text =
+        |groups: &str, more: &str| format!("train_batch_size: 1\ntraining: {{param_groups: [{groups}]}}\n{more}");
+    let parse = |groups: &str, more: &str| Config::parse("ds.yaml", text(groups, more));
+    let config = parse("{params: a.*, lr: 1}, {kinds: [norm], layers: [0, 3], betas: [0.8, 0.9]}", "").unwrap();
+    let yaml = config.to_yaml();
+    assert_eq!(Config::parse("again", yaml.as_str()).expect(&yaml).training, config.training);
+    let groups = config.training.param_groups.expect("groups");
+    assert_eq!((groups[0].params.as_deref(), groups[0].lr), (Some(&["a.*".to_string()][..]), Some(1.0)));
+    assert_eq!((groups[1].layers.as_deref(), groups[1].betas), (Some(&[0, 3][..]), Some([0.8, 0.9])));
+    let sgd = "optimizer: {type: SGD, params: {lr: 0.1}}";
+    for (groups, more, expected) in [
+        ("{lr: 1}", "", "the group does not say which parameters it has"),
+        ("{kinds: norm}", "", "the group changes nothing"),
+        ("{kinds: norms, lr: 1}", "", "there is no kind of parameters `norms`"),
+        ("{kinds: norm, lr: 1, lr_scale: 2}", "", "`lr` and `lr_scale` both set the learning rate"),
+        (
+            "{kinds: norm, lr: 1}",
+            "optimizer: {type: AdamW, params: {lr: 0}}",
+            "relative to the optimizer's, which is 0",
+        ),
+        ("{kinds: norm, betas: [0.9, 0.99]}", sgd, "the optimizer has no betas"),
+        (
+            "{kinds: norm, betas: [0.9, 0.99]}",
+            "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 1}}",
+            "OneCycle sets the betas",
+        ),
+        (
+            "{kinds: norm, lr: 1}",
+            "scheduler: {type: WarmupLR, params: {warmup_max_lr: 0.1}}",
+            "the schedule has a largest learning rate of its own",
+        ),
+        (
+            "{kinds: norm, lr_scale: 2}",
+            "optimizer: {type: Muon, params: {muon_lr: 0, adam_lr: 1}}",
+            "learning rate of the matrices is 0",
+        ),
+    ] {
+        let errors = parse(groups, more).expect_err(groups);
+        assert_eq!(errors.count(), 1, "{errors}");
+        assert!(errors.to_string().contains(expected), "{errors}");
+    }
+}
+
+#[test]
+fn a_group_can_have_an_optimizer_of_its_own() {
+    let text = |group: &str, more: &str| {
+        format!("train_batch_size: 1\ntraining: {{param_groups: [{{kinds: norm, {group}}}]}}\n{more}")
+    };
+    let parse = |group: &str, more: &str| Config::parse("ds.yaml", text(group, more));
+    let config = parse("optimizer: {type: sgd, params: {lr: 0.1, momentum: 0.9}}", "").unwrap();
+    let [(None, all), (Some(0), own)] = config.optimizers()[..] else { panic!("{:?}", config.optimizers()) };
+    assert_eq!((all.name(), own.name(), own.lr()), ("AdamW", "SGD", 0.1));
+    let yaml = config.to_yaml();
+    assert_eq!(Config::parse("again", yaml.as_str()).expect(&yaml).training, config.training);
+    parse("lr: 0.1, weight_decay: 0.2, optimizer: {type: Muon}", "").unwrap();
+    parse("optimizer: {type: Adam, params: {adam_w_mode: false}}", "").unwrap();
+    let peak = "optimizer: {type: SGD, params: {lr: 0.1}}\nscheduler: {type: WarmupLR, params: {warmup_max_lr: 0.2}}";
+    let cycle = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.001}}";
+    for (group, more, place, expected) in [
+        ("optimizer: {type: AdamWScheduleFree}", "", "0.optimizer.type", "averages the weights of all parameters"),
+        ("optimizer: {type: Custom}", "", "0.optimizer.type", "the optimizer of a program updates all parameters"),
+        ("optimizer: {type: MuSGD}", "", "0.optimizer.type", "µP has a rule"),
+        ("optimizer: {type: SGD}", "optimizer: {type: AdamWScheduleFree}", "0.optimizer", "averages the weights"),
+        ("optimizer: {type: SGD}", "optimizer: {type: Custom}", "0.optimizer", "updates all parameters"),
+        ("lr: 1, optimizer: {type: SGD, params: {lr: 2}}", "", "0.lr", "set the same"),
+        ("weight_decay: 0.1, optimizer: {type: SGD, params: {weight_decay: 0}}", "", "0.weight_decay", "set the same"),
+        ("betas: [0.9, 0.99], optimizer: {type: SGD}", "", "0.betas", "the optimizer has no betas"),
+        ("optim_bits: 8, optimizer: {type: SGD}", "", "0.optim_bits", "no states in 8 bits"),
+        ("optimizer: {type: SGD}", "optimizer: {type: SGD, params: {lr: 0}}", "0.optimizer", "which is 0"),
+        ("optimizer: {type: SGD}", peak, "0.optimizer", "the schedule has a largest learning rate of its own"),
+        ("optimizer: {type: Lion}", cycle, "0.optimizer", "OneCycle cycles the betas of one optimizer"),
+        ("optimizer: {type: AdamW, params: {adam_w_mode: false}}", "", "0.optimizer.type", "type AdamW is Adam"),
+        ("optimizer: {type: SGD, params: {nesterov: true}}", "", "0.optimizer.params.nesterov", "Nesterov momentum"),
+        ("optimizer: {type: Lion, params: {min_8bit_size: 9}}", "", "0.optimizer.params.min_8bit_size", "32 bits"),
+        (
+            "optimizer: {type: Adagrad, params: {fp32_optimizer_states: false}}",
+            "bf16: {enabled: true}",
+            "0.optimizer.params.fp32_optimizer_states",
+            "the states of all optimizers of a run have one type",
+        ),
+        (
+            "optimizer: {type: Lamb}",
+            "bf16: {enabled: true, bf16_master_weights_and_grads: true}",
+            "0.optimizer.type",
+            "LAMB updates an f32 copy",
+        ),
+    ] {
+        let errors = parse(group, more).expect_err(group);
+        assert_eq!(errors.count(), 1, "{group}: {errors}");
+        let error = errors.to_string();
+        assert!(error.contains(&format!("training.param_groups.{place}")) && error.contains(expected), "{error}");
+    }
+    for (group, expected) in [
+        ("optimizer: {params: {lr: 1}}", "`training.param_groups.0.optimizer.type` is missing"),
+        (
+            "optimizer: {type: SGD, params: {betas: [0, 0]}}",
+            "unknown key `training.param_groups.0.optimizer.params.betas`",
+        ),
+    ] {
+        let error = parse(group, "").expect_err(group).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
