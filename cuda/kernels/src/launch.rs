@@ -27,9 +27,14 @@ impl Dtype {
         }
     }
 
+    /// Returns the bytes of an element.
+    pub fn bytes(self) -> usize {
+        if self == Self::F32 { 4 } else { 2 }
+    }
+
     /// Elements in sixteen bytes, the widest access of a thread.
     pub(crate) fn pack(self) -> u32 {
-        if self == Self::F32 { 4 } else { 8 }
+        16 / self.bytes() as u32
     }
 
     fn suffix(self) -> &'static str {

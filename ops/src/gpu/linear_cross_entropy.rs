@@ -14,6 +14,7 @@ use crate::graph::apply::apply2;
 use crate::meta::footprint::{Costs, Footprint, Reads};
 use crate::sink;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use zero_kernels::cross_entropy::{self as kernels, Logits, Upstream};
 use zero_kernels::rows::Onto;
@@ -81,6 +82,14 @@ fn chunk_rows(count: usize, stride: usize) -> usize {
     count.div_ceil(chunks).next_multiple_of(8).min(count)
 }
 
+/// Splits the classes into those beyond the last multiple of 8 and all before them, leaving out an empty part. For
+/// 16-bit floats, cuBLAS takes slow kernels for products with an odd number of columns in memory: on an H100 the
+/// products of GPT-2's 50,257 classes ran at 90 to 400 TFLOP/s, those of 50,256 at 480 to 650.
+fn parts(classes: usize, dtype: Dtype) -> impl Iterator<Item = Range<usize>> + Clone {
+    let even = if dtype == Dtype::F32 { classes } else { classes / 8 * 8 };
+    [even..classes, 0..even].into_iter().filter(|part| !part.is_empty())
+}
+
 /// The operands, after all checks, and the destinations of the results.
 struct Head<'a> {
     gpu: &'a Gpu,
@@ -99,11 +108,11 @@ struct Head<'a> {
 impl Head<'_> {
     fn run(&self, d_weight: Option<(Address, Onto)>) -> Result<()> {
         let &Self { gpu, x, weight, inputs, classes, gradient, z_loss, .. } = self;
-        let (count, bytes) = (self.targets.count as usize, if x.dtype == Dtype::F32 { 4 } else { 2 });
+        let (count, bytes) = (self.targets.count as usize, x.dtype.bytes());
         // Rows begin at multiples of 32 bytes; otherwise products of 16-bit floats do not reach the tensor cores'
         // full speed.
         let stride = classes.next_multiple_of(8);
-        let rows = chunk_rows(count, stride);
+        let (rows, parts) = (chunk_rows(count, stride), parts(classes, x.dtype));
         let (logits, statistics) = (gpu.floats(rows * stride)?, gpu.floats(3 * count)?);
         let (at, statistics) = (address(OP, &logits)?, address(OP, &statistics)?);
         for first in (0..count).step_by(rows) {
@@ -123,8 +132,10 @@ impl Head<'_> {
             // SAFETY: x has a row for each of the `count` targets, and the sizes of both operands were checked; the
             // rest was allocated for them.
             unsafe {
-                let to = To { address: at, dtype: Dtype::F32, add: false };
-                product_strided(OP, gpu, x, weight.t(), to, stride)?;
+                for part in parts.clone() {
+                    let to = To { address: at + 4 * part.start as u64, dtype: Dtype::F32, add: false };
+                    product_strided(OP, gpu, x, weight.rows(&part).t(), to, stride)?;
+                }
                 gpu.launch(&kernels::forward(&of, statistics))?;
             }
             if self.dx.is_none() && d_weight.is_none() {
@@ -135,15 +146,20 @@ impl Head<'_> {
             let d_logits = Matrix::strided(at, self.x.dtype, [len, classes], stride * 4 / bytes);
             // SAFETY: as above, and the logits are not read any more.
             unsafe { gpu.launch(&kernels::backward(&of, statistics, mean, (self.x.dtype, at))) }?;
-            if let Some(dx) = self.dx {
-                let to = To { address: dx + offset, dtype: self.x.dtype, add: false };
-                // SAFETY: dx has the size of x.
-                unsafe { product(OP, gpu, d_logits, weight, to) }?;
-            }
-            if let Some((to, onto)) = d_weight {
-                let to = To { address: to, dtype: Dtype::F32, add: first > 0 || onto != Onto::Nothing };
-                // SAFETY: the place has an f32 for each element of the weight.
-                unsafe { product(OP, gpu, d_logits.t(), x, to) }?;
+            // A sum over all parts: the first one, of at most 7 classes, is rounded before the second is added.
+            for (index, part) in parts.clone().enumerate() {
+                let d_logits = d_logits.columns(&part);
+                if let Some(dx) = self.dx {
+                    let to = To { address: dx + offset, dtype: self.x.dtype, add: index > 0 };
+                    // SAFETY: dx has the size of x.
+                    unsafe { product(OP, gpu, d_logits, weight.rows(&part), to) }?;
+                }
+                if let Some((to, onto)) = d_weight {
+                    let to = to + 4 * (part.start * inputs) as u64;
+                    let to = To { address: to, dtype: Dtype::F32, add: first > 0 || onto != Onto::Nothing };
+                    // SAFETY: the place has an f32 for each element of the weight.
+                    unsafe { product(OP, gpu, d_logits.t(), x, to) }?;
+                }
             }
         }
         let (rows, counted) = (self.targets.count, self.targets.counted());
@@ -233,7 +249,17 @@ impl CustomOp2 for Computed {
 
 #[cfg(test)]
 mod tests {
-    use super::chunk_rows;
+    use super::{chunk_rows, parts};
+    use zero_kernels::Dtype;
+
+    #[test]
+    fn parts_cover_the_classes() {
+        let of = |classes, dtype| parts(classes, dtype).collect::<Vec<_>>();
+        assert_eq!(of(50_257, Dtype::Bf16), [50_256..50_257, 0..50_256]);
+        assert_eq!(of(128_256, Dtype::F16), [0..128_256]);
+        assert_eq!(of(5, Dtype::Bf16), [0..5]);
+        assert_eq!(of(50_257, Dtype::F32), [0..50_257]);
+    }
 
     #[test]
     fn chunks_are_about_as_large() {

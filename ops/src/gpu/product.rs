@@ -5,6 +5,7 @@ use crate::measure::count_macs;
 use candle_core::cuda_backend::cudarc::cublas::{result::gemm_ex, sys};
 use candle_core::{Error, Result, bail};
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use zero_cuda::product::{Element, Epilogue, Factor, Product};
 use zero_kernels::{Address, Dtype};
 
@@ -29,6 +30,19 @@ impl Matrix {
     /// Describes a row-major matrix whose rows begin `stride` elements apart.
     pub(super) fn strided(address: Address, dtype: Dtype, [rows, columns]: [usize; 2], stride: usize) -> Self {
         Self { address, dtype, rows, columns, stride, is_turned: false }
+    }
+
+    /// Returns some of the rows.
+    pub(super) fn rows(self, range: &Range<usize>) -> Self {
+        debug_assert!(range.end <= self.rows, "the rows of a matrix");
+        let step = if self.is_turned { 1 } else { self.stride };
+        let address = self.address + (range.start * step * self.dtype.bytes()) as u64;
+        Self { address, rows: range.len(), ..self }
+    }
+
+    /// Returns some of the columns.
+    pub(super) fn columns(self, range: &Range<usize>) -> Self {
+        self.t().rows(range).t()
     }
 
     /// Returns the transpose.
