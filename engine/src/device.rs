@@ -46,6 +46,11 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
     }
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
+    let mut groups = config.training.param_groups.iter().flatten();
+    if let Some(index) = groups.position(|group| group.clipping().is_some()) {
+        let (key, help) = (format!("training.param_groups.{index}"), "clip all parameters alike");
+        return not_there(&key, "the gradients of a group are not clipped by themselves on GPUs", help);
+    }
     if config.training.gradient_noise_scale.is_some() {
         let help = "leave the section out, or write `training.device: cpu`";
         return not_there("training.gradient_noise_scale", "the noise scale is not measured on GPUs", help);

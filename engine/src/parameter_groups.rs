@@ -146,12 +146,15 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
         let bits = group.and_then(|group| groups[group].optim_bits).unwrap_or(bits);
         tuning.eight_bit = bits == 8 && parameter.is_trainable() && parameter.elements() >= smallest;
         tuning.lr_factor *= shrinking.powi((deepest - depths[parameter.layer()]) as i32);
+        let own = group.filter(|&group| groups[group].clipping().is_some());
+        let clipping = own.map_or(0, |own| groups[..=own].iter().filter(|group| group.clipping().is_some()).count());
         let group = group.map(|group| &groups[group]);
         let lr = group.and_then(|group| group.lr).unwrap_or(lr);
         if lr != config.optimizer.lr() {
             tuning.lr_factor *= lr / config.optimizer.lr();
         }
         if let Some(group) = group {
+            tuning.clipping = clipping;
             tuning.lr_factor *= group.lr_scale.unwrap_or(1.0);
             tuning.weight_decay = group.weight_decay;
             tuning.betas = group.betas.map(|[beta1, beta2]| (beta1, beta2));
@@ -237,6 +240,8 @@ pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
                 group.lr_scale.map(|scale| format!("lr × {scale}")),
                 group.weight_decay.map(|decay| format!("weight decay {decay}")),
                 group.betas.map(|[beta1, beta2]| format!("betas {beta1}, {beta2}")),
+                group.gradient_clipping.map(|norm| format!("gradient norm of at most {norm}")),
+                group.gradient_clipping_value.map(|value| format!("gradients of at most {value}")),
                 group.optim_bits.map(|bits| format!("states of {bits} bits")),
             ];
             let changes: Vec<String> = changes.into_iter().flatten().collect();

@@ -52,12 +52,14 @@ pub struct Tuning {
     pub eight_bit: bool,
     /// Which of the run's optimizers updates the parameter.
     pub optimizer: usize,
+    /// How its gradient is clipped: 0 as most are, and otherwise by the norm of a group of parameters.
+    pub clipping: usize,
 }
 
 impl Default for Tuning {
     /// No difference.
     fn default() -> Self {
-        Self { lr_factor: 1.0, weight_decay: None, betas: None, eight_bit: false, optimizer: 0 }
+        Self { lr_factor: 1.0, weight_decay: None, betas: None, eight_bit: false, optimizer: 0, clipping: 0 }
     }
 }
 

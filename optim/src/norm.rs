@@ -63,6 +63,15 @@ pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     if coefficient > 1.0 { 1.0 } else { coefficient }
 }
 
+/// How the gradient of a group of parameters is clipped.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clipping {
+    /// As [`Limits::max_norm`], of the norm of the group.
+    pub max_norm: f64,
+    /// As [`Limits::max_value`].
+    pub max_value: f64,
+}
+
 /// The bounds that a gradient norm is checked against.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
@@ -96,6 +105,12 @@ impl Limits {
     #[must_use]
     pub fn grad_limit(&self) -> f32 {
         if self.max_value > 0.0 { (self.max_value * self.loss_scale) as f32 } else { f32::INFINITY }
+    }
+
+    /// Returns the limits of a group that is clipped by itself.
+    #[must_use]
+    pub fn of_group(&self, Clipping { max_norm, max_value }: Clipping) -> Self {
+        Self { max_norm, max_value, ..*self }
     }
 
     /// Checks the sum of all squares against the limits.

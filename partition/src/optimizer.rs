@@ -6,6 +6,7 @@ use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::sink::FlatBuffer;
 use zero_model::{Parameter, Tuning};
+use zero_optim::exact_sum::LIMBS;
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{AverageSums, ExactSum, Optimizer, Rate, SecondMoment, Step};
 use zero_pipeline::{Placement, SegmentId};
@@ -19,7 +20,7 @@ use crate::memory::Memory;
 use crate::narrow::{StateBuffer, Stochastic, Values, update};
 use crate::parameters::ParameterState;
 use crate::rank::Rank;
-use crate::reductions::Reductions;
+use crate::reductions::{Reductions, no_squares};
 use crate::rounding::{round_bytes, round_to, working};
 use crate::storage::{copy, overwrite};
 use crate::threads::{advance, average, update_matrix};
@@ -49,11 +50,12 @@ pub(crate) struct SegmentState {
 }
 
 /// What was found about the current step's gradient.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Judged {
     /// `None` if it is still on the GPU; the host does not wait for it.
     verdict: Option<Verdict>,
-    grad_limit: f32,
+    /// How each clipping changes gradients.
+    scalings: Vec<Scaling>,
 }
 
 /// How the host changes gradients before the update.
@@ -115,40 +117,45 @@ impl OptimizerState {
         let world = rank.groups.world();
         if world.size() == 1 && rank.has_residents() && !rank.brings_gradients() {
             gradients.on_gpu(rank, memory, |gpu, gradients| gpu.judge(gradients, limits))?;
-            self.judged = Some(Judged { verdict: None, grad_limit: limits.grad_limit() });
+            let scaling = Scaling { grad_scale: 1.0, grad_limit: limits.grad_limit() };
+            self.judged = Some(Judged { verdict: None, scalings: vec![scaling] });
             return Ok(());
         }
-        let mut sum = match rank.has_residents() {
-            true => gradients.on_gpu(rank, memory, Gpu::squares)?,
-            false => ExactSum::new(),
-        };
-        gradients.add_squares(rank, memory, &mut sum)?;
-        let limbs = Buffer::I64(sum.limbs().to_vec());
+        let mut sums = no_squares(rank);
+        if rank.has_residents() {
+            sums[0] = gradients.on_gpu(rank, memory, Gpu::squares)?;
+        }
+        gradients.add_squares(rank, memory, &mut sums)?;
+        let limbs = Buffer::I64(sums.iter().flat_map(ExactSum::limbs).copied().collect());
         let Buffer::I64(limbs) = world.all_reduce(limbs, ReduceOp::Sum).wait()? else {
             return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
         };
-        let verdict = Some(limits.judge(&ExactSum::from_limbs(&limbs)?));
-        self.judged = Some(Judged { verdict, grad_limit: limits.grad_limit() });
+        let of_clippings = rank.options.clippings.iter().map(|&clipping| limits.of_group(clipping));
+        let (mut total, mut scalings) = (ExactSum::new(), vec![]);
+        for (limits, limbs) in std::iter::once(*limits).chain(of_clippings).zip(limbs.chunks(LIMBS)) {
+            let squares = ExactSum::from_limbs(limbs)?;
+            scalings.push(Scaling { grad_scale: limits.judge(&squares).scale, grad_limit: limits.grad_limit() });
+            total.merge(&squares);
+        }
+        // The norm of all gradients decides whether the update is made.
+        self.judged = Some(Judged { verdict: Some(limits.judge(&total)), scalings });
         Ok(())
     }
 
-    /// Returns how the host scales gradients; `None` if the step is skipped. If the verdict is on a GPU, the kernels apply
-    /// its factor themselves.
-    pub(crate) fn scaling(&self) -> Result<Option<Scaling>, ZeroError> {
-        let Some(Judged { verdict, grad_limit }) = self.judged else {
+    /// Returns how the host scales gradients, for each clipping; `None` if the step is skipped. If the verdict is on a GPU, the
+    /// kernels apply its factor themselves.
+    pub(crate) fn scalings(&self) -> Result<Option<Vec<Scaling>>, ZeroError> {
+        let Some(Judged { verdict, scalings }) = &self.judged else {
             return Err(ZeroError::internal("the update ran before the gradient norm"));
         };
-        Ok(match verdict {
-            Some(verdict) => verdict.is_admitted.then_some(Scaling { grad_scale: verdict.scale, grad_limit }),
-            None => Some(Scaling { grad_scale: 1.0, grad_limit }),
-        })
+        Ok(verdict.is_none_or(|verdict| verdict.is_admitted).then(|| scalings.clone()))
     }
 
     /// Runs the optimizer step on this rank's part of a segment, or skips it, and frees the gradients. On a GPU, one
     /// launch updates several segments, at the latest in [`OptimizerState::carry_out_updates`].
     pub(crate) fn update(&mut self, mut with: StepInputs<'_>, id: SegmentId) -> Result<(), ZeroError> {
-        if let Some(scaling) = self.scaling()? {
-            self.measure_trust(&mut with, scaling)?;
+        if let Some(scalings) = self.scalings()? {
+            self.measure_trust(&mut with, &scalings)?;
             if with.rank.is_resident(id) {
                 self.updating.push(id);
                 return Ok(());
@@ -166,7 +173,7 @@ impl OptimizerState {
         }
         let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let ids = std::mem::take(&mut self.updating);
-        let Some(Scaling { grad_scale, grad_limit }) = self.scaling()? else { return Ok(()) };
+        let Some(scalings) = self.scalings()? else { return Ok(()) };
         let Self { segments, judged, updates, sums, .. } = self;
         let gpu = memory.gpu()?;
         let mut updated = vec![];
@@ -180,6 +187,7 @@ impl OptimizerState {
             updated = later;
             let shared = rank.options.optimizer(tuning.optimizer).clone().with_share(*sums, *updates + 1, rate.lr);
             let (optimizer, lr) = tuned(&shared, &rate, &tuning);
+            let Scaling { grad_scale, grad_limit } = scalings[tuning.clipping];
             let factors = [true, false]
                 .map(|decay| optimizer.factors(&Step { step: *updates + 1, lr, grad_scale, grad_limit, decay }));
             let now: Vec<_> = now.into_iter().map(|(_, updated)| updated).collect();
@@ -198,7 +206,7 @@ impl OptimizerState {
         part: Range<usize>,
         tile: &mut Tile<AlignedBuffer>,
     ) -> Result<(), ZeroError> {
-        let Some(Scaling { grad_scale, grad_limit }) = self.scaling()? else { return Ok(()) };
+        let Some(scalings) = self.scalings()? else { return Ok(()) };
         let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
         let is_refreshed =
@@ -241,6 +249,7 @@ impl OptimizerState {
             let parameter = &rank.model.parameters()[index];
             let (optimizer, lr) = tuned(&shared, rate, &parameter.tuning());
             let decay = options.decays(parameter);
+            let Scaling { grad_scale, grad_limit } = scalings[parameter.tuning().clipping];
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
             let (optimizer, step) = self.trust.applied(index, parameter.elements(), optimizer, step);
             let in_state = at.start + skipped..at.end + skipped;

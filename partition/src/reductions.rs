@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
+use zero_model::ParameterId;
 use zero_model::sink::FlatBuffer;
 use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
@@ -32,8 +33,8 @@ struct Sums {
     accumulated: Accumulator,
     /// Reduced gradients: the shard, or the whole segment if gradients are replicated.
     reduced: Option<FlatBuffer>,
-    /// Sum of squares of reduced gradients that have been offloaded, for the norm.
-    squares: Option<ExactSum>,
+    /// Sums of squares of reduced gradients that have been offloaded, for the norms.
+    squares: Option<Vec<ExactSum>>,
 }
 
 /// An instruction that waits for gradients from the GPU. It runs after the next layer's backward has been launched.
@@ -315,30 +316,30 @@ impl Reductions {
     ) -> Result<Vec<f32>, ZeroError> {
         self.settle(rank, memory, id)?;
         let gradients = self.take_reduced(memory, id)?.into_host()?;
-        let mut squares = ExactSum::new();
-        for (_, _, at) in rank.segment(id).overlaps(rank.shard(id)) {
-            add_parameter_range(&mut squares, &gradients[at]);
+        let mut squares = no_squares(rank);
+        for (parameter, _, at) in rank.segment(id).overlaps(rank.shard(id)) {
+            add_parameter_range(&mut squares[clipping(rank, parameter)], &gradients[at]);
         }
         self.segments[id].squares = Some(squares);
         Ok(gradients)
     }
 
-    /// Adds the squares of this rank's share of the reduced gradients that are not on the GPU.
+    /// Adds the squares of this rank's share of the reduced gradients that are not on the GPU, to the sum of each clipping.
     pub(crate) fn add_squares(
         &mut self,
         rank: &Rank,
         memory: &mut Memory,
-        sum: &mut ExactSum,
+        sums: &mut [ExactSum],
     ) -> Result<(), ZeroError> {
         for id in rank.updated() {
             if let Some(squares) = self.segments[id].squares.take() {
-                sum.merge(&squares);
+                sums.iter_mut().zip(&squares).for_each(|(sum, squares)| sum.merge(squares));
                 continue;
             }
             self.settle(rank, memory, id)?;
             let Some(gradients) = self.reduced(id)?.host() else { continue };
-            for range in shares(rank, id) {
-                add_parameter_range(sum, &gradients[range]);
+            for (parameter, range) in shares(rank, id) {
+                add_parameter_range(&mut sums[clipping(rank, parameter)], &gradients[range]);
             }
         }
         Ok(())
@@ -353,18 +354,29 @@ impl Reductions {
     ) -> Result<T, ZeroError> {
         let resident: Vec<SegmentId> = rank.updated().into_iter().filter(|&id| rank.is_resident(id)).collect();
         resident.iter().try_for_each(|&id| self.settle(rank, memory, id))?;
-        let gradients = resident.iter().map(|&id| Ok((self.reduced(id)?, shares(rank, id))));
+        let ranges = |id| shares(rank, id).into_iter().map(|(_, range)| range).collect();
+        let gradients = resident.iter().map(|&id| Ok((self.reduced(id)?, ranges(id))));
         let gradients = gradients.collect::<Result<Vec<_>, ZeroError>>()?;
         then(memory.gpu()?, &gradients)
     }
 }
 
-/// Returns this rank's share of a segment, as ranges of the reduced gradients, one per parameter. With replicated
+/// Returns a sum for each clipping.
+pub(crate) fn no_squares(rank: &Rank) -> Vec<ExactSum> {
+    vec![ExactSum::new(); 1 + rank.options.clippings.len()]
+}
+
+/// Returns how the gradient of a parameter is clipped.
+fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
+    rank.model.parameters()[parameter].tuning().clipping
+}
+
+/// Returns this rank's share of a segment, as parameters with their ranges of the reduced gradients. With replicated
 /// gradients too, each rank has only its shard, so that no element is counted twice.
-fn shares(rank: &Rank, id: SegmentId) -> Vec<Range<usize>> {
+fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
     let (segment, shard) = (rank.segment(id), rank.shard(id));
     let offset = segment.begin_in_gradients(&shard);
-    segment.overlaps(shard).map(|(_, _, at)| at.start + offset..at.end + offset).collect()
+    segment.overlaps(shard).map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
 }
 
 fn scatter(

@@ -44,7 +44,7 @@ impl Trust {
 impl OptimizerState {
     /// Takes the first pass of a step over all segments, if the optimizer has one and this step has not taken it. Collective
     /// over the stage.
-    pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scaling: Scaling) -> Result<(), ZeroError> {
+    pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scalings: &[Scaling]) -> Result<(), ZeroError> {
         let rank = with.rank;
         let mut segments = rank.updated();
         segments.retain(|&id| matches!(rank.optimizer(id), Optimizer::Lamb(_) | Optimizer::Adafactor(_)));
@@ -53,7 +53,7 @@ impl OptimizerState {
         }
         let mut squares: Vec<Squares> = vec![Squares::default(); rank.model.parameters().len()];
         for &id in &segments {
-            self.accumulate(with, id, scaling, &mut squares)?;
+            self.accumulate(with, id, scalings, &mut squares)?;
         }
         reduce(rank, segments, &mut squares)?;
         self.trust = Trust(squares);
@@ -66,7 +66,7 @@ impl OptimizerState {
         &mut self,
         with: &mut StepInputs<'_>,
         id: SegmentId,
-        scaling: Scaling,
+        scalings: &[Scaling],
         squares: &mut [Squares],
     ) -> Result<(), ZeroError> {
         let (rank, step) = (with.rank, self.updates() + 1);
@@ -85,7 +85,7 @@ impl OptimizerState {
         for (index, inside, at) in segment.overlaps(own.clone()) {
             let parameter = &rank.model.parameters()[index];
             let (optimizer, lr) = tuned(rank.optimizer(id), &with.rate, &parameter.tuning());
-            let Scaling { grad_scale, grad_limit } = scaling;
+            let Scaling { grad_scale, grad_limit } = scalings[parameter.tuning().clipping];
             let step = Step { step, lr, grad_scale, grad_limit, decay: options.decays(parameter) };
             let grads = &gradients[at.start + offset..at.end + offset];
             let moments = states.iter_mut().enumerate();

@@ -32,6 +32,11 @@ section! {
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
         /// Decay of the first and the second moment in place of the optimizer's.
         pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
+        /// Maximum L2 norm of the gradient of the group, which is then left out of the norm by which others are clipped. 0
+        /// disables clipping.
+        pub gradient_clipping: Option<f64> = key(NON_NEGATIVE, "null", "Largest L2 norm of the group's gradient, which the run's clipping then leaves out; 0 disables");
+        /// Largest absolute value of an element of the group's gradient, which is then left out of the run's clipping.
+        pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Largest absolute value of each element of the group's gradient, instead of `gradient_clipping`");
         /// Bits of a state's value in place of the optimizer's.
         pub optim_bits: Option<usize> = key(OPTIM_BITS, "null", "Bits of a state's value, 8 or 32, in place of the optimizer's");
     }
@@ -69,6 +74,13 @@ impl ParameterGroup {
         self.kinds.as_ref().map(kinds)
     }
 
+    /// Returns the largest norm and the largest value of the group's gradient, each 0 for none; `None` if the group is clipped
+    /// with all other parameters.
+    pub fn clipping(&self) -> Option<(f64, f64)> {
+        let (norm, value) = (self.gradient_clipping, self.gradient_clipping_value);
+        (norm.is_some() || value.is_some()).then(|| (norm.unwrap_or(0.0), value.unwrap_or(0.0)))
+    }
+
     /// Checks each group, and the groups against the optimizer and the schedule.
     pub(crate) fn check(groups: &[Self], all: &Optimizer, scheduler: &Scheduler, resolver: &mut Resolver<'_>) {
         for (index, group) in groups.iter().enumerate() {
@@ -82,10 +94,11 @@ impl ParameterGroup {
             let changes = [group.lr, group.lr_scale, group.weight_decay, group.betas.map(|[beta1, _]| beta1)];
             let bits = optimizer.optim_bits().map_or(32, |(bits, _)| bits);
             let changes_bits = group.optim_bits.is_some_and(|own| own != bits);
-            if changes.iter().all(Option::is_none) && !changes_bits && group.optimizer.is_none() {
+            let changes_clipping = group.clipping().is_some();
+            if changes.iter().all(Option::is_none) && !changes_bits && !changes_clipping && group.optimizer.is_none() {
                 let message = "the group changes nothing".to_string();
                 let help =
-                    "write `optimizer`, `lr` or `lr_scale`, `weight_decay`, `betas`, or `optim_bits`".to_string();
+                    "write `optimizer`, `lr` or `lr_scale`, `weight_decay`, `betas`, `gradient_clipping`, or `optim_bits`".to_string();
                 resolver.contradiction(&[&at], message, Some(help));
             }
             let unknown = |kind: &&String| ParameterKind::from_name(kind).is_none();
@@ -120,6 +133,13 @@ impl ParameterGroup {
                 };
                 let (places, help) = ([rate, Config::scheduler, Config::optimizer], help.to_string());
                 resolver.contradiction(&places, message.to_string(), Some(help));
+            }
+            if let (Some(norm), Some(_)) = (group.gradient_clipping, group.gradient_clipping_value)
+                && norm > 0.0
+            {
+                let places = [path(index, Self::gradient_clipping), path(index, Self::gradient_clipping_value)];
+                let message = "both keys clip the gradient of the group".to_string();
+                resolver.contradiction(&[&places[0], &places[1]], message, Some("keep one of the two".to_string()));
             }
             if let Some(bits) = group.optim_bits {
                 let place = path(index, Self::optim_bits);

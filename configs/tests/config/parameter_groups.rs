@@ -13,10 +13,22 @@ fn parameter_groups_select_and_change_something() {
     let groups = config.training.param_groups.expect("groups");
     assert_eq!((groups[0].params.as_deref(), groups[0].lr), (Some(&["a.*".to_string()][..]), Some(1.0)));
     assert_eq!((groups[1].layers.as_deref(), groups[1].betas), (Some(&[0, 3][..]), Some([0.8, 0.9])));
+    let clipping = |group: &str, more: &str| {
+        let config = parse(&format!("{{kinds: norm, {group}}}"), more).unwrap_or_else(|errors| panic!("{errors}"));
+        config.training.param_groups.unwrap()[0].clipping()
+    };
+    assert_eq!(clipping("lr: 1", ""), None);
+    assert_eq!(clipping("gradient_clipping: 0.5", "gradient_clipping_value: 2"), Some((0.5, 0.0)));
+    assert_eq!(clipping("gradient_clipping: 0, gradient_clipping_value: 0.5", ""), Some((0.0, 0.5)));
     let sgd = "optimizer: {type: SGD, params: {lr: 0.1}}";
     for (groups, more, expected) in [
         ("{lr: 1}", "", "the group does not say which parameters it has"),
         ("{kinds: norm}", "", "the group changes nothing"),
+        (
+            "{kinds: norm, gradient_clipping: 1, gradient_clipping_value: 1}",
+            "",
+            "both keys clip the gradient of the group",
+        ),
         ("{kinds: norms, lr: 1}", "", "there is no kind of parameters `norms`"),
         ("{kinds: norm, lr: 1, lr_scale: 2}", "", "`lr` and `lr_scale` both set the learning rate"),
         (

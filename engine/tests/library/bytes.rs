@@ -141,6 +141,7 @@ pub(crate) fn widths(parameter: usize) -> Widths {
 /// Options that determine the payload of an engine's program. Gradients travel in the working dtype.
 pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
     ZeroOptions {
+        clippings: vec![],
         optimizers: vec![zero_optim::Optimizer::AdamW(zero_optim::AdamW::default())],
         average: None,
         sums_micro_batches: false,

@@ -1,4 +1,4 @@
-//! Groups with an optimizer of their own: the losses of PyTorch's optimizers on the same groups, bit-identical in every layout,
+//! Groups with an optimizer or a clipping of their own: the losses of PyTorch on the same groups, bit-identical in every layout,
 //! resumed in another one, and the bytes of their states.
 
 use candle_core::DType;
@@ -9,7 +9,7 @@ use zero_partition::{Category, Kind, expected_state};
 
 use crate::python::{TOKENS, python, results};
 use crate::world::{
-    BF16, agreed, assert_same, batch, configured_engine, engine, gpt2, relative_difference, reproducible, run,
+    BF16, FP16, agreed, assert_same, batch, configured_engine, engine, gpt2, relative_difference, reproducible, run,
     trajectory, world,
 };
 
@@ -40,7 +40,7 @@ fn fifty_steps_agree_with_pytorch() {
 import json, transformers
 torch.set_num_threads(1)
 torch.manual_seed(3)
-def case(folder, of):
+def case(folder, of, clip=lambda model, groups: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)):
     transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=61, initializer_range=0.1, n_positions=16, n_embd=32,
         n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).save_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().train()
@@ -57,7 +57,7 @@ def case(folder, of):
         inputs, targets = tokens(step % 2, 4)
         loss = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        clip(model, groups)
         for optimizer in optimizers: optimizer.step(); optimizer.zero_grad()
         losses.append(loss.item())
     print('result', json.dumps(losses))
@@ -73,6 +73,15 @@ def case(folder, of):
             "{kinds: norm, optimizer: {type: SGD, params: {lr: 0.01}}}, \
              {params: '*.mlp.*.weight', optimizer: {type: RAdam, params: {lr: 2.0e-3, weight_decay: 0.05}}}, \
              {params: '*wpe*', optimizer: {type: Adafactor, params: {lr: 0.01}}}",
+        ),
+        // `plain` is clipped by value, `sgd` by its norm, `radam` not at all, and the rest by its norm.
+        (
+            "lambda name, p: 'plain' if 'ln_' in name else 'radam' if '.mlp.' in name and p.dim() > 1 else 'sgd' if 'wpe' in name \
+             else 'adamw', lambda model, groups: (torch.nn.utils.clip_grad_value_(groups['plain'], 0.01), \
+             torch.nn.utils.clip_grad_norm_(groups['sgd'], 0.05), torch.nn.utils.clip_grad_norm_(groups['adamw'], 0.5))",
+            "{kinds: norm, gradient_clipping_value: 0.01, optimizer: {type: SGD, params: {lr: 0.01}}}, \
+             {params: '*.mlp.*.weight', gradient_clipping: 0, optimizer: {type: RAdam, params: {lr: 2.0e-3, weight_decay: 0.05}}}, \
+             {params: '*wpe*', gradient_clipping: 0.05, optimizer: {type: SGD, params: {lr: 0.02, momentum: 0.9}}}",
         ),
     ];
     let root = tempfile::tempdir().unwrap();
@@ -92,15 +101,24 @@ def case(folder, of):
              zero_optimization: {{stage: 3, stage3_param_persistence_threshold: 64}}",
             folder(index)
         );
-        let losses = world(2, |comm| {
-            let mut engine = configured_engine(comm, &text);
-            (0..50).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect::<Vec<f32>>()
-        });
-        let losses = agreed(losses, groups);
+        let trained = |text: &str| {
+            let losses = world(2, |comm| {
+                let mut engine = configured_engine(comm, text);
+                (0..50).map(|step| engine.train_batch(&batch(step % 2, 4)).unwrap().loss).collect::<Vec<f32>>()
+            });
+            agreed(losses, text)
+        };
+        let losses = trained(&text);
         let relative = relative_difference(&losses, &theirs);
         println!("{groups}: losses differ by {relative:.1e} at most");
         assert!(relative < 1e-6, "{groups}: {relative}");
         assert!(theirs[49] < 0.99 * theirs[0], "{groups}: {theirs:?}");
+        for clipping in ["gradient_clipping_value: 0.01, ", "gradient_clipping: 0, ", "gradient_clipping: 0.05, "] {
+            if groups.contains(clipping) {
+                let without = relative_difference(&trained(&text.replace(clipping, "")), &theirs);
+                assert!(without > 1e-4, "{clipping} has no effect: {without}");
+            }
+        }
     }
 }
 
@@ -140,6 +158,51 @@ fn every_layout_is_bit_identical() {
                 assert_same(&expected, &run(2, 6, &on_disk), &on_disk);
             }
         }
+    }
+}
+
+/// The norm of a group has the same bits in every layout, and the reported norm is that of all gradients.
+#[test]
+fn clipping_of_groups_is_bit_identical() {
+    const CLIPPED: &str = "{kinds: embedding, gradient_clipping: 0.05}, {layers: [0], gradient_clipping_value: 0.001, lr_scale: 0.5}, \
+        {params: '*.h.1.mlp.*', gradient_clipping: 0, optimizer: {type: Lamb, params: {lr: 0.01}}}";
+    for more in ["", BF16, FP16] {
+        let whole = run(1, 6, &reproducible(0, 1, more));
+        let expected = run(1, 6, &keys(CLIPPED, 0, 1, more));
+        assert_eq!(whole.norms[0], expected.norms[0], "{more}");
+        assert_ne!(whole.parameters, expected.parameters, "{more}");
+        for (ranks, stage) in [(2, 0), (2, 1), (4, 2), (4, 3)] {
+            let got = run(ranks, 6, &keys(CLIPPED, stage, ranks, more));
+            assert_same(&expected, &got, &format!("{more} {stage} on {ranks}"));
+        }
+        let piped = keys(CLIPPED, 3, 2, &format!("{more}\npipeline: {{stages: 2}}"));
+        assert_same(&expected, &run(4, 6, &piped), &piped);
+        let without_lamb = CLIPPED.replace("{type: Lamb, params: {lr: 0.01}}", "{type: SGD}");
+        let expected = run(1, 6, &keys(&without_lamb, 0, 1, more));
+        let folder = tempfile::tempdir().unwrap();
+        let nvme = format!("stage: 2, offload_optimizer: {{device: nvme, nvme_path: {:?}}}", folder.path());
+        let on_disk =
+            keys(&without_lamb, 2, 2, &format!("{more}\naio: {{block_size: 4096}}")).replace("stage: 2", &nvme);
+        assert_same(&expected, &run(2, 6, &on_disk), &on_disk);
+    }
+}
+
+/// A limit for all parameters, of the run or of a group that has all, is the same.
+#[test]
+fn a_group_of_all_parameters_is_clipped_as_a_run() {
+    for (of_group, of_run) in [
+        ("gradient_clipping: 0.2", "gradient_clipping: 0.2"),
+        ("gradient_clipping_value: 0.001", "gradient_clipping: 0\ngradient_clipping_value: 0.001"),
+        ("gradient_clipping: 0", "gradient_clipping: 0"),
+    ] {
+        let trained = |text: String| {
+            let text = format!("train_batch_size: 4\noptimizer: {{type: AdamW, params: {{lr: 0.01}}}}\n{text}");
+            let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
+            let comm = zero_engine::comm::threads(1, &Default::default()).remove(0);
+            trajectory(&mut Engine::with_communicator(config, gpt2(), comm).unwrap(), 4)
+        };
+        let group = format!("gradient_clipping: 0.01\ntraining: {{param_groups: [{{params: '*', {of_group}}}]}}");
+        assert_same(&trained(of_run.to_string()), &trained(group), of_group);
     }
 }
 

@@ -210,7 +210,7 @@ impl Disk {
         id: SegmentId,
         index: usize,
     ) -> Result<(), ZeroError> {
-        if optimizer.scaling()?.is_some() {
+        if optimizer.scalings()?.is_some() {
             let item = Item::Tile { segment: id, index };
             let part = self.place(id)?.range(index);
             let tile = self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?;

@@ -16,6 +16,7 @@ use candle_core::{DType, Storage};
 use half::bf16;
 use zero_model::ops::quantized_storage;
 use zero_model::{Model, Parameter};
+use zero_optim::norm::Clipping;
 use zero_optim::{Average, AverageSums, Optimizer};
 use zero_pipeline::{Placement, SegmentId, Stages};
 
@@ -43,6 +44,9 @@ use crate::rounding::working;
 pub struct ZeroOptions {
     /// The optimizers and their hyperparameters. Each segment has the index of its own. A schedule-free one is the only one.
     pub optimizers: Vec<Optimizer>,
+    /// How gradients are clipped by the norms of groups, in the order of [`Tuning::clipping`](zero_model::Tuning::clipping),
+    /// from 1 on. Not on a GPU.
+    pub clippings: Vec<Clipping>,
     /// The moving average of the weights, if there is one.
     pub average: Option<Average>,
     /// Dtype of the optimizer's states: f32 or bf16. The average is f32.
