@@ -350,7 +350,7 @@ pub(crate) fn tuned(optimizer: &Optimizer, rate: &Rate, tuning: &Tuning) -> (Opt
 /// queued on its stream.
 fn refill(memory: &mut Memory, parameter: &Parameter, range: Range<usize>, master: &[f32]) -> Result<(), ZeroError> {
     let gpu = memory.gpu()?;
-    let values = gpu.upload_staged(&working(master.to_vec(), parameter.dtype()))?;
+    let values = gpu.upload_rounded(master, parameter.dtype())?;
     if range.len() == parameter.elements() {
         parameter.put(values)?;
     } else {

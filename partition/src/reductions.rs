@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use candle_core::DType;
+use half::{bf16, f16};
 use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
 use zero_model::ParameterId;
 use zero_model::sink::FlatBuffer;
@@ -16,7 +18,7 @@ use crate::gradients::{LocalGradients, Open};
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
-use crate::threads::add_parameter_range;
+use crate::threads::{add_parameter_range, round_in_place};
 
 /// The gradient sums of one rank.
 pub(crate) struct Reductions {
@@ -184,9 +186,8 @@ impl Reductions {
             let is_sharded = rank.placements(id).optimizer == Placement::Sharded;
             started.push(if is_shared && is_sharded && rank.options.reduce_scatter {
                 Reduction::Scatter(scatter(rank, memory, id, local)?)
-            } else if !is_shared && local.host().is_none() {
-                // Rounded to the communication dtype when it is read.
-                Reduction::Alone(gpu::travelled(local, rank.options.communication)?)
+            } else if !is_shared {
+                Reduction::Alone(alone(local, rank.options.communication)?)
             } else {
                 let local = memory.packed(rank, local)?;
                 Reduction::All(rank.comm().all_reduce(local, ReduceOp::Sum))
@@ -377,6 +378,18 @@ fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
     let (segment, shard) = (rank.segment(id), rank.shard(id));
     let offset = segment.begin_in_gradients(&shard);
     segment.overlaps(shard).map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
+}
+
+/// Rounds a gradient to the communication dtype, as if other ranks had received it, so that its bits do not depend on the
+/// number of ranks. Values on a GPU are rounded when they are read.
+fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
+    let FlatBuffer::Host(mut values) = local else { return gpu::travelled(local, dtype) };
+    match dtype {
+        DType::BF16 => round_in_place::<bf16>(&mut values),
+        DType::F16 => round_in_place::<f16>(&mut values),
+        _ => {}
+    }
+    Ok(FlatBuffer::Host(values))
 }
 
 fn scatter(

@@ -130,11 +130,33 @@ pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
 /// Runs [`zero_optim::rounded`] on several threads.
 pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
     let mut rounded = vec![H::ZERO; values.len()];
+    round_into(values, &mut rounded);
+    rounded
+}
+
+/// Runs [`write_half`] on several threads.
+///
+/// # Panics
+/// Panics if the lengths differ.
+pub(crate) fn round_into<H: HalfFloat + Send>(values: &[f32], rounded: &mut [H]) {
     // The lengths are equal, so `write_half` cannot fail.
-    convert(values, &mut rounded, |values, rounded| {
+    convert(values, rounded, |values, rounded| {
         let _ = write_half(values, rounded);
     });
-    rounded
+}
+
+/// Rounds values to 16 bits and back, on several threads and without a second buffer.
+pub(crate) fn round_in_place<H: HalfFloat>(values: &mut [f32]) {
+    let mut parts: Vec<_> = values.chunks_mut(share(values.len())).collect();
+    in_parallel(&mut parts, |values| {
+        let mut rounded = [H::ZERO; BLOCK];
+        for values in values.chunks_mut(BLOCK) {
+            let rounded = &mut rounded[..values.len()];
+            // The lengths are equal, so neither can fail.
+            let _ = write_half(values, rounded);
+            let _ = read_half(rounded, values);
+        }
+    });
 }
 
 /// Runs [`read_half`] on several threads.
@@ -177,6 +199,9 @@ mod tests {
             widen(&narrow, &mut wide).expect("lengths fit");
             assert!(narrow == zero_optim::rounded::<half::bf16>(&params));
             assert!(wide.iter().zip(&narrow).all(|(&wide, narrow)| wide == narrow.to_f32()));
+            let mut in_place = params.clone();
+            round_in_place::<half::bf16>(&mut in_place);
+            assert!(in_place == wide);
             let bits: Vec<u32> = [params, m, v].concat().into_iter().map(f32::to_bits).collect();
             (bits, sum.to_f64().to_bits())
         };

@@ -19,6 +19,7 @@ mod uploads;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::cublas::sys::{cublasMath_t, cublasSetMathMode};
 use candle_core::cuda_backend::cudarc::driver::result::memset_d8_async;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, DeviceId};
@@ -47,7 +48,16 @@ pub fn open(ordinal: usize) -> Result<Device> {
     unsafe { device.disable_event_tracking() };
     pool::keep_freed_memory(&device)?;
     pool::share_with_peers(&device)?;
+    sum_in_f32(&device)?;
     Ok(Device::Cuda(device))
+}
+
+/// Keeps cuBLAS from adding partial sums of a product in its 16-bit result.
+fn sum_in_f32(device: &CudaDevice) -> Result<()> {
+    let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+    // SAFETY: the handle lives as long as the device.
+    let status = unsafe { cublasSetMathMode(*device.cublas_handle().handle(), mode) };
+    status.result().map_err(Error::wrap)
 }
 
 /// Loads all kernels that training launches, ours and candle's. Loading a kernel later would wait for all work on the

@@ -137,9 +137,9 @@ impl Staging {
     /// Fails if memory is exhausted, or the dtype is not f32, bf16 or f16.
     pub fn upload(&mut self, values: &CpuStorage) -> Result<CudaStorage> {
         match values {
-            CpuStorage::F32(values) => self.upload_slice::<f32>(values),
-            CpuStorage::BF16(values) => self.upload_slice::<bf16>(values),
-            CpuStorage::F16(values) => self.upload_slice::<f16>(values),
+            CpuStorage::F32(values) => self.upload_slice(values),
+            CpuStorage::BF16(values) => self.upload_slice(values),
+            CpuStorage::F16(values) => self.upload_slice(values),
             _ => bail!("parameters must be f32, bf16 or f16"),
         }
     }
@@ -154,9 +154,26 @@ impl Staging {
         self.released = true;
     }
 
-    fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod>(&mut self, values: &[T]) -> Result<CudaStorage> {
-        let mut pinned = self.ring.take_to_leave(size_of_val(values)).map_err(driver)?;
-        pinned[..size_of_val(values)].copy_from_slice(bytemuck::cast_slice(values));
+    fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod + Send + Sync>(
+        &mut self,
+        values: &[T],
+    ) -> Result<CudaStorage> {
+        self.upload_with(values.len(), |to| convert(values, to, |from, to| to.copy_from_slice(from)))
+    }
+
+    /// Copies `len` values to the GPU as [`Staging::upload`] does. `write` writes all of them into pinned memory, whose
+    /// content is arbitrary.
+    ///
+    /// # Errors
+    /// As [`Staging::upload`].
+    pub fn upload_with<T: CudaDType + DeviceRepr + bytemuck::Pod>(
+        &mut self,
+        len: usize,
+        write: impl FnOnce(&mut [T]),
+    ) -> Result<CudaStorage> {
+        let bytes = len * size_of::<T>();
+        let mut pinned = self.ring.take_to_leave(bytes).map_err(driver)?;
+        write(bytemuck::cast_slice_mut(&mut pinned[..bytes]));
         let event = Event::new(&self.of).map_err(driver)?;
         if std::mem::take(&mut self.released)
             && let Some(before) = self.begun.replace(Mark::new(&self.device)?)
@@ -165,13 +182,13 @@ impl Staging {
         }
         // Allocated on the upload stream: on candle's stream the memory would be available only after all earlier
         // work there.
-        let address = self.up.allocate(size_of_val(values)).map_err(driver)?;
+        let address = self.up.allocate(bytes).map_err(driver)?;
         let stream = self.device.cuda_stream();
         // SAFETY: the address refers to an exclusive allocation of this size, which candle's stream frees after its
         // last use.
-        let slice = unsafe { stream.upgrade_device_ptr::<T>(address, values.len().max(1)) };
+        let slice = unsafe { stream.upgrade_device_ptr::<T>(address, len.max(1)) };
         // SAFETY: the slice has room, and the host memory is kept until the event.
-        let copy = || unsafe { self.up.upload(&pinned, address, size_of_val(values)) };
+        let copy = || unsafe { self.up.upload(&pinned, address, bytes) };
         self.put(&self.up, Track::FromHost, &event, copy)?;
         if let Err(error) = on_stream(&self.device, &self.of, |candles| candles.wait_for(&event)) {
             let _ = self.up.synchronize();

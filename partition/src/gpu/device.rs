@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Device, Storage, Tensor, TensorId};
+use half::{bf16, f16};
 use zero_comm::Buffer;
 use zero_model::Tuning;
 use zero_model::device::optimizer::{Norms, Part, step};
 use zero_model::device::{self, Array, Staging};
 pub(crate) use zero_model::device::{Arriving, optimizer::Updated};
+use zero_model::ops::convert;
 use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Factors};
@@ -22,6 +24,7 @@ use crate::optimizer::SegmentState;
 use crate::rank::Rank;
 use crate::rounding::working;
 use crate::storage::copy_on_host;
+use crate::threads::round_into;
 
 /// The GPU that runs the layers.
 pub(crate) struct Gpu {
@@ -75,6 +78,16 @@ impl Gpu {
     /// Uploads host values on a separate stream, for all work queued from now on.
     pub(crate) fn upload_staged(&mut self, values: &CpuStorage) -> Result<Storage, ZeroError> {
         Ok(Storage::Cuda(self.staging.upload(values)?))
+    }
+
+    /// Uploads values as [`Gpu::upload_staged`] does, rounded to `dtype`: f32, bf16 or f16.
+    pub(crate) fn upload_rounded(&mut self, values: &[f32], dtype: DType) -> Result<Storage, ZeroError> {
+        let len = values.len();
+        Ok(Storage::Cuda(match dtype {
+            DType::BF16 => self.staging.upload_with::<bf16>(len, |to| round_into(values, to))?,
+            DType::F16 => self.staging.upload_with::<f16>(len, |to| round_into(values, to))?,
+            _ => self.staging.upload_with(len, |to| convert(values, to, |from, to| to.copy_from_slice(from)))?,
+        }))
     }
 
     /// Notes that memory to which parameters were uploaded has been freed.
