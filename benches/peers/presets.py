@@ -27,6 +27,8 @@ ON_GPU = {
 # The optimizer of every trainer; zero-train's configuration has the same.
 ADAMW = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 CLIP = 1.0
+# On a GPU: the largest relative difference between losses of two trainers, and how many steps are compared.
+AGREEMENT, COMPARED = 3e-3, 8
 
 
 def model(preset):

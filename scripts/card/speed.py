@@ -82,7 +82,7 @@ def beside_torch(card, step, name, trainers, rounds, steps, warm_up, weights):
 
 def small(card, step):
     # torch.compile on the CPU would tell nothing.
-    trainers = ["torch eager"] if card.mock else ["torch eager", "torch compile"]
+    trainers = ["torch bf16 eager"] if card.mock else ["torch eager", "torch compile", "torch bf16 compile"]
     beside_torch(card, step, "124m", trainers, 2, *((2, 1) if card.mock else (20, 5)), "same")
 
 
@@ -150,7 +150,7 @@ def others(card, step):
     offload = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
     config = models.gpt2(preset, card.peers, zero_optimization=offload, training={"save_last": False})
     file, folder = models.written(config, card.work / "offload.json"), card.work / "offload"
-    steps, late = 4 if card.mock else 50, None
+    steps, late = 4 if card.mock else 30, None
     with Used() as used:
         try:
             done = step.command([card.binary, "--config", file, "--max-steps", steps, "--out", folder, "--plain"], env=card.env)
@@ -198,7 +198,7 @@ def said(step, name, run):
 
 STEPS = [
     (7, "kernels by events, copy and product ceilings", 60, kernels),
-    (8, "124M beside PyTorch, eager and compiled", 150, small),
+    (8, "124M beside PyTorch, eager and compiled", 200, small),
     (9, "1.5B beside PyTorch, eager", 150, large),
     (10, "a traced step of 124M", 30, traced),
     (11, "Llama 1B; 1.5B with the optimizer on the host", 100, others),
