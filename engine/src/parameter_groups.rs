@@ -240,7 +240,11 @@ pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
                 group.lr_scale.map(|scale| format!("lr × {scale}")),
                 group.weight_decay.map(|decay| format!("weight decay {decay}")),
                 group.betas.map(|[beta1, beta2]| format!("betas {beta1}, {beta2}")),
-                group.gradient_clipping.map(|norm| format!("gradient norm of at most {norm}")),
+                group.clipping().filter(|&limits| limits == (0.0, 0.0)).map(|_| "gradients not clipped".to_string()),
+                group
+                    .gradient_clipping
+                    .filter(|&norm| norm > 0.0)
+                    .map(|norm| format!("gradient norm of at most {norm}")),
                 group.gradient_clipping_value.map(|value| format!("gradients of at most {value}")),
                 group.optim_bits.map(|bits| format!("states of {bits} bits")),
             ];

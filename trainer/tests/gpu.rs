@@ -199,7 +199,11 @@ fn the_placement_of_state_makes_no_difference() {
             }
         }
     }
+    // Optimizers of groups are launched one after the other.
+    let groups = "{type: AdamW}\ngroups: {kinds: embedding, optimizer: {type: SGD, params: {lr: 0.01, momentum: 0.9}}}, \
+                  {kinds: norm, optimizer: {type: Lion, params: {lr: 0.001}}}";
     for optimizer in [
+        groups,
         "{type: SGD, params: {lr: 0.01, momentum: 0.9}}",
         "{type: Lion, params: {lr: 0.001}}",
         "{type: RMSprop, params: {lr: 0.001, centered: true}}",
@@ -208,6 +212,11 @@ fn the_placement_of_state_makes_no_difference() {
         "{type: AdamW}\nscheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.001}}",
     ] {
         let of = |text: String| {
+            let (optimizer, groups) = optimizer.split_once("\ngroups: ").unwrap_or((optimizer, ""));
+            let text = match groups {
+                "" => text,
+                groups => text.replace("training: {", &format!("training: {{param_groups: [{groups}], ")),
+            };
             let text = format!("optimizer: {optimizer}\n{text}");
             let mut all = world(1, |comm| {
                 let config = Config::with_world_size("test.yaml", text.clone(), 1).unwrap();
@@ -217,6 +226,21 @@ fn the_placement_of_state_makes_no_difference() {
             all.remove(0)
         };
         assert_eq!(of(resident("cuda", 1, 1, "")), of(settings("cuda", 1, 1, "")), "{optimizer}");
+    }
+}
+
+#[test]
+fn what_groups_cannot_have_on_a_gpu_is_an_error() {
+    for (group, key, message) in [
+        ("gradient_clipping: 1", "training.param_groups.0", "not clipped by themselves on GPUs"),
+        ("optimizer: {type: Lamb}", "training.param_groups.0.optimizer.type", "LAMB is implemented on the CPU only"),
+    ] {
+        let text = format!("train_batch_size: 1\ntraining: {{device: cuda, param_groups: [{{kinds: norm, {group}}}]}}");
+        let errors = world(1, |comm| {
+            let config = Config::with_world_size("test.yaml", text.as_str(), 1).unwrap();
+            Engine::with_communicator(config, gpt2(), comm).err().expect(group).to_string()
+        });
+        assert!(errors[0].contains(key) && errors[0].contains(message), "{errors:?}");
     }
 }
 

@@ -4,7 +4,7 @@
 use candle_core::DType;
 use zero_checkpoint::Manifest;
 use zero_config::Config;
-use zero_engine::{Engine, configured_model};
+use zero_engine::{Engine, configured_model, parameter_groups};
 use zero_partition::{Category, Kind, expected_state};
 
 use crate::python::{TOKENS, python, results};
@@ -306,6 +306,24 @@ fn bytes_match_the_formula() {
         let stored = manifest.parameters.values().map(|entry| entry.stored_values(manifest.states.len()));
         assert_eq!(stored.sum::<usize>(), parameters + states, "{text}");
     }
+}
+
+/// A run prints these lines when it starts.
+#[test]
+fn groups_are_described() {
+    let groups = "{kinds: norm, optimizer: {type: SGD, params: {lr: 0.02}}, gradient_clipping: 0}, \
+                  {kinds: embedding, gradient_clipping: 0.5}";
+    let text = format!("train_batch_size: 1\ntraining: {{param_groups: [{groups}]}}");
+    let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
+    let model = configured_model::build(&config, gpt2(), DType::F32).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(
+        parameter_groups::described(&config, &model).unwrap(),
+        [
+            "group 0: 320 parameters in 10 tensors, SGD with lr 0.02, gradients not clipped",
+            "group 1: 2,464 parameters in 2 tensors, gradient norm of at most 0.5",
+            "no group: 16,832 parameters in 16 tensors",
+        ]
+    );
 }
 
 #[test]
