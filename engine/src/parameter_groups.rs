@@ -156,7 +156,7 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
         if let Some(group) = group {
             tuning.clipping = clipping;
             tuning.lr_factor *= group.lr_scale.unwrap_or(1.0);
-            tuning.weight_decay = group.weight_decay;
+            tuning.weight_decay = group.weight_decay.or(group.optimizer.as_ref().map(config::Optimizer::weight_decay));
             tuning.betas = group.betas.map(|[beta1, beta2]| (beta1, beta2));
         }
         mup::scaled(config, parameter, tuning)

@@ -248,6 +248,27 @@ impl Optimizer {
         }
     }
 
+    /// Returns the weight decay.
+    pub fn weight_decay(&self) -> f64 {
+        match self {
+            Self::AdamW(Adam { weight_decay, .. })
+            | Self::Sgd(Sgd { weight_decay, .. })
+            | Self::MuAdam(MuAdam { weight_decay, .. })
+            | Self::MuAdamW(MuAdam { weight_decay, .. })
+            | Self::MuSgd(Sgd { weight_decay, .. })
+            | Self::Lion(Lion { weight_decay, .. })
+            | Self::Adagrad(Adagrad { weight_decay, .. })
+            | Self::RmsProp(RmsProp { weight_decay, .. })
+            | Self::NAdam(NAdam { weight_decay, .. })
+            | Self::RAdam(RAdam { weight_decay, .. })
+            | Self::Lamb(Lamb { weight_decay, .. })
+            | Self::ScheduleFree(ScheduleFree { weight_decay, .. })
+            | Self::Adafactor(Adafactor { weight_decay, .. })
+            | Self::Custom(Custom { weight_decay, .. })
+            | Self::Muon(Muon { weight_decay, .. }) => *weight_decay,
+        }
+    }
+
     /// Returns the learning rate before any schedule.
     pub fn lr(&self) -> f64 {
         match self {

@@ -6,7 +6,6 @@ use serde::Serialize;
 use crate::choice::{Choice as _, choice};
 use crate::config::optimizer_params::{Adam, OPTIM_BITS, check_bits};
 use crate::config::{Config, Optimizer, Scheduler, Training};
-use crate::node::At;
 use crate::reader::{Find, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{item_path, last, section};
@@ -174,7 +173,7 @@ impl ParameterGroup {
         let Some(own) = &self.optimizer else { return };
         let prefix = format!("{}.{index}.", Training::param_groups);
         let at = |key: &str| format!("{prefix}{key}");
-        own.check_params(&prefix, own.has_eight_bits() || self.optim_bits == Some(8), resolver);
+        own.check_params(&prefix, own.has_eight_bits(), resolver);
         if let Some(reason) = own.stands_alone() {
             let help = "write another type, or make it the `optimizer` of the run".to_string();
             return resolver.contradiction(
@@ -187,15 +186,17 @@ impl ParameterGroup {
             let help = "leave the group's `optimizer` out, or write another type for the run".to_string();
             return resolver.contradiction(&[&at(Config::optimizer), Optimizer::TYPE], reason.to_string(), Some(help));
         }
-        let (lr, decay) = (self.lr.is_some(), self.weight_decay.is_some());
-        let (betas, bits) = (self.betas.is_some(), self.optim_bits.is_some());
-        for (is_written, key) in
-            [(lr, Self::lr), (decay, Self::weight_decay), (betas, Self::betas), (bits, Self::optim_bits)]
-        {
-            let (place, inside) = (path(index, key), at(&format!("{}.{}", Optimizer::PARAMS, last(key))));
-            if is_written && resolver.at(&inside) != At::Default {
-                let message = format!("`{place}` and `{inside}` set the same");
-                resolver.contradiction(&[&place, &inside], message, Some("keep one of the two".to_string()));
+        // Written out, `optimizer.params` has all of its keys, so both would set the same.
+        for (is_written, key) in [
+            (self.lr.is_some(), Self::lr),
+            (self.weight_decay.is_some(), Self::weight_decay),
+            (self.betas.is_some(), Self::betas),
+            (self.optim_bits.is_some(), Self::optim_bits),
+        ] {
+            if is_written {
+                let (key, name) = (path(index, key), last(key));
+                let message = format!("the group's optimizer has `{name}` in its `params`");
+                resolver.contradiction(&[&key, &at(Config::optimizer)], message, Some("write it there".to_string()));
             }
         }
         if own.has_f32_states() != all.has_f32_states() {

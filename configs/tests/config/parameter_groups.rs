@@ -70,7 +70,13 @@ fn a_group_can_have_an_optimizer_of_its_own() {
     assert_eq!((all.name(), own.name(), own.lr()), ("AdamW", "SGD", 0.1));
     let yaml = config.to_yaml();
     assert_eq!(Config::parse("again", yaml.as_str()).expect(&yaml).training, config.training);
-    parse("lr: 0.1, weight_decay: 0.2, optimizer: {type: Muon}", "").unwrap();
+    for group in
+        ["lr_scale: 2, gradient_clipping: 0, optimizer: {type: Muon}", "optimizer: {type: Adagrad}, layers: [0]"]
+    {
+        let config = parse(group, "").unwrap();
+        let yaml = config.to_yaml();
+        assert_eq!(Config::parse("again", yaml.as_str()).expect(&yaml).training, config.training);
+    }
     parse("optimizer: {type: Adam, params: {adam_w_mode: false}}", "").unwrap();
     let peak = "optimizer: {type: SGD, params: {lr: 0.1}}\nscheduler: {type: WarmupLR, params: {warmup_max_lr: 0.2}}";
     let cycle = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.001}}";
@@ -80,10 +86,10 @@ fn a_group_can_have_an_optimizer_of_its_own() {
         ("optimizer: {type: MuSGD}", "", "0.optimizer.type", "µP has a rule"),
         ("optimizer: {type: SGD}", "optimizer: {type: AdamWScheduleFree}", "0.optimizer", "averages the weights"),
         ("optimizer: {type: SGD}", "optimizer: {type: Custom}", "0.optimizer", "updates all parameters"),
-        ("lr: 1, optimizer: {type: SGD, params: {lr: 2}}", "", "0.lr", "set the same"),
-        ("weight_decay: 0.1, optimizer: {type: SGD, params: {weight_decay: 0}}", "", "0.weight_decay", "set the same"),
-        ("betas: [0.9, 0.99], optimizer: {type: SGD}", "", "0.betas", "the optimizer has no betas"),
-        ("optim_bits: 8, optimizer: {type: SGD}", "", "0.optim_bits", "no states in 8 bits"),
+        ("lr: 1, optimizer: {type: SGD}", "", "0.lr", "the group's optimizer has `lr` in its `params`"),
+        ("weight_decay: 0.1, optimizer: {type: SGD}", "", "0.weight_decay", "`weight_decay` in its `params`"),
+        ("betas: [0.9, 0.99], optimizer: {type: Lion}", "", "0.betas", "`betas` in its `params`"),
+        ("optim_bits: 8, optimizer: {type: Lion}", "", "0.optim_bits", "`optim_bits` in its `params`"),
         ("optimizer: {type: SGD}", "optimizer: {type: SGD, params: {lr: 0}}", "0.optimizer", "which is 0"),
         ("optimizer: {type: SGD}", peak, "0.optimizer", "the schedule has a largest learning rate of its own"),
         ("optimizer: {type: Lion}", cycle, "0.optimizer", "OneCycle cycles the betas of one optimizer"),

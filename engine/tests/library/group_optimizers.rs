@@ -18,7 +18,7 @@ const BY_ELEMENTS: &str = "\
     {kinds: embedding, optimizer: {type: SGD, params: {lr: 0.05, momentum: 0.9}}}, \
     {params: '*.h.0.mlp.*', optimizer: {type: Lion, params: {lr: 0.001, weight_decay: 0.2}}}, \
     {params: '*.h.0.attn.*', layers: [0], lr_scale: 0.5, betas: [0.8, 0.95]}, \
-    {params: '*.h.1.attn.c_proj.*', weight_decay: 0.3, optimizer: {type: RMSprop, params: {lr: 0.002}}}, \
+    {params: '*.h.1.attn.c_proj.*', optimizer: {type: RMSprop, params: {lr: 0.002, weight_decay: 0.3}}}, \
     {kinds: norm, optimizer: {type: SGD, params: {lr: 0.02}}}";
 
 /// Optimizers that update whole parameters.
@@ -49,7 +49,7 @@ def case(folder, of, clip=lambda model, groups: torch.nn.utils.clip_grad_norm_(m
     of_name = dict(
         adamw=lambda ps: torch.optim.AdamW([dict(params=[p], weight_decay=0.1 if p.dim() > 1 else 0.0) for p in ps], lr=1e-3, eps=1e-6),
         sgd=lambda ps: torch.optim.SGD(ps, lr=0.02, momentum=0.9),
-        plain=lambda ps: torch.optim.SGD(ps, lr=0.01),
+        plain=lambda ps: torch.optim.SGD(ps, lr=0.01, weight_decay=0.1),
         adafactor=lambda ps: torch.optim.Adafactor(ps, lr=0.01),
         radam=lambda ps: torch.optim.RAdam(ps, lr=2e-3, weight_decay=0.05))
     optimizers, losses = [of_name[name](ps) for name, ps in groups.items()], []
@@ -70,7 +70,7 @@ def case(folder, of, clip=lambda model, groups: torch.nn.utils.clip_grad_norm_(m
         (
             "lambda name, p: 'plain' if 'ln_' in name else 'radam' if '.mlp.' in name and p.dim() > 1 else 'adafactor' if 'wpe' in name \
              else 'adamw'",
-            "{kinds: norm, optimizer: {type: SGD, params: {lr: 0.01}}}, \
+            "{kinds: norm, optimizer: {type: SGD, params: {lr: 0.01, weight_decay: 0.1}}}, \
              {params: '*.mlp.*.weight', optimizer: {type: RAdam, params: {lr: 2.0e-3, weight_decay: 0.05}}}, \
              {params: '*wpe*', optimizer: {type: Adafactor, params: {lr: 0.01}}}",
         ),
@@ -79,7 +79,7 @@ def case(folder, of, clip=lambda model, groups: torch.nn.utils.clip_grad_norm_(m
             "lambda name, p: 'plain' if 'ln_' in name else 'radam' if '.mlp.' in name and p.dim() > 1 else 'sgd' if 'wpe' in name \
              else 'adamw', lambda model, groups: (torch.nn.utils.clip_grad_value_(groups['plain'], 0.01), \
              torch.nn.utils.clip_grad_norm_(groups['sgd'], 0.05), torch.nn.utils.clip_grad_norm_(groups['adamw'], 0.5))",
-            "{kinds: norm, gradient_clipping_value: 0.01, optimizer: {type: SGD, params: {lr: 0.01}}}, \
+            "{kinds: norm, gradient_clipping_value: 0.01, optimizer: {type: SGD, params: {lr: 0.01, weight_decay: 0.1}}}, \
              {params: '*.mlp.*.weight', gradient_clipping: 0, optimizer: {type: RAdam, params: {lr: 2.0e-3, weight_decay: 0.05}}}, \
              {params: '*wpe*', gradient_clipping: 0.05, optimizer: {type: SGD, params: {lr: 0.02, momentum: 0.9}}}",
         ),
