@@ -383,7 +383,10 @@ fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
 /// Rounds a gradient to the communication dtype, as if other ranks had received it, so that its bits do not depend on the
 /// number of ranks. Values on a GPU are rounded when they are read.
 fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
-    let FlatBuffer::Host(mut values) = local else { return gpu::travelled(local, dtype) };
+    if local.host().is_none() {
+        return gpu::travelled(local, dtype);
+    }
+    let mut values = local.into_host()?;
     match dtype {
         DType::BF16 => round_in_place::<bf16>(&mut values),
         DType::F16 => round_in_place::<f16>(&mut values),
