@@ -3,12 +3,14 @@
     python3 -m pip download --no-deps --dest . nvidia-nccl-cu13
     python3 scripts/card/nccl.py nvidia_nccl_cu13-*.whl
 
-OUT defaults to target/card/libnccl.so.2.xz. The library has code for every chip; all code except that for compute capability 90 is zeroed, which compresses to nothing.
+OUT defaults to target/card/libnccl.so.2.xz. The library has code for every chip; all code except that for compute capability 90 is zeroed, which compresses to nothing. `strip` removes the debugging information.
 """
 
 import lzma
 import struct
+import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -57,7 +59,12 @@ def main():
         sys.exit("there is no code of other chips in it")
     out = Path(sys.argv[2]) if len(sys.argv) > 2 else OUT
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(lzma.compress(library, preset=6))
+    with tempfile.NamedTemporaryFile(dir=out.parent) as file:
+        file.write(library)
+        file.flush()
+        subprocess.run(["strip", file.name], check=True)
+        stripped = Path(file.name).read_bytes()
+    out.write_bytes(lzma.compress(stripped, preset=9))
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; {total / 1e6:.0f} of {len(library) / 1e6:.0f} MB were code of other chips")
 
 
