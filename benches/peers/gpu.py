@@ -222,6 +222,9 @@ def arguments():
     parser.add_argument("--results", type=Path, help="file to append a line of JSON to, for each run")
     parser.add_argument("--child", choices=TRAINERS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.dtype == "f32":
+        # These differ in bf16 only.
+        chosen.trainers = [trainer for trainer in chosen.trainers if "bf16" not in trainer]
     if not chosen.child and (not chosen.binary or not Path(chosen.binary).exists()):
         parser.error("--binary is missing")
     return chosen

@@ -86,7 +86,8 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
             return Err(CheckpointError::mismatch(&path, reason));
         }
     }
-    if manifest.states != zero.state_names() && !has_parameters_alone(manifest) {
+    // The order of the names is that of the optimizers in the configuration.
+    if !are_same(&manifest.states, &zero.state_names()) && !has_parameters_alone(manifest) {
         let reason = format!(
             "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
             manifest.states,
@@ -107,7 +108,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
     for parameter in zero.model().parameters().iter().filter(is_trained) {
         let (own, saved) =
             (zero.state_names_of(parameter), manifest.parameters[parameter.name()].own_states(&manifest.states));
-        if saved != own {
+        if !are_same(saved, &own) {
             let name = parameter.name();
             let reason = format!(
                 "the checkpoint has optimizer states {saved:?} of `{name}`, but the optimizer of the parameter has {own:?}"
@@ -116,6 +117,11 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
         }
     }
     Ok(())
+}
+
+/// Whether two lists have the same names, in any order.
+fn are_same(saved: &[String], own: &[&str]) -> bool {
+    saved.len() == own.len() && saved.iter().all(|name| own.contains(&name.as_str()))
 }
 
 /// Checks that a checkpoint has exactly the parameters of a model that `is_stored` selects, and its buffers.

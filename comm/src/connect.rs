@@ -257,16 +257,15 @@ mod tests {
     fn a_rank_never_listens_at_the_port_of_the_store() {
         let free = || TcpListener::bind(("127.0.0.1", 0));
         let port = |listener: &TcpListener| listener.local_addr().expect("an address").port();
-        let taken = free().expect("a port");
-        let store = port(&taken);
-        drop(taken);
-        // First the store's port, as the system may do, then any other.
-        let given = std::cell::Cell::new(store);
-        let offered = || TcpListener::bind(("127.0.0.1", given.replace(0)));
-        assert_ne!(port(&apart_from(store, offered).expect("a listener")), store);
-        let other = free().expect("a port");
-        let expected = port(&other);
-        let other = std::cell::Cell::new(Some(other));
-        assert_eq!(port(&apart_from(store, || Ok(other.take().expect("one call"))).expect("a listener")), expected);
+        let (first, second) = (free().expect("a port"), free().expect("a port"));
+        let [store, other] = [&first, &second].map(port);
+        let offered = std::cell::RefCell::new(vec![second, first]);
+        let next = || Ok(offered.borrow_mut().pop().expect("two listeners"));
+        // The system offers the store's port first.
+        let found = apart_from(store, next).expect("a listener");
+        assert_eq!(port(&found), other);
+        let offered = std::cell::Cell::new(Some(found));
+        let next = || Ok(offered.take().expect("one listener"));
+        assert_eq!(port(&apart_from(store, next).expect("a listener")), other);
     }
 }

@@ -147,7 +147,8 @@ impl Pinned {
     /// # Errors
     /// Fails if the system cannot pin that much memory.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Pinned, CudaError> {
-        let mut start = std::ptr::NonNull::<u8>::dangling().as_ptr().cast::<c_void>();
+        // Aligned for every type of values, also if there are none.
+        let mut start = std::ptr::NonNull::<u128>::dangling().as_ptr().cast::<c_void>();
         if bytes > 0 {
             device.make_current()?;
             // No flags: write-combined memory would be slow to read.

@@ -249,6 +249,16 @@ unsafe extern "C" fn hold(until: *mut c_void) {
     until.recv().expect("the test lets go");
 }
 
+/// A slice of no values can be made of it.
+#[test]
+fn empty_pinned_memory_is_aligned_for_values() {
+    if skipped() {
+        return;
+    }
+    let pinned = Pinned::new(&Device::open(0).unwrap(), 0).unwrap();
+    assert!(pinned.is_empty() && pinned.as_ptr().cast::<u64>().is_aligned());
+}
+
 /// A stream that does not wait for a delayed copy reads the old contents.
 #[test]
 fn a_stream_that_does_not_wait_reads_old_contents() {

@@ -380,8 +380,8 @@ fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
     segment.overlaps(shard).map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
 }
 
-/// Rounds a gradient to the communication dtype, as if other ranks had received it, so that its bits do not depend on the
-/// number of ranks. Values on a GPU are rounded when they are read.
+/// Rounds a gradient to the communication dtype, as a rank of several does before it sends it. Values on a GPU are rounded
+/// when they are read.
 fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     if local.host().is_none() {
         return gpu::travelled(local, dtype);

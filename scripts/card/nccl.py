@@ -3,10 +3,11 @@
     python3 -m pip download --no-deps --dest . nvidia-nccl-cu13
     python3 scripts/card/nccl.py nvidia_nccl_cu13-*.whl
 
-OUT defaults to target/card/libnccl.so.2.xz. The library has code for every chip; all code except that for compute capability 90 is zeroed, which compresses to nothing. `strip` removes the debugging information.
+OUT defaults to target/card/libnccl.so.2.xz. The library has code for every chip; all code except that for compute capability 90 is zeroed, which compresses to nothing. `strip`, of binutils, removes the debugging information.
 """
 
 import lzma
+import shutil
 import struct
 import subprocess
 import sys
@@ -51,6 +52,8 @@ def cleared(library, offset, length):
 
 
 def main():
+    if not shutil.which("strip"):
+        sys.exit("there is no `strip`: install binutils")
     with zipfile.ZipFile(sys.argv[1]) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith("/libnccl.so.2"))
         library = bytearray(wheel.read(name))

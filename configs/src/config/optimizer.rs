@@ -176,11 +176,16 @@ impl Optimizer {
 
     /// Returns whether `fp32_optimizer_states` keeps the states in f32; true for an optimizer without this parameter.
     pub fn has_f32_states(&self) -> bool {
+        self.fp32_optimizer_states().unwrap_or(true)
+    }
+
+    /// Returns the value of `fp32_optimizer_states`, if the optimizer has this parameter.
+    pub(crate) fn fp32_optimizer_states(&self) -> Option<bool> {
         match self {
             Self::AdamW(Adam { fp32_optimizer_states, .. }) | Self::Adagrad(Adagrad { fp32_optimizer_states, .. }) => {
-                *fp32_optimizer_states
+                Some(*fp32_optimizer_states)
             }
-            _ => true,
+            _ => None,
         }
     }
 

@@ -97,7 +97,7 @@ impl ParameterGroup {
             if changes.iter().all(Option::is_none) && !changes_bits && !changes_clipping && group.optimizer.is_none() {
                 let message = "the group changes nothing".to_string();
                 let help =
-                    "write `optimizer`, `lr` or `lr_scale`, `weight_decay`, `betas`, `gradient_clipping`, or `optim_bits`".to_string();
+                    "write `optimizer`, `lr` or `lr_scale`, `weight_decay`, `betas`, `gradient_clipping`, `gradient_clipping_value`, or `optim_bits`".to_string();
                 resolver.contradiction(&[&at], message, Some(help));
             }
             let unknown = |kind: &&String| ParameterKind::from_name(kind).is_none();
@@ -126,9 +126,13 @@ impl ParameterGroup {
             {
                 let message = "the schedule has a largest learning rate of its own, and the group's `lr` is relative to that \
                                of the optimizer";
-                let help = match group.optimizer {
-                    Some(_) => "make the schedule's largest rate the `lr` of `optimizer.params`",
-                    None => "write `lr_scale`, or make the schedule's largest rate the optimizer's `lr`",
+                let help = match (scheduler, &group.optimizer) {
+                    (Scheduler::LRRangeTest(_), Some(_)) => {
+                        "use another schedule, or leave the group's `optimizer` out"
+                    }
+                    (Scheduler::LRRangeTest(_), None) => "use another schedule, or write `lr_scale`",
+                    (_, Some(_)) => "make the schedule's largest rate the `lr` of `optimizer.params`",
+                    (_, None) => "write `lr_scale`, or make the schedule's largest rate the optimizer's `lr`",
                 };
                 let (places, help) = ([rate, Config::scheduler, Config::optimizer], help.to_string());
                 resolver.contradiction(&places, message.to_string(), Some(help));
@@ -190,8 +194,9 @@ impl ParameterGroup {
         for (is_written, key) in [
             (self.lr.is_some(), Self::lr),
             (self.weight_decay.is_some(), Self::weight_decay),
-            (self.betas.is_some(), Self::betas),
-            (self.optim_bits.is_some(), Self::optim_bits),
+            // Without such a key in `params`, the checks of the group's keys report it.
+            (self.betas.is_some() && own.betas().is_some(), Self::betas),
+            (self.optim_bits.is_some() && own.optim_bits().is_some(), Self::optim_bits),
         ] {
             if is_written {
                 let (key, name) = (path(index, key), last(key));
@@ -200,13 +205,20 @@ impl ParameterGroup {
             }
         }
         if own.has_f32_states() != all.has_f32_states() {
-            let places = [at(Adam::fp32_optimizer_states), Adam::fp32_optimizer_states.to_string()];
-            let help = "write `fp32_optimizer_states: true`, or `bf16.bf16_optimizer_states` for all".to_string();
+            let of = |optimizer: &Optimizer| match optimizer.fp32_optimizer_states() {
+                Some(_) => Adam::fp32_optimizer_states,
+                None => Optimizer::TYPE,
+            };
+            let places = [at(of(own)), of(all).to_string()];
+            let help = "remove `fp32_optimizer_states: false`; `bf16.bf16_optimizer_states` keeps the states of all optimizers \
+                        in bf16"
+                .to_string();
             let message = "the states of all optimizers of a run have one type".to_string();
             resolver.contradiction(&[&places[0], &places[1]], message, Some(help));
         }
         if let Scheduler::OneCycle(cycle) = scheduler
             && cycle.cycle_momentum
+            && all.betas().is_some()
         {
             let message = "OneCycle cycles the betas of one optimizer, and the run has several".to_string();
             let help = Some("set `cycle_momentum: false`, or remove the group's optimizer".to_string());

@@ -80,6 +80,8 @@ fn a_group_can_have_an_optimizer_of_its_own() {
     parse("optimizer: {type: Adam, params: {adam_w_mode: false}}", "").unwrap();
     let peak = "optimizer: {type: SGD, params: {lr: 0.1}}\nscheduler: {type: WarmupLR, params: {warmup_max_lr: 0.2}}";
     let cycle = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.0001, cycle_max_lr: 0.001}}";
+    parse("optimizer: {type: RMSprop}", &format!("optimizer: {{type: SGD, params: {{lr: 0.001}}}}\n{cycle}")).unwrap();
+    let narrow = "bf16: {enabled: true}\noptimizer: {type: AdamW, params: {fp32_optimizer_states: false}}";
     for (group, more, place, expected) in [
         ("optimizer: {type: AdamWScheduleFree}", "", "0.optimizer.type", "averages the weights of all parameters"),
         ("optimizer: {type: Custom}", "", "0.optimizer.type", "the optimizer of a program updates all parameters"),
@@ -90,6 +92,10 @@ fn a_group_can_have_an_optimizer_of_its_own() {
         ("weight_decay: 0.1, optimizer: {type: SGD}", "", "0.weight_decay", "`weight_decay` in its `params`"),
         ("betas: [0.9, 0.99], optimizer: {type: Lion}", "", "0.betas", "`betas` in its `params`"),
         ("optim_bits: 8, optimizer: {type: Lion}", "", "0.optim_bits", "`optim_bits` in its `params`"),
+        ("betas: [0.9, 0.99], optimizer: {type: SGD}", "", "0.betas", "the optimizer has no betas"),
+        ("optim_bits: 8, optimizer: {type: SGD}", "", "0.optim_bits", "no states in 8 bits"),
+        ("optimizer: {type: SGD}", narrow, "0.optimizer.type", "the states of all optimizers of a run have one type"),
+        ("optimizer: {type: SGD}", "scheduler: {type: LRRangeTest}", "0.optimizer", "use another schedule"),
         ("optimizer: {type: SGD}", "optimizer: {type: SGD, params: {lr: 0}}", "0.optimizer", "which is 0"),
         ("optimizer: {type: SGD}", peak, "0.optimizer", "the schedule has a largest learning rate of its own"),
         ("optimizer: {type: Lion}", cycle, "0.optimizer", "OneCycle cycles the betas of one optimizer"),

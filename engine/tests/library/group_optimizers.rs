@@ -246,6 +246,32 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
+/// The order of the groups decides in which order a checkpoint names the states, and nothing else.
+#[test]
+fn a_run_is_resumed_with_its_groups_in_another_order() {
+    let groups = [
+        "{params: '*.wte.*', optimizer: {type: SGD, params: {lr: 0.1, momentum: 0.9}}}",
+        "{params: '*.mlp.*', optimizer: {type: RMSprop, params: {lr: 0.002, momentum: 0.5}}}",
+        "{kinds: norm, optimizer: {type: Adagrad, params: {lr: 0.01}}}",
+    ];
+    let [before, after] = [[0, 1, 2], [2, 1, 0]].map(|order| order.map(|index| groups[index]).join(", "));
+    let whole = run(1, 6, &keys(&before, 0, 1, ""));
+    let folder = tempfile::tempdir().unwrap();
+    world(2, |comm| {
+        let mut engine = engine(comm, &keys(&before, 3, 2, ""));
+        trajectory(&mut engine, 3);
+        engine.save_checkpoint(folder.path()).unwrap();
+    });
+    let rest = world(1, |comm| {
+        let mut engine = engine(comm, &keys(&after, 0, 1, ""));
+        engine.resume(folder.path()).unwrap();
+        trajectory(&mut engine, 3)
+    });
+    let rest = agreed(rest, "resumed");
+    assert_eq!(rest.losses, whole.losses[3..]);
+    assert!(rest.parameters == whole.parameters);
+}
+
 /// A checkpoint of other optimizers of groups with the same states in all is refused.
 #[test]
 fn another_optimizer_of_a_group_is_refused_on_resume() {

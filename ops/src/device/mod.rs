@@ -48,7 +48,6 @@ pub fn open(ordinal: usize) -> Result<Device> {
     unsafe { device.disable_event_tracking() };
     pool::keep_freed_memory(&device)?;
     pool::share_with_peers(&device)?;
-    sum_in_f32(&device)?;
     Ok(Device::Cuda(device))
 }
 
@@ -144,7 +143,10 @@ impl Gpu {
         let ordinal = device.cuda_stream().context().ordinal();
         let kernels =
             cached(&KERNELS, ordinal, || Ok(Kernels::new(&zero_cuda::Device::open(ordinal).map_err(driver)?)))?;
-        let faults = cached(&FAULTS, device.id(), || Faults::new(kernels.device()))?;
+        let faults = cached(&FAULTS, device.id(), || {
+            sum_in_f32(device)?;
+            Faults::new(kernels.device())
+        })?;
         Ok(Self { device: device.clone(), kernels, faults })
     }
 
