@@ -291,7 +291,7 @@ impl OptimizerState {
                     (Some(buffer), _) => round_bytes(master, parameter.dtype(), buffer.as_bytes_mut(), in_tile)?,
                     (None, Some(Storage::Cpu(shard))) => round_to(master, shard, in_shard)?,
                     (None, Some(shard)) => {
-                        let rounded = Storage::Cpu(working(master.to_vec(), parameter.dtype()));
+                        let rounded = Storage::Cpu(working(&*master, parameter.dtype()));
                         copy(&rounded, 0..in_shard.len(), shard, in_shard)?;
                     }
                     // A refresh will gather these parameters from the masters.

@@ -321,8 +321,10 @@ fn start_refresh(
     let shard = match optimizer.master(id).host().filter(|master| is_on_gpu && !master.is_empty()) {
         Some(master) => {
             // Send the master on the host, which was just updated, instead of downloading the parameters.
-            let values = Storage::Cpu(working(master.to_vec(), rank.dtype));
-            if by_gpu { memory.upload(&values)? } else { values }
+            match by_gpu {
+                true => memory.gpu()?.upload_rounded(master, rank.dtype)?,
+                false => Storage::Cpu(working(master, rank.dtype)),
+            }
         }
         None => {
             let mut shard = memory.blank(rank.dtype, elements, by_gpu)?;

@@ -1,21 +1,23 @@
-//! Converts between f32 and the working dtype of parameters.
+//! Converts between f32 and the working dtype of parameters, on the operations' threads.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::{CpuStorage, DType};
 use half::{bf16, f16};
-use zero_optim::{read_half, rounded, write_half};
 
 use crate::error::ZeroError;
 use crate::storage::not_floats;
+use crate::threads::{round_into, rounded, widen};
 
 /// Rounds f32 values to `dtype`: f32, bf16 or f16.
-pub fn working(values: Vec<f32>, dtype: DType) -> CpuStorage {
+pub fn working<'a>(values: impl Into<Cow<'a, [f32]>>, dtype: DType) -> CpuStorage {
+    let values = values.into();
     match dtype {
         DType::BF16 => CpuStorage::BF16(rounded(&values)),
         DType::F16 => CpuStorage::F16(rounded(&values)),
-        _ => CpuStorage::F32(values),
+        _ => CpuStorage::F32(values.into_owned()),
     }
 }
 
@@ -29,12 +31,12 @@ pub fn to_f32(values: &CpuStorage) -> Result<Vec<f32>, ZeroError> {
         CpuStorage::F32(values) => Ok(values.clone()),
         CpuStorage::BF16(rounded) => {
             let mut values = wide(rounded.len());
-            read_half(rounded, &mut values)?;
+            widen(rounded, &mut values)?;
             Ok(values)
         }
         CpuStorage::F16(rounded) => {
             let mut values = wide(rounded.len());
-            read_half(rounded, &mut values)?;
+            widen(rounded, &mut values)?;
             Ok(values)
         }
         _ => Err(not_floats()),
@@ -44,8 +46,8 @@ pub fn to_f32(values: &CpuStorage) -> Result<Vec<f32>, ZeroError> {
 /// Rounds master values into a range of 16-bit parameters.
 pub(crate) fn round_to(master: &[f32], parameters: &mut CpuStorage, at: Range<usize>) -> Result<(), ZeroError> {
     match parameters {
-        CpuStorage::BF16(parameters) => write_half(master, &mut parameters[at])?,
-        CpuStorage::F16(parameters) => write_half(master, &mut parameters[at])?,
+        CpuStorage::BF16(parameters) => round_into(master, &mut parameters[at])?,
+        CpuStorage::F16(parameters) => round_into(master, &mut parameters[at])?,
         _ => return Err(ZeroError::internal("a released parameter cannot be updated")),
     }
     Ok(())
@@ -54,8 +56,8 @@ pub(crate) fn round_to(master: &[f32], parameters: &mut CpuStorage, at: Range<us
 /// Rounds values into a range of parameters of `dtype` in a disk buffer.
 pub(crate) fn round_bytes(values: &[f32], dtype: DType, bytes: &mut [u8], at: Range<usize>) -> Result<(), ZeroError> {
     match dtype {
-        DType::BF16 => write_half(values, &mut cast_slice_mut::<u8, bf16>(bytes)[at])?,
-        DType::F16 => write_half(values, &mut cast_slice_mut::<u8, f16>(bytes)[at])?,
+        DType::BF16 => round_into(values, &mut cast_slice_mut::<u8, bf16>(bytes)[at])?,
+        DType::F16 => round_into(values, &mut cast_slice_mut::<u8, f16>(bytes)[at])?,
         _ => cast_slice_mut::<u8, f32>(bytes)[at].copy_from_slice(values),
     }
     Ok(())
@@ -64,8 +66,8 @@ pub(crate) fn round_bytes(values: &[f32], dtype: DType, bytes: &mut [u8], at: Ra
 /// Converts a range of parameters of `dtype` in a disk buffer to f32.
 pub(crate) fn widen_bytes(bytes: &[u8], at: Range<usize>, dtype: DType, values: &mut [f32]) -> Result<(), ZeroError> {
     match dtype {
-        DType::BF16 => read_half(&cast_slice::<u8, bf16>(bytes)[at], values)?,
-        DType::F16 => read_half(&cast_slice::<u8, f16>(bytes)[at], values)?,
+        DType::BF16 => widen(&cast_slice::<u8, bf16>(bytes)[at], values)?,
+        DType::F16 => widen(&cast_slice::<u8, f16>(bytes)[at], values)?,
         _ => values.copy_from_slice(&cast_slice::<u8, f32>(bytes)[at]),
     }
     Ok(())

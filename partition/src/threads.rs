@@ -130,15 +130,24 @@ pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
 /// Runs [`zero_optim::rounded`] on several threads.
 pub(crate) fn rounded<H: HalfFloat + Send>(values: &[f32]) -> Vec<H> {
     let mut rounded = vec![H::ZERO; values.len()];
-    round_into(values, &mut rounded);
+    round_all(values, &mut rounded);
     rounded
 }
 
 /// Runs [`write_half`] on several threads.
+pub(crate) fn round_into<H: HalfFloat + Send>(values: &[f32], rounded: &mut [H]) -> Result<(), LengthError> {
+    if rounded.len() != values.len() {
+        return write_half(values, rounded);
+    }
+    round_all(values, rounded);
+    Ok(())
+}
+
+/// As [`round_into`], for slices of the same length.
 ///
 /// # Panics
 /// Panics if the lengths differ.
-pub(crate) fn round_into<H: HalfFloat + Send>(values: &[f32], rounded: &mut [H]) {
+pub(crate) fn round_all<H: HalfFloat + Send>(values: &[f32], rounded: &mut [H]) {
     // The lengths are equal, so `write_half` cannot fail.
     convert(values, rounded, |values, rounded| {
         let _ = write_half(values, rounded);

@@ -154,7 +154,11 @@ impl Staging {
         self.released = true;
     }
 
-    fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod + Send + Sync>(
+    /// Copies a slice of host values to the GPU as [`Staging::upload`] does.
+    ///
+    /// # Errors
+    /// As [`Staging::upload`].
+    pub fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod + Send + Sync>(
         &mut self,
         values: &[T],
     ) -> Result<CudaStorage> {

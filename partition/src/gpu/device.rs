@@ -10,7 +10,6 @@ use zero_model::Tuning;
 use zero_model::device::optimizer::{Norms, Part, step};
 use zero_model::device::{self, Array, Staging};
 pub(crate) use zero_model::device::{Arriving, optimizer::Updated};
-use zero_model::ops::convert;
 use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Factors};
@@ -24,7 +23,7 @@ use crate::optimizer::SegmentState;
 use crate::rank::Rank;
 use crate::rounding::working;
 use crate::storage::copy_on_host;
-use crate::threads::round_into;
+use crate::threads::round_all;
 
 /// The GPU that runs the layers.
 pub(crate) struct Gpu {
@@ -84,9 +83,9 @@ impl Gpu {
     pub(crate) fn upload_rounded(&mut self, values: &[f32], dtype: DType) -> Result<Storage, ZeroError> {
         let len = values.len();
         Ok(Storage::Cuda(match dtype {
-            DType::BF16 => self.staging.upload_with::<bf16>(len, |to| round_into(values, to))?,
-            DType::F16 => self.staging.upload_with::<f16>(len, |to| round_into(values, to))?,
-            _ => self.staging.upload_with(len, |to| convert(values, to, |from, to| to.copy_from_slice(from)))?,
+            DType::BF16 => self.staging.upload_with::<bf16>(len, |to| round_all(values, to))?,
+            DType::F16 => self.staging.upload_with::<f16>(len, |to| round_all(values, to))?,
+            _ => self.staging.upload_slice(values)?,
         }))
     }
 

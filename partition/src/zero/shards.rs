@@ -300,7 +300,7 @@ impl ShardedState {
             let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
             return self.disk.write(id, Stored::Parameters, start, values, self.rank.dtype);
         }
-        let working = Storage::Cpu(working(values.to_vec(), self.rank.dtype));
+        let working = Storage::Cpu(working(values, self.rank.dtype));
         if let Some(shard) = self.parameters.shard_mut(id) {
             let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
             return storage::copy(&working, 0..values.len(), shard, start..start + values.len());
