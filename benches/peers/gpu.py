@@ -9,8 +9,8 @@ bf16 with f32 master weights: zero-train has `bf16: {enabled: true}`. PyTorch, e
 master weights, as zero-train and DeepSpeed do. All have the same initial weights, tokens and order. Ratios are taken within a round. Fails if
 one of the first eight losses differs by more than 0.3 % from that of a trainer with the same types of parameters, or if a trainer fails; the
 figures of the other trainers are still printed. Later losses are not compared: without a warm-up of the learning rate, two runs of PyTorch on
-one GPU differ by 10 % at some steps. Autocast keeps the residual stream in f32, so its losses are not compared either. With `--weights own` each trainer makes its own random weights, no weight file is written, and
-losses are not compared. `--device cpu --models 10m` tests the script on a machine without a GPU; the figures are meaningless there.
+one GPU differ by 10 % at some steps. Autocast keeps the residual stream in f32, so its losses are not compared either. With `--weights own`
+each trainer makes its own random weights, no weight file is written, and losses are not compared. `--device cpu --models 10m` tests the script on a machine without a GPU; the figures are meaningless there.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 //! `manifest.json`: the contents of a checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
@@ -315,12 +315,9 @@ impl Manifest {
                     return Err(format!("`{name}` does not have the optimizer states of the run"));
                 }
             }
-            let mut own = parameter.states.iter().flatten().enumerate();
-            let is_wrong = |(index, state): (usize, &String)| {
-                !self.states.contains(state)
-                    || parameter.states.iter().flatten().take(index).any(|other| other == state)
-            };
-            if own.any(is_wrong) {
+            let own = || parameter.states.iter().flatten();
+            let names: BTreeSet<&String> = own().collect();
+            if names.len() < own().count() || !names.iter().all(|name| self.states.contains(name)) {
                 return Err(format!("`{name}` has optimizer states that the run does not have"));
             }
             if parameter.quantized.is_some() && !parameter.frozen {

@@ -3,6 +3,7 @@
 
 use zero_config as config;
 use zero_model::{BuildError, Model, Parameter, ParameterId, Trainable, Tuning};
+use zero_optim::norm::Clipping;
 use zero_optim::{Average, CustomOptimizer, MatrixStates, ScheduleFree};
 use zero_partition::{adafactor_states, muon_states};
 
@@ -133,6 +134,7 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
     let (groups, shrinking) = (groups(config), config.training.layerwise_lr_decay);
     let (members, depths) = (members(config, &model)?, depths(&model));
     let deepest = depths.iter().max().copied().unwrap_or(0);
+    let clippings = clippings(config);
     let of_parameter = |(parameter, group): (&Parameter, Option<usize>)| {
         let mut tuning = parameter.tuning();
         let owner = owner(config, group);
@@ -146,15 +148,13 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
         let bits = group.and_then(|group| groups[group].optim_bits).unwrap_or(bits);
         tuning.eight_bit = bits == 8 && parameter.is_trainable() && parameter.elements() >= smallest;
         tuning.lr_factor *= shrinking.powi((deepest - depths[parameter.layer()]) as i32);
-        let own = group.filter(|&group| groups[group].clipping().is_some());
-        let clipping = own.map_or(0, |own| groups[..=own].iter().filter(|group| group.clipping().is_some()).count());
+        tuning.clipping = clippings.iter().position(|(of, _)| Some(*of) == group).map_or(0, |place| place + 1);
         let group = group.map(|group| &groups[group]);
         let lr = group.and_then(|group| group.lr).unwrap_or(lr);
         if lr != config.optimizer.lr() {
             tuning.lr_factor *= lr / config.optimizer.lr();
         }
         if let Some(group) = group {
-            tuning.clipping = clipping;
             tuning.lr_factor *= group.lr_scale.unwrap_or(1.0);
             tuning.weight_decay = group.weight_decay.or(group.optimizer.as_ref().map(config::Optimizer::weight_decay));
             tuning.betas = group.betas.map(|[beta1, beta2]| (beta1, beta2));
@@ -163,6 +163,15 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
     };
     let tunings: Result<Vec<Tuning>, Error> = model.parameters().iter().zip(members).map(of_parameter).collect();
     Ok(model.with_tunings(&tunings?))
+}
+
+/// Returns the groups whose gradients are clipped by themselves, and how. [`Tuning::clipping`] counts them from 1.
+pub(crate) fn clippings(config: &Config) -> Vec<(usize, Clipping)> {
+    let clipping = |(index, group): (usize, &ParameterGroup)| {
+        let (max_norm, max_value) = group.clipping()?;
+        Some((index, Clipping { max_norm, max_value }))
+    };
+    groups(config).iter().enumerate().filter_map(clipping).collect()
 }
 
 fn groups(config: &Config) -> &[ParameterGroup] {

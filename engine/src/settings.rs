@@ -6,7 +6,6 @@ use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
 use zero_model::Model;
-use zero_optim::norm::Clipping;
 use zero_optim::{
     Adafactor, Adagrad, AdamW, Average, Custom, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer,
     RAdam, RmsProp, RmsPropVariant, Schedule, ScheduleFree, Sgd,
@@ -19,6 +18,7 @@ use crate::batch::MicrobatchOrder;
 use crate::device;
 use crate::error::Error;
 use crate::offload;
+use crate::parameter_groups::clippings;
 
 /// Everything that the engine derives from a configuration.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,7 +113,7 @@ impl Settings {
             },
             zero: ZeroOptions {
                 optimizers: optimizers?.concat(),
-                clippings: clippings(config),
+                clippings: clippings(config).into_iter().map(|(_, clipping)| clipping).collect(),
                 average: config.training.ema.map(|ema| Average { decay: ema.decay, start: ema.start_step }),
                 sums_micro_batches: config.training.gradient_noise_scale.is_some(),
                 state_dtype: state_dtype(config),
@@ -140,12 +140,6 @@ impl Settings {
             skips_overflow: !config.bf16.enabled || config.bf16.check_grad_overflow,
         })
     }
-}
-
-/// Returns how the gradients of those groups are clipped that say so.
-fn clippings(config: &Config) -> Vec<Clipping> {
-    let of_groups = config.training.param_groups.iter().flatten().filter_map(config::ParameterGroup::clipping);
-    of_groups.map(|(max_norm, max_value)| Clipping { max_norm, max_value }).collect()
 }
 
 /// Returns the gradient of the reported loss with respect to the loss of one of `micro_batches` micro-batches per replica.

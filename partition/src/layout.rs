@@ -5,8 +5,9 @@
 //! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
 //! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
 //! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
-//! Trainable and frozen parameters never share a segment, and neither do parameters of different optimizers. A quantized parameter has one of its own, and so have a matrix
-//! that the optimizer updates as a whole and a parameter whose optimizer states have 8 bits.
+//! Trainable and frozen parameters never share a segment, and neither do parameters of different optimizers. A
+//! quantized parameter has one of its own, and so have a matrix that the optimizer updates as a whole and a parameter
+//! whose optimizer states have 8 bits.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then

@@ -73,6 +73,12 @@ impl Segment {
         self.matrix.as_ref().map_or(of_optimizer, |matrix| matrix.states.values.len())
     }
 
+    /// Returns the number of its optimizer states, with the average of the weights if there is one.
+    #[must_use]
+    pub fn states_and_average(&self, widths: &Widths) -> usize {
+        usize::from(widths.average > 0) + self.states(&widths.states)
+    }
+
     /// Returns the part of a range of its elements that has values of an optimizer state: see [`part_of_state`].
     #[must_use]
     pub fn in_state(&self, state: usize, range: Range<usize>) -> Range<usize> {

@@ -3,7 +3,8 @@
     python3 -m pip download --no-deps --dest . nvidia-nccl-cu13
     python3 scripts/card/nccl.py nvidia_nccl_cu13-*.whl
 
-OUT defaults to target/card/libnccl.so.2.xz. The library has code for every chip; all code except that for compute capability 90 is zeroed, which compresses to nothing. `strip`, of binutils, removes the debugging information.
+OUT defaults to target/card/libnccl.so.2.xz. The library has code for every chip; all code except that for compute
+capability 90 is zeroed, which compresses to nothing. `strip`, of binutils, removes the debugging information.
 """
 
 import lzma

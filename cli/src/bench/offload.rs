@@ -11,7 +11,6 @@ use std::time::Duration;
 use zero_comm::bench::median;
 use zero_config::Dtype;
 use zero_engine::counted;
-use zero_partition::{Segment, ShardedState};
 use zero_pipeline::{Instruction, Item, Tier};
 use zero_tier::bench::Floor;
 use zero_train::train::Steps;
@@ -93,7 +92,7 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
 fn of_update(subject: &Steps) -> Moved {
     let engine = subject.engine();
     let (zero, is_half) = (engine.zero(), engine.config().working_dtype() != Dtype::F32);
-    let width = if is_half { 2 } else { 4 };
+    let (width, widths) = (if is_half { 2 } else { 4 }, zero.widths());
     let mut update = Moved { read: 0, written: 0 };
     for (id, segment) in zero.layout().segments().iter().enumerate() {
         if !zero.holds(id) || !zero.owns(id) || segment.tiers.tiles == 0 {
@@ -101,7 +100,7 @@ fn of_update(subject: &Steps) -> Moved {
         }
         let elements = segment.shard(engine.replica()).len();
         let lives = |tier, width: usize| if tier == Tier::Nvme { (elements * width) as u64 } else { 0 };
-        let kinds = states(zero, segment) + usize::from(is_half);
+        let kinds = segment.states_and_average(&widths) + usize::from(is_half);
         let written = lives(segment.tiers.optimizer, 4 * kinds) + lives(segment.tiers.parameters, width);
         update.written += written;
         update.read += written + lives(segment.tiers.gradients, 4);
@@ -114,14 +113,10 @@ fn in_memory(subject: &Steps) -> usize {
     let (zero, config) = (subject.engine().zero(), subject.engine().config());
     // Besides the states: gradient and parameter in f32, or gradient, master copy and half-precision parameter.
     let width = if config.working_dtype() == Dtype::F32 { 4 + 4 } else { 4 + 4 + 2 };
-    let states = zero.layout().segments().iter().map(|segment| states(zero, segment)).max().unwrap_or(0);
-    config.zero.offload_optimizer.buffer_count * zero.layout().tile() * (4 * states + width)
-}
-
-/// Returns the number of states of a segment, with the average of the weights if there is one.
-fn states(zero: &ShardedState, segment: &Segment) -> usize {
     let widths = zero.widths();
-    usize::from(widths.average > 0) + segment.states(&widths.states)
+    let of_segments = zero.layout().segments().iter().map(|segment| segment.states_and_average(&widths));
+    let states = of_segments.max().unwrap_or(0);
+    config.zero.offload_optimizer.buffer_count * zero.layout().tile() * (4 * states + width)
 }
 
 /// Returns the bytes that this rank has read from and written to its disk so far.

@@ -83,15 +83,31 @@ impl Optimizer {
     /// Checks the parameters against each other and against the type as written. The paths of the keys begin with `prefix`.
     /// `has_eight_bits` is whether some of the optimizer's states have 8 bits.
     pub(crate) fn check_params(&self, prefix: &str, has_eight_bits: bool, resolver: &mut Resolver<'_>) {
+        let at = |key: &str| format!("{prefix}{key}");
+        let is_adamw = match resolver.fields.values.get(&at(Self::TYPE)).map(|field| &field.leaf) {
+            Some(Leaf::Text(kind)) => kind == ADAMW,
+            _ => true,
+        };
+        if let Some((bits, _)) = self.optim_bits() {
+            check_bits(bits, &at(Adam::optim_bits), resolver);
+        }
         let mut fail = |keys: &[&str], message: &str, help: Option<&str>| {
-            let paths: Vec<String> = keys.iter().map(|key| format!("{prefix}{key}")).collect();
+            let paths: Vec<String> = keys.iter().map(|key| at(key)).collect();
             let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
             resolver.contradiction(&paths, message.to_string(), help.map(String::from));
         };
+        if self.optim_bits().is_some_and(|(_, smallest)| smallest != MIN_8BIT_SIZE) && !has_eight_bits {
+            let help = Some("write `optim_bits: 8`, or leave the size out");
+            fail(&[Adam::min_8bit_size, Adam::optim_bits], "all states have 32 bits", help);
+        }
         match self {
             Self::Sgd(sgd) | Self::MuSgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
                 let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0";
                 fail(&[Sgd::nesterov, Sgd::momentum, Sgd::dampening], message, None);
+            }
+            Self::AdamW(adam) if !adam.adam_w_mode && is_adamw => {
+                let message = "type AdamW is Adam with `adam_w_mode`, which is switched off";
+                fail(&[Adam::adam_w_mode, Self::TYPE], message, Some("for L2 decay write `type: Adam`"));
             }
             Self::RmsProp(rmsprop) if rmsprop.centered && rmsprop.momentum > 0.0 => {
                 let message = "`centered` together with `momentum` needs a third state, which is not implemented";
@@ -101,27 +117,6 @@ impl Optimizer {
                 fail(&[Lamb::min_coeff, Lamb::max_coeff], "the smallest trust ratio is larger than the largest", None);
             }
             _ => {}
-        }
-        let kind = format!("{prefix}{}", Self::TYPE);
-        let is_written = |resolver: &Resolver<'_>| match resolver.fields.values.get(&kind).map(|field| &field.leaf) {
-            Some(Leaf::Text(kind)) => kind == ADAMW,
-            _ => true,
-        };
-        if let Self::AdamW(Adam { adam_w_mode: false, .. }) = self
-            && is_written(resolver)
-        {
-            let message = "type AdamW is Adam with `adam_w_mode`, which is switched off".to_string();
-            let help = Some("for L2 decay write `type: Adam`".to_string());
-            resolver.contradiction(&[&format!("{prefix}{}", Adam::adam_w_mode), &kind], message, help);
-        }
-        if let Some((bits, smallest)) = self.optim_bits() {
-            let [of_bits, of_size] = [Adam::optim_bits, Adam::min_8bit_size].map(|key| format!("{prefix}{key}"));
-            check_bits(bits, &of_bits, resolver);
-            if smallest != MIN_8BIT_SIZE && !has_eight_bits {
-                let message = "all states have 32 bits".to_string();
-                let help = Some("write `optim_bits: 8`, or leave the size out".to_string());
-                resolver.contradiction(&[&of_size, &of_bits], message, help);
-            }
         }
     }
 

@@ -28,16 +28,9 @@ fn optimizer(subject: &Subject<'_>) -> String {
     let name = |(_, optimizer): (Option<usize>, &Optimizer)| match optimizer {
         Optimizer::AdamW(_) | Optimizer::MuAdam(_) | Optimizer::MuAdamW(_) => "AdamW",
         Optimizer::Sgd(_) | Optimizer::MuSgd(_) => "SGD",
-        Optimizer::Lion(_) => "Lion",
-        Optimizer::Adagrad(_) => "Adagrad",
-        Optimizer::RmsProp(_) => "RMSprop",
-        Optimizer::NAdam(_) => "NAdam",
-        Optimizer::RAdam(_) => "RAdam",
-        Optimizer::Muon(_) => "Muon",
         Optimizer::Lamb(_) => "LAMB",
-        Optimizer::ScheduleFree(_) => "AdamWScheduleFree",
-        Optimizer::Adafactor(_) => "Adafactor",
         Optimizer::Custom(_) => "custom",
+        other => other.name(),
     };
     let name = subject.config.optimizers().into_iter().map(name).collect::<Vec<_>>().join(" and ");
     let zero = &subject.settings.zero;

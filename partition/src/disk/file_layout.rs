@@ -135,7 +135,7 @@ fn place(
         // Tiles of whole pages, also of elements that are bytes.
         tile: layout.tile() * if stored == 1 { 4 } else { 1 },
         width: stored,
-        kinds: usize::from(widths.average > 0) + segment.states(&widths.states) + usize::from(widths.parameter < 4),
+        kinds: segment.states_and_average(widths) + usize::from(widths.parameter < 4),
         parameters_at: next.1,
         state_at: next.0,
         gradients_at: 0,

@@ -165,7 +165,6 @@ impl Walk<'_> {
 
     /// Returns the number of states of a segment, with the average if there is one.
     fn states(&self, segment: SegmentId) -> usize {
-        let widths = self.widths();
-        usize::from(widths.average > 0) + self.segment(segment).states(&widths.states)
+        self.segment(segment).states_and_average(&self.widths())
     }
 }
