@@ -40,7 +40,7 @@ use crate::choice::{Choice as _, choice};
 use crate::errors::Warning;
 use crate::origin::Origins;
 use crate::schema::*;
-use crate::table::{ROOT, section};
+use crate::table::{ROOT, item_path, section};
 use crate::typed::Typed;
 use crate::yaml_out;
 
@@ -240,16 +240,19 @@ impl Config {
 
     /// The name of an optimizer that updates whole parameters in f32, in host memory, with the path of its `type`.
     pub fn of_whole_parameters(&self) -> Option<(String, &'static str)> {
-        self.optimizers().into_iter().find_map(|(group, optimizer)| {
-            let prefix = group.map_or(String::new(), |group| format!("{}.{group}.", Training::param_groups));
-            Some((format!("{prefix}{}", Optimizer::TYPE), optimizer.of_whole_parameters()?))
-        })
+        self.optimizers()
+            .into_iter()
+            .find_map(|(group, optimizer)| Some((in_group(group, Optimizer::TYPE), optimizer.of_whole_parameters()?)))
     }
 
-    /// Whether an optimizer keeps states in 8 bits, of some parameters at least.
-    pub fn has_eight_bit_states(&self) -> bool {
-        self.optimizers().iter().any(|(_, optimizer)| optimizer.has_eight_bits())
-            || self.training.param_groups.iter().flatten().any(|group| group.optim_bits == Some(8))
+    /// The path of a key with which states have 8 bits, of some parameters at least.
+    pub fn eight_bit_states(&self) -> Option<String> {
+        let of_optimizer = self.optimizers().into_iter().find(|(_, optimizer)| optimizer.has_eight_bits());
+        let group = || self.training.param_groups.iter().flatten().position(|group| group.optim_bits == Some(8));
+        match of_optimizer {
+            Some((group, _)) => Some(in_group(group, Adam::optim_bits)),
+            None => group().map(|group| item_path(Training::param_groups, group, ParameterGroup::optim_bits)),
+        }
     }
 
     /// Data type of parameters and activations.
@@ -260,6 +263,11 @@ impl Config {
             (false, false) => Dtype::F32,
         }
     }
+}
+
+/// Returns the path of a key of the run, or of the same key of a group of parameters.
+fn in_group(group: Option<usize>, key: &str) -> String {
+    group.map_or(key.to_string(), |group| format!("{}.{group}.{key}", Training::param_groups))
 }
 
 /// Why gradients need not be divided before the reduction.

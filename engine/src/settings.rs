@@ -151,37 +151,37 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     1.0 / averaged as f32
 }
 
-/// Checks that what is updated in host memory alone is there: the optimizers of whole parameters are not on a disk, where state is
-/// updated in tiles, and values in bf16 are neither on a disk nor on a GPU.
+/// Checks that an optimizer whose state is in host memory alone has it there, and that values in bf16 and in 8 bits are not on a
+/// GPU.
 fn in_host_memory(config: &Config) -> Result<(), Error> {
     let devices = [
         ("zero_optimization.offload_optimizer.device", config.zero.offload_optimizer.device),
         ("zero_optimization.offload_param.device", config.zero.offload_param.device),
     ];
     let on_disk = devices.into_iter().find(|(_, device)| *device == config::OffloadDevice::Nvme).map(|(key, _)| key);
-    let is_narrow = config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16;
-    if let (Some((_, name)), Some(key)) = (config.of_whole_parameters(), on_disk) {
+    if let (Some((of_type, name)), Some(key)) = (config.of_whole_parameters(), on_disk) {
+        let key = if of_type == "optimizer.type" { key } else { &of_type };
         let message = format!("{name} needs whole parameters, and state on a disk is updated in tiles");
-        return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));
+        return Err(Error::setting(key, message, "write `cpu` as the device of offloads, or use AdamW"));
     }
     if let (config::Optimizer::ScheduleFree(_), Some(key)) = (&config.optimizer, on_disk) {
         let message = "evaluations keep the weights of AdamWScheduleFree in memory, which the disk is there to save";
         return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));
     }
-    if config.has_eight_bit_states() && (on_disk.is_some() || config.training.device == config::Compute::Cuda) {
-        let message = "states in 8 bits are in host memory alone; they are not implemented on a disk or on a GPU";
-        let of_optimizer = config.optimizer.optim_bits().is_some_and(|(bits, _)| bits == 8);
-        let key = if of_optimizer { "optimizer.params.optim_bits" } else { "training.param_groups" };
-        return Err(Error::setting(key, message, "write `optim_bits: 32`"));
+    if config.training.device == config::Compute::Cpu {
+        return Ok(());
     }
-    let help = "keep the f32 copy of the parameters and states in f32";
-    if let (true, Some(key)) = (is_narrow, on_disk) {
-        let message = "parameters without an f32 copy, and states in bf16, are not implemented on a disk";
-        return Err(Error::setting(key, message, help));
+    if let Some(key) = config.eight_bit_states() {
+        let message = "states in 8 bits are not implemented on a GPU";
+        return Err(Error::setting(&key, message, "write `optim_bits: 32`"));
     }
-    if config.training.device == config::Compute::Cuda && is_narrow {
+    if config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16 {
         let message = "parameters without an f32 copy, and states in bf16, are not implemented on a GPU";
-        return Err(Error::setting("training.device", message, help));
+        return Err(Error::setting(
+            "training.device",
+            message,
+            "keep the f32 copy of the parameters and states in f32",
+        ));
     }
     Ok(())
 }

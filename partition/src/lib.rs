@@ -25,6 +25,7 @@ mod rank;
 mod reductions;
 mod rounding;
 mod segment;
+mod states;
 mod storage;
 mod threads;
 mod trust;

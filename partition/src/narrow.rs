@@ -7,15 +7,13 @@ use half::bf16;
 use zero_model::ParameterId;
 use zero_model::ops::in_parallel;
 use zero_model::random::Stream;
-use zero_model::sink::FlatBuffer;
 use zero_optim::{
     EIGHT_BIT_BLOCK, EightBit, LengthError, Optimizer, Step, Stored, read_half, update_restored, update_stored,
-    write_bf16_at_random, write_half,
+    write_bf16_at_random,
 };
 
 use crate::error::ZeroError;
 use crate::threads::share;
-use crate::zero::missing;
 
 /// Elements that are widened at a time where their type has no loop of its own: parameters that are rounded at random, and
 /// states in 8 bits. They stay in the L1 cache, and are whole blocks of such states.
@@ -32,7 +30,7 @@ pub enum Values<'a> {
 }
 
 impl<'a> Values<'a> {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
@@ -85,13 +83,8 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Returns the bytes of a state in 8 bits.
-pub(crate) fn eight_bit_bytes(elements: usize) -> usize {
-    elements + size_of::<f32>() * elements.div_ceil(EIGHT_BIT_BLOCK)
-}
-
 /// Returns the blocks of a range of elements that begins with a block.
-fn blocks(range: &Range<usize>) -> Range<usize> {
+pub(crate) fn blocks(range: &Range<usize>) -> Range<usize> {
     range.start / EIGHT_BIT_BLOCK..range.end.div_ceil(EIGHT_BIT_BLOCK)
 }
 
@@ -242,81 +235,6 @@ fn update_eight_bit<P: Stored>(
         }
     }
     Ok(())
-}
-
-/// One state of a segment, on the device of the segment's state.
-#[derive(Debug)]
-pub(crate) enum StateBuffer {
-    F32(FlatBuffer),
-    /// On the host.
-    Bf16(Vec<bf16>),
-    /// On the host: indices, and the largest absolute value of each block.
-    EightBit(EightBit, Vec<u8>, Vec<f32>),
-}
-
-impl StateBuffer {
-    /// Returns a state of this name in 8 bits, of zeros.
-    pub(crate) fn eight_bit(name: &str, elements: usize) -> Self {
-        // A second moment is never negative.
-        let of = if name == "exp_avg_sq" { EightBit::Unsigned } else { EightBit::Signed };
-        Self::EightBit(of, vec![0; elements], vec![0.0; elements.div_ceil(EIGHT_BIT_BLOCK)])
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::Bf16(values) => values.len(),
-            Self::EightBit(_, indices, _) => indices.len(),
-        }
-    }
-
-    /// Returns the values for an update on the host; `None` if they are on a GPU.
-    pub(crate) fn host_mut(&mut self) -> Option<Values<'_>> {
-        match self {
-            Self::F32(values) => values.host_mut().map(Values::F32),
-            Self::Bf16(values) => Some(Values::Bf16(values)),
-            Self::EightBit(of, indices, largest) => Some(Values::EightBit(*of, indices, largest)),
-        }
-    }
-
-    /// Overwrites values from `start` on, rounded to nearest. States in 8 bits are overwritten in whole blocks.
-    pub(crate) fn write(&mut self, start: usize, values: &[f32]) -> Result<(), ZeroError> {
-        match self {
-            Self::F32(state) => state.write(start, values)?,
-            Self::Bf16(state) => {
-                write_half(values, state.get_mut(start..start + values.len()).ok_or_else(missing)?)?;
-            }
-            Self::EightBit(of, indices, largest) => {
-                let range = start..start + values.len();
-                let of_blocks = largest.get_mut(whole_blocks(&range, indices.len())?).ok_or_else(missing)?;
-                of.quantize(values, &mut indices[range], of_blocks)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Reads a range of whole blocks, such that writing the values restores all bits.
-pub(crate) fn read_eight_bit(
-    of: EightBit,
-    (indices, largest): (&[u8], &[f32]),
-    range: Range<usize>,
-    values: &mut [f32],
-) -> Result<(), ZeroError> {
-    let of_blocks = largest.get(whole_blocks(&range, indices.len())?).ok_or_else(missing)?;
-    Ok(of.dequantize_losslessly(&indices[range], of_blocks, values)?)
-}
-
-/// Returns the blocks of a range, which must begin and end with one, of a state with `elements`.
-fn whole_blocks(range: &Range<usize>, elements: usize) -> Result<Range<usize>, ZeroError> {
-    let is_whole = |at: usize| at.is_multiple_of(EIGHT_BIT_BLOCK) || at == elements;
-    if range.start > range.end || range.end > elements {
-        return Err(missing());
-    }
-    match is_whole(range.start) && is_whole(range.end) {
-        true => Ok(blocks(range)),
-        false => Err(ZeroError::internal("a range of states in 8 bits cuts a block")),
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, Storage};
+use bytemuck::cast_slice_mut;
+use candle_core::{CpuStorage, DType, Storage};
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::sink::FlatBuffer;
 use zero_model::{Parameter, Tuning};
@@ -12,16 +13,17 @@ use zero_optim::{AverageSums, ExactSum, Optimizer, Rate, SecondMoment, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
-use crate::disk::{Tile, stride};
+use crate::disk::{Tile, states_in};
 use crate::error::ZeroError;
 use crate::gpu::Gpu;
 use crate::ledger::Category;
 use crate::memory::Memory;
-use crate::narrow::{StateBuffer, Stochastic, Values, update};
+use crate::narrow::{Stochastic, Values, update};
 use crate::parameters::ParameterState;
 use crate::rank::Rank;
 use crate::reductions::{Reductions, no_squares};
 use crate::rounding::{round_bytes, round_to, working};
+use crate::states::StateBuffer;
 use crate::storage::{copy, overwrite};
 use crate::threads::{advance, average, update_matrix};
 use crate::trust::Trust;
@@ -209,9 +211,10 @@ impl OptimizerState {
         let Some(scalings) = self.scalings()? else { return Ok(()) };
         let StepInputs { rank, memory, parameters, gradients, rate } = with;
         let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
+        let Tile { state: in_tile, gradients: of_tile, parameters: updated } = tile;
         let is_refreshed =
-            rank.comm().size() > 1 && tile.state.is_none() && segment.placements.optimizer == Placement::Sharded;
-        let gradients: &[f32] = match &tile.gradients {
+            rank.comm().size() > 1 && in_tile.is_none() && segment.placements.optimizer == Placement::Sharded;
+        let gradients: &[f32] = match of_tile {
             Some(buffer) => buffer.as_f32(),
             None => {
                 let offset = segment.begin_in_gradients(&own);
@@ -227,13 +230,13 @@ impl OptimizerState {
         let shared = rank.optimizer(id).clone().with_share(self.sums, self.updates + 1, rate.lr);
         let state = &mut self.segments[id];
         // States in memory are those of the whole part of this rank.
-        let skipped = if tile.state.is_some() { 0 } else { part.start };
+        let skipped = if in_tile.is_some() { 0 } else { part.start };
         // Optimizer states, and the master last: from the tile's buffer or from memory.
-        let (mut kinds, mut master): (Vec<Values<'_>>, Option<&mut [f32]>) = match &mut tile.state {
+        let (mut kinds, mut master): (Vec<Values<'_>>, Option<&mut [f32]>) = match in_tile {
             Some(buffer) => {
-                let mut kinds: Vec<&mut [f32]> = buffer.as_f32_mut().chunks_mut(stride(part.len()) / 4).collect();
+                let mut kinds = states_in(buffer, rank, id, part.len());
                 let master = (kinds.len() > rank.states(id)).then(|| kinds.pop()).flatten();
-                (kinds.into_iter().map(Values::F32).collect(), master)
+                (kinds, master.map(Values::f32).transpose()?)
             }
             None => {
                 let kinds = state.states.iter_mut().map(|kind| on_host(kind.host_mut()));
@@ -283,12 +286,12 @@ impl OptimizerState {
                     None => Ok(()),
                 }
             };
-            let (in_tile, in_shard) = (at.clone(), part.start + at.start..part.start + at.end);
+            let in_shard = part.start + at.start..part.start + at.end;
             if let Some(master) = &mut master {
                 let master = &mut master[at.clone()];
                 run(Values::F32(master))?;
-                match (&mut tile.parameters, shard.as_deref_mut()) {
-                    (Some(buffer), _) => round_bytes(master, parameter.dtype(), buffer.as_bytes_mut(), in_tile)?,
+                match (&mut *updated, shard.as_deref_mut()) {
+                    (Some(buffer), _) => round_bytes(master, parameter.dtype(), buffer.as_bytes_mut(), at)?,
                     (None, Some(Storage::Cpu(shard))) => round_to(master, shard, in_shard)?,
                     (None, Some(shard)) => {
                         let rounded = Storage::Cpu(working(&*master, parameter.dtype()));
@@ -301,8 +304,11 @@ impl OptimizerState {
                 }
                 continue;
             }
-            match (&mut tile.parameters, shard.as_deref_mut()) {
-                (Some(buffer), _) => run(Values::F32(&mut buffer.as_f32_mut()[in_tile]))?,
+            match (&mut *updated, shard.as_deref_mut()) {
+                (Some(buffer), _) if parameter.dtype() == DType::BF16 => {
+                    run(Values::Bf16(&mut cast_slice_mut(buffer.as_bytes_mut())[at.clone()]))?;
+                }
+                (Some(buffer), _) => run(Values::F32(&mut buffer.as_f32_mut()[at.clone()]))?,
                 (None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => run(Values::F32(&mut shard[in_shard]))?,
                 (None, Some(Storage::Cpu(CpuStorage::BF16(shard)))) => run(Values::Bf16(&mut shard[in_shard]))?,
                 _ => parameter.update(|values| match values {

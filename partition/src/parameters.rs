@@ -182,7 +182,7 @@ impl ParameterState {
         id: SegmentId,
     ) -> Result<Buffer, ZeroError> {
         if disk.has(id, Stored::Parameters) {
-            let values = buffer(disk.read_shard(id, rank.dtype)?)?;
+            let values = buffer(disk.read_shard(rank, id)?)?;
             memory.count(Category::Staging, values.len(), rank.width(id));
             return Ok(values);
         }
@@ -215,7 +215,7 @@ impl ParameterState {
     ) -> Result<(), ZeroError> {
         let values = storage(values)?;
         if disk.has(id, Stored::Parameters) {
-            disk.write(id, Stored::Parameters, 0, &to_f32(&values)?, rank.dtype)?;
+            disk.write(rank, id, Stored::Parameters, 0, &to_f32(&values)?)?;
             give_tied_back(rank, memory, buffer(values)?);
             return Ok(());
         }

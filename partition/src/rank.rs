@@ -14,7 +14,7 @@ use crate::groups::Groups;
 use crate::layout::Layout;
 use crate::segment::Segment;
 use crate::storage::QUANTIZED;
-use crate::zero::ZeroOptions;
+use crate::zero::{Widths, ZeroOptions};
 
 /// The constants of one rank, which all components of its state read.
 pub(crate) struct Rank {
@@ -109,6 +109,11 @@ impl Rank {
     pub(crate) fn own_state(&self, id: SegmentId, index: usize) -> Option<usize> {
         let name = self.options.states().get(index).copied()?;
         self.state_names(id).into_iter().position(|own| own == name)
+    }
+
+    /// Returns the bytes of each element.
+    pub(crate) fn widths(&self) -> Widths {
+        self.options.widths(self.dtype.size_in_bytes())
     }
 
     /// Returns the bytes of each stored element of a segment's working parameters.

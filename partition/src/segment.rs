@@ -7,7 +7,7 @@ use zero_model::ops::Quantization;
 use zero_optim::MatrixStates;
 use zero_pipeline::{Placement, Placements, Tiers};
 
-use crate::narrow::eight_bit_bytes;
+use crate::states::{Column, Format};
 use crate::zero::Widths;
 
 /// One parameter inside a segment.
@@ -73,10 +73,16 @@ impl Segment {
         self.matrix.as_ref().map_or(of_optimizer, |matrix| matrix.states.values.len())
     }
 
-    /// Returns the number of its optimizer states, with the average of the weights if there is one.
-    #[must_use]
-    pub fn states_and_average(&self, widths: &Widths) -> usize {
-        usize::from(widths.average > 0) + self.states(&widths.states)
+    /// Returns how the average of the weights, if there is one, and then its optimizer states are stored.
+    pub(crate) fn columns(&self, widths: &Widths) -> Vec<Column> {
+        let format = match (self.is_eight_bit, widths.state) {
+            (true, _) => Format::EightBit,
+            (false, 2) => Format::Bf16,
+            (false, _) => Format::F32,
+        };
+        let values = |state| self.matrix.as_ref().map(|matrix| (self.elements(), matrix.states.values[state]));
+        let states = (0..self.states(&widths.states)).map(|state| Column { format, of_matrix: values(state) });
+        (widths.average > 0).then_some(Column::F32).into_iter().chain(states).collect()
     }
 
     /// Returns the part of a range of its elements that has values of an optimizer state: see [`part_of_state`].
@@ -91,11 +97,7 @@ impl Segment {
     /// Returns the bytes of the average and of the states of the first `own` elements.
     #[must_use]
     pub fn state_bytes(&self, own: usize, widths: &Widths) -> usize {
-        let of_state = |state| match self.is_eight_bit {
-            true => eight_bit_bytes(own),
-            false => self.in_state(state, 0..own).len() * widths.state,
-        };
-        own * widths.average + (0..self.states(&widths.states)).map(of_state).sum::<usize>()
+        self.columns(widths).iter().map(|column| column.bytes(own)).sum()
     }
 
     /// Returns the number of values that a checkpoint has of a range of its elements.

@@ -9,7 +9,6 @@
 use std::time::Duration;
 
 use zero_comm::bench::median;
-use zero_config::Dtype;
 use zero_engine::counted;
 use zero_pipeline::{Instruction, Item, Tier};
 use zero_tier::bench::Floor;
@@ -91,19 +90,19 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
 /// parameters if they are offloaded too.
 fn of_update(subject: &Steps) -> Moved {
     let engine = subject.engine();
-    let (zero, is_half) = (engine.zero(), engine.config().working_dtype() != Dtype::F32);
-    let (width, widths) = (if is_half { 2 } else { 4 }, zero.widths());
+    let (zero, widths) = (engine.zero(), engine.zero().widths());
     let mut update = Moved { read: 0, written: 0 };
     for (id, segment) in zero.layout().segments().iter().enumerate() {
         if !zero.holds(id) || !zero.owns(id) || segment.tiers.tiles == 0 {
             continue;
         }
         let elements = segment.shard(engine.replica()).len();
-        let lives = |tier, width: usize| if tier == Tier::Nvme { (elements * width) as u64 } else { 0 };
-        let kinds = segment.states_and_average(&widths) + usize::from(is_half);
-        let written = lives(segment.tiers.optimizer, 4 * kinds) + lives(segment.tiers.parameters, width);
+        let lives = |tier, bytes: usize| if tier == Tier::Nvme { bytes as u64 } else { 0 };
+        let states = segment.state_bytes(elements, &widths) + elements * widths.master;
+        let written =
+            lives(segment.tiers.optimizer, states) + lives(segment.tiers.parameters, elements * widths.parameter);
         update.written += written;
-        update.read += written + lives(segment.tiers.gradients, 4);
+        update.read += written + lives(segment.tiers.gradients, elements * 4);
     }
     update
 }
@@ -111,12 +110,10 @@ fn of_update(subject: &Steps) -> Moved {
 /// Returns the size of the buffers for tiles in flight, in bytes. The floor transfers to and from this much memory.
 fn in_memory(subject: &Steps) -> usize {
     let (zero, config) = (subject.engine().zero(), subject.engine().config());
-    // Besides the states: gradient and parameter in f32, or gradient, master copy and half-precision parameter.
-    let width = if config.working_dtype() == Dtype::F32 { 4 + 4 } else { 4 + 4 + 2 };
-    let widths = zero.widths();
-    let of_segments = zero.layout().segments().iter().map(|segment| segment.states_and_average(&widths));
-    let states = of_segments.max().unwrap_or(0);
-    config.zero.offload_optimizer.buffer_count * zero.layout().tile() * (4 * states + width)
+    let (widths, tile) = (zero.widths(), zero.layout().tile());
+    let states = zero.layout().segments().iter().map(|segment| segment.state_bytes(tile, &widths)).max().unwrap_or(0);
+    // Besides the states: gradient, master copy and parameter.
+    config.zero.offload_optimizer.buffer_count * (states + tile * (4 + widths.master + widths.parameter))
 }
 
 /// Returns the bytes that this rank has read from and written to its disk so far.

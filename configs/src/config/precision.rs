@@ -82,13 +82,14 @@ impl Bf16 {
             "rounding to bf16 loses the small steps of the weights, and their average would drift away from them",
             "keep the f32 copy, or use another optimizer",
         );
+        let of_eight_bits = config.eight_bit_states();
         for (is_in_bf16, key) in [
             (self.bf16_optimizer_states, Self::bf16_optimizer_states),
             (!config.optimizer.has_f32_states(), Adam::fp32_optimizer_states),
         ] {
             needs(
-                config.has_eight_bit_states() && is_in_bf16,
-                Adam::optim_bits,
+                of_eight_bits.is_some() && is_in_bf16,
+                of_eight_bits.as_deref().unwrap_or_default(),
                 key,
                 "states have 8 bits and 32, or the type of the parameters",
                 "keep one of the two keys",

@@ -6,6 +6,7 @@ use candle_core::Device;
 use zero_engine::{Engine, ExportDtype, Weights, export};
 
 use crate::eight_bit::ADAMW as EIGHT_BITS;
+use crate::on_disk::offloaded;
 use crate::python::{python, results, small_llama};
 use crate::world::{
     BF16, Trajectory, agreed, assert_same, batch, configured_engine, engine, gpt2, relative_difference, reproducible,
@@ -72,12 +73,9 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
             same(2 * replicas, &text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}")));
         }
         same(2, &text(2, 2, more).replace("stage: 2", "stage: 2, offload_optimizer: {device: cpu}"));
-        if ![MUON, LAMB, ADAFACTOR].contains(&more) && ![FREE, EIGHT_BITS].iter().any(|refused| more.contains(refused))
-        {
+        if ![MUON, LAMB, ADAFACTOR].contains(&more) && !more.contains(FREE) {
             let folder = tempfile::tempdir().unwrap();
-            let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
-            let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");
-            same(2, &text(3, 2, more).replace("stage: 3", &on_disk));
+            same(2, &offloaded(&text(3, 2, more), folder.path()));
         }
     }
 }
@@ -86,8 +84,6 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
 #[test]
 fn averages_are_evaluated() {
     let folder = tempfile::tempdir().unwrap();
-    let nvme = format!("{{device: nvme, nvme_path: {:?}}}", folder.path());
-    let on_disk = format!("stage: 3, offload_optimizer: {nvme}, offload_param: {nvme}");
     for (ranks, stage, more) in [
         (1, 0, ""),
         (2, 1, BF16),
@@ -101,7 +97,7 @@ fn averages_are_evaluated() {
         (2, 3, "# on a disk\nbf16: {enabled: true}"),
     ] {
         let text = text(stage, if more.contains("pipeline") { 2 } else { ranks }, more);
-        let text = if more.starts_with('#') { text.replace("stage: 3", &on_disk) } else { text };
+        let text = if more.starts_with('#') { offloaded(&text, folder.path()) } else { text };
         let losses = world(ranks, |comm| {
             let mut engine = engine(comm.clone(), &text);
             let loss = |engine: &mut Engine| engine.eval_batch(&batch(99, 1));

@@ -9,6 +9,7 @@ use zero_partition::{Category, expected_state};
 
 use crate::adafactor::resumes_a_large_matrix;
 use crate::groups::fifty_steps_agree_of;
+use crate::on_disk::offloaded;
 use crate::whole::{reproducible, text};
 use crate::world::{Trajectory, agreed, assert_same, batch, gpt2, trajectory, world};
 
@@ -138,8 +139,7 @@ fn elements_are_offloaded_and_narrow() {
     let folder = tempfile::tempdir().unwrap();
     let [adamax, ..] = all();
     let expected = run(&adamax, 1, &reproducible(0, 1, CUSTOM));
-    let nvme = format!("stage: 3, offload_optimizer: {{device: nvme, nvme_path: {:?}}}", folder.path());
-    let on_disk = reproducible(3, 2, CUSTOM).replace("stage: 3", &nvme);
+    let on_disk = offloaded(&reproducible(3, 2, CUSTOM), folder.path());
     assert_same(&expected, &run(&adamax, 2, &on_disk), &on_disk);
     let narrow =
         format!("{CUSTOM}\nbf16: {{enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}}");

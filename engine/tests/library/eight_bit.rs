@@ -1,13 +1,12 @@
 //! Optimizer states in 8 bits: equal to bitsandbytes' bytes, bit-identical at every layout, with the bytes of the formula.
 
-use zero_engine::Engine;
 use zero_optim::{AdamW, EIGHT_BIT_BLOCK, EightBit, Lion, Optimizer, Step};
 use zero_partition::{Category, Values, expected_state, update};
 
 use crate::python::{python, results, small_llama};
 use crate::world::{
-    BF16, agreed, assert_resumes, assert_same, batch, config, configured_engine, engine, gpt2, relative_difference,
-    reproducible, run, trajectory, world,
+    BF16, agreed, assert_resumes, assert_same, batch, configured_engine, engine, relative_difference, reproducible,
+    run, trajectory, world,
 };
 
 pub(crate) const ADAMW: &str =
@@ -104,14 +103,6 @@ fn bytes_are_those_of_the_formula() {
             });
         }
     }
-}
-
-#[test]
-fn what_is_not_implemented_is_an_error() {
-    let nvme = "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: .}}";
-    let text = format!("train_micro_batch_size_per_gpu: 1\n{ADAMW}\n{nvme}");
-    let error = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).map(drop)).remove(0);
-    assert!(error.unwrap_err().to_string().contains("8 bits"));
 }
 
 /// The 256 values and the indices of a million numbers are those of bitsandbytes.

@@ -40,6 +40,7 @@ mod named;
 mod narrow;
 mod noise;
 mod offload;
+mod on_disk;
 mod packing;
 mod parity;
 mod peft;

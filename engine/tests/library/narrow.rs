@@ -4,14 +4,13 @@
 use std::path::Path;
 
 use half::bf16;
-use zero_engine::Engine;
 use zero_optim::{AdamW, Optimizer, Step};
 use zero_partition::{Category, Values, expected_state, update};
 
 use crate::python::{python, results, small_llama};
 use crate::world::{
-    Trajectory, agreed, assert_resumes, assert_same, batch, config, configured_engine, engine, gpt2,
-    relative_difference, reproducible, run, world,
+    Trajectory, agreed, assert_resumes, assert_same, batch, configured_engine, engine, relative_difference,
+    reproducible, run, world,
 };
 
 const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
@@ -87,16 +86,6 @@ fn bytes_are_those_of_the_formula() {
                 }
             });
         }
-    }
-}
-
-#[test]
-fn what_is_not_implemented_is_an_error() {
-    let nvme = "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: .}}";
-    for more in [NO_COPY, STATES] {
-        let text = format!("train_micro_batch_size_per_gpu: 1\n{more}\n{nvme}");
-        let error = world(1, |comm| Engine::with_communicator(config(1, &text), gpt2(), comm).map(drop)).remove(0);
-        assert!(error.unwrap_err().to_string().contains("not implemented on a disk"));
     }
 }
 

@@ -6,10 +6,12 @@ use zero_pipeline::{Coordinates, Item, Placement, SegmentId, Stages, Tier, Tiers
 use zero_tier::align;
 
 use crate::layout::Layout;
+use crate::segment::Segment;
+use crate::states::Column;
 use crate::zero::Widths;
 
 /// Position of a segment in the swap files. Offsets are in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileLayout {
     pub(crate) tiers: Tiers,
     /// Number of elements of this rank's part.
@@ -18,8 +20,8 @@ pub(crate) struct FileLayout {
     pub(crate) tile: usize,
     /// Bytes per element of the working dtype.
     pub(crate) width: usize,
-    /// Number of optimizer states, plus one if there is a master.
-    pub(crate) kinds: usize,
+    /// How the optimizer's states are stored, and then the master if there is one.
+    pub(crate) columns: Vec<Column>,
     /// Offset in the parameters' file.
     parameters_at: u64,
     /// Offset of the tiles in the optimizer's file. The gradients follow at `gradients_at`.
@@ -99,7 +101,7 @@ pub(crate) fn places(layout: &Layout, stages: &Stages, at: Coordinates, widths: 
     let mut next = (0, 0);
     let of_segment = |id| {
         let place = place(layout, stages, at, widths, id, next);
-        next = place.map_or(next, |place| place.ends);
+        next = place.as_ref().map_or(next, |place| place.ends);
         place
     };
     (0..layout.segments().len()).map(of_segment).collect()
@@ -135,7 +137,7 @@ fn place(
         // Tiles of whole pages, also of elements that are bytes.
         tile: layout.tile() * if stored == 1 { 4 } else { 1 },
         width: stored,
-        kinds: segment.states_and_average(widths) + usize::from(widths.parameter < 4),
+        columns: columns(segment, widths),
         parameters_at: next.1,
         state_at: next.0,
         gradients_at: 0,
@@ -152,9 +154,15 @@ fn place(
     Some(place)
 }
 
-/// Returns the bytes from one state of `elements` elements to the next.
-pub(crate) fn stride(elements: usize) -> usize {
-    align((elements * 4) as u64) as usize
+/// Returns how a tile's optimizer states are stored, and then its master if there is one.
+pub(super) fn columns(segment: &Segment, widths: &Widths) -> Vec<Column> {
+    let master = (widths.master > 0).then_some(Column::F32);
+    segment.columns(widths).into_iter().chain(master).collect()
+}
+
+/// Returns the bytes of a column of a tile of `elements` elements, in whole pages.
+pub(super) fn stride(column: &Column, elements: usize) -> usize {
+    align(column.bytes(elements) as u64) as usize
 }
 
 impl FileLayout {
@@ -175,19 +183,25 @@ impl FileLayout {
         (0..elements).step_by(size).map(move |start| start..(start + size).min(elements))
     }
 
-    /// Returns the bytes from one state of a tile to the next.
-    pub(crate) fn stride(&self, index: usize) -> usize {
-        stride(self.range(index).len())
-    }
-
     /// Returns the bytes of all states of a tile.
     pub(crate) fn record(&self, index: usize) -> u64 {
-        (self.stride(index) * self.kinds) as u64
+        self.before(self.columns.len(), self.range(index).len())
     }
 
     pub(crate) fn state_at(&self, index: usize) -> u64 {
         // All earlier tiles are full.
-        self.state_at + index as u64 * align((self.tile * 4) as u64) * self.kinds as u64
+        self.state_at + index as u64 * self.before(self.columns.len(), self.tile)
+    }
+
+    /// Returns the offset and the bytes of one of a tile's states.
+    pub(crate) fn column_at(&self, index: usize, kind: usize) -> (u64, usize) {
+        let elements = self.range(index).len();
+        (self.state_at(index) + self.before(kind, elements), stride(&self.columns[kind], elements))
+    }
+
+    /// Returns the bytes of the first `count` columns of a tile of `elements` elements.
+    fn before(&self, count: usize, elements: usize) -> u64 {
+        self.columns[..count].iter().map(|column| stride(column, elements) as u64).sum()
     }
 
     pub(crate) fn gradients_at(&self, index: usize) -> u64 {

@@ -16,14 +16,15 @@ use half::{bf16, f16};
 use zero_pipeline::{Coordinates, Item, SegmentId, Stages};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, PendingVec, SwapFile};
 
-pub(crate) use file_layout::stride;
 pub use file_layout::{DiskBytes, disk_buffers, disk_bytes};
-use file_layout::{DiskVectors, FileLayout, places};
+use file_layout::{DiskVectors, FileLayout, columns, places, stride};
 pub(crate) use values::Stored;
 
 use crate::error::ZeroError;
 use crate::layout::Layout;
+use crate::narrow::Values;
 use crate::rank::Rank;
+use crate::states::Column;
 use crate::zero::Widths;
 
 /// Folders and I/O options of the swap files.
@@ -59,6 +60,23 @@ impl<T> Tile<T> {
             parameters: self.parameters.map(&mut to).transpose()?,
         })
     }
+}
+
+/// Returns the states of the `elements` elements of a segment's tile, and the master if there is one, from their buffer.
+pub(crate) fn states_in<'a>(
+    buffer: &'a mut AlignedBuffer,
+    rank: &Rank,
+    id: SegmentId,
+    elements: usize,
+) -> Vec<Values<'a>> {
+    let mut rest = buffer.as_bytes_mut();
+    let names = rank.state_names(id).into_iter().chain(["master"]);
+    let of_column = |(column, name): (Column, &str)| {
+        let (bytes, later) = std::mem::take(&mut rest).split_at_mut(stride(&column, elements));
+        rest = later;
+        column.in_bytes(name, elements, bytes)
+    };
+    columns(rank.segment(id), &rank.widths()).into_iter().zip(names).map(of_column).collect()
 }
 
 /// A transfer of a segment's accumulated gradients.
@@ -130,10 +148,7 @@ impl Disk {
         let options = &rank.options.disk;
         let uses_disk = rank.layout.uses_disk();
         let places = match uses_disk {
-            true => {
-                let widths = rank.options.widths(rank.dtype.size_in_bytes());
-                places(&rank.layout, &rank.stages, rank.groups.at(), &widths)
-            }
+            true => places(&rank.layout, &rank.stages, rank.groups.at(), &rank.widths()),
             false => vec![],
         };
         let file = |folder: &Option<PathBuf>, bytes: u64, aio: &zero_tier::Options| match folder {
@@ -182,11 +197,11 @@ impl Disk {
         self.optimizer.iter().chain(&self.parameters)
     }
 
-    fn place_of(&self, id: SegmentId) -> Option<FileLayout> {
-        self.places.get(id).copied().flatten()
+    fn place_of(&self, id: SegmentId) -> Option<&FileLayout> {
+        self.places.get(id)?.as_ref()
     }
 
-    fn place(&self, id: SegmentId) -> Result<FileLayout, ZeroError> {
+    fn place(&self, id: SegmentId) -> Result<&FileLayout, ZeroError> {
         self.place_of(id).ok_or_else(|| ZeroError::internal("the segment has no state on the disk"))
     }
 

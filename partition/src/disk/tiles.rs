@@ -20,7 +20,7 @@ impl Disk {
     pub(crate) fn fetch(&mut self, rank: &Rank, memory: &mut Memory, item: Item) -> Result<(), ZeroError> {
         match item {
             Item::Parameters { segment } => {
-                let place = self.place(segment)?;
+                let place = self.place(segment)?.clone();
                 let (file, at) = (self.parameters()?, place.parameters_at(0));
                 let shard = match rank.stored_as(segment) {
                     DType::BF16 => MovingShard::Bf16(file.read_vec(at, place.elements)?),
@@ -32,7 +32,7 @@ impl Disk {
                 memory.count(Category::Staging, place.elements, place.width);
             }
             Item::Gradients { segment } => {
-                let place = self.place(segment)?;
+                let place = self.place(segment)?.clone();
                 let (at, len) = (place.gradients_at(0), align((place.elements * 4) as u64) as usize);
                 if len > 0 {
                     let sum = memory.take(place.elements);
@@ -51,7 +51,7 @@ impl Disk {
                 }
             }
             Item::Tile { segment, index } => {
-                let place = self.place(segment)?;
+                let place = self.place(segment)?.clone();
                 let mut tile = Tile::empty();
                 let elements = place.range(index).len();
                 if elements > 0 && place.tiers.optimizer == Tier::Nvme {
@@ -139,7 +139,7 @@ impl Disk {
                 self.offload_gradients(memory, segment, gradients)?;
             }
             Item::Tile { segment, index } => {
-                let place = self.place(segment)?;
+                let place = self.place(segment)?.clone();
                 let tile = self.tiles.remove(&item).ok_or_else(|| not_moving(item))?;
                 let mut moving = Tile::empty();
                 if let Some(buffer) = tile.state {
@@ -160,18 +160,18 @@ impl Disk {
     }
 
     fn offload_gradients(&mut self, memory: &mut Memory, id: SegmentId, gradients: Vec<f32>) -> Result<(), ZeroError> {
-        let place = self.place(id)?;
+        let at = self.place(id)?.gradients_at(0);
         let len = align((gradients.len() * 4) as u64) as usize;
         if len > 0 && lies_on_pages(&gradients) {
             memory.count(Category::Staging, gradients.len(), 4);
-            let pending = self.optimizer()?.write_vec(place.gradients_at(0), gradients)?;
+            let pending = self.optimizer()?.write_vec(at, gradients)?;
             self.gradients.insert(id, MovingGradients::Lent(pending));
             return Ok(());
         }
         if len > 0 {
             let mut buffer = self.buffers.take(len)?;
             buffer.as_f32_mut()[..gradients.len()].copy_from_slice(&gradients);
-            let pending = self.optimizer()?.write(place.gradients_at(0), buffer, len);
+            let pending = self.optimizer()?.write(at, buffer, len);
             self.gradients.insert(id, MovingGradients::Copied(pending));
         }
         memory.give(gradients);

@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType};
+use candle_core::CpuStorage;
 use zero_pipeline::{SegmentId, Tier};
 use zero_tier::{AlignedBuffer, align};
 
 use crate::disk::{Disk, FileLayout};
 use crate::error::ZeroError;
+use crate::narrow::Values;
 use crate::rank::Rank;
 use crate::rounding::{round_bytes, widen_bytes, working};
+use crate::zero::missing;
 
 /// Kind of offloaded value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,64 +22,63 @@ pub(crate) enum Stored {
     Parameters,
 }
 
-impl Stored {
-    /// Returns the dtype on the disk, given the working dtype.
-    fn dtype(self, working: DType) -> DType {
-        match self {
-            Self::State(_) => DType::F32,
-            Self::Parameters => working,
-        }
-    }
-}
-
 impl Disk {
     /// Returns whether a kind of a segment's values is offloaded.
     pub(crate) fn has(&self, id: SegmentId, stored: Stored) -> bool {
         self.place_of(id).is_some_and(|place| match stored {
-            Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.kinds,
+            Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.columns.len(),
             Stored::Parameters => place.tiers.parameters == Tier::Nvme,
         })
     }
 
-    /// Reads `values.len()` elements of this rank's part, from element `start` on.
+    /// Reads values of this rank's part, from index `start` on; states in 8 bits in whole blocks.
     pub(crate) fn read(
         &self,
+        rank: &Rank,
         id: SegmentId,
         stored: Stored,
         start: usize,
         values: &mut [f32],
-        dtype: DType,
     ) -> Result<(), ZeroError> {
         let place = self.place(id)?;
-        let range = start..start + values.len();
         let mut rest = values;
-        for (index, part) in parts(&place, range) {
-            let bytes = self.read_tile(&place, stored, index)?;
+        for (index, part) in parts(place, stored, start, rest.len())? {
+            let mut bytes = self.read_tile(place, stored, index)?;
             let (now, later) = rest.split_at_mut(part.len());
             rest = later;
-            widen_bytes(bytes.as_bytes(), part, stored.dtype(dtype), now)?;
+            match stored {
+                Stored::State(kind) => {
+                    in_tile(rank, id, place, (kind, index), &mut bytes).read(part.start, now)?;
+                }
+                Stored::Parameters => widen_bytes(bytes.as_bytes(), part, rank.dtype, now)?,
+            }
         }
         Ok(())
     }
 
-    /// Overwrites a range of this rank's part. Parameters are rounded to the working dtype.
+    /// Overwrites values of this rank's part, rounded to the type in which they are stored; states in 8 bits in whole blocks.
     pub(crate) fn write(
         &self,
+        rank: &Rank,
         id: SegmentId,
         stored: Stored,
         start: usize,
         values: &[f32],
-        dtype: DType,
     ) -> Result<(), ZeroError> {
         let place = self.place(id)?;
         let mut rest = values;
-        for (index, part) in parts(&place, start..start + values.len()) {
+        for (index, part) in parts(place, stored, start, values.len())? {
             let (now, later) = rest.split_at(part.len());
             rest = later;
             // Read the tile first, to preserve its other values.
-            let mut bytes = self.read_tile(&place, stored, index)?;
-            round_bytes(now, stored.dtype(dtype), bytes.as_bytes_mut(), part)?;
-            let (at, len) = (offset(&place, stored, index), bytes.len());
+            let mut bytes = self.read_tile(place, stored, index)?;
+            match stored {
+                Stored::State(kind) => {
+                    in_tile(rank, id, place, (kind, index), &mut bytes).write(part.start, now)?;
+                }
+                Stored::Parameters => round_bytes(now, rank.dtype, bytes.as_bytes_mut(), part)?,
+            }
+            let ((at, _), len) = (offset(place, stored, index), bytes.len());
             let file = self.file(stored)?;
             file.write(at, bytes, len).wait()?;
         }
@@ -88,8 +89,8 @@ impl Disk {
     pub(crate) fn read_bytes(&self, id: SegmentId, start: usize, out: &mut [u8]) -> Result<(), ZeroError> {
         let place = self.place(id)?;
         let mut rest = out;
-        for (index, part) in parts(&place, start..start + rest.len()) {
-            let bytes = self.read_tile(&place, Stored::Parameters, index)?;
+        for (index, part) in parts(place, Stored::Parameters, start, rest.len())? {
+            let bytes = self.read_tile(place, Stored::Parameters, index)?;
             let (now, later) = rest.split_at_mut(part.len());
             rest = later;
             now.copy_from_slice(&bytes.as_bytes()[part]);
@@ -101,22 +102,22 @@ impl Disk {
     pub(crate) fn write_bytes(&self, id: SegmentId, start: usize, values: &[u8]) -> Result<(), ZeroError> {
         let place = self.place(id)?;
         let mut rest = values;
-        for (index, part) in parts(&place, start..start + values.len()) {
+        for (index, part) in parts(place, Stored::Parameters, start, values.len())? {
             let (now, later) = rest.split_at(part.len());
             rest = later;
-            let mut bytes = self.read_tile(&place, Stored::Parameters, index)?;
+            let mut bytes = self.read_tile(place, Stored::Parameters, index)?;
             bytes.as_bytes_mut()[part].copy_from_slice(now);
-            let (at, len) = (offset(&place, Stored::Parameters, index), bytes.len());
+            let ((at, _), len) = (offset(place, Stored::Parameters, index), bytes.len());
             self.file(Stored::Parameters)?.write(at, bytes, len).wait()?;
         }
         Ok(())
     }
 
     /// Reads this rank's shard of the parameters.
-    pub(crate) fn read_shard(&self, id: SegmentId, dtype: DType) -> Result<CpuStorage, ZeroError> {
+    pub(crate) fn read_shard(&self, rank: &Rank, id: SegmentId) -> Result<CpuStorage, ZeroError> {
         let mut values = vec![0.0; self.place(id)?.elements];
-        self.read(id, Stored::Parameters, 0, &mut values, dtype)?;
-        Ok(working(values, dtype))
+        self.read(rank, id, Stored::Parameters, 0, &mut values)?;
+        Ok(working(values, rank.dtype))
     }
 
     /// Writes the initial values of a segment, one tile at a time. Optimizer states are already zero.
@@ -135,20 +136,17 @@ impl Disk {
             let part = place.range(index);
             let values = rank.initial_values(id, own.start + part.start..own.start + part.end, seed);
             for &stored in &wanted {
-                self.write(id, stored, part.start, &values, rank.dtype)?;
+                self.write(rank, id, stored, part.start, &values)?;
             }
         }
         Ok(())
     }
 
     fn read_tile(&self, place: &FileLayout, stored: Stored, index: usize) -> Result<AlignedBuffer, ZeroError> {
-        let len = match stored {
-            Stored::State(_) => place.stride(index),
-            Stored::Parameters => align((place.range(index).len() * place.width) as u64) as usize,
-        };
+        let (at, len) = offset(place, stored, index);
         // Do not use the pool, where the buffer would stay idle through the next step, which needs other sizes.
         let buffer = AlignedBuffer::zeroed(len)?;
-        Ok(self.file(stored)?.read(offset(place, stored, index), buffer, len).wait()?)
+        Ok(self.file(stored)?.read(at, buffer, len).wait()?)
     }
 
     fn file(&self, stored: Stored) -> Result<&zero_tier::SwapFile, ZeroError> {
@@ -159,19 +157,49 @@ impl Disk {
     }
 }
 
-fn offset(place: &FileLayout, stored: Stored, index: usize) -> u64 {
+/// Returns the offset and the bytes of a kind of a tile's values, in whole pages.
+fn offset(place: &FileLayout, stored: Stored, index: usize) -> (u64, usize) {
     match stored {
-        Stored::State(kind) => place.state_at(index) + (kind * place.stride(index)) as u64,
-        Stored::Parameters => place.parameters_at(index),
+        Stored::State(kind) => place.column_at(index, kind),
+        Stored::Parameters => {
+            let bytes = place.range(index).len() * place.width;
+            (place.parameters_at(index), align(bytes as u64) as usize)
+        }
     }
 }
 
-/// Returns the tiles that a range overlaps, each with the range within it.
-fn parts(place: &FileLayout, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-    let place = *place;
-    let tiles = if range.is_empty() { 0..0 } else { range.start / place.tile..(range.end - 1) / place.tile + 1 };
-    tiles.map(move |index| {
-        let tile = place.range(index);
-        (index, range.start.max(tile.start) - tile.start..range.end.min(tile.end) - tile.start)
-    })
+/// Borrows a state of a tile from its bytes: the state's and the tile's index are given.
+fn in_tile<'a>(
+    rank: &Rank,
+    id: SegmentId,
+    place: &FileLayout,
+    (kind, index): (usize, usize),
+    bytes: &'a mut AlignedBuffer,
+) -> Values<'a> {
+    let name = rank.state_names(id).get(kind).copied().unwrap_or_default();
+    place.columns[kind].in_bytes(name, place.range(index).len(), bytes.as_bytes_mut())
+}
+
+/// Returns the tiles that `len` values from index `start` on overlap, each with the range within it.
+fn parts(
+    place: &FileLayout,
+    stored: Stored,
+    start: usize,
+    len: usize,
+) -> Result<Vec<(usize, Range<usize>)>, ZeroError> {
+    let values = |elements: usize| match stored {
+        Stored::State(kind) => place.columns[kind].values(elements),
+        Stored::Parameters => elements,
+    };
+    let end = start.checked_add(len).filter(|&end| end <= values(place.elements)).ok_or_else(missing)?;
+    if len == 0 {
+        return Ok(vec![]);
+    }
+    // A matrix with other values than one for each element is one tile.
+    let size = values(place.tile).max(1);
+    let of_tile = |index: usize| {
+        let tile = index * size..(index + 1) * size;
+        (index, start.max(tile.start) - tile.start..end.min(tile.end) - tile.start)
+    };
+    Ok((start / size..(end - 1) / size + 1).map(of_tile).collect())
 }

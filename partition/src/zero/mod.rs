@@ -31,13 +31,13 @@ use crate::groups::Groups;
 use crate::layout::Layout;
 use crate::ledger::{Category, Ledger};
 use crate::memory::Memory;
-use crate::narrow::StateBuffer;
 use crate::optimizer::{OptimizerState, SegmentState};
 use crate::parameters::ParameterState;
 use crate::placement::OnGpu;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::working;
+use crate::states::{Column, Format, StateBuffer};
 
 /// Options of a rank's sharded state.
 #[derive(Debug, Clone, PartialEq)]
@@ -228,9 +228,8 @@ impl ShardedState {
             return Ok(());
         }
         let own = if rank.updates(id) { rank.own_range(id) } else { 0..0 };
-        let states = rank.states(id);
         let in_memory = if disk.has(id, Stored::State(0)) { 0 } else { own.len() };
-        let widths = rank.options.widths(rank.dtype.size_in_bytes());
+        let widths = rank.widths();
         memory.count(Category::OptimizerState, rank.segment(id).state_bytes(in_memory, &widths), 1);
         let has_master = (widths.master > 0 || rank.mirrors(id)) && in_memory > 0;
         let mut master = vec![0.0; if has_master { own.len() } else { 0 }];
@@ -277,19 +276,13 @@ impl ShardedState {
             }
         };
         // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
-        let (averages, names) = (rank.options.averages(), rank.state_names(id));
-        let state = |index: usize| match rank.options.state_dtype {
-            _ if index >= averages && rank.segment(id).is_eight_bit => {
-                Ok(StateBuffer::eight_bit(names[index], in_memory))
-            }
-            DType::BF16 if index >= averages => Ok(StateBuffer::Bf16(vec![bf16::ZERO; in_memory])),
-            _ if index >= averages => {
-                let values = rank.segment(id).in_state(index - averages, 0..in_memory);
-                memory.zeros(rank, id, values.len()).map(StateBuffer::F32)
-            }
-            _ => memory.zeros(rank, id, in_memory).map(StateBuffer::F32),
+        let state = |(column, name): (Column, &str)| match column.format {
+            Format::EightBit => Ok(StateBuffer::eight_bit(name, in_memory)),
+            Format::Bf16 => Ok(StateBuffer::Bf16(vec![bf16::ZERO; column.values(in_memory)])),
+            Format::F32 => memory.zeros(rank, id, column.values(in_memory)).map(StateBuffer::F32),
         };
-        let states = (0..states).map(state).collect::<Result<_, ZeroError>>()?;
+        let columns = rank.segment(id).columns(&widths).into_iter().zip(rank.state_names(id));
+        let states = columns.map(state).collect::<Result<_, ZeroError>>()?;
         let master = memory.settled(rank, id, master)?;
         self.parameters.push(shard);
         self.optimizer.push(SegmentState { master, states });
@@ -387,7 +380,7 @@ impl ShardedState {
     /// Returns the bytes of each element.
     #[must_use]
     pub fn widths(&self) -> Widths {
-        self.rank.options.widths(self.rank.dtype.size_in_bytes())
+        self.rank.widths()
     }
 
     /// Returns the names of the states of all optimizers, with the average of the weights if there is one.

@@ -11,7 +11,7 @@ use zero_pipeline::{Coordinates, Placement};
 
 use super::ShardedState;
 use crate::error::ZeroError;
-use crate::narrow::StateBuffer;
+use crate::states::StateBuffer;
 
 impl ShardedState {
     /// Compares the replicated parameters and the replicated optimizer state over the ranks that hold them. Collective

@@ -13,9 +13,9 @@ use crate::error::ZeroError;
 use crate::gpu;
 use crate::layout::Layout;
 use crate::ledger::Category;
-use crate::narrow::{StateBuffer, read_eight_bit};
 use crate::rounding::working;
 use crate::segment::Segment;
+use crate::states::{StateBuffer, read_eight_bit};
 use crate::storage::{self, overwrite};
 use crate::threads::widen;
 
@@ -209,11 +209,7 @@ impl ShardedState {
             return Err(ZeroError::internal("the number of values differs from the length of their range"));
         }
         if let Some(stored) = self.stored_as(kind, id)? {
-            let range = local(own.start);
-            if range.start > range.end || range.end > own.len() {
-                return Err(missing());
-            }
-            return self.disk.read(id, stored, range.start, values, self.rank.dtype);
+            return self.disk.read(&self.rank, id, stored, local(own.start).start, values);
         }
         let state = self.optimizer.segment(id);
         match (kind, self.parameters.shard(id)) {
@@ -282,7 +278,7 @@ impl ShardedState {
             let index = self.own_state(id, index)?;
             if self.disk.has(id, Stored::State(index)) {
                 let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
-                return self.disk.write(id, Stored::State(index), start, values, self.rank.dtype);
+                return self.disk.write(&self.rank, id, Stored::State(index), start, values);
             }
             let state = self.optimizer.segment_mut(id).states.get_mut(index).ok_or_else(missing)?;
             let local = at.start.wrapping_sub(own.start)..at.end.wrapping_sub(own.start);
@@ -292,13 +288,13 @@ impl ShardedState {
             return state.write(local.start, values);
         }
         if held.start < held.end && self.disk.has(id, master) {
-            self.disk.write(id, master, held.start - own.start, &of_held(values), self.rank.dtype)?;
+            self.disk.write(&self.rank, id, master, held.start - own.start, &of_held(values))?;
         } else if held.start < held.end && !self.optimizer.master(id).is_empty() {
             self.optimizer.segment_mut(id).master.write(held.start - own.start, &of_held(values))?;
         }
         if self.disk.has(id, Stored::Parameters) {
             let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
-            return self.disk.write(id, Stored::Parameters, start, values, self.rank.dtype);
+            return self.disk.write(&self.rank, id, Stored::Parameters, start, values);
         }
         let working = Storage::Cpu(working(values, self.rank.dtype));
         if let Some(shard) = self.parameters.shard_mut(id) {

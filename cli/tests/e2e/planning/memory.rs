@@ -220,6 +220,7 @@ fn states_in_eight_bits() {
     }
     let saves = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
     holds(2, "stage: 3", &[adamw, saves]);
+    holds(2, &format!("stage: 2, {STATE}"), &[adamw, BLOCKS]);
 }
 
 /// While averages are evaluated, ranks keep the weights.
@@ -273,6 +274,8 @@ fn values_in_bf16() {
         holds(ranks, zero, &[states, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
     }
     holds(2, "stage: 2", &[all, "adapter={r: 8}"]);
+    holds(2, &format!("stage: 1, {STATE}"), &[states, "bf16.enabled=true", BLOCKS]);
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[all, BLOCKS]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use zero_comm::SharedAllocator;
 use zero_partition::{Category, disk_buffers};
-use zero_pipeline::{Item, SegmentId, Tier};
+use zero_pipeline::{Item, Tier};
 use zero_tier::{ALIGNMENT, BufferPool};
 
 use super::{Values, Walk};
@@ -143,7 +143,8 @@ impl Walk<'_> {
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {
                     // Plain SGD has no state, and without a master copy no buffer comes before the gradients'.
-                    let has_state = tiers.optimizer == Tier::Nvme && (self.states(segment) > 0 || self.is_half());
+                    let (of, widths) = (self.segment(segment), self.widths());
+                    let has_state = tiers.optimizer == Tier::Nvme && of.state_bytes(1, &widths) + widths.master > 0;
                     let class = classes.remove(usize::from(has_state));
                     self.buffers.give(class);
                 }
@@ -161,10 +162,5 @@ impl Walk<'_> {
             }
             Item::Parameters { .. } => {}
         }
-    }
-
-    /// Returns the number of states of a segment, with the average if there is one.
-    fn states(&self, segment: SegmentId) -> usize {
-        self.segment(segment).states_and_average(&self.widths())
     }
 }

@@ -1,0 +1,151 @@
+//! State on a disk, whatever updates it and however it is stored: bit-identical with a run in memory, resumed from and into
+//! memory, with the bytes of the formula.
+
+use std::path::Path;
+
+use zero_engine::{Engine, Layers};
+use zero_optim::EIGHT_BIT_BLOCK;
+use zero_partition::{Category, Segment, disk_bytes, expected_state};
+
+use crate::world::{Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run_of, trajectory, world};
+
+/// Puts the state of a run with [`reproducible`] keys on a disk, in tiles of 2,048 elements, and at stage 3 its parameters too.
+pub(crate) fn offloaded(text: &str, folder: &Path) -> String {
+    let nvme = format!("{{device: nvme, nvme_path: {folder:?}}}");
+    let parameters = if text.contains("stage: 3") { format!(", offload_param: {nvme}") } else { String::new() };
+    let keys = format!("zero_optimization: {{sub_group_size: 2048, offload_optimizer: {nvme}{parameters}, ");
+    format!("{}\naio: {{block_size: 4096}}", text.replace("zero_optimization: {", &keys))
+}
+
+fn engine(
+    layers: &impl Fn() -> Layers,
+    comm: std::sync::Arc<dyn zero_engine::comm::Communicator>,
+    text: &str,
+) -> Engine {
+    let config = config(comm.size(), text);
+    Engine::with_communicator(config, layers(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// Asserts that [`reproducible`] runs with `more` have the same bits on a disk, in every layout, and go on in another layout from
+/// a checkpoint as if they had not stopped.
+pub(crate) fn assert_offloads(more: &str, layers: impl Fn() -> Layers + Sync) {
+    let folder = tempfile::tempdir().unwrap();
+    let expected = run_of(&layers, 1, 6, &reproducible(0, 1, more));
+    assert_ne!(expected.losses[0], expected.losses[5], "{more}");
+    let text = |stage, data, more: &str| offloaded(&reproducible(stage, data, more), folder.path());
+    let run = |ranks: usize, text: &str| -> Trajectory {
+        let all = world(ranks, |comm| {
+            let mut engine = engine(&layers, comm, text);
+            let trajectory = trajectory(&mut engine, 6);
+            (trajectory, engine.zero().disk_use().map_or(0, |used| used.read.min(used.written)))
+        });
+        assert!(all.iter().all(|(_, moved)| *moved > 0), "{text}");
+        agreed(all.into_iter().map(|(trajectory, _)| trajectory).collect(), text)
+    };
+    for (ranks, stage) in [(1, 1), (2, 1), (2, 2), (4, 2), (2, 3), (4, 3)] {
+        let text = text(stage, ranks, more);
+        assert_same(&expected, &run(ranks, &text), &text);
+    }
+    for (replicas, stage) in [(1, 1), (2, 3)] {
+        let text = text(stage, replicas, &format!("{more}\npipeline: {{stages: 2}}"));
+        assert_same(&expected, &run(2 * replicas, &text), &text);
+    }
+    let on_disk = |stage, ranks| (ranks, text(stage, ranks, more));
+    let in_memory = |stage, ranks| (ranks, reproducible(stage, ranks, more));
+    for (from, to) in
+        [(on_disk(3, 2), in_memory(0, 1)), (in_memory(1, 2), on_disk(3, 4)), (on_disk(1, 2), on_disk(2, 4))]
+    {
+        let saved = tempfile::tempdir().unwrap();
+        world(from.0, |comm| {
+            let mut engine = engine(&layers, comm, &from.1);
+            trajectory(&mut engine, 3);
+            engine.save_checkpoint(saved.path()).unwrap();
+        });
+        for rest in world(to.0, |comm| {
+            let mut engine = engine(&layers, comm, &to.1);
+            engine.resume(saved.path()).unwrap();
+            trajectory(&mut engine, 3)
+        }) {
+            assert_eq!(rest.losses, expected.losses[3..], "{} to {}", from.1, to.1);
+            assert!(rest.parameters == expected.parameters, "{} to {}", from.1, to.1);
+        }
+    }
+}
+
+const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
+const NARROW: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}";
+const STOCHASTIC: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true, \
+                          stochastic_rounding: true}";
+const STATES: &str = "bf16: {enabled: true}\n\
+                      optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1, fp32_optimizer_states: false}}";
+const LION: &str = "optimizer: {type: Lion, params: {lr: 0.001}}";
+const EIGHT: &str = crate::eight_bit::ADAMW;
+const EIGHT_LION: &str = "optimizer: {type: Lion, params: {lr: 0.001, optim_bits: 8, min_8bit_size: 500}}";
+
+#[test]
+fn narrow_values_are_bit_identical() {
+    for more in [NO_COPY, NARROW, STOCHASTIC, STATES, &format!("{NARROW}\n{LION}")] {
+        assert_offloads(more, gpt2);
+    }
+}
+
+#[test]
+fn states_in_8_bits_are_bit_identical() {
+    for more in [EIGHT, EIGHT_LION, &format!("{EIGHT}\n{STOCHASTIC}").replace(", bf16_optimizer_states: true", "")] {
+        assert_offloads(more, gpt2);
+    }
+}
+
+/// A step reads and writes each tile once: a column of whole pages for each state and for the f32 copy.
+#[test]
+fn bytes_are_those_of_the_formula() {
+    const F32: fn(usize) -> usize = |elements| 4 * elements;
+    const BF16: fn(usize) -> usize = |elements| 2 * elements;
+    const BITS: fn(usize) -> usize = |elements| elements + 4 * elements.div_ceil(EIGHT_BIT_BLOCK);
+    for (more, columns) in [
+        ("", vec![F32, F32]),
+        ("bf16: {enabled: true}", vec![F32, F32, F32]),
+        (STATES, vec![BF16, BF16, F32]),
+        (NO_COPY, vec![F32, F32]),
+        (NARROW, vec![BF16, BF16]),
+        (&format!("{NARROW}\n{LION}"), vec![BF16]),
+        (EIGHT, vec![BITS, BITS]),
+        (EIGHT_LION, vec![BITS]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        for (ranks, stage) in [(1, 1), (2, 1), (2, 2)] {
+            let text = offloaded(&reproducible(stage, ranks, more), folder.path());
+            world(ranks, |comm| {
+                let rank = comm.rank();
+                let mut engine = engine(&gpt2, comm, &text);
+                let mut step = |index| {
+                    engine.train_batch(&batch(index, 4)).unwrap();
+                    engine.zero().disk_use().unwrap()
+                };
+                let (first, second) = (step(0), step(1));
+                let of_tile = |segment: &Segment, elements: usize| -> u64 {
+                    let columns = if segment.is_eight_bit || !more.contains("8bit") {
+                        &columns
+                    } else {
+                        &vec![F32; columns.len()]
+                    };
+                    columns.iter().map(|bytes| bytes(elements).next_multiple_of(4096) as u64).sum()
+                };
+                let of_segment = |segment: &Segment| -> u64 {
+                    let elements = if segment.tiers.tiles > 0 { segment.shard(rank).len() } else { 0 };
+                    (0..elements).step_by(2048).map(|start| of_tile(segment, 2048.min(elements - start))).sum()
+                };
+                let (zero, widths) = (engine.zero(), engine.zero().widths());
+                let expected: u64 = zero.layout().segments().iter().map(of_segment).sum();
+                assert!(expected > 0, "{text}");
+                assert_eq!(first.bytes, expected, "{text}");
+                assert_eq!((second.read - first.read, second.written - first.written), (expected, expected), "{text}");
+                let (stages, at) = (zero.stages(), zero.groups().at());
+                assert_eq!(disk_bytes(zero.layout(), stages, at, &widths).optimizer, expected, "{text}");
+                let state = expected_state(zero.layout(), stages, at, &widths);
+                assert_eq!(zero.ledger().peak(Category::OptimizerState), state.optimizer, "{text}");
+                assert_eq!(zero.ledger().peak(Category::Parameters), state.parameters, "{text}");
+            });
+        }
+    }
+}
