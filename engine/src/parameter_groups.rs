@@ -115,16 +115,9 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
         let message = format!("the program's optimizer keeps {count} states of `{name}` and names {states}");
         return Err(Error::setting("optimizer.type", message, "name a state for each of its numbers of values"));
     }
-    let offloads = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
-    let not_there = |key: &str, where_: &str, help: &str| {
-        let message = format!("the program's optimizer updates `{name}` as a whole, which is not implemented {where_}");
-        Err(Error::setting(key, message, help))
-    };
-    if offloads.contains(&config::OffloadDevice::Nvme) {
-        return not_there("zero_optimization", "on a disk", "write `cpu` as the device of offloads");
-    }
     if config.bf16.bf16_optimizer_states || config.bf16.bf16_master_weights_and_grads {
-        return not_there("bf16", "in bf16", "keep states and the copy of the parameters in f32");
+        let message = format!("the program's optimizer updates `{name}` as a whole, which is not implemented in bf16");
+        return Err(Error::setting("bf16", message, "keep states and the copy of the parameters in f32"));
     }
     Ok(())
 }

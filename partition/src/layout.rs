@@ -161,8 +161,9 @@ impl Layout {
         let largest = shards.max().unwrap_or(0);
         let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };
         self.tile = TierOptions { sub_group_size, ..*options }.tile();
+        let tiles: Vec<usize> = self.segments.iter().map(|segment| self.tile_of(segment)).collect();
         let mut kept = 0;
-        for (segment, shape) in self.segments.iter_mut().zip(&mut self.shape.segments) {
+        for ((segment, shape), tile) in self.segments.iter_mut().zip(&mut self.shape.segments).zip(tiles) {
             let held = |placement| match placement {
                 Placement::Replicated => segment.elements(),
                 Placement::Sharded => segment.counts().into_iter().max().unwrap_or(0),
@@ -188,7 +189,7 @@ impl Layout {
                 tiles: 0,
             };
             if tiers != Tiers::default() && segment.is_trainable {
-                tiers.tiles = elements.div_ceil(self.tile);
+                tiers.tiles = elements.div_ceil(tile);
             }
             (segment.tiers, shape.tiers) = (tiers, tiers);
         }
@@ -217,6 +218,11 @@ impl Layout {
     #[must_use]
     pub fn tile(&self) -> usize {
         self.tile
+    }
+
+    /// Returns the number of elements per tile of a segment: a matrix that is updated as a whole is one tile.
+    pub(crate) fn tile_of(&self, segment: &Segment) -> usize {
+        if segment.matrix.is_some() { segment.elements() } else { self.tile }
     }
 
     /// Returns the data-parallel degree.

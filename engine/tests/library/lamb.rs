@@ -98,7 +98,10 @@ fn mistakes_are_errors() {
         }
     };
     let on_disk = error("", "stage: 2, offload_optimizer: {device: nvme, nvme_path: /tmp}");
-    assert!(on_disk.contains("LAMB needs whole parameters, and state on a disk is updated in tiles"), "{on_disk}");
+    assert!(
+        on_disk.contains("LAMB needs norms of whole parameters, and state on a disk is updated in tiles"),
+        "{on_disk}"
+    );
     let bounds = error(", params: {min_coeff: 2, max_coeff: 1}", "stage: 1");
     assert!(bounds.contains("the smallest trust ratio is larger than the largest"), "{bounds}");
 }

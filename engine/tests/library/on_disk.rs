@@ -7,7 +7,9 @@ use zero_engine::{Engine, Layers};
 use zero_optim::EIGHT_BIT_BLOCK;
 use zero_partition::{Category, Segment, disk_bytes, expected_state};
 
-use crate::world::{Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run_of, trajectory, world};
+use crate::world::{
+    BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run_of, trajectory, world,
+};
 
 /// Puts the state of a run with [`reproducible`] keys on a disk, in tiles of 2,048 elements, and at stage 3 its parameters too.
 pub(crate) fn offloaded(text: &str, folder: &Path) -> String {
@@ -79,6 +81,7 @@ const STOCHASTIC: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: t
 const STATES: &str = "bf16: {enabled: true}\n\
                       optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1, fp32_optimizer_states: false}}";
 const LION: &str = "optimizer: {type: Lion, params: {lr: 0.001}}";
+const MUON: &str = "optimizer: {type: Muon, params: {muon_lr: 0.02, adam_lr: 0.003, weight_decay: 0.1}}";
 const EIGHT: &str = crate::eight_bit::ADAMW;
 const EIGHT_LION: &str = "optimizer: {type: Lion, params: {lr: 0.001, optim_bits: 8, min_8bit_size: 500}}";
 
@@ -96,19 +99,27 @@ fn states_in_8_bits_are_bit_identical() {
     }
 }
 
+/// A matrix is one tile, of its owner.
+#[test]
+fn matrices_are_bit_identical() {
+    for more in [MUON, &format!("{MUON}\n{BF16}")] {
+        assert_offloads(more, gpt2);
+    }
+}
+
 /// A step reads and writes each tile once: a column of whole pages for each state and for the f32 copy.
 #[test]
 fn bytes_are_those_of_the_formula() {
     const F32: fn(usize) -> usize = |elements| 4 * elements;
-    const BF16: fn(usize) -> usize = |elements| 2 * elements;
+    const HALF: fn(usize) -> usize = |elements| 2 * elements;
     const BITS: fn(usize) -> usize = |elements| elements + 4 * elements.div_ceil(EIGHT_BIT_BLOCK);
     for (more, columns) in [
         ("", vec![F32, F32]),
         ("bf16: {enabled: true}", vec![F32, F32, F32]),
-        (STATES, vec![BF16, BF16, F32]),
+        (STATES, vec![HALF, HALF, F32]),
         (NO_COPY, vec![F32, F32]),
-        (NARROW, vec![BF16, BF16]),
-        (&format!("{NARROW}\n{LION}"), vec![BF16]),
+        (NARROW, vec![HALF, HALF]),
+        (&format!("{NARROW}\n{LION}"), vec![HALF]),
         (EIGHT, vec![BITS, BITS]),
         (EIGHT_LION, vec![BITS]),
     ] {

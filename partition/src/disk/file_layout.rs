@@ -16,7 +16,7 @@ pub(crate) struct FileLayout {
     pub(crate) tiers: Tiers,
     /// Number of elements of this rank's part.
     pub(crate) elements: usize,
-    /// Number of elements per tile; the last tile may have fewer.
+    /// Number of elements per tile; the last tile may have fewer. A matrix that is updated as a whole is one tile.
     pub(crate) tile: usize,
     /// Bytes per element of the working dtype.
     pub(crate) width: usize,
@@ -135,7 +135,7 @@ fn place(
         tiers,
         elements,
         // Tiles of whole pages, also of elements that are bytes.
-        tile: layout.tile() * if stored == 1 { 4 } else { 1 },
+        tile: layout.tile_of(segment) * if stored == 1 { 4 } else { 1 },
         width: stored,
         columns: columns(segment, widths),
         parameters_at: next.1,

@@ -179,6 +179,7 @@ fn owned_matrices() {
             holds(ranks, zero, &[model, muon, "train_micro_batch_size_per_gpu=4"]);
         }
         holds(2, "stage: 2", &[model, muon, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+        holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[model, muon, BLOCKS]);
     }
 }
 

@@ -240,6 +240,13 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Takes the buffers of the update of a matrix that this rank owns, if the segment is one, and frees them.
+    fn update_whole(&mut self, id: SegmentId) {
+        if self.part(id, self.segment(id).placements.optimizer) > 0 {
+            self.meter.flash(Category::Staging, self.segment(id).update_bytes() as u64);
+        }
+    }
+
     fn step(&mut self, instruction: &Instruction) {
         match instruction {
             Instruction::Load { .. } => {
@@ -290,15 +297,11 @@ impl<'a> Walk<'a> {
                 self.drop_buffers();
             }
             Instruction::Update { segment } => {
-                let owned = self.part(*segment, self.segment(*segment).placements.optimizer) > 0;
-                if owned {
-                    let bytes = self.segment(*segment).update_bytes() as u64;
-                    self.meter.add(Category::Staging, bytes);
-                    self.meter.free(Category::Staging, bytes);
-                }
+                self.update_whole(*segment);
                 self.done_with(*segment);
             }
             Instruction::UpdateTile { segment, tile } => {
+                self.update_whole(*segment);
                 let tiers = self.segment(*segment).tiers;
                 if *tile + 1 == tiers.tiles && tiers.gradients == Tier::Memory {
                     self.done_with(*segment);
