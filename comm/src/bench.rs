@@ -10,6 +10,7 @@
 //! | `all_reduce` | S | S | the sum of N arrays of S/N, written to all N |
 //! | `reduce_scatter` | S | S/N | the sum of N arrays of S/N, written to another array |
 //! | `all_gather` | S/N | S | an array of S/N, copied to N others: each rank gets all shards, including its own |
+//! | `all_to_all` | S | S | a copy of S: each rank gets N parts of S/N, including its own |
 //! | `broadcast`, `send` | (N−1)/N S | (N−1)/N S | a copy of what N−1 ranks must receive, divided among all N |
 
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ const WARM_UP: usize = 3;
 
 /// Times `repeats` operations on f32 vectors of `bytes` bytes, each started after a barrier, and as many floors.
 ///
-/// `bytes` is the size of the whole vector, also for an all_gather. Every rank of the group must call this. A `Send`
+/// `bytes` is the size of the whole vector, also for an all_gather, and of each rank's input of an all_to_all. Every rank of the group must call this. A `Send`
 /// goes from rank 0 to the last rank; a `Split` times nothing.
 ///
 /// # Errors
@@ -59,7 +60,7 @@ pub fn compare(
     bytes: usize,
     repeats: usize,
 ) -> Result<Comparison, CommError> {
-    let mut subject = Subject::new(comm, bytes);
+    let mut subject = Subject::new(comm, operation, bytes);
     let mut floor = Floor::new(operation, bytes, comm.size());
     let mut times = vec![];
     for _ in 0..WARM_UP + repeats {
@@ -95,15 +96,18 @@ struct Subject {
     whole: Buffer,
     shard: Buffer,
     counts: Vec<usize>,
+    /// The output of an all_to_all; empty for others.
+    parts: Buffer,
 }
 
 impl Subject {
-    fn new(comm: &dyn Communicator, bytes: usize) -> Subject {
+    fn new(comm: &dyn Communicator, operation: Operation, bytes: usize) -> Subject {
         let (length, size) = (bytes / Dtype::F32.size(), comm.size());
         let counts: Vec<usize> = (0..size).map(|r| length / size + usize::from(r < length % size)).collect();
         // Sums of zeros stay zero over any number of runs.
         let shard = Buffer::from(vec![0f32; counts[comm.rank()]]);
-        Subject { whole: Buffer::from(vec![0f32; length]), shard, counts }
+        let received = if operation == Operation::AllToAll { size * counts[comm.rank()] } else { 0 };
+        Subject { whole: Buffer::from(vec![0f32; length]), shard, counts, parts: Buffer::from(vec![0f32; received]) }
     }
 
     fn run(&mut self, comm: &dyn Communicator, operation: Operation) -> Result<(), CommError> {
@@ -120,6 +124,12 @@ impl Subject {
                 let (whole, shard) = (take(&mut self.whole), take(&mut self.shard));
                 let scattered = comm.reduce_scatter(whole, shard, &self.counts, ReduceOp::Sum).wait()?;
                 (self.shard, self.whole) = (scattered.shard, scattered.input);
+            }
+            Operation::AllToAll => {
+                let (input, output) = (take(&mut self.whole), take(&mut self.parts));
+                let received = vec![self.counts[rank]; self.counts.len()];
+                let exchanged = comm.all_to_all(input, output, &self.counts, &received).wait()?;
+                (self.whole, self.parts) = (exchanged.input, exchanged.output);
             }
             Operation::Broadcast => self.whole = comm.broadcast(take(&mut self.whole), 0).wait()?,
             Operation::Barrier => comm.barrier().wait()?,
@@ -160,6 +170,7 @@ impl Floor {
             Operation::AllReduce => (MemoryTraffic::SumToAll(parts()), 2 * size * part),
             Operation::ReduceScatter => (MemoryTraffic::SumTo(parts(), vec![0f32; part]), (size + 1) * part),
             Operation::AllGather => (MemoryTraffic::CopyTo(vec![0f32; part], parts()), (size + 1) * part),
+            Operation::AllToAll => (MemoryTraffic::CopyTo(vec![0f32; length], vec![vec![0f32; length]]), 2 * length),
             Operation::Broadcast | Operation::Send | Operation::Recv => {
                 let others = (size - 1) * part;
                 (MemoryTraffic::CopyTo(vec![0f32; others], vec![vec![0f32; others]]), 2 * others)
@@ -231,7 +242,7 @@ mod tests {
                             assert_eq!((subject.len(), floor.len()), (3, 3));
                             assert!(median(&subject) <= *subject.iter().max().expect("three times"));
                             let expected = match operation {
-                                Operation::AllReduce => 2 * bytes,
+                                Operation::AllReduce | Operation::AllToAll => 2 * bytes,
                                 Operation::ReduceScatter | Operation::AllGather => bytes * 3 / 2,
                                 Operation::Broadcast | Operation::Send | Operation::Recv => bytes,
                                 Operation::Barrier | Operation::Split => 0,

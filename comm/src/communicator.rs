@@ -50,6 +50,22 @@ pub trait Communicator: Send + Sync {
     /// Copies the buffer of rank `root` of the group to all ranks. The root sends N−1 times the buffer's bytes.
     fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer>;
 
+    /// Sends a part of `input` to each rank and receives a part from each, as `MPI_Alltoallv` and PyTorch's
+    /// `all_to_all_single` do.
+    ///
+    /// `input` consists of the parts for all ranks in rank order, and the part for rank r has `send_counts[r]` elements.
+    /// `output` receives the parts from all ranks in rank order, and the part from rank r has `receive_counts[r]`
+    /// elements. Counts may be zero, and the lengths of the buffers may differ between ranks. `send_counts[j]` on rank i
+    /// must equal `receive_counts[i]` on rank j, and i and j report a difference before any data is used. The input is
+    /// returned unchanged. Each rank sends the bytes of its input, less those of the part for itself.
+    fn all_to_all(
+        &self,
+        input: Buffer,
+        output: Buffer,
+        send_counts: &[usize],
+        receive_counts: &[usize],
+    ) -> Pending<Exchanged>;
+
     /// Sends the buffer to rank `to`, and returns it once it may be reused.
     ///
     /// The operation may complete before the receiver has the data, or only when the receiver calls `recv`: two ranks
@@ -120,6 +136,15 @@ pub struct Scattered {
     pub input: Buffer,
     /// This rank's range of the reduction.
     pub shard: Buffer,
+}
+
+/// The result of an `all_to_all`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Exchanged {
+    /// The input that was passed in, unchanged.
+    pub input: Buffer,
+    /// The parts from all ranks in rank order.
+    pub output: Buffer,
 }
 
 /// Options of a communicator.

@@ -44,10 +44,13 @@ fn header(bytes: &[u8]) {
         layout: 0,
         on_device: false,
     };
-    let ours = Header { job: 3, attempt: 0, group: 0, signature, place: None };
-    match ours.difference(&theirs) {
-        Some((here, there)) => assert!(!here.is_empty() && !there.is_empty()),
-        None => assert_eq!((theirs.job, theirs.signature.length), (3, 2)),
+    let exchange = Signature { operation: Operation::AllToAll, ..signature.between(5, 2) };
+    for signature in [signature, exchange] {
+        let ours = Header { job: 3, attempt: 0, group: 0, signature, place: None };
+        match ours.difference(&theirs) {
+            Some((here, there)) => assert!(!here.is_empty() && !there.is_empty()),
+            None => assert_eq!((theirs.job, theirs.signature.length), (3, 2)),
+        }
     }
 }
 

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
+use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered};
 use crate::device::{DeviceEnd, DeviceFabric};
 use crate::error::CommError;
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::{Topic, Waiters};
 use crate::lane::Lane;
+use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
 use crate::stats::{Log, Sent, SizeCounter, Stats};
@@ -351,6 +352,34 @@ impl Communicator for Group {
             let carried = endpoint.run(step)?;
             let sent = if rank == root { all * (size - 1) } else { 0 };
             Ok((buffer, Sent { bytes: sent, carried }))
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        input: Buffer,
+        mut output: Buffer,
+        send_counts: &[usize],
+        receive_counts: &[usize],
+    ) -> Pending<Exchanged> {
+        let rank = self.rank();
+        let counts = Counts { send: send_counts.to_vec(), receive: receive_counts.to_vec() };
+        if let Err(detail) = counts.check(rank, self.size(), &input, &output) {
+            return self.invalid(Operation::AllToAll, detail);
+        }
+        let signature = describe(Operation::AllToAll, &input);
+        match self.place(&[&input, &output]) {
+            Err(detail) => return self.invalid(Operation::AllToAll, detail),
+            Ok(BufferKind::Host) => {}
+            Ok(BufferKind::Device) => return self.all_to_all_on_device(signature, input, output, counts),
+        }
+        self.collective(signature, move |endpoint, signature, deadline| {
+            let unit = input.dtype().size();
+            let (signature, pairs) = (*signature, counts.pairs(unit));
+            let (from, to) = (input.as_bytes(), output.as_bytes_mut());
+            let carried = endpoint.exchange(Parts { signature, input: from, output: to, pairs, deadline })?;
+            let sent = counts.leaving(rank) * unit;
+            Ok((Exchanged { input, output }, Sent { bytes: sent, carried }))
         })
     }
 

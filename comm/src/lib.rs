@@ -28,7 +28,8 @@
 //! other's buffers directly. Processes exchange streams of chunks, and one engine (`stream`) runs every collective over
 //! these streams, whether a chunk passes through a ring in shared memory or a socket. In a program that uses the
 //! [`SharedAllocator`], processes on one host also access each other's buffers, and only headers pass through the
-//! rings. For buffers in device memory, the ranks first synchronize over their fabric, and then a [`DeviceFabric`]
+//! rings. In an all_to_all, no rank knows what the others exchange, so every two ranks compare their counts, and each
+//! part goes from one buffer to the other without further memory (`parts`). For buffers in device memory, the ranks first synchronize over their fabric, and then a [`DeviceFabric`]
 //! from another crate moves the data (`device`).
 
 mod agreement;
@@ -52,6 +53,7 @@ mod hierarchy;
 mod inquiry;
 mod lane;
 pub mod launcher_environment;
+mod parts;
 mod pending;
 mod processes;
 mod shm;
@@ -67,7 +69,7 @@ mod tree;
 
 pub use agreement::agree;
 pub use buffer::{Buffer, Dtype};
-pub use communicator::{Communicator, Gathered, Options, ReduceOp, Scattered, Transport};
+pub use communicator::{Communicator, Exchanged, Gathered, Options, ReduceOp, Scattered, Transport};
 pub use connect::connect;
 pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION};
 pub use error::CommError;

@@ -31,11 +31,13 @@ pub enum Operation {
     Barrier = 6,
     /// `split`; its traffic counts as an `all_gather`.
     Split = 7,
+    /// `all_to_all`
+    AllToAll = 8,
 }
 
 impl Operation {
     /// Every kind, in the order of the codes.
-    pub const ALL: [Operation; 8] = [
+    pub const ALL: [Operation; 9] = [
         Operation::AllReduce,
         Operation::AllGather,
         Operation::ReduceScatter,
@@ -44,6 +46,7 @@ impl Operation {
         Operation::Recv,
         Operation::Barrier,
         Operation::Split,
+        Operation::AllToAll,
     ];
 
     /// Returns the name of the method: `all_reduce`, …
@@ -57,6 +60,7 @@ impl Operation {
             Operation::Recv => "recv",
             Operation::Barrier => "barrier",
             Operation::Split => "split",
+            Operation::AllToAll => "all_to_all",
         }
     }
 }
@@ -75,10 +79,12 @@ pub(crate) struct Signature {
     pub(crate) sequence: u64,
     /// `None` for a barrier.
     pub(crate) dtype: Option<Dtype>,
-    /// Elements of the whole vector.
+    /// Elements of the whole vector. In a header of an all_to_all, of the part from the sender of the header to its
+    /// receiver.
     pub(crate) length: u64,
     pub(crate) reduce: Option<ReduceOp>,
-    /// Other values that must agree: the root of a broadcast, or a digest of the counts.
+    /// Other values that must agree: the root of a broadcast, or a digest of the counts. In a header of an all_to_all,
+    /// the elements of the part that the sender of the header expects from its receiver.
     pub(crate) layout: u64,
     /// Whether the buffers are in device memory.
     pub(crate) on_device: bool,
@@ -86,11 +92,27 @@ pub(crate) struct Signature {
 
 impl Signature {
     /// Returns whether `other`, from a peer, belongs to the same operation. A `recv` belongs to the `send` that it
-    /// waits for.
+    /// waits for. In an all_to_all, each side expects what the other sends.
     pub(crate) fn agrees_with(&self, other: &Signature) -> bool {
         let operation = |operation| if operation == Operation::Recv { Operation::Send } else { operation };
+        let (length, layout) = match self.operation {
+            Operation::AllToAll => (self.layout, self.length),
+            _ => (self.length, self.layout),
+        };
         operation(self.operation) == operation(other.operation)
-            && Signature { operation: other.operation, ..*self } == *other
+            && Signature { operation: other.operation, length, layout, ..*self } == *other
+    }
+
+    /// Returns the signature of the part of an all_to_all between this rank and one peer, given the elements that this
+    /// rank sends and expects.
+    pub(crate) fn between(&self, sent: usize, expected: usize) -> Signature {
+        Signature { length: sent as u64, layout: expected as u64, ..*self }
+    }
+
+    /// Returns the signature of a step of the operation in which every rank does the same: that of an all_to_all has no
+    /// counts.
+    pub(crate) fn of_all(&self) -> Signature {
+        if self.operation == Operation::AllToAll { self.between(0, 0) } else { *self }
     }
 }
 
@@ -108,6 +130,7 @@ impl fmt::Display for Signature {
         match self.operation {
             Operation::Broadcast => write!(f, " from rank {} of the group", self.layout)?,
             Operation::AllGather | Operation::ReduceScatter => write!(f, " (counts {:08x})", self.layout as u32)?,
+            Operation::AllToAll => write!(f, " to the other rank and {} from it", self.layout)?,
             _ => {}
         }
         if self.on_device { f.write_str(" on the device") } else { Ok(()) }
@@ -249,6 +272,14 @@ mod tests {
         there.signature.length = 2048;
         let (ours, theirs) = here.difference(&there).expect("lengths differ");
         assert_eq!((ours.as_str(), theirs.as_str()), ("recv #17 of 4096 bf16", "send #17 of 2048 bf16"));
+        let mut exchange = header(Operation::AllToAll);
+        exchange.signature = exchange.signature.between(5, 6);
+        let mut other = exchange;
+        other.signature = exchange.signature.between(6, 5);
+        assert_eq!(exchange.difference(&other), None);
+        other.signature = exchange.signature.between(5, 6);
+        let (ours, _) = exchange.difference(&other).expect("5 are sent where 6 are expected");
+        assert_eq!(ours, "all_to_all #17 of 5 bf16 to the other rank and 6 from it");
         let mut old = header(Operation::Send);
         old.attempt = 1;
         let (ours, theirs) = here.difference(&old).expect("attempts differ");

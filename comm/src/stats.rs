@@ -2,7 +2,8 @@
 //!
 //! Payload is the data that the algorithm must move, counted at the sender: the bytes that this rank contributes to
 //! other ranks' ranges, whether a peer reads them from memory or a socket carries them. Headers do not count. The
-//! closed forms (2(N−1)/N of the bytes for an all_reduce, …) therefore hold exactly on every transport.
+//! closed forms (2(N−1)/N of the bytes for an all_reduce, …) therefore hold exactly on every transport. For an
+//! all_to_all it is the input without the part that the rank keeps: (N−1)/N of the bytes if all parts are equal.
 
 use std::collections::BTreeMap;
 use std::ops::{Add, Index, Sub};
@@ -24,12 +25,12 @@ pub struct Counter {
     pub calls: u64,
     /// Calls in which ranks read and wrote each other's buffers directly: all collectives and messages between threads
     /// and, under the [`SharedAllocator`](crate::SharedAllocator), those on large vectors between processes of one
-    /// host. Messages are counted at the sender.
+    /// host. Messages and the parts of an all_to_all are counted at the sender.
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
     /// Payload bytes that this rank wrote to sockets. In a group on several hosts most of `sent_bytes` stays in memory,
-    /// and data between hosts is sent once per host.
+    /// and data between hosts is sent once per host, or once per part of an all_to_all.
     pub network_bytes: u64,
     /// Seconds that the worker spent on these operations, including waiting for peers.
     pub seconds: f64,
@@ -61,7 +62,7 @@ impl Stats {
 pub struct SizeCounter {
     /// The kind of operation.
     pub operation: Operation,
-    /// Size of the whole vector in bytes, the parts of all ranks together.
+    /// Size of the whole vector in bytes, the parts of all ranks together. Of an all_to_all, size of this rank's input.
     pub bytes: u64,
     /// Number of ranks in the group.
     pub ranks: usize,

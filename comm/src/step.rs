@@ -3,7 +3,8 @@
 //! All collectives consist of two phases over a vector that is divided into one range per rank. In *reduce*, the owner
 //! of a range combines the contributions of all ranks to it. In *gather*, every rank copies each range from its owner.
 //! An all_reduce is both, a reduce_scatter only the first, an all_gather only the second. A broadcast is a gather in
-//! which the root owns the whole vector. A barrier has neither phase.
+//! which the root owns the whole vector. A barrier has neither phase. An all_to_all is not of this form, because no two
+//! ranks have the same vector; [`Parts`] describes it.
 
 use std::ops::{AddAssign, Range};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::copy::copy;
 use crate::error::CommError;
 use crate::health::Failure;
 use crate::inquiry::Waiters;
+use crate::parts::Parts;
 use crate::signature::Signature;
 
 /// A collective to execute, or a part of one.
@@ -68,6 +70,9 @@ pub(crate) struct Reduction {
 /// Executes collectives, one after another.
 pub(crate) trait Collective: Send {
     fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure>;
+
+    /// Executes an all_to_all.
+    fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure>;
 }
 
 /// The collectives of a group of one rank, which only copy.
@@ -79,6 +84,11 @@ impl Collective for Alone {
         if let Some(shard) = step.shard {
             copy(step.buffer, shard, step.buffer.len());
         }
+        Ok(Carried::IN_PLACE)
+    }
+
+    fn exchange(&mut self, mut parts: Parts<'_>) -> Result<Carried, Failure> {
+        parts.keep(0);
         Ok(Carried::IN_PLACE)
     }
 }

@@ -1,14 +1,52 @@
-//! Tests the count of allocated bytes, in a program of its own so that no other code allocates.
+//! Tests the count of allocated bytes, and what an operation allocates, in a program of its own so that no other code
+//! allocates.
 
-use zero_comm::{SharedAllocator, heap};
+#[allow(dead_code, reason = "the conformance suite uses all of it")]
+#[path = "conformance/world.rs"]
+mod world;
+
+use zero_comm::{Buffer, SharedAllocator, heap};
+
+use world::{Kind, run};
 
 #[global_allocator]
 static ALLOCATOR: heap::Counted<SharedAllocator> = heap::Counted(SharedAllocator);
 
 const MIB: usize = 1 << 20;
 
+/// Tests the communicators of `connect` and `threads` unchanged.
+pub(crate) fn tested(comm: std::sync::Arc<dyn zero_comm::Communicator>) -> std::sync::Arc<dyn zero_comm::Communicator> {
+    comm
+}
+
 /// One test function, because allocations of a concurrent test would be counted too.
 #[test]
+fn allocations_are_counted_and_operations_allocate_little() {
+    allocations_are_counted();
+    for kind in [Kind::Threads, Kind::SharedMemory, Kind::Tcp, Kind::Hosts] {
+        an_all_to_all_allocates_no_vectors(kind);
+    }
+}
+
+/// Exchanges 3 MiB between every two of four ranks.
+fn an_all_to_all_allocates_no_vectors(kind: Kind) {
+    run(kind, 4, |comm| {
+        let counts = vec![3 * MIB; 4];
+        let buffer = || Buffer::from(vec![comm.rank() as u8; 12 * MIB]);
+        let (input, output) = (buffer(), buffer());
+        comm.barrier().wait().expect("all have their buffers");
+        heap::reset_peak();
+        let before = heap::now();
+        comm.barrier().wait().expect("no rank has begun");
+        let exchanged = comm.all_to_all(input, output, &counts, &counts).wait().expect("exchanged");
+        comm.barrier().wait().expect("all are done");
+        let more = heap::peak() - before;
+        assert!(more < MIB / 4, "{kind:?}: {more} bytes");
+        comm.barrier().wait().expect("all have looked");
+        drop(exchanged);
+    });
+}
+
 fn allocations_are_counted() {
     assert!(heap::counted());
     // Small allocations come from System, large ones from the arena.

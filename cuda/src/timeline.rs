@@ -53,12 +53,21 @@ pub enum Transfer {
     Send,
     /// A message from another rank.
     Receive,
+    /// Each rank sends a part of its data to each rank.
+    AllToAll,
 }
 
 impl Transfer {
     /// All kinds, in order of their discriminants.
-    pub const ALL: [Self; 6] =
-        [Self::AllReduce, Self::Broadcast, Self::AllGather, Self::ReduceScatter, Self::Send, Self::Receive];
+    pub const ALL: [Self; 7] = [
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Send,
+        Self::Receive,
+        Self::AllToAll,
+    ];
 
     /// Returns the name of the kind in traces.
     #[must_use]
@@ -70,6 +79,7 @@ impl Transfer {
             Self::ReduceScatter => "reduce_scatter",
             Self::Send => "send",
             Self::Receive => "receive",
+            Self::AllToAll => "all_to_all",
         }
     }
 
@@ -77,7 +87,9 @@ impl Transfer {
     #[must_use]
     pub fn track(self) -> Track {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::AllGather | Self::ReduceScatter => Track::Collectives,
+            Self::AllReduce | Self::Broadcast | Self::AllGather | Self::ReduceScatter | Self::AllToAll => {
+                Track::Collectives
+            }
             Self::Send => Track::Sends,
             Self::Receive => Track::Receives,
         }

@@ -41,7 +41,13 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         "  {:<15}{:>10}  {:<30}{:>7}  {:<33}{}",
         "operation", "bytes", "ms (from – to)", "GB/s", "floor: memory traffic alone", "times the floor"
     ));
-    for operation in [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
+    for operation in [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+        Operation::AllToAll,
+        Operation::Broadcast,
+    ] {
         let bytes = megabytes * 1_000_000;
         let times = compare(&*comm, operation, bytes, repeats)?;
         let rate = bytes as f64 / median(&times.subject).as_secs_f64() / 1e9;

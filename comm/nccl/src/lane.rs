@@ -63,6 +63,7 @@ impl Lane {
             DeviceWork::Broadcast { .. } => Transfer::Broadcast,
             DeviceWork::AllGather { .. } => Transfer::AllGather,
             DeviceWork::ReduceScatter { .. } => Transfer::ReduceScatter,
+            DeviceWork::AllToAll { .. } => Transfer::AllToAll,
             DeviceWork::Send { .. } => Transfer::Send,
             DeviceWork::Recv { .. } => Transfer::Receive,
         };
@@ -159,6 +160,21 @@ impl Lane {
                     // shard.
                     let result = unsafe { sys::ncclReduce(from, to, count, dtype, op, root as c_int, comm, stream) };
                     self.check("ncclReduce", result)?;
+                }
+                Ok(())
+            }
+            DeviceWork::AllToAll { input, output, send_counts, receive_counts } => {
+                let (sends, receives) = (parts(input, send_counts), parts(output, receive_counts));
+                let (dtype, size) = (dtype(input.dtype()), sends.len());
+                for distance in 0..size {
+                    let (to, from) = ((self.rank + distance) % size, (self.rank + size - distance) % size);
+                    let ((at, count), (place, room)) = (sends[to], receives[from]);
+                    // SAFETY: as in `AllReduce`; the parts lie within the input.
+                    let result = unsafe { sys::ncclSend(at, count, dtype, to as c_int, comm, stream) };
+                    self.check("ncclSend", result)?;
+                    // SAFETY: as in `AllReduce`; the parts lie within the output.
+                    let result = unsafe { sys::ncclRecv(place, room, dtype, from as c_int, comm, stream) };
+                    self.check("ncclRecv", result)?;
                 }
                 Ok(())
             }
@@ -344,6 +360,17 @@ fn place(buffer: &dyn DeviceMemory) -> (*mut c_void, usize, ncclDataType_t) {
 
 fn offset(start: *mut c_void, elements: usize, dtype: Dtype) -> *mut c_void {
     start.wrapping_byte_add(elements * dtype.size())
+}
+
+/// Returns address and number of elements of each rank's part of a buffer. An empty part has the buffer's address.
+///
+/// Empty parts are sent, too: NCCL transfers messages of 0 bytes since 2.12.10, and all ranks then take part.
+fn parts(buffer: &dyn DeviceMemory, counts: &[usize]) -> Vec<(*mut c_void, usize)> {
+    let (start, ..) = place(buffer);
+    let part = |(_, (at, count)): (usize, (usize, usize))| {
+        (if count == 0 { start } else { offset(start, at, buffer.dtype()) }, count)
+    };
+    ranges(counts).map(part).collect()
 }
 
 /// Returns the common count if all counts are equal.

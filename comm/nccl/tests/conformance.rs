@@ -84,6 +84,7 @@ mod tcp {
             splits_of_splits;
         faults:
             different_lengths_and_types_are_reported_with_both_sides,
+            a_part_of_another_length_is_reported_with_both_sides,
             a_missing_rank_is_named,
             a_rank_that_leaves_is_named,
             an_abort_reaches_every_rank,

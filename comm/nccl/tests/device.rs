@@ -185,6 +185,7 @@ fn buffers_that_the_group_cannot_use_are_refused() {
         let refused = [
             comm.all_gather(up(vec![0.0; 2], device), floats(), &[2, 2]).wait().err(),
             comm.reduce_scatter(floats(), up(vec![0.0; 2], device), &[2, 2], ReduceOp::Max).wait().err(),
+            comm.all_to_all(up(vec![0.0; 4], device), floats(), &[2, 2], &[2, 2]).wait().err(),
         ];
         let stranger = elsewhere.map(|other| comm.all_reduce(up(vec![1.0], &other), ReduceOp::Sum).wait().err());
         for error in refused.into_iter().chain(stranger) {
@@ -232,6 +233,8 @@ fn collectives_of_one_rank_return_its_own_values() {
         let scattered =
             comm.reduce_scatter(up(values.clone(), device), up(vec![0.0; 10], device), &[10], ReduceOp::Sum);
         assert_eq!(scattered.wait().map(|scattered| down(scattered.shard)), Ok(values.clone()));
+        let exchanged = comm.all_to_all(up(values.clone(), device), up(vec![0.0; 10], device), &[10], &[10]);
+        assert_eq!(exchanged.wait().map(|exchanged| down(exchanged.output)), Ok(values.clone()));
         assert_eq!(comm.broadcast(up(values.clone(), device), 0).wait().map(down), Ok(values));
     });
     if !mock::is_real() {

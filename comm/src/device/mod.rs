@@ -203,6 +203,17 @@ pub enum DeviceWork<'a> {
         /// The rank whose buffer is copied.
         root: usize,
     },
+    /// Sends a part of the input to each rank and receives a part from each. The ranks have agreed on the counts.
+    AllToAll {
+        /// The parts for all ranks, which stay unchanged.
+        input: &'a dyn DeviceMemory,
+        /// The parts from all ranks.
+        output: &'a dyn DeviceMemory,
+        /// Elements of the part for each rank.
+        send_counts: &'a [usize],
+        /// Elements of the part from each rank.
+        receive_counts: &'a [usize],
+    },
     /// Sends a message.
     Send {
         /// The data to send.
@@ -229,6 +240,7 @@ impl DeviceWork<'_> {
             | DeviceWork::Recv { buffer, .. } => vec![buffer],
             DeviceWork::AllGather { shard, output, .. } => vec![shard, output],
             DeviceWork::ReduceScatter { input, shard, .. } => vec![input, shard],
+            DeviceWork::AllToAll { input, output, .. } => vec![input, output],
         }
     }
 }

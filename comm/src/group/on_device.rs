@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use super::{BufferKind, Group, Ordered, lock};
 use crate::buffer::Buffer;
-use crate::communicator::{Communicator, Gathered, ReduceOp, Scattered};
+use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered};
 use crate::device::{DeviceEnd, DeviceMemory, DeviceWork};
+use crate::health::Failure;
 use crate::inquiry::{Topic, Waiters};
+use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature};
 use crate::stats::Sent;
-use crate::step::{Carried, Deadline, Inbox, Membership, Outbox, Step, even_counts};
+use crate::step::{Carried, Collective, Deadline, Inbox, Membership, Outbox, Step, even_counts};
 
 impl Group {
     /// Returns where the buffers of an operation are, or why they cannot take part in one.
@@ -115,8 +117,53 @@ impl Group {
         )
     }
 
+    pub(super) fn all_to_all_on_device(
+        &self,
+        signature: Signature,
+        input: Buffer,
+        output: Buffer,
+        counts: Counts,
+    ) -> Pending<Exchanged> {
+        let sent = counts.leaving(self.rank()) * input.dtype().size();
+        let pairs = counts.pairs(0);
+        let meet = move |endpoint: &mut dyn Collective, signature: &Signature, deadline| {
+            endpoint.exchange(Parts { signature: *signature, input: &[], output: &mut [], pairs, deadline })
+        };
+        self.collective_on_device_after(
+            meet,
+            signature,
+            sent,
+            (input, output, counts),
+            |(input, output, counts)| DeviceWork::AllToAll {
+                input: memory(input),
+                output: memory(output),
+                send_counts: &counts.send,
+                receive_counts: &counts.receive,
+            },
+            |(input, output, _)| Exchanged { input, output },
+        )
+    }
+
+    /// Runs a collective whose ranks have equal signatures.
     fn collective_on_device<B: Send + 'static, T: Send + 'static>(
         &self,
+        signature: Signature,
+        sent: usize,
+        buffers: B,
+        work: impl FnOnce(&B) -> DeviceWork<'_> + Send + 'static,
+        result: impl FnOnce(B) -> T + Send + 'static,
+    ) -> Pending<T> {
+        let size = self.size();
+        let meet = move |endpoint: &mut dyn Collective, signature: &Signature, deadline| {
+            endpoint.run(step(signature, &mut [], vec![0..0; size], false, deadline))
+        };
+        self.collective_on_device_after(meet, signature, sent, buffers, work, result)
+    }
+
+    /// Runs a collective on the device after `meet`, in which the ranks synchronize on the host.
+    fn collective_on_device_after<B: Send + 'static, T: Send + 'static>(
+        &self,
+        meet: impl FnOnce(&mut dyn Collective, &Signature, Deadline) -> Result<Carried, Failure> + Send + 'static,
         signature: Signature,
         sent: usize,
         buffers: B,
@@ -128,8 +175,7 @@ impl Group {
         };
         let size = self.size();
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
-            let meeting = step(signature, &mut [], vec![0..0; size], false, deadline);
-            endpoint.run(meeting)?;
+            meet(endpoint, signature, deadline)?;
             let tell = |invitation: &mut [u8; _]| {
                 let mut ranges = vec![invitation.len()..invitation.len(); size];
                 ranges[0] = 0..invitation.len();
@@ -203,5 +249,6 @@ fn step<'a>(
     gather: bool,
     deadline: Deadline,
 ) -> Step<'a> {
-    Step { signature: *signature, reduce: None, buffer, source: None, shard: None, ranges, gather, deadline }
+    let signature = signature.of_all();
+    Step { signature, reduce: None, buffer, source: None, shard: None, ranges, gather, deadline }
 }

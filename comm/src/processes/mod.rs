@@ -59,9 +59,11 @@ struct Hosts {
     rail: Option<Box<Processes>>,
     /// Connections for messages to ranks of other cells.
     messages: Streams,
+    /// Connections for all_to_all with ranks of other cells.
+    direct: Streams,
 }
 
-/// Streams by rank in the group; `None` for this rank itself.
+/// Streams by rank in the group; `None` for this rank itself and, in a group on several hosts, for ranks of its cell.
 type Streams = Vec<Option<TcpStream>>;
 
 impl Processes {
@@ -90,7 +92,13 @@ impl Processes {
         let index = cells.partition_point(|cell| cell.end <= rank);
         let own = cells[index].clone();
         let place = rank - own.start;
-        let messages = world.hub.mesh(group, Purpose::Messages, members, deadline)?;
+        let to_others = |purpose| {
+            let others = [&members[..own.start], &members[own.end..]].concat();
+            let mut streams = world.hub.mesh(group, purpose, &others, deadline)?;
+            streams.splice(own.start..own.start, own.clone().map(|_| None));
+            Ok::<_, CommError>(streams)
+        };
+        let (messages, direct) = (to_others(Purpose::Messages)?, to_others(Purpose::Collectives)?);
         let cell = digest("cell", &[group as usize, index]);
         let cell = Membership::new(cell, place, members[own.clone()].to_vec());
         let cell = Box::new(Processes::connect_flat(world, cell, deadline)?);
@@ -102,7 +110,7 @@ impl Processes {
             Processes::connect_flat(world, rail, deadline).map(Box::new)
         };
         let rail = (place < rails(&cells)).then(rail).transpose()?;
-        let links = Links::Hosts(Hosts { cells, own, cell, rail, messages });
+        let links = Links::Hosts(Hosts { cells, own, cell, rail, messages, direct });
         Ok(Processes { world: Arc::clone(world), membership, links })
     }
 
@@ -161,7 +169,7 @@ impl Processes {
             Links::Shm(Shared { segment, neighbours }) => {
                 (Box::new(ShmWires::collectives(segment, rank, self.membership.size())), neighbours.clone())
             }
-            Links::Tcp { collectives: streams, .. } | Links::Hosts(Hosts { messages: streams, .. }) => {
+            Links::Tcp { collectives: streams, .. } | Links::Hosts(Hosts { direct: streams, .. }) => {
                 let streams = streams.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
                 let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
                 (Box::new(streams.map_err(|error| self.io(error))?), None)
@@ -216,12 +224,11 @@ impl Fabric for Processes {
     }
 
     fn collective(&self, waiters: &Arc<Waiters>) -> Result<Box<dyn Collective>, CommError> {
-        let Links::Hosts(Hosts { cells, cell, rail, .. }) = &self.links else {
-            return Ok(Box::new(self.exchange(waiters)?));
-        };
+        let exchange = Box::new(self.exchange(waiters)?);
+        let Links::Hosts(Hosts { cells, cell, rail, .. }) = &self.links else { return Ok(exchange) };
         let rail = rail.as_ref().map(|rail| rail.collective(waiters)).transpose()?;
         let (cells, rank, cell) = (cells.clone(), self.membership.rank, cell.collective(waiters)?);
-        Ok(Box::new(Hierarchy { cells, rank, cell, rail }))
+        Ok(Box::new(Hierarchy { cells, rank, cell, rail, direct: exchange }))
     }
 
     fn outbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Outbox>, CommError> {

@@ -85,19 +85,21 @@ impl Neighbours {
 }
 
 impl Neighbours {
-    /// Copies the message that `peer`, a rank of the group, offers at offset `place`. The peer waits until the copy is
-    /// done.
+    /// Copies the bytes that `peer`, a rank of the group, offers at offset `place`, a message or a part of its input, to
+    /// a part of a vector of `whole` bytes. The peer waits until the copy is done.
     pub(crate) fn fetch(
         &self,
         peer: usize,
         place: u64,
         into: &mut [u8],
+        whole: usize,
         membership: &Membership,
         health: &Health,
     ) -> Result<(), Failure> {
-        let theirs = self.lease(peer, place, into.len(), membership)?;
-        let whole = into.len();
-        for block in blocks(&(0..whole)) {
+        let length = into.len();
+        let bytes = self.0[peer].as_ref().and_then(|arena| arena.bytes(place, length));
+        let theirs = lease(peer, bytes, place, length, membership)?;
+        for block in blocks(&(0..length)) {
             health.check()?;
             // SAFETY: the sender does not touch its buffer until it has the receipt, which this rank sends after the
             // copy.
@@ -109,11 +111,21 @@ impl Neighbours {
     /// Returns the buffer that a peer offers at offset `place`.
     fn lease(&self, peer: usize, place: u64, length: usize, membership: &Membership) -> Result<Lease, Failure> {
         let bytes = self.0[peer].as_ref().and_then(|arena| arena.buffer(place, length));
-        bytes.map(|bytes| Lease { rank: peer, bytes, length }).ok_or_else(|| {
-            let detail = format!("it offered {length} bytes at {place:#x}, outside its shared memory");
-            Cause::Lost { peer: membership.members[peer], detail }.into()
-        })
+        lease(peer, bytes, place, length, membership)
     }
+}
+
+fn lease(
+    rank: usize,
+    bytes: Option<*mut u8>,
+    place: u64,
+    length: usize,
+    membership: &Membership,
+) -> Result<Lease, Failure> {
+    bytes.map(|bytes| Lease { rank, bytes, length }).ok_or_else(|| {
+        let detail = format!("it offered {length} bytes at {place:#x}, outside its shared memory");
+        Cause::Lost { peer: membership.members[rank], detail }.into()
+    })
 }
 
 /// Combines this rank's range of all buffers and, for an all_reduce, writes the result to all of them.

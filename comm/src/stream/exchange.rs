@@ -15,6 +15,7 @@ use super::{Wait, Watch, Wires};
 use crate::buffer::Dtype;
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::Topic;
+use crate::parts::Parts;
 use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
 use crate::step::{Carried, Collective, Deadline, Membership, Step, consecutive};
@@ -109,6 +110,10 @@ impl Collective for Exchange {
             }
             watch.idle(wires, mark, &waits)?;
         }
+    }
+
+    fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
+        super::parts::exchange(self, parts)
     }
 }
 
@@ -299,7 +304,7 @@ fn farewell(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -
 }
 
 /// The byte that a rank sends when it no longer uses the receiver's buffer.
-const DONE: u8 = 1;
+pub(super) const DONE: u8 = 1;
 
 /// Compares a peer's header with this rank's.
 pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, health: &Health) -> Result<(), Failure> {

@@ -121,7 +121,7 @@ impl Inbox for StreamInbox {
         compare(&self.0.header(signature, None), &header, membership.members[*peer], health)?;
         let place = Header::decode(&header).and_then(|header| header.place);
         if let Some((neighbours, place)) = neighbours.as_ref().zip(place) {
-            neighbours.fetch(*peer, place, bytes, membership, health)?;
+            neighbours.fetch(*peer, place, bytes, bytes.len(), membership, health)?;
             self.0.wires.consume(self.0.peer);
             return Ok(());
         }

@@ -7,6 +7,7 @@
 mod exchange;
 mod message;
 mod order;
+mod parts;
 #[cfg(test)]
 mod tests;
 

@@ -10,6 +10,7 @@ use crate::buffer::Dtype;
 use crate::communicator::ReduceOp;
 use crate::health::{Announce, Board, Cause, Failure, Health};
 use crate::inquiry::{Topic, WaitRegistry, Waiters};
+use crate::parts::{Counts, Parts};
 use crate::signature::{Operation, Signature};
 use crate::step::{Collective, Deadline, Membership, Reduction, Step, consecutive};
 
@@ -36,8 +37,8 @@ impl Scene {
         rank == STOPPED && self.left.load(Ordering::SeqCst) == 0
     }
 
-    /// Runs `times` reductions on one rank, until one fails.
-    fn reduce(self: &Arc<Scene>, rank: usize, times: u64) -> Result<(), Failure> {
+    /// Runs `times` collectives on one rank, until one fails.
+    fn run(self: &Arc<Scene>, rank: usize, times: u64, collective: Run) -> Result<(), Failure> {
         let membership = Membership::new(5, rank, (0..SIZE).collect());
         let end = || End { scene: Arc::clone(self), rank };
         let registry = Arc::clone(&self.registries[rank]);
@@ -47,35 +48,48 @@ impl Scene {
         let _seat = waiters.enter();
         let wires = Box::new(end());
         let mut exchange = Exchange { wires, neighbours: None, membership, health, topic, job: (1, 0) };
-        for sequence in 0..times {
-            let mut buffer = [1; SIZE * CHUNKS * CHUNK];
-            let signature = Signature {
-                operation: Operation::AllReduce,
-                sequence,
-                dtype: Some(Dtype::U8),
-                length: buffer.len() as u64,
-                reduce: Some(ReduceOp::Sum),
-                layout: 0,
-                on_device: false,
-            };
-            let ranges = consecutive([CHUNKS * CHUNK; SIZE], 1);
-            let deadline = Deadline::after(TIMEOUT);
-            let reduce = Some(Reduction { op: ReduceOp::Sum, dtype: Dtype::U8 });
-            let buffer = &mut buffer[..];
-            exchange.run(Step {
-                signature,
-                reduce,
-                buffer,
-                source: None,
-                shard: None,
-                ranges,
-                gather: true,
-                deadline,
-            })?;
-            assert!(buffer.iter().all(|sum| usize::from(*sum) == SIZE));
-        }
-        Ok(())
+        (0..times).try_for_each(|sequence| collective(&mut exchange, rank, sequence))
     }
+}
+
+/// Runs a collective on one rank, given its sequence number.
+type Run = fn(&mut Exchange, usize, u64) -> Result<(), Failure>;
+
+fn reduce(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Failure> {
+    let mut buffer = [1; SIZE * CHUNKS * CHUNK];
+    let reduce = Some(ReduceOp::Sum);
+    let signature = Signature { reduce, ..signature(Operation::AllReduce, sequence, buffer.len()) };
+    exchange.run(Step {
+        signature,
+        reduce: Some(Reduction { op: ReduceOp::Sum, dtype: Dtype::U8 }),
+        buffer: &mut buffer,
+        source: None,
+        shard: None,
+        ranges: consecutive([CHUNKS * CHUNK; SIZE], 1),
+        gather: true,
+        deadline: Deadline::after(TIMEOUT),
+    })?;
+    assert!(buffer.iter().all(|sum| usize::from(*sum) == SIZE));
+    Ok(())
+}
+
+fn exchange_parts(exchange: &mut Exchange, rank: usize, sequence: u64) -> Result<(), Failure> {
+    let counts = Counts { send: vec![PART; SIZE], receive: vec![PART; SIZE] };
+    let input = [rank as u8; SIZE * PART];
+    let mut output = [9; SIZE * PART];
+    let signature = signature(Operation::AllToAll, sequence, input.len());
+    let (pairs, deadline) = (counts.pairs(1), Deadline::after(TIMEOUT));
+    exchange.exchange(Parts { signature, input: &input, output: &mut output, pairs, deadline })?;
+    assert!(output.chunks(PART).enumerate().all(|(from, part)| part.iter().all(|value| usize::from(*value) == from)));
+    Ok(())
+}
+
+/// Bytes of a part, the last chunk of which is short.
+const PART: usize = 2 * CHUNKS * CHUNK - 1;
+
+fn signature(operation: Operation, sequence: u64, length: usize) -> Signature {
+    let (dtype, length) = (Some(Dtype::U8), length as u64);
+    Signature { operation, sequence, dtype, length, reduce: None, layout: 0, on_device: false }
 }
 
 struct End {
@@ -157,11 +171,8 @@ impl Announce for End {
     }
 }
 
-#[test]
-fn the_rank_that_stopped_is_named_wherever_it_stops() {
-    // In each of two collectives: two headers, and for each of two peers its chunks to be reduced and the reduced
-    // chunks.
-    let whole = 2 * (2 + 2 * 2 * CHUNKS);
+/// Runs two collectives in which one rank stops after each number of chunks below `whole`.
+fn stop_everywhere(collective: Run, whole: usize) {
     std::thread::scope(|scope| {
         for left in 0..whole {
             scope.spawn(move || {
@@ -170,7 +181,7 @@ fn the_rank_that_stopped_is_named_wherever_it_stops() {
                 let ranks: Vec<_> = (0..SIZE)
                     .map(|rank| {
                         let scene = Arc::clone(&scene);
-                        std::thread::spawn(move || scene.reduce(rank, 2))
+                        std::thread::spawn(move || scene.run(rank, 2, collective))
                     })
                     .collect();
                 let outcomes: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect();
@@ -184,4 +195,13 @@ fn the_rank_that_stopped_is_named_wherever_it_stops() {
             });
         }
     });
+}
+
+#[test]
+fn the_rank_that_stopped_is_named_wherever_it_stops() {
+    // In each of two collectives: two headers, and for each of two peers its chunks to be reduced and the reduced
+    // chunks.
+    stop_everywhere(reduce, 2 * (2 + 2 * 2 * CHUNKS));
+    // Two headers, and a part for each of two peers.
+    stop_everywhere(exchange_parts, 2 * (2 + 2 * 2 * CHUNKS));
 }

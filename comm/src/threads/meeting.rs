@@ -15,6 +15,7 @@ use crate::bell::{Bell, spin_time};
 use crate::copy::copy;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
+use crate::parts::{Pair, Parts};
 use crate::signature::Signature;
 use crate::step::{Carried, Collective, Deadline, Membership, Reduction, Step};
 use crate::tree;
@@ -34,11 +35,13 @@ struct Seat {
 }
 
 /// A buffer that other ranks may read while they hold the lock of its seat.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Post {
     signature: Signature,
     bytes: *mut u8,
     length: usize,
+    /// For an all_to_all, what the rank exchanges with each rank.
+    pairs: Option<Arc<[Option<Pair>]>>,
 }
 
 // SAFETY: readers hold the read lock of the seat, and the owner withdraws the post under the write lock before it frees
@@ -48,6 +51,16 @@ unsafe impl Send for Post {}
 unsafe impl Sync for Post {}
 
 impl Post {
+    /// Returns what the rank of this post exchanges with rank `rank`; `None` unless the post is for an all_to_all.
+    fn pair(&self, rank: usize) -> Option<&Pair> {
+        self.pairs.as_ref()?.get(rank)?.as_ref()
+    }
+
+    /// Returns the signature of this post as rank `rank` sees it.
+    fn signature(&self, rank: usize) -> Signature {
+        self.pair(rank).map_or(self.signature, |pair| pair.signature(&self.signature))
+    }
+
     /// Returns a shared slice of the range.
     ///
     /// # Safety
@@ -155,8 +168,8 @@ impl Participant {
 
     fn post(&self, rank: usize) -> Result<Locked<'_>, Failure> {
         let guard = self.room.meeting.seats[rank].post.read().unwrap_or_else(PoisonError::into_inner);
-        match *guard {
-            Some(post) => Ok(Locked { post, _guard: guard }),
+        match &*guard {
+            Some(post) => Ok(Locked { post: post.clone(), _guard: guard }),
             // The owner has failed and withdrawn its post; the board has the cause.
             None => Err(self.health.check().err().unwrap_or(Failure::Deadline { peer: self.membership.members[rank] })),
         }
@@ -167,9 +180,9 @@ impl Participant {
         *seat.post.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn compare(&self, here: &Signature) -> Result<(), Failure> {
+    fn compare(&self, own: &Post) -> Result<(), Failure> {
         for rank in 0..self.membership.size() {
-            let there = self.post(rank)?.post.signature;
+            let (here, there) = (own.signature(rank), self.post(rank)?.post.signature(self.membership.rank));
             if !here.agrees_with(&there) {
                 let peer = self.membership.members[rank];
                 let (here, there) = (here.to_string(), there.to_string());
@@ -224,13 +237,41 @@ impl Participant {
         Ok(())
     }
 
+    /// Copies the parts for this rank from the inputs of the other ranks.
+    fn collect(&self, pairs: &[Option<Pair>], output: &mut [u8]) -> Result<(), Failure> {
+        let (rank, whole) = (self.membership.rank, output.len());
+        for other in self.membership.peers() {
+            let theirs = self.post(other)?;
+            if let (Some(ours), Some(pair)) = (&pairs[other], theirs.post.pair(rank)) {
+                // SAFETY: the post is locked, and no rank writes to an input.
+                copy(unsafe { theirs.post.read(&pair.from) }, &mut output[ours.to.clone()], whole);
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts a buffer and compares what the ranks do.
+    fn meet(&mut self, post: Post, inquest: &mut Inquest<'_>) -> Result<(), Failure> {
+        let seat = &self.room.meeting.seats[self.membership.rank];
+        *seat.post.write().unwrap_or_else(PoisonError::into_inner) = Some(post.clone());
+        self.barrier(inquest)?;
+        self.compare(&post)
+    }
+
+    fn attempt_exchange(&mut self, post: Post, parts: &mut Parts<'_>) -> Result<(), Failure> {
+        let (health, topic) = (Arc::clone(&self.health), self.topic.clone());
+        let mut inquest = Inquest::new(&health, &topic, parts.deadline);
+        parts.keep(self.membership.rank);
+        self.meet(post, &mut inquest)?;
+        self.collect(&parts.pairs, parts.output)?;
+        // No rank leaves while another reads its input.
+        self.barrier(&mut inquest)
+    }
+
     fn attempt(&mut self, plan: &Plan, post: Post, shard: Option<&mut [u8]>) -> Result<(), Failure> {
         let (health, topic) = (Arc::clone(&self.health), self.topic.clone());
         let mut inquest = Inquest::new(&health, &topic, plan.deadline);
-        let seat = &self.room.meeting.seats[self.membership.rank];
-        *seat.post.write().unwrap_or_else(PoisonError::into_inner) = Some(post);
-        self.barrier(&mut inquest)?;
-        self.compare(&post.signature)?;
+        self.meet(post, &mut inquest)?;
         if let Some(reduction) = plan.reduce {
             self.reduce(plan, reduction, shard)?;
         }
@@ -265,14 +306,29 @@ impl Collective for Participant {
     fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
         step.place_source(self.membership.rank);
         let Step { signature, reduce, buffer, shard, ranges, gather, deadline, .. } = step;
-        let post = Post { signature, bytes: buffer.as_mut_ptr(), length: buffer.len() };
+        let post = Post { signature, bytes: buffer.as_mut_ptr(), length: buffer.len(), pairs: None };
         let plan = Plan { reduce, ranges, gather, deadline };
         let outcome = self.attempt(&plan, post, shard);
+        self.finish(outcome, &signature)
+    }
+
+    fn exchange(&mut self, mut parts: Parts<'_>) -> Result<Carried, Failure> {
+        let (signature, input, pairs) = (parts.signature, parts.input, Some(Arc::from(&parts.pairs[..])));
+        // No rank writes to a posted input.
+        let post = Post { signature, bytes: input.as_ptr().cast_mut(), length: input.len(), pairs };
+        let outcome = self.attempt_exchange(post, &mut parts);
+        self.finish(outcome, &signature)
+    }
+}
+
+impl Participant {
+    /// Withdraws the post, so that its buffer may be freed.
+    fn finish(&self, outcome: Result<(), Failure>, signature: &Signature) -> Result<Carried, Failure> {
         if let Err(failure) = &outcome {
             // End the job on the board first, so that no rank starts to read; then withdraw the post, which waits for
             // current readers.
             let timeout = self.timeout;
-            self.health.end_because(failure, &signature, timeout);
+            self.health.end_because(failure, signature, timeout);
         }
         self.withdraw();
         outcome.map(|()| Carried::IN_PLACE)

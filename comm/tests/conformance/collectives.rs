@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, ReduceOp};
 
-use crate::oracle::{assert_same, concatenated, part, reduced, uneven, vector};
+use crate::oracle::{assert_same, concatenated, exchanged, part, parts_of, reduced, uneven, vector};
 use crate::world::{Kind, run};
 
 /// Runs one collective and compares it with the oracle.
@@ -46,13 +46,27 @@ fn check(
             let root = seed as usize % size;
             assert_same(&comm.broadcast(mine, root).wait()?, &vector(dtype, seed, root, length), &what);
         }
+        Operation::AllToAll => {
+            let (input, sent) = parts_of(dtype, seed, rank, size, length);
+            let (expected, received) = exchanged(dtype, seed, rank, size, length);
+            let output = Buffer::zeros(dtype, expected.len());
+            let result = comm.all_to_all(input.clone(), output, &sent, &received).wait()?;
+            assert_same(&result.output, &expected, &what);
+            assert_same(&result.input, &input, &what);
+        }
         _ => comm.barrier().wait()?,
     }
     Ok(())
 }
 
-const COLLECTIVES: [Operation; 5] =
-    [Operation::AllReduce, Operation::AllGather, Operation::ReduceScatter, Operation::Broadcast, Operation::Barrier];
+const COLLECTIVES: [Operation; 6] = [
+    Operation::AllReduce,
+    Operation::AllGather,
+    Operation::ReduceScatter,
+    Operation::Broadcast,
+    Operation::AllToAll,
+    Operation::Barrier,
+];
 
 pub(crate) fn every_operation_matches_its_definition(kind: Kind) {
     for size in 1..=8 {
@@ -101,7 +115,44 @@ pub(crate) fn large_vectors(kind: Kind) {
         let result = comm.reduce_scatter(all.into(), vec![0f32; counts[rank]].into(), &counts, ReduceOp::Max).wait();
         let shard = result.expect("scattered").shard.into_f32().expect("f32");
         assert!(shard.iter().all(|value| *value == rank as f32 + 0.5));
+        // Most of rank 0's input goes to rank 1, and most of rank 1's stays there.
+        let (sent, received) = ([12_345, LENGTH - 12_345], [[12_345; 2], [LENGTH - 12_345; 2]][rank]);
+        let mine: Vec<f32> = (0..LENGTH).map(|i| value(rank, i)).collect();
+        let output = vec![0f32; received.iter().sum()];
+        let result = comm.all_to_all(mine.into(), output.into(), &sent, &received).wait();
+        let output = result.expect("exchanged").output.into_f32().expect("f32");
+        let first = rank * sent[0];
+        for (source, part) in output.chunks(received[0]).enumerate() {
+            assert!(part.iter().enumerate().all(|(i, found)| *found == value(source, first + i)));
+        }
     });
+}
+
+pub(crate) fn many_all_to_alls_in_flight(kind: Kind) {
+    for size in [2, 3, 5] {
+        run(kind, size, |comm| {
+            let rank = comm.rank();
+            let start = |i: u64| {
+                let length = 10 + 499 * i as usize;
+                let (input, sent) = parts_of(Dtype::F32, i, rank, size, length);
+                let (expected, received) = exchanged(Dtype::F32, i, rank, size, length);
+                let output = Buffer::zeros(Dtype::F32, expected.len());
+                (expected, comm.all_to_all(input, output, &sent, &received))
+            };
+            let mut pending: Vec<_> = (0..40).map(start).collect();
+            // Messages between the same ranks do not disturb them.
+            let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+            let send = comm.send(vector(Dtype::F32, 99, rank, 70_000), next);
+            let message = comm.recv(Buffer::zeros(Dtype::F32, 70_000), previous).wait().expect("received");
+            assert_same(&message, &vector(Dtype::F32, 99, previous, 70_000), "a message");
+            send.wait().expect("sent");
+            // Every rank waits in a different order.
+            pending.rotate_left(7 * rank);
+            for (expected, pending) in pending.into_iter().rev() {
+                assert_same(&pending.wait().expect("exchanged").output, &expected, "awaited out of order");
+            }
+        });
+    }
 }
 
 pub(crate) fn results_may_be_awaited_in_any_order(kind: Kind) {
@@ -137,6 +188,7 @@ pub(crate) fn payload_follows_the_closed_forms(kind: Kind) {
             comm.all_reduce(whole(), ReduceOp::Sum).wait().expect("reduced");
             comm.all_gather(shard(), whole(), &counts).wait().expect("gathered");
             comm.reduce_scatter(whole(), shard(), &counts, ReduceOp::Sum).wait().expect("scattered");
+            comm.all_to_all(whole(), whole(), &counts, &counts).wait().expect("exchanged");
             let before = comm.stats();
             comm.broadcast(whole(), 0).wait().expect("broadcast");
             comm.barrier().wait().expect("barrier");
@@ -155,12 +207,30 @@ pub(crate) fn payload_follows_the_closed_forms(kind: Kind) {
             assert_eq!(stats[Operation::AllReduce].sent_bytes, 2 * part, "2(N−1)/N");
             assert_eq!(stats[Operation::AllGather].sent_bytes, part, "(N−1)/N");
             assert_eq!(stats[Operation::ReduceScatter].sent_bytes, part, "(N−1)/N");
+            assert_eq!(stats[Operation::AllToAll].sent_bytes, part, "(N−1)/N");
             let root = if rank == 0 { bytes as u64 } else { 0 };
             assert_eq!(stats[Operation::Broadcast].sent_bytes, (size as u64 - 1) * root);
             assert_eq!(stats[Operation::Barrier].sent_bytes, 0);
             assert_eq!(stats[Operation::Send].sent_bytes, if size > 1 { root } else { 0 });
             assert_eq!(stats[Operation::Recv].sent_bytes, 0);
         }
+    }
+}
+
+pub(crate) fn an_all_to_all_sends_all_parts_but_its_own(kind: Kind) {
+    for size in 1..=5 {
+        run(kind, size, |comm| {
+            let rank = comm.rank();
+            let (input, sent) = parts_of(Dtype::Bf16, 3, rank, size, 1000);
+            let (expected, received) = exchanged(Dtype::Bf16, 3, rank, size, 1000);
+            let bytes = 2 * (input.len() - sent[rank]) as u64;
+            let whole = input.size_bytes() as u64;
+            comm.all_to_all(input, Buffer::zeros(Dtype::Bf16, expected.len()), &sent, &received).wait().expect("done");
+            assert_eq!(comm.stats()[Operation::AllToAll].sent_bytes, bytes);
+            let sizes = comm.sizes();
+            let counter = sizes.iter().find(|counter| counter.operation == Operation::AllToAll).expect("counted");
+            assert_eq!((counter.calls, counter.bytes, counter.ranks), (1, whole, size));
+        });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, Options, ReduceOp};
+use zero_comm::{Buffer, CommError, Communicator, Dtype, Exchanged, Operation, Options, ReduceOp};
 
 use crate::world::{GivenUp, Kind, impatient, run, run_catching, run_with};
 
@@ -78,6 +78,69 @@ pub(crate) fn a_message_of_another_length_is_a_mismatch(kind: Kind) {
     });
     for error in errors {
         assert_mismatch(error, (1, "recv #0 of 6 f32"), (0, "send #0 of 5 f32"));
+    }
+}
+
+/// Starts an all_to_all of 1000 elements from each rank to each, except that rank 1 of a group sends `other` to rank 2.
+fn exchange(comm: &Arc<dyn Communicator>, other: usize) -> Result<Exchanged, CommError> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let (mut sent, received) = (vec![1000; size], vec![1000; size]);
+    if rank == 1 && size > 2 {
+        sent[2] = other;
+    }
+    let input = Buffer::zeros(Dtype::I64, sent.iter().sum());
+    comm.all_to_all(input, Buffer::zeros(Dtype::I64, 1000 * size), &sent, &received).wait()
+}
+
+pub(crate) fn a_part_of_another_length_is_reported_with_both_sides(kind: Kind) {
+    for size in [3, 4, 5] {
+        for other in [0, 999, 1001] {
+            let errors = run(kind, size, |comm| {
+                exchange(&comm, 1000).expect("they agree at first");
+                // A rank that exchanges nothing wrong may be done before it hears of the fault.
+                let error = exchange(&comm, other).err();
+                error.unwrap_or_else(|| comm.barrier().wait().expect_err("the failure is final"))
+            });
+            let first = format!("all_to_all #1 of {other} i64 to the other rank and 1000 from it");
+            let second = "all_to_all #1 of 1000 i64 to the other rank and 1000 from it";
+            for error in errors {
+                assert_mismatch(error, (1, &first), (2, second));
+            }
+        }
+    }
+    let errors = run(kind, 4, |comm| match comm.rank() {
+        // The ranks of one of two hosts call another operation.
+        0 | 1 => reduce(&comm, 4000).expect_err("they do not agree"),
+        _ => exchange(&comm, 1000).expect_err("they do not agree"),
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(matches!(error, CommError::Mismatch { .. }), "{text}");
+        assert!(text.contains("all_reduce #0 of 4000 f32 (sum)") && text.contains("all_to_all #0 of "), "{text}");
+    }
+}
+
+pub(crate) fn an_all_to_all_without_all_ranks_names_the_missing_one(kind: Kind) {
+    let errors = run(kind, 4, |comm| {
+        exchange(&comm, 1000).expect("all are there");
+        (comm.rank() != 3).then(|| exchange(&comm, 1000).expect_err("one has left"))
+    });
+    for (rank, error) in errors.into_iter().enumerate().take(3) {
+        let Some(CommError::LostPeer { rank: own, peer, operation, sequence, .. }) = error else { panic!("{error:?}") };
+        assert_eq!((own, peer, operation, sequence), (rank, 3, Operation::AllToAll, 1));
+    }
+    let given_up = GivenUp::default();
+    let errors = run_with(kind, 4, &impatient(), |comm| {
+        if comm.rank() == 3 {
+            given_up.wait_for(3);
+        }
+        let error = exchange(&comm, 1000).expect_err("one is late");
+        given_up.add_one();
+        error
+    });
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("for rank 3 in all_to_all #0"), "{text}");
     }
 }
 
@@ -221,6 +284,13 @@ pub(crate) fn contradicting_arguments_are_refused_without_effect(kind: Kind) {
             comm.all_gather(Buffer::zeros(Dtype::F16, 2), floats(4), &[2, 2]).wait().err(),
             comm.reduce_scatter(floats(4), floats(2), &[usize::MAX, 5], ReduceOp::Sum).wait().err(),
             comm.broadcast(floats(1), 2).wait().err(),
+            comm.all_to_all(floats(4), floats(4), &[2, 2, 0], &[2, 2]).wait().err(),
+            comm.all_to_all(floats(4), floats(4), &[2, 2], &[4]).wait().err(),
+            comm.all_to_all(floats(4), floats(4), &[2, 3], &[2, 2]).wait().err(),
+            comm.all_to_all(floats(4), floats(5), &[2, 2], &[2, 2]).wait().err(),
+            comm.all_to_all(floats(4), floats(4), &[usize::MAX, 5], &[2, 2]).wait().err(),
+            comm.all_to_all(floats(4), floats(4), &[1, 3], &[3, 1]).wait().err(),
+            comm.all_to_all(floats(4), Buffer::zeros(Dtype::F16, 4), &[2, 2], &[2, 2]).wait().err(),
             comm.send(floats(1), rank).wait().err(),
             comm.send(floats(1), 2).wait().err(),
             comm.recv(floats(1), 9).wait().err(),

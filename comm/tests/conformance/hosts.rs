@@ -52,6 +52,30 @@ pub(crate) fn data_between_hosts_is_sent_once_per_host(kind: Kind) {
     }
 }
 
+pub(crate) fn parts_between_hosts_are_sent_once(kind: Kind) {
+    // Hosts of one cell and, for 6 ranks, of two: a host of three ranks is not one node of the tree.
+    for size in [4, 6, 7, 8] {
+        // Rank i sends 10 (i + 1) + j elements to rank j.
+        let count = |from: usize, to: usize| 10 * (from + 1) + to;
+        let sent = between(kind, size, |comm| {
+            let rank = comm.rank();
+            let sent: Vec<usize> = (0..size).map(|to| count(rank, to)).collect();
+            let received: Vec<usize> = (0..size).map(|from| count(from, rank)).collect();
+            let buffer = |counts: &[usize]| Buffer::zeros(Dtype::F32, counts.iter().sum());
+            let pending = comm.all_to_all(buffer(&sent), buffer(&received), &sent, &received);
+            pending.wait().expect("exchanged");
+            comm.stats()[Operation::AllToAll]
+        });
+        // The cells of three ranks are those of two and one.
+        let cell = |rank: usize| if size == 6 { [0, 0, 1, 2, 3, 3][rank] } else { rank / first_host(size) };
+        let across = |from: std::ops::Range<usize>| -> u64 {
+            let pairs = from.flat_map(|from| (0..size).map(move |to| (from, to)));
+            pairs.filter(|(from, to)| cell(*from) != cell(*to)).map(|(from, to)| 4 * count(from, to) as u64).sum()
+        };
+        assert_eq!(sent, [across(0..first_host(size)), across(first_host(size)..size)], "{size} ranks");
+    }
+}
+
 pub(crate) fn ranks_of_a_host_share_memory_for_messages(kind: Kind) {
     let bytes = run(kind, 4, |comm| {
         assert_eq!(comm.transport(), "shared memory and tcp");

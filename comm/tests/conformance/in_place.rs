@@ -27,6 +27,17 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
             assert!(scattered.shard.as_f32().is_some_and(|all| all.iter().all(|value| *value == square)));
             let gathered = comm.all_gather(scattered.shard, scattered.input, &counts).wait().expect("gathered");
             assert!(gathered.output.as_f32().is_some_and(|all| all.iter().all(|value| *value == square)));
+            // All but some elements go to the next rank.
+            let (sent, received) = ring(comm.rank(), size);
+            let (input, output) = (vec![comm.rank() as f32; LENGTH], vec![0f32; received.iter().sum()]);
+            let exchanged = comm.all_to_all(input.into(), output.into(), &sent, &received).wait().expect("exchanged");
+            let output = exchanged.output.into_f32().expect("f32");
+            let mut rest = &output[..];
+            for (source, count) in received.iter().enumerate() {
+                let (part, tail) = rest.split_at(*count);
+                assert!(part.iter().all(|value| *value == source as f32));
+                rest = tail;
+            }
             let root = size - 1;
             let letter = vec![if comm.rank() == root { 7f32 } else { 0.0 }; LENGTH];
             let letter = comm.broadcast(letter.into(), root).wait().expect("sent");
@@ -52,7 +63,8 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
             let threads = kind == Kind::Threads || size == 1;
             let reached = u64::from(threads || (IN_PLACE && kind == Kind::SharedMemory));
             assert_eq!(in_place(Operation::AllReduce), (2, reached + u64::from(threads)));
-            for operation in [Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast] {
+            for operation in [Operation::ReduceScatter, Operation::AllGather, Operation::AllToAll, Operation::Broadcast]
+            {
                 assert_eq!(in_place(operation), (1, reached), "{operation}");
             }
             // With two hosts it depends on the host of the next rank.
@@ -63,8 +75,33 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
     }
 }
 
+/// Returns the elements that a rank of a ring sends to each rank and receives from each: one, but most to the next rank.
+fn ring(rank: usize, size: usize) -> (Vec<usize>, Vec<usize>) {
+    let count = |from: usize, to: usize| if to == (from + 1) % size { LENGTH - (size - 1) } else { 1 };
+    ((0..size).map(|to| count(rank, to)).collect(), (0..size).map(|from| count(from, rank)).collect())
+}
+
+pub(crate) fn an_input_may_be_changed_once_it_is_returned(kind: Kind) {
+    const LENGTH: usize = 4 << 20;
+    run(kind, 2, |comm| {
+        for round in 0..5 {
+            // Only rank 1 receives, so rank 0 has nothing else to wait for.
+            let (sent, received) = if comm.rank() == 0 { ([0, LENGTH], [0, 0]) } else { ([0, 0], [LENGTH, 0]) };
+            let input = vec![round as f32; sent[1]].into();
+            let exchanged = comm.all_to_all(input, vec![0f32; received[0]].into(), &sent, &received).wait();
+            let exchanged = exchanged.expect("exchanged");
+            exchanged.input.into_f32().expect("f32").fill(-1.0);
+            assert!(exchanged.output.as_f32().is_some_and(|all| all.iter().all(|value| *value == round as f32)));
+        }
+    });
+}
+
 pub(crate) fn buffers_that_a_late_rank_may_still_use_are_not_reused(kind: Kind) {
     not_reused(kind, |comm, buffer| comm.all_reduce(buffer, ReduceOp::Sum));
+    not_reused(kind, |comm, buffer| {
+        let output = Buffer::from(vec![0f32; LENGTH]);
+        comm.all_to_all(buffer, output, &[1, LENGTH - 1], &[1, LENGTH - 1]).map(|exchanged| Ok(exchanged.input))
+    });
     if kind != Kind::Tcp {
         // Between threads and in shared memory, a send completes only when the message is received.
         not_reused(kind, |comm, buffer| comm.send(buffer, 1));

@@ -53,6 +53,7 @@ mod two_hosts {
         Hosts:
         hosts:
             data_between_hosts_is_sent_once_per_host,
+            parts_between_hosts_are_sent_once,
             ranks_of_a_host_share_memory_for_messages;
     }
 }

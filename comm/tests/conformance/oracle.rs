@@ -108,6 +108,23 @@ pub(crate) fn uneven(length: usize, size: usize, seed: usize) -> Vec<usize> {
     counts
 }
 
+/// Returns the input of rank `rank` of an all_to_all and the number of its elements for each rank. Inputs of different
+/// ranks differ in length.
+pub(crate) fn parts_of(dtype: Dtype, seed: u64, rank: usize, size: usize, length: usize) -> (Buffer, Vec<usize>) {
+    let length = length * (1 + (rank + seed as usize) % 3);
+    (vector(dtype, seed, rank, length), uneven(length, size, seed as usize + rank))
+}
+
+/// Returns the output of rank `rank` of the all_to_all of `parts_of` and the number of its elements from each rank.
+pub(crate) fn exchanged(dtype: Dtype, seed: u64, rank: usize, size: usize, length: usize) -> (Buffer, Vec<usize>) {
+    let from = |source: usize| {
+        let (input, counts) = parts_of(dtype, seed, source, size, length);
+        part(&input, counts[..rank].iter().sum(), counts[rank])
+    };
+    let parts: Vec<Buffer> = (0..size).map(from).collect();
+    (concatenated(&parts), parts.iter().map(Buffer::len).collect())
+}
+
 /// Compares the bits, so that a NaN equals itself and 0 differs from −0.
 #[track_caller]
 pub(crate) fn assert_same(found: &Buffer, expected: &Buffer, what: &str) {

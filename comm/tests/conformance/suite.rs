@@ -19,7 +19,9 @@ macro_rules! suite {
                 vectors_of_many_chunks,
                 large_vectors,
                 results_may_be_awaited_in_any_order,
+                many_all_to_alls_in_flight,
                 payload_follows_the_closed_forms,
+                an_all_to_all_sends_all_parts_but_its_own,
                 random_programs;
             messages:
                 every_rank_sends_to_every_other_before_receiving,
@@ -36,11 +38,14 @@ macro_rules! suite {
                 a_rank_that_stops_is_named_by_ranks_that_do_not_talk_to_it;
             in_place:
                 large_vectors_are_accessed_in_place,
+                an_input_may_be_changed_once_it_is_returned,
                 buffers_that_a_late_rank_may_still_use_are_not_reused;
             faults:
                 different_operations_are_reported_with_both_sides,
                 different_lengths_and_types_are_reported_with_both_sides,
                 a_message_of_another_length_is_a_mismatch,
+                a_part_of_another_length_is_reported_with_both_sides,
+                an_all_to_all_without_all_ranks_names_the_missing_one,
                 a_missing_rank_is_named,
                 a_rank_that_leaves_is_named,
                 an_abort_reaches_every_rank,

@@ -30,9 +30,11 @@ pub(crate) fn play(transports: &[&str]) {
     for transport in transports {
         for (name, test) in [
             ("a rank is killed while the others work", killed_at_work as fn(&str)),
+            ("a rank is killed in an all_to_all", killed_exchanging),
             ("a rank is killed while the others sleep", killed_asleep),
             ("a rank is killed in a mesh of groups", killed_in_a_mesh),
             ("a rank is stopped", stopped),
+            ("a rank is stopped in an all_to_all", stopped_exchanging),
             ("a rank is stopped in a mesh of groups", stopped_in_a_mesh),
             ("a rank ends right after the last operation", leaves_early),
             ("nothing is left behind", nothing_left),
@@ -72,6 +74,7 @@ fn rank(scene: &str) {
         }
         match scene {
             "work" => work(&*comm, FOREVER),
+            "exchange" | "stopped exchange" => exchange(&*comm),
             "sleep" if comm.rank() == 1 => {
                 std::thread::sleep(Duration::from_secs(60));
                 Ok(())
@@ -103,6 +106,17 @@ fn work(comm: &dyn Communicator, rounds: usize) -> Result<(), CommError> {
     }
     let done = comm.stats()[Operation::AllReduce];
     assert_eq!(done.in_place, if crate::IN_PLACE { done.calls } else { 0 });
+    Ok(())
+}
+
+fn exchange(comm: &dyn Communicator) -> Result<(), CommError> {
+    let counts = vec![1 << 18; comm.size()];
+    let buffer = || Buffer::from(vec![1f32; counts.iter().sum()]);
+    let (mut input, mut output) = (buffer(), buffer());
+    for _ in 0..FOREVER {
+        let exchanged = comm.all_to_all(input, output, &counts, &counts).wait()?;
+        (input, output) = (exchanged.output, exchanged.input);
+    }
     Ok(())
 }
 
@@ -220,6 +234,10 @@ fn killed_at_work(transport: &str) {
     kill_one("work", transport, 1);
 }
 
+fn killed_exchanging(transport: &str) {
+    kill_one("exchange", transport, 2);
+}
+
 fn killed_asleep(transport: &str) {
     kill_one("sleep", transport, 1);
 }
@@ -241,13 +259,23 @@ fn stopped_in_a_mesh(transport: &str) {
 }
 
 fn stopped(transport: &str) {
-    let mut ranks = Ranks::start("stopped", transport, 3, |_, _| {});
+    stop_one("stopped", transport, Operation::AllReduce);
+}
+
+fn stopped_exchanging(transport: &str) {
+    stop_one("stopped exchange", transport, Operation::AllToAll);
+}
+
+/// Stops one of three ranks and checks that the others name it when their time is over.
+fn stop_one(scene: &str, transport: &str, operation: Operation) {
+    let mut ranks = Ranks::start(scene, transport, 3, |_, _| {});
     let outputs = ranks.ready();
     ranks.signal(2, "-STOP");
     for (rank, output) in outputs.into_iter().enumerate().take(2) {
         assert_eq!(ranks.wait(rank).code(), Some(4));
         let text = rest(output);
-        assert!(text.contains(&format!("timed out after {PATIENCE:?} waiting for rank 2 in all_reduce #")), "{text}");
+        let expected = format!("timed out after {PATIENCE:?} waiting for rank 2 in {operation} #");
+        assert!(text.contains(&expected), "{text}");
     }
 }
 

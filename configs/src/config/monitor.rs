@@ -139,8 +139,8 @@ fn depth(keys: &mut Reader<'_, '_>) -> Option<usize> {
 }
 
 /// Names of the collectives and messages that are counted.
-const OPERATIONS: [&str; 8] =
-    ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "barrier", "split"];
+const OPERATIONS: [&str; 9] =
+    ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "recv", "barrier", "split"];
 
 /// Maps a name of DeepSpeed to the name of the operation; DeepSpeed has several names for some operations.
 fn operation(name: &str) -> Option<&'static str> {
@@ -148,6 +148,7 @@ fn operation(name: &str) -> Option<&'static str> {
         "all_gather_into_tensor" | "all_gather_coalesced" => "all_gather",
         "reduce_scatter_tensor" => "reduce_scatter",
         "all_reduce_coalesced" => "all_reduce",
+        "all_to_all_single" => "all_to_all",
         "isend" => "send",
         "irecv" => "recv",
         other => other,

@@ -141,6 +141,21 @@ static int barrier(Comm *comm, int begun) {
     pthread_mutex_unlock(&world->lock);
     return whole;
 }
+// Returns the call of rank `from` that sends what call `i` of rank `to` receives: messages between two ranks keep their
+// order.
+static Call *sender(World *world, int from, int to, int i) {
+    int nth = 0;
+    for (int earlier = 0; earlier < i; earlier++) {
+        Call *call = &world->calls[to][earlier];
+        nth += call->kind == RECV && call->root == from;
+    }
+    for (int j = 0; j < world->count[from]; j++) {
+        Call *call = &world->calls[from][j];
+        if (call->kind == SEND && call->root == to && !nth--) return call;
+    }
+    fprintf(stderr, "mock: rank %d sends nothing to rank %d\n", from, to);
+    abort();
+}
 // Computes this rank's result of call `i` in newly allocated memory, with its size.
 static char *result(Comm *comm, int i, size_t *bytes) {
     World *world = comm->world;
@@ -151,9 +166,13 @@ static char *result(Comm *comm, int i, size_t *bytes) {
     char *made = malloc(*bytes + 1);
     // The device of this rank's stream must be able to access the buffers.
     for (int rank = 0; rank < size && *bytes; rank++) if (world->calls[rank][i].from) mock_reach(world->calls[rank][i].from);
+    Call *sent = own->kind == RECV ? sender(world, own->root, comm->rank, i) : NULL;
+    if (sent && sent->count != own->count) { fprintf(stderr, "mock: %zu sent, %zu expected\n", sent->count, own->count); abort(); }
+    if (sent && *bytes) mock_reach(sent->from);
     if (own->kind == ALL_GATHER)
         for (int rank = 0; rank < size; rank++) memcpy(made + rank * one, world->calls[rank][i].from, one);
-    else if (own->kind == BROADCAST || own->kind == RECV) memcpy(made, world->calls[own->root][i].from, one);
+    else if (own->kind == BROADCAST) memcpy(made, world->calls[own->root][i].from, one);
+    else if (own->kind == RECV) memcpy(made, sent->from, one);
     else if (*bytes) {
         size_t skip = own->kind == REDUCE_SCATTER ? comm->rank * one : 0;
         memcpy(made, world->calls[0][i].from + skip, one);

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use zero_comm::{
-    Buffer, CommError, Communicator, DeviceFabric, Gathered, Pending, ReduceOp, Scattered, SizeCounter, Stats,
+    Buffer, CommError, Communicator, DeviceFabric, Exchanged, Gathered, Pending, ReduceOp, Scattered, SizeCounter,
+    Stats,
 };
 use zero_cuda::Device;
 use zero_nccl::DeviceVector;
@@ -56,6 +57,17 @@ impl Communicator for Staged {
     fn reduce_scatter(&self, input: Buffer, shard: Buffer, counts: &[usize], op: ReduceOp) -> Pending<Scattered> {
         let scattered = self.inner.reduce_scatter(self.up(&input), self.up(&shard), counts, op);
         scattered.map(|Scattered { input, shard }| Ok(Scattered { input: down(input)?, shard: down(shard)? }))
+    }
+
+    fn all_to_all(
+        &self,
+        input: Buffer,
+        output: Buffer,
+        send_counts: &[usize],
+        receive_counts: &[usize],
+    ) -> Pending<Exchanged> {
+        let exchanged = self.inner.all_to_all(self.up(&input), self.up(&output), send_counts, receive_counts);
+        exchanged.map(|Exchanged { input, output }| Ok(Exchanged { input: down(input)?, output: down(output)? }))
     }
 
     fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer> {

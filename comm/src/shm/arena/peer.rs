@@ -28,7 +28,12 @@ impl PeerArena {
 
     /// Returns the address of a buffer of `length` bytes; `None` if it would lie outside the arena or be misaligned.
     pub(crate) fn buffer(&self, offset: u64, length: usize) -> Option<*mut u8> {
-        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(64))?;
+        self.bytes(offset, length).filter(|_| offset.is_multiple_of(64))
+    }
+
+    /// Returns the address of `length` bytes; `None` if they would lie outside the arena.
+    pub(crate) fn bytes(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        let offset = usize::try_from(offset).ok()?;
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.map.len());
         // SAFETY: the offset is inside the mapping.
         inside.then(|| unsafe { self.map.as_mut_ptr().add(offset) })

@@ -33,7 +33,7 @@ fn rates(operation: Operation, bytes: u64, ranks: usize, seconds: f64) -> (f64, 
     let others = (ranks as f64 - 1.0) / ranks as f64;
     let (algorithm, bus) = match operation {
         Operation::AllReduce => (2.0, 2.0 * others),
-        Operation::AllGather | Operation::ReduceScatter => (1.0, others),
+        Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => (1.0, others),
         _ => (1.0, 1.0),
     };
     let rate = bytes as f64 * 8.0 / 1e9 / seconds.max(1e-9);
@@ -107,6 +107,7 @@ mod tests {
         assert_eq!(rates(Operation::AllReduce, size, 4, 1.0), (2.0, 1.5));
         assert_eq!(rates(Operation::AllGather, size, 4, 1.0), (1.0, 0.75));
         assert_eq!(rates(Operation::ReduceScatter, size, 2, 0.5), (2.0, 1.0));
+        assert_eq!(rates(Operation::AllToAll, size, 4, 1.0), (1.0, 0.75));
         assert_eq!(rates(Operation::Send, size, 4, 1.0), (1.0, 1.0));
     }
 

@@ -1,0 +1,100 @@
+//! An all_to_all in the form that every transport executes: what this rank exchanges with each other rank.
+//!
+//! No rank knows what the others exchange among themselves. Every two ranks therefore compare their counts before they
+//! use any data: a header states how many elements its sender sends to the receiver and expects from it. The traffic of
+//! headers grows with the number of ranks, not with its square, as it would if every rank collected the counts of all.
+
+use std::ops::Range;
+
+use crate::buffer::Buffer;
+use crate::copy::copy;
+use crate::signature::Signature;
+use crate::step::{Deadline, consecutive};
+
+/// An all_to_all to execute, or a part of one.
+pub(crate) struct Parts<'a> {
+    /// The operation that the caller requested. [`Pair::signature`] has that of the part between two ranks.
+    pub(crate) signature: Signature,
+    /// The parts for all ranks.
+    pub(crate) input: &'a [u8],
+    /// The parts from all ranks.
+    pub(crate) output: &'a mut [u8],
+    /// What this rank exchanges with each rank, itself included; `None` if not even headers are to be exchanged.
+    pub(crate) pairs: Vec<Option<Pair>>,
+    pub(crate) deadline: Deadline,
+}
+
+/// What this rank exchanges with one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pair {
+    /// Elements that this rank sends.
+    pub(crate) sent: usize,
+    /// Elements that this rank expects.
+    pub(crate) expected: usize,
+    /// The part for the other rank, as bytes of the input; empty if another transport carries the data.
+    pub(crate) from: Range<usize>,
+    /// The place of the part from the other rank, as bytes of the output; empty if another transport carries the data.
+    pub(crate) to: Range<usize>,
+}
+
+impl Pair {
+    /// Returns the signature of the part between this rank and the other.
+    pub(crate) fn signature(&self, whole: &Signature) -> Signature {
+        whole.between(self.sent, self.expected)
+    }
+}
+
+impl Parts<'_> {
+    /// Copies the part for this rank itself.
+    pub(crate) fn keep(&mut self, rank: usize) {
+        if let Some(Pair { from, to, .. }) = &self.pairs[rank] {
+            let whole = self.output.len();
+            copy(&self.input[from.clone()], &mut self.output[to.clone()], whole);
+        }
+    }
+}
+
+/// The caller's counts of elements, by rank.
+#[derive(Debug, Clone)]
+pub(crate) struct Counts {
+    pub(crate) send: Vec<usize>,
+    pub(crate) receive: Vec<usize>,
+}
+
+impl Counts {
+    /// Checks the counts of rank `rank` of a group of `size`.
+    pub(crate) fn check(&self, rank: usize, size: usize, input: &Buffer, output: &Buffer) -> Result<(), String> {
+        for (counts, buffer, name) in [(&self.send, input, "input"), (&self.receive, output, "output")] {
+            if counts.len() != size {
+                return Err(format!("expected one count per rank, {size}, for the {name}, but got {}", counts.len()));
+            }
+            let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+            if total != Some(buffer.len()) {
+                return Err(format!("the counts {counts:?} do not sum to the {} elements of the {name}", buffer.len()));
+            }
+        }
+        if self.send[rank] != self.receive[rank] {
+            let (sent, expected) = (self.send[rank], self.receive[rank]);
+            return Err(format!("the rank sends {sent} elements to itself, but expects {expected}"));
+        }
+        if input.dtype() != output.dtype() {
+            return Err(format!("the input holds {}, but the output holds {}", input.dtype(), output.dtype()));
+        }
+        Ok(())
+    }
+
+    /// Returns what this rank exchanges with each rank, with elements of `unit` bytes. With 0 bytes, the ranks compare
+    /// their counts and transfer nothing.
+    pub(crate) fn pairs(&self, unit: usize) -> Vec<Option<Pair>> {
+        let ranges = |counts: &[usize]| consecutive(counts.iter().copied(), unit);
+        let places = ranges(&self.send).into_iter().zip(ranges(&self.receive));
+        let counts = self.send.iter().zip(&self.receive);
+        let pair = |((&sent, &expected), (from, to))| Some(Pair { sent, expected, from, to });
+        counts.zip(places).map(pair).collect()
+    }
+
+    /// Returns the number of elements that leave this rank.
+    pub(crate) fn leaving(&self, rank: usize) -> usize {
+        self.send.iter().sum::<usize>() - self.send[rank]
+    }
+}
