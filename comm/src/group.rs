@@ -1,28 +1,29 @@
-//! The communicator that users hold: checks arguments, orders operations on lanes, counts them, and maps failures to
-//! errors.
+//! The communicator that users hold: checks the arguments of an operation and submits it to a lane.
 //! A `Fabric` carries the bytes of host buffers, a `DeviceFabric` those of device buffers.
 
+mod arguments;
 mod on_device;
+mod submission;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered};
 use crate::device::{DeviceEnd, DeviceFabric};
 use crate::error::CommError;
-use crate::health::{Cause, Failure, Health};
-use crate::inquiry::{Topic, Waiters};
-use crate::lane::Lane;
+use crate::health::{Cause, Health};
+use crate::inquiry::Topic;
 use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
-use crate::stats::{Log, Sent, SizeCounter, Stats};
-use crate::step::{
-    Alone, Carried, Collective, Deadline, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts,
-};
+use crate::stats::{Sent, SizeCounter, Stats};
+use crate::step::{Carried, Collective, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts};
+
+use arguments::BufferKind;
+use submission::{Context, Ordered, lane_to, lock};
 
 pub(crate) struct Group {
     // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's `Health` are dropped.
@@ -34,45 +35,6 @@ pub(crate) struct Group {
     devices: Option<Arc<dyn DeviceFabric>>,
     splits: AtomicU64,
     context: Arc<Context>,
-}
-
-/// What an operation needs besides its endpoint.
-struct Context {
-    membership: Membership,
-    timeout: Duration,
-    log: Mutex<Log>,
-    health: Arc<Health>,
-}
-
-/// A lane and the sequence number of its next job. Numbers must be taken in the order of submission.
-struct Ordered<E: ?Sized> {
-    next: Mutex<u64>,
-    lane: Lane<E>,
-    /// Used only by the jobs of this lane.
-    device: Option<Arc<Mutex<DeviceEnd>>>,
-}
-
-impl<E: ?Sized + Send + 'static> Ordered<E> {
-    fn start(
-        rank: usize,
-        purpose: &str,
-        endpoint: impl FnOnce(&Arc<Waiters>) -> Result<Box<E>, CommError>,
-        device: impl FnOnce(&Arc<Waiters>) -> Option<DeviceEnd>,
-    ) -> Result<Ordered<E>, CommError> {
-        let waiters = Arc::default();
-        let endpoint = endpoint(&waiters)?;
-        let device = device(&waiters).map(|end| Arc::new(Mutex::new(end)));
-        let lane = Lane::start(format!("zero-comm {rank} {purpose}"), endpoint, waiters)
-            .map_err(|error| CommError::Io { rank, detail: format!("cannot start a worker thread: {error}") })?;
-        Ok(Ordered { next: Mutex::new(0), lane, device })
-    }
-
-    /// Makes the device end leave after all jobs submitted so far.
-    fn leave_device(&self) {
-        if let Some(device) = self.device.clone() {
-            self.lane.submit(move |_| lock(&device).leave());
-        }
-    }
 }
 
 impl Group {
@@ -116,76 +78,6 @@ impl Group {
         &self.context.membership
     }
 
-    fn invalid<T>(&self, operation: Operation, detail: String) -> Pending<T> {
-        Pending::ready(Err(CommError::Invalid { rank: self.context.health.rank, operation, detail }))
-    }
-
-    /// Submits a job to a lane and assigns the sequence number of `signature`. `work` returns its result and what this
-    /// rank sent.
-    fn submit<E: ?Sized + Send + 'static, T: Send + 'static>(
-        &self,
-        ordered: &Ordered<E>,
-        mut signature: Signature,
-        work: impl FnOnce(&mut E, &Signature, Deadline) -> Result<(T, Sent), Failure> + Send + 'static,
-    ) -> Pending<T> {
-        let context = Arc::clone(&self.context);
-        let mut next = lock(&ordered.next);
-        signature.sequence = *next;
-        *next += 1;
-        let rank = context.health.rank;
-        let detail = format!("the worker ended before {} #{}", signature.operation, signature.sequence);
-        let (completion, pending) = Pending::new(CommError::Io { rank, detail }, ordered.lane.help());
-        ordered.lane.submit(move |endpoint| completion.complete(context.carry_out(endpoint, &signature, work)));
-        pending
-    }
-
-    /// Submits a collective of the group.
-    fn collective<T: Send + 'static>(
-        &self,
-        mut signature: Signature,
-        work: impl FnOnce(&mut (dyn Collective + 'static), &Signature, Deadline) -> Result<(T, Sent), Failure>
-        + Send
-        + 'static,
-    ) -> Pending<T> {
-        if self.size() > 1 {
-            return self.submit(&self.collectives, signature, work);
-        }
-        // A group of one runs the operation here: it finishes sooner than a worker thread would wake up.
-        let mut next = lock(&self.collectives.next);
-        signature.sequence = *next;
-        *next += 1;
-        drop(next);
-        Pending::ready(self.context.carry_out(&mut Alone as &mut (dyn Collective + 'static), &signature, work))
-    }
-
-    fn check_counts(&self, whole: &Buffer, shard: &Buffer, counts: &[usize]) -> Result<(), String> {
-        let Membership { rank, .. } = *self.membership();
-        let size = self.size();
-        if counts.len() != size {
-            return Err(format!("expected one count per rank, {size}, but got {}", counts.len()));
-        }
-        let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
-        if total != Some(whole.len()) {
-            return Err(format!("the counts {counts:?} do not sum to {} elements", whole.len()));
-        }
-        if counts[rank] != shard.len() {
-            return Err(format!("the shard has {} elements, but the counts give it {}", shard.len(), counts[rank]));
-        }
-        if whole.dtype() != shard.dtype() {
-            return Err(format!("the shard holds {}, but the whole buffer holds {}", shard.dtype(), whole.dtype()));
-        }
-        Ok(())
-    }
-
-    fn check_peer(&self, peer: usize) -> Result<(), String> {
-        let Membership { rank, .. } = *self.membership();
-        match peer {
-            _ if peer == rank => Err("a rank cannot send to itself".into()),
-            _ if peer >= self.size() => Err(format!("rank {peer} does not exist in a group of {}", self.size())),
-            _ => Ok(()),
-        }
-    }
-
     fn split_with(
         &self,
         color: usize,
@@ -209,35 +101,6 @@ impl Group {
         let health = Arc::clone(&self.context.health);
         let group = Group::with(child, fabric, devices, health, self.context.timeout)?;
         Ok(group)
-    }
-}
-
-/// The kind of memory that holds the buffers of an operation.
-enum BufferKind {
-    Host,
-    Device,
-}
-
-impl Context {
-    fn carry_out<E: ?Sized, T>(
-        &self,
-        endpoint: &mut E,
-        signature: &Signature,
-        work: impl FnOnce(&mut E, &Signature, Deadline) -> Result<(T, Sent), Failure>,
-    ) -> Result<T, CommError> {
-        let deadline = Deadline::after(self.timeout);
-        let outcome = self.health.check().and_then(|()| work(endpoint, signature, deadline));
-        match outcome {
-            Ok((result, sent)) => {
-                let bytes = signature.dtype.map_or(0, |dtype| signature.length * dtype.size() as u64);
-                lock(&self.log).count(signature.operation, bytes, sent, deadline.started.elapsed().as_secs_f64());
-                Ok(result)
-            }
-            Err(failure) => {
-                self.health.end_because(&failure, signature, self.timeout);
-                Err(self.health.error(failure, signature, self.timeout))
-            }
-        }
     }
 }
 
@@ -486,21 +349,4 @@ impl Drop for Group {
 fn describe(operation: Operation, buffer: &Buffer) -> Signature {
     let (dtype, on_device) = (Some(buffer.dtype()), buffer.is_on_device());
     Signature { operation, sequence: 0, dtype, length: buffer.len() as u64, reduce: None, layout: 0, on_device }
-}
-
-fn lane_to<E: ?Sized>(
-    lanes: &mut BTreeMap<usize, Ordered<E>>,
-    peer: usize,
-    start: impl FnOnce() -> Result<Ordered<E>, CommError>,
-) -> Result<&Ordered<E>, CommError> {
-    use std::collections::btree_map::Entry;
-    match lanes.entry(peer) {
-        Entry::Occupied(lane) => Ok(lane.into_mut()),
-        Entry::Vacant(place) => Ok(place.insert(start()?)),
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A job that panicked leaves only numbers behind, no broken invariant.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{BufferKind, Group, Ordered, lock};
+use super::Group;
+use super::submission::{Ordered, lock};
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered};
 use crate::device::{DeviceEnd, DeviceMemory, DeviceWork};
@@ -16,28 +17,6 @@ use crate::stats::Sent;
 use crate::step::{Carried, Collective, Deadline, Inbox, Membership, Outbox, Step, even_counts};
 
 impl Group {
-    /// Returns where the buffers of an operation are, or why they cannot take part in one.
-    pub(super) fn place(&self, buffers: &[&Buffer]) -> Result<BufferKind, String> {
-        let on_device = |buffer: &&Buffer| match buffer {
-            Buffer::Device(buffer) => Some(buffer.memory().device()),
-            _ => None,
-        };
-        let mut found = buffers.iter().filter_map(on_device).peekable();
-        if found.peek().is_none() {
-            return Ok(BufferKind::Host);
-        }
-        let Some(devices) = &self.devices else {
-            return Err("the buffer is in device memory, but the group has no devices".into());
-        };
-        if let Some(stranger) = found.find(|device| *device != devices.device()) {
-            return Err(format!("the buffer is on device {stranger}, but the group uses device {}", devices.device()));
-        }
-        match buffers.iter().all(|buffer| buffer.is_on_device()) {
-            true => Ok(BufferKind::Device),
-            false => Err("one buffer is in device memory and another in host memory".into()),
-        }
-    }
-
     /// Returns this rank's end of the device connection for messages with a peer, in the direction of `operation`. The
     /// sender has rank 0 of the two.
     pub(super) fn device_end(&self, operation: Operation, peer: usize, waiters: &Arc<Waiters>) -> Option<DeviceEnd> {
