@@ -159,17 +159,6 @@ fn in_host_memory(config: &Config) -> Result<(), Error> {
         ("zero_optimization.offload_param.device", config.zero.offload_param.device),
     ];
     let on_disk = devices.into_iter().find(|(_, device)| *device == config::OffloadDevice::Nvme).map(|(key, _)| key);
-    let of_norms = |optimizer: &config::Optimizer| {
-        matches!(optimizer, config::Optimizer::Lamb(_) | config::Optimizer::Adafactor(_))
-            .then(|| optimizer.of_whole_parameters())?
-    };
-    let mut optimizers = config.optimizers().into_iter();
-    let of_norms = optimizers.find_map(|(group, optimizer)| Some((group, of_norms(optimizer)?)));
-    if let (Some((group, name)), Some(key)) = (of_norms, on_disk) {
-        let key = group.map_or(key.to_string(), |group| format!("training.param_groups.{group}.optimizer.type"));
-        let message = format!("{name} needs norms of whole parameters, and state on a disk is updated in tiles");
-        return Err(Error::setting(&key, message, "write `cpu` as the device of offloads, or use AdamW"));
-    }
     if let (config::Optimizer::ScheduleFree(_), Some(key)) = (&config.optimizer, on_disk) {
         let message = "evaluations keep the weights of AdamWScheduleFree in memory, which the disk is there to save";
         return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));

@@ -50,6 +50,8 @@ pub struct Tuning {
     pub betas: Option<(f64, f64)>,
     /// Whether the optimizer's states have 8 bits.
     pub eight_bit: bool,
+    /// Whether its optimizer needs a norm of the whole parameter, and takes two passes over it: LAMB and Adafactor.
+    pub two_passes: bool,
     /// Which of the run's optimizers updates the parameter.
     pub optimizer: usize,
     /// How its gradient is clipped: 0 as most are, and otherwise by the norm of a group of parameters.
@@ -59,7 +61,15 @@ pub struct Tuning {
 impl Default for Tuning {
     /// No difference.
     fn default() -> Self {
-        Self { lr_factor: 1.0, weight_decay: None, betas: None, eight_bit: false, optimizer: 0, clipping: 0 }
+        Self {
+            lr_factor: 1.0,
+            weight_decay: None,
+            betas: None,
+            eight_bit: false,
+            two_passes: false,
+            optimizer: 0,
+            clipping: 0,
+        }
     }
 }
 

@@ -186,10 +186,10 @@ impl Layout {
                 parameters: tier(moves, parameters),
                 gradients: tier(options.optimizer && options.gradients && segment.is_trainable, gradients),
                 optimizer: tier(options.optimizer && segment.is_trainable, optimizer),
-                tiles: 0,
+                ..Tiers::default()
             };
             if tiers != Tiers::default() && segment.is_trainable {
-                tiers.tiles = elements.div_ceil(tile);
+                (tiers.tiles, tiers.two_passes) = (elements.div_ceil(tile), segment.two_passes);
             }
             (segment.tiers, shape.tiers) = (tiers, tiers);
         }
@@ -296,6 +296,7 @@ fn segment(
         quantization,
         matrix,
         is_eight_bit: tuning.eight_bit,
+        two_passes: tuning.two_passes,
         optimizer: tuning.optimizer,
     }
 }

@@ -51,6 +51,27 @@ pub(crate) struct SegmentState {
     pub(crate) states: Vec<StateBuffer>,
 }
 
+impl SegmentState {
+    /// Returns the states of a part of this rank's part of a segment, and its master if there is one: those of the part from
+    /// the tile's buffer, or all states from memory.
+    pub(crate) fn part<'a>(
+        &'a mut self,
+        in_tile: &'a mut Option<AlignedBuffer>,
+        rank: &Rank,
+        id: SegmentId,
+        part: &Range<usize>,
+    ) -> Result<(Vec<Values<'a>>, Option<&'a mut [f32]>), ZeroError> {
+        if let Some(buffer) = in_tile {
+            let mut kinds = states_in(buffer, rank, id, part.len());
+            let master = (kinds.len() > rank.states(id)).then(|| kinds.pop()).flatten();
+            return Ok((kinds, master.map(Values::f32).transpose()?));
+        }
+        let kinds = self.states.iter_mut().map(|kind| on_host(kind.host_mut()));
+        let master = (!self.master.is_empty()).then(|| on_host(self.master.host_mut())).transpose()?;
+        Ok((kinds.collect::<Result<_, _>>()?, master.map(|master| &mut master[part.clone()])))
+    }
+}
+
 /// What was found about the current step's gradient.
 #[derive(Debug, Clone)]
 struct Judged {
@@ -228,22 +249,9 @@ impl OptimizerState {
             memory.uncount(Category::Staging, bytes, 1);
         }
         let shared = rank.optimizer(id).clone().with_share(self.sums, self.updates + 1, rate.lr);
-        let state = &mut self.segments[id];
         // States in memory are those of the whole part of this rank.
         let skipped = if in_tile.is_some() { 0 } else { part.start };
-        // Optimizer states, and the master last: from the tile's buffer or from memory.
-        let (mut kinds, mut master): (Vec<Values<'_>>, Option<&mut [f32]>) = match in_tile {
-            Some(buffer) => {
-                let mut kinds = states_in(buffer, rank, id, part.len());
-                let master = (kinds.len() > rank.states(id)).then(|| kinds.pop()).flatten();
-                (kinds, master.map(Values::f32).transpose()?)
-            }
-            None => {
-                let kinds = state.states.iter_mut().map(|kind| on_host(kind.host_mut()));
-                let master = (!state.master.is_empty()).then(|| on_host(state.master.host_mut())).transpose()?;
-                (kinds.collect::<Result<_, _>>()?, master.map(|master| &mut master[part.clone()]))
-            }
-        };
+        let (mut kinds, mut master) = self.segments[id].part(in_tile, rank, id, &part)?;
         // The average is the first of the states.
         let (averages, kinds) = kinds.split_at_mut(options.averages());
         let average_weight = options.average_weight(self.updates + 1);

@@ -44,6 +44,8 @@ pub struct Segment {
     pub matrix: Option<Matrix>,
     /// Whether the states of its only parameter have 8 bits.
     pub is_eight_bit: bool,
+    /// Whether its optimizer needs norms of its whole parameters, and takes two passes over it.
+    pub two_passes: bool,
     /// Which of the run's optimizers updates it: an index into [`ZeroOptions::optimizers`](crate::ZeroOptions).
     pub optimizer: usize,
 }

@@ -1,7 +1,10 @@
 //! The first pass of optimizers that need norms of whole parameters, whose shards are on several ranks: LAMB and Adafactor.
 //!
-//! Before the first update of a step, each rank adds its gradients to its moments and sums the squares of its shards. One
-//! all-reduce of exact sums then gives the norms of all parameters, with the same bits in every layout.
+//! Before the first update of a step, each rank adds its gradients to its moments and sums the squares of its shards, tile by
+//! tile if they are on a disk. One all-reduce of exact sums then gives the norms of all parameters, with the same bits in every
+//! layout.
+
+use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
 use zero_comm::{Buffer, ReduceOp};
@@ -9,16 +12,24 @@ use zero_model::{ParameterId, ops::in_parallel};
 use zero_optim::exact_sum::LIMBS;
 use zero_optim::{ExactSum, LengthError, Optimizer, SecondMoment, Squares, Step};
 use zero_pipeline::{Placement, SegmentId};
+use zero_tier::AlignedBuffer;
 
+use crate::disk::Tile;
 use crate::error::ZeroError;
 use crate::ledger::Category;
-use crate::optimizer::{OptimizerState, Scaling, SegmentState, StepInputs, on_host, tuned};
+use crate::narrow::Values;
+use crate::optimizer::{OptimizerState, Scaling, StepInputs, on_host, tuned};
 use crate::rank::Rank;
 use crate::threads::{factor, share};
 
-/// The squares of whole parameters in one step, by parameter. Empty before they are summed, and for other optimizers.
+/// The squares of parameters in one step, by parameter.
 #[derive(Default)]
-pub(crate) struct Trust(Vec<Squares>);
+pub(crate) struct Trust {
+    /// Those of this rank's tiles so far. Empty before the first tile.
+    own: Vec<Squares>,
+    /// Those of whole parameters. Empty before they are summed, and for other optimizers.
+    whole: Vec<Squares>,
+}
 
 impl Trust {
     /// Returns the optimizer and the step with which the second pass moves a whole parameter of this number of elements.
@@ -29,7 +40,7 @@ impl Trust {
         optimizer: Optimizer,
         step: Step,
     ) -> (Optimizer, Step) {
-        match (optimizer, self.0.get(parameter)) {
+        match (optimizer, self.whole.get(parameter)) {
             (Optimizer::Lamb(lamb), Some(squares)) => {
                 (Optimizer::Lamb(lamb), Step { lr: step.lr * lamb.trust_ratio(squares), ..step })
             }
@@ -42,30 +53,57 @@ impl Trust {
 }
 
 impl OptimizerState {
-    /// Takes the first pass of a step over all segments, if the optimizer has one and this step has not taken it. Collective
-    /// over the stage.
+    /// Takes the first pass of a step over all segments in memory, if the optimizer has one and this step has not taken it, and
+    /// sums the squares of these and of tiles. Collective over the stage.
     pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scalings: &[Scaling]) -> Result<(), ZeroError> {
         let rank = with.rank;
         let mut segments = rank.updated();
         segments.retain(|&id| matches!(rank.optimizer(id), Optimizer::Lamb(_) | Optimizer::Adafactor(_)));
-        if segments.is_empty() || !self.trust.0.is_empty() {
+        if segments.is_empty() || !self.trust.whole.is_empty() {
             return Ok(());
         }
-        let mut squares: Vec<Squares> = vec![Squares::default(); rank.model.parameters().len()];
-        for &id in &segments {
-            self.accumulate(with, id, scalings, &mut squares)?;
+        let mut squares = self.own_squares(rank);
+        for &id in segments.iter().filter(|&&id| rank.segment(id).tiers.tiles == 0) {
+            let own = 0..rank.own_range(id).len();
+            self.accumulate(with, id, own, &mut Tile::empty(), scalings, &mut squares)?;
         }
         reduce(rank, segments, &mut squares)?;
-        self.trust = Trust(squares);
+        self.trust.whole = squares;
         Ok(())
     }
 
-    /// Adds the gradients of this rank's part of a segment to its moments, and the squares of the part to those of the
-    /// parameters.
+    /// Takes the first pass of a step over a tile, if the step is not skipped.
+    pub(crate) fn measure_tile(
+        &mut self,
+        with: &mut StepInputs<'_>,
+        id: SegmentId,
+        part: Range<usize>,
+        tile: &mut Tile<AlignedBuffer>,
+    ) -> Result<(), ZeroError> {
+        let Some(scalings) = self.scalings()? else { return Ok(()) };
+        let mut squares = self.own_squares(with.rank);
+        if !part.is_empty() {
+            self.accumulate(with, id, part, tile, &scalings, &mut squares)?;
+        }
+        self.trust.own = squares;
+        Ok(())
+    }
+
+    /// Takes the squares of the tiles that have been measured.
+    fn own_squares(&mut self, rank: &Rank) -> Vec<Squares> {
+        let mut squares = std::mem::take(&mut self.trust.own);
+        squares.resize(rank.model.parameters().len(), Squares::default());
+        squares
+    }
+
+    /// Adds the gradients of a part of this rank's part of a segment to its moments, and the squares of the part to those of the
+    /// parameters. Uses the values in `tile`, and memory for the rest.
     fn accumulate(
         &mut self,
         with: &mut StepInputs<'_>,
         id: SegmentId,
+        part: Range<usize>,
+        tile: &mut Tile<AlignedBuffer>,
         scalings: &[Scaling],
         squares: &mut [Squares],
     ) -> Result<(), ZeroError> {
@@ -76,26 +114,36 @@ impl OptimizerState {
             with.memory.count(Category::Staging, bytes, 1);
             with.memory.uncount(Category::Staging, bytes, 1);
         }
-        let offset = segment.begin_in_gradients(&own);
-        let gradients = on_host(with.gradients.reduced(id)?.host())?;
-        let SegmentState { master, states } = self.segment_mut(id);
-        let master = if master.is_empty() { None } else { Some(on_host(master.host())?) };
-        let states = states.iter_mut().skip(options.averages()).map(|state| on_host(state.host_mut())?.f32());
+        let Tile { state: in_tile, gradients: of_tile, parameters: params_of_tile } = tile;
+        let gradients: &[f32] = match of_tile {
+            Some(buffer) => buffer.as_f32(),
+            None => {
+                let offset = segment.begin_in_gradients(&own);
+                &on_host(with.gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
+            }
+        };
+        // States in memory are those of the whole part of this rank.
+        let skipped = if in_tile.is_some() { 0 } else { part.start };
+        let (kinds, master) = self.segment_mut(id).part(in_tile, rank, id, &part)?;
+        let states = kinds.into_iter().skip(options.averages()).map(Values::f32);
         let mut states: Vec<&mut [f32]> = states.collect::<Result<_, ZeroError>>()?;
-        for (index, inside, at) in segment.overlaps(own.clone()) {
+        for (index, inside, at) in segment.overlaps(own.start + part.start..own.start + part.end) {
             let parameter = &rank.model.parameters()[index];
             let (optimizer, lr) = tuned(rank.optimizer(id), &with.rate, &parameter.tuning());
             let Scaling { grad_scale, grad_limit } = scalings[parameter.tuning().clipping];
             let step = Step { step, lr, grad_scale, grad_limit, decay: options.decays(parameter) };
-            let grads = &gradients[at.start + offset..at.end + offset];
+            let (grads, in_state) = (&gradients[at.clone()], at.start + skipped..at.end + skipped);
             let moments = states.iter_mut().enumerate();
-            let moments = moments.map(|(index, state)| &mut state[segment.in_state(index, at.clone())]).collect();
+            let moments = moments.map(|(index, state)| &mut state[segment.in_state(index, in_state.clone())]).collect();
             let shape = segment.matrix.as_ref().map(|matrix| matrix.shape);
             let run = |params: &[f32]| add(&optimizer, &step, shape, params, grads, moments, &mut squares[index]);
-            match (&master, with.parameters.shard(id)) {
-                (Some(master), _) => run(&master[at])?,
-                (None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => run(&shard[at])?,
-                (None, None) => match &*parameter.leaf().storage_and_layout().0 {
+            match (&master, &*params_of_tile, with.parameters.shard(id)) {
+                (Some(master), ..) => run(&master[at])?,
+                (None, Some(buffer), _) => run(&buffer.as_f32()[at])?,
+                (None, None, Some(Storage::Cpu(CpuStorage::F32(shard)))) => {
+                    run(&shard[part.start + at.start..part.start + at.end])?;
+                }
+                (None, None, None) => match &*parameter.leaf().storage_and_layout().0 {
                     Storage::Cpu(CpuStorage::F32(full)) => run(&full[inside])?,
                     _ => return Err(not_in_f32()),
                 },

@@ -81,6 +81,8 @@ pub enum Computation {
     Accumulate(SegmentId),
     /// The optimizer step on this rank's part of a segment.
     Update(SegmentId),
+    /// The first pass of the optimizer step on one tile of this rank's part of a segment.
+    MeasureTile(SegmentId),
     /// The optimizer step on one tile of this rank's part of a segment.
     UpdateTile(SegmentId),
 }
@@ -112,7 +114,12 @@ impl Computation {
         match self {
             Self::Forward(layer) | Self::Recompute(layer) => Some(&shape.layers[layer].segments),
             Self::Backward(layer) | Self::BackwardInput(layer) => Some(&shape.layers[layer].read_backward),
-            Self::Load | Self::BackwardWeight(_) | Self::Accumulate(_) | Self::Update(_) | Self::UpdateTile(_) => None,
+            Self::Load
+            | Self::BackwardWeight(_)
+            | Self::Accumulate(_)
+            | Self::Update(_)
+            | Self::MeasureTile(_)
+            | Self::UpdateTile(_) => None,
         }
     }
 }
@@ -241,6 +248,7 @@ mod tests {
             (Instruction::Backward { layer: 1, micro_batch: 2 }, "backward layer 1 of micro-batch 2"),
             (Instruction::Accumulate { segment: 1, micro_batch: 2 }, "accumulate segment 1 of micro-batch 2"),
             (Instruction::Reduce { segments: vec![1, 2], micro_batch: 0 }, "reduce segments [1, 2] of micro-batch 0"),
+            (Instruction::MeasureTile { segment: 1, tile: 2 }, "measure_tile 2 of segment 1"),
             (Instruction::UpdateTile { segment: 1, tile: 2 }, "update_tile 2 of segment 1"),
             (Instruction::Fetch { item: Item::Gradients { segment: 1 } }, "fetch gradients of segment 1"),
             (Instruction::AwaitSend { message }, "await_send tied parameters of segment 3 to stage 1"),

@@ -96,7 +96,9 @@ fn label(instruction: &Instruction, stages: &Stages) -> Option<String> {
             ('B', layer, micro_batch)
         }
         Instruction::BackwardWeight { layer, micro_batch } => ('W', layer, micro_batch),
-        Instruction::Update { .. } | Instruction::UpdateTile { .. } => return Some("U".into()),
+        Instruction::Update { .. } | Instruction::MeasureTile { .. } | Instruction::UpdateTile { .. } => {
+            return Some("U".into());
+        }
         _ => return None,
     };
     let part = stages.chunks().iter().position(|chunk| chunk.contains(&layer))?;

@@ -138,6 +138,14 @@ pub enum Instruction {
         /// Segment with reduced gradients.
         segment: SegmentId,
     },
+    /// Runs the first pass of an optimizer that needs norms of whole parameters on one tile of this rank's part: adds the
+    /// gradients to the moments, and the squares to those of the parameters.
+    MeasureTile {
+        /// Segment with reduced gradients.
+        segment: SegmentId,
+        /// Index of the tile.
+        tile: usize,
+    },
     /// Runs the optimizer step on one tile of this rank's part, for a segment with state on a disk.
     UpdateTile {
         /// Segment with reduced gradients.
@@ -229,6 +237,9 @@ impl Instruction {
             }
             Self::GradientNorm => row("gradient_norm", [], Meets),
             Self::Update { segment } => row("update", [Segment(segment)], Computes(Computation::Update(*segment))),
+            Self::MeasureTile { segment, tile } => {
+                row("measure_tile", [Tile(*tile), Segment(segment)], Computes(Computation::MeasureTile(*segment)))
+            }
             Self::UpdateTile { segment, tile } => {
                 row("update_tile", [Tile(*tile), Segment(segment)], Computes(Computation::UpdateTile(*segment)))
             }

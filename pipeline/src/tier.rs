@@ -26,6 +26,8 @@ pub struct Tiers {
     /// Number of tiles in which the optimizer step is processed, equal on all ranks. 0 if everything is in memory, and
     /// at least 1 if any of the three is on a disk.
     pub tiles: usize,
+    /// Whether the optimizer step measures all tiles before it updates them.
+    pub two_passes: bool,
 }
 
 /// A unit that is moved between memory and disk.

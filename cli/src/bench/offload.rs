@@ -101,8 +101,9 @@ fn of_update(subject: &Steps) -> Moved {
         let states = segment.state_bytes(elements, &widths) + elements * widths.master;
         let written =
             lives(segment.tiers.optimizer, states) + lives(segment.tiers.parameters, elements * widths.parameter);
-        update.written += written;
-        update.read += written + lives(segment.tiers.gradients, elements * 4);
+        let passes = 1 + u64::from(segment.tiers.two_passes);
+        update.written += passes * written;
+        update.read += passes * (written + lives(segment.tiers.gradients, elements * 4));
     }
     update
 }
@@ -140,7 +141,7 @@ fn in_step(subject: &Steps, seen: usize) -> InStep {
     let (mut updating, mut computing) = (Duration::ZERO, Duration::ZERO);
     for span in &engine.timing().spans()[seen..] {
         match &instructions[span.index] {
-            Instruction::UpdateTile { .. } => {
+            Instruction::MeasureTile { .. } | Instruction::UpdateTile { .. } => {
                 updating += span.end - span.start;
                 computing += span.end - span.start;
             }

@@ -164,6 +164,7 @@ impl Found {
                             of_elements("accumulate", shape.segments[*segment].elements);
                         }
                         Instruction::Update { segment } => of_elements("update", updated(subject, *segment)),
+                        Instruction::MeasureTile { .. } => of_elements("update", 0),
                         Instruction::UpdateTile { segment, tile } => {
                             // The tiles of a segment together make up this rank's shard.
                             let part = if *tile == 0 { updated(subject, *segment) } else { 0 };

@@ -170,6 +170,9 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
             Instruction::AwaitReduce { segments, micro_batch } => context.zero.await_reduce(segments, *micro_batch)?,
             Instruction::GradientNorm => context.zero.gradient_norm(&context.limits)?,
             Instruction::Update { segment } => context.zero.update(*segment, context.rate)?,
+            Instruction::MeasureTile { segment, tile } => {
+                context.zero.measure_tile(*segment, *tile, context.rate)?;
+            }
             Instruction::UpdateTile { segment, tile } => context.zero.update_tile(*segment, *tile, context.rate)?,
             Instruction::Fetch { item: Item::Activations { layer, micro_batch } } => {
                 disk(&mut context.kept)?.fetch((*layer, *micro_batch))?;

@@ -106,7 +106,10 @@ impl Phase {
                 Computation::Backward(_) | Computation::BackwardInput(_) | Computation::BackwardWeight(_) => {
                     Self::Backward
                 }
-                Computation::Accumulate(_) | Computation::Update(_) | Computation::UpdateTile(_) => Self::Update,
+                Computation::Accumulate(_)
+                | Computation::Update(_)
+                | Computation::MeasureTile(_)
+                | Computation::UpdateTile(_) => Self::Update,
             },
             Action::Starts(transfer) | Action::Awaits(transfer) => match transfer {
                 Transfer::Gather(_) => Self::Gather,

@@ -40,7 +40,10 @@ impl Points {
             | Instruction::Backward { .. }
             | Instruction::BackwardInput { .. }
             | Instruction::BackwardWeight { .. } => Part::Backward,
-            Instruction::GradientNorm | Instruction::Update { .. } | Instruction::UpdateTile { .. } => Part::Update,
+            Instruction::GradientNorm
+            | Instruction::Update { .. }
+            | Instruction::MeasureTile { .. }
+            | Instruction::UpdateTile { .. } => Part::Update,
             _ => self.part,
         };
         let held = held(ledger, activations);

@@ -72,7 +72,11 @@ impl Profile {
         if let Some(work) = self.of(instruction) {
             work.nanoseconds += u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         }
-        if let Instruction::GradientNorm | Instruction::Update { .. } | Instruction::UpdateTile { .. } = instruction {
+        if let Instruction::GradientNorm
+        | Instruction::Update { .. }
+        | Instruction::MeasureTile { .. }
+        | Instruction::UpdateTile { .. } = instruction
+        {
             self.update += duration;
         }
     }

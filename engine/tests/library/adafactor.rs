@@ -7,7 +7,7 @@ use zero_partition::{Category, expected_state};
 
 use crate::groups::fifty_steps_agree;
 use crate::whole::{ADAFACTOR, engine, text};
-use crate::world::{batch, gpt2_config, world};
+use crate::world::{batch, world};
 
 #[test]
 fn fifty_steps_agree_with_pytorch() {
@@ -132,19 +132,4 @@ pub(crate) fn resumes_a_large_matrix(optimizer: &str, with_optimizer: impl Fn(La
     assert_eq!(zero_checkpoint::verify(&checkpoint(folder.path())), []);
     assert_eq!(run(2, [2, 4], "stage: 1"), whole[2..]);
     assert_eq!(run(1, [2, 4], "stage: 2"), whole[2..]);
-}
-
-#[test]
-fn mistakes_are_errors() {
-    let error = |zero: &str| {
-        let text = format!("train_batch_size: 1\noptimizer: {{type: Adafactor}}\nzero_optimization: {{{zero}}}");
-        let comm = zero_engine::comm::threads(1, &Default::default()).remove(0);
-        let config = Config::with_world_size("test.yaml", &text, 1).unwrap_or_else(|error| panic!("{error}"));
-        Engine::with_communicator(config, zoo::gpt2(&gpt2_config()), comm).err().expect("an error").to_string()
-    };
-    let on_disk = error("stage: 2, offload_optimizer: {device: nvme, nvme_path: /tmp}");
-    assert!(
-        on_disk.contains("Adafactor needs norms of whole parameters, and state on a disk is updated in tiles"),
-        "{on_disk}"
-    );
 }

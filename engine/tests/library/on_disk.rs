@@ -82,6 +82,8 @@ const STATES: &str = "bf16: {enabled: true}\n\
                       optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1, fp32_optimizer_states: false}}";
 const LION: &str = "optimizer: {type: Lion, params: {lr: 0.001}}";
 const MUON: &str = "optimizer: {type: Muon, params: {muon_lr: 0.02, adam_lr: 0.003, weight_decay: 0.1}}";
+const LAMB: &str = "optimizer: {type: Lamb, params: {lr: 0.01, weight_decay: 0.1}}";
+const ADAFACTOR: &str = "optimizer: {type: Adafactor, params: {lr: 0.02}}";
 const EIGHT: &str = crate::eight_bit::ADAMW;
 const EIGHT_LION: &str = "optimizer: {type: Lion, params: {lr: 0.001, optim_bits: 8, min_8bit_size: 500}}";
 
@@ -107,7 +109,15 @@ fn matrices_are_bit_identical() {
     }
 }
 
-/// A step reads and writes each tile once: a column of whole pages for each state and for the f32 copy.
+/// Norms of whole parameters are summed over tiles in a first pass.
+#[test]
+fn norms_of_whole_parameters_are_bit_identical() {
+    for more in [LAMB, &format!("{LAMB}\n{BF16}"), ADAFACTOR, &format!("{ADAFACTOR}\n{BF16}")] {
+        assert_offloads(more, gpt2);
+    }
+}
+
+/// A step reads and writes each tile once, and twice where it needs norms of whole parameters: a column of whole pages for each state and for the f32 copy.
 #[test]
 fn bytes_are_those_of_the_formula() {
     const F32: fn(usize) -> usize = |elements| 4 * elements;
@@ -122,6 +132,7 @@ fn bytes_are_those_of_the_formula() {
         (&format!("{NARROW}\n{LION}"), vec![HALF]),
         (EIGHT, vec![BITS, BITS]),
         (EIGHT_LION, vec![BITS]),
+        (LAMB, vec![F32, F32]),
     ] {
         let folder = tempfile::tempdir().unwrap();
         for (ranks, stage) in [(1, 1), (2, 1), (2, 2)] {
@@ -150,7 +161,8 @@ fn bytes_are_those_of_the_formula() {
                 let expected: u64 = zero.layout().segments().iter().map(of_segment).sum();
                 assert!(expected > 0, "{text}");
                 assert_eq!(first.bytes, expected, "{text}");
-                assert_eq!((second.read - first.read, second.written - first.written), (expected, expected), "{text}");
+                let moved = expected * if more == LAMB { 2 } else { 1 };
+                assert_eq!((second.read - first.read, second.written - first.written), (moved, moved), "{text}");
                 let (stages, at) = (zero.stages(), zero.groups().at());
                 assert_eq!(disk_bytes(zero.layout(), stages, at, &widths).optimizer, expected, "{text}");
                 let state = expected_state(zero.layout(), stages, at, &widths);

@@ -201,6 +201,20 @@ impl Disk {
         Ok(())
     }
 
+    /// Runs the first pass of an optimizer that needs norms of whole parameters on a tile, unless the norm was not admitted.
+    pub(crate) fn measure_tile(
+        &mut self,
+        optimizer: &mut OptimizerState,
+        mut with: StepInputs<'_>,
+        id: SegmentId,
+        index: usize,
+    ) -> Result<(), ZeroError> {
+        let item = Item::Tile { segment: id, index };
+        let part = self.place(id)?.range(index);
+        let tile = self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?;
+        optimizer.measure_tile(&mut with, id, part, tile)
+    }
+
     /// Runs the optimizer step on a tile, unless the norm was not admitted. Frees the gradients of a segment in memory
     /// with its last tile.
     pub(crate) fn update_tile(
@@ -210,7 +224,8 @@ impl Disk {
         id: SegmentId,
         index: usize,
     ) -> Result<(), ZeroError> {
-        if optimizer.scalings()?.is_some() {
+        if let Some(scalings) = optimizer.scalings()? {
+            optimizer.measure_trust(&mut with, &scalings)?;
             let item = Item::Tile { segment: id, index };
             let part = self.place(id)?.range(index);
             let tile = self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?;

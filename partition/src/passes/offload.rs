@@ -130,57 +130,77 @@ fn settle(written: &mut Vec<Item>, on_disk: &mut Vec<Item>, out: &mut Vec<Instru
     }
 }
 
-/// Splits the updates of offloaded segments into tiles.
+/// Splits the updates of offloaded segments into tiles. Before the first update, the tiles of optimizers with two passes are
+/// measured.
 fn tiles(instructions: Vec<Instruction>, shape: &ModelShape, options: &OffloadOptions) -> Vec<Instruction> {
-    let tiles_of = |instruction: &Instruction| match *instruction {
-        Instruction::Update { segment } => Some((segment, shape.segments[segment].tiers.tiles)),
+    let tiers = |segment: SegmentId| shape.segments[segment].tiers;
+    let updated = instructions.iter().filter_map(|instruction| match *instruction {
+        Instruction::Update { segment } => Some(segment),
         _ => None,
-    };
-    let all: Vec<Item> = instructions
-        .iter()
-        .filter_map(tiles_of)
-        .flat_map(|(segment, tiles)| (0..tiles).map(move |index| Item::Tile { segment, index }))
-        .collect();
-    let mut work = Tiles { all, fetched: 0, updated: 0, writing: VecDeque::new(), out: vec![], options };
+    });
+    let tiles_of = |segment: SegmentId| (0..tiers(segment).tiles).map(move |index| Item::Tile { segment, index });
+    let updated: Vec<SegmentId> = updated.collect();
+    let measured: Vec<Item> =
+        updated.iter().filter(|&&segment| tiers(segment).two_passes).flat_map(|&segment| tiles_of(segment)).collect();
+    let mut first = Tiles::new(measured.clone(), options);
+    for item in measured {
+        first.process(item, |segment, tile| Instruction::MeasureTile { segment, tile });
+    }
+    // All of them are on the disk again before one is read for its update.
+    let mut first = first.finish();
+    let mut work = Tiles::new(updated.into_iter().flat_map(tiles_of).collect(), options);
     for instruction in instructions {
-        match tiles_of(&instruction) {
-            Some((segment, tiles)) if tiles > 0 => (0..tiles).for_each(|tile| work.update(segment, tile)),
-            _ => work.out.push(instruction),
+        let Instruction::Update { segment } = instruction else {
+            work.out.push(instruction);
+            continue;
+        };
+        work.out.append(&mut first);
+        if tiers(segment).tiles == 0 {
+            work.out.push(instruction);
+        }
+        for item in tiles_of(segment) {
+            work.process(item, |segment, tile| Instruction::UpdateTile { segment, tile });
         }
     }
     work.finish()
 }
 
+/// Reads, processes and writes tiles in their order.
 struct Tiles<'a> {
     all: Vec<Item>,
     fetched: usize,
-    updated: usize,
+    processed: usize,
     writing: VecDeque<Item>,
     out: Vec<Instruction>,
     options: &'a OffloadOptions,
 }
 
-impl Tiles<'_> {
-    fn update(&mut self, segment: SegmentId, tile: usize) {
-        let item = Item::Tile { segment, index: tile };
-        let wanted = (self.updated + 1 + self.options.ahead()).min(self.all.len());
+impl<'a> Tiles<'a> {
+    fn new(all: Vec<Item>, options: &'a OffloadOptions) -> Self {
+        Self { all, fetched: 0, processed: 0, writing: VecDeque::new(), out: vec![], options }
+    }
+
+    /// Processes the next tile with an instruction.
+    fn process(&mut self, item: Item, instruction: impl Fn(SegmentId, usize) -> Instruction) {
+        let Item::Tile { segment, index } = item else { return };
+        let wanted = (self.processed + 1 + self.options.ahead()).min(self.all.len());
         while self.fetched < wanted {
-            // Tiles in memory: those fetched but not updated, and those being written.
-            while self.fetched - self.updated + self.writing.len() >= self.options.tiles
-                && (self.writing.len() > 1 || self.fetched == self.updated)
+            // Tiles in memory: those fetched but not processed, and those being written.
+            while self.fetched - self.processed + self.writing.len() >= self.options.tiles
+                && (self.writing.len() > 1 || self.fetched == self.processed)
             {
                 self.wait();
             }
-            if self.fetched - self.updated + self.writing.len() >= self.options.tiles {
+            if self.fetched - self.processed + self.writing.len() >= self.options.tiles {
                 break;
             }
             self.out.push(Instruction::Fetch { item: self.all[self.fetched] });
             self.fetched += 1;
         }
         self.out.push(Instruction::AwaitFetch { item });
-        self.out.push(Instruction::UpdateTile { segment, tile });
+        self.out.push(instruction(segment, index));
         self.out.push(Instruction::Offload { item });
-        self.updated += 1;
+        self.processed += 1;
         self.writing.push_back(item);
         if !self.options.writes_behind {
             self.wait();

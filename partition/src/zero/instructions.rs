@@ -159,6 +159,15 @@ impl ShardedState {
         optimizer.carry_out_updates(StepInputs { rank, memory, parameters, gradients, rate })
     }
 
+    /// Runs the first pass of an optimizer that needs norms of whole parameters on a tile, unless the norm was not admitted.
+    ///
+    /// # Errors
+    /// Fails if the tile is not in memory, or its gradients are not reduced.
+    pub fn measure_tile(&mut self, id: SegmentId, index: usize, rate: Rate) -> Result<(), ZeroError> {
+        let Self { rank, memory, parameters, gradients, optimizer, disk, .. } = self;
+        disk.measure_tile(optimizer, StepInputs { rank, memory, parameters, gradients, rate }, id, index)
+    }
+
     /// Runs the optimizer step on a tile, unless the norm was not admitted.
     ///
     /// # Errors

@@ -170,8 +170,10 @@ impl Costs {
             Computation::BackwardWeight(layer) => self.layers[layer].backward_weight,
             Computation::Accumulate(segment) => self.segments[segment].accumulate,
             Computation::Update(segment) => self.segments[segment].update,
-            Computation::UpdateTile(segment) => {
-                self.segments[segment].update / shape.segments[segment].tiers.tiles.max(1) as f64
+            // If there are two passes, each of them takes half of the time.
+            Computation::MeasureTile(segment) | Computation::UpdateTile(segment) => {
+                let tiers = shape.segments[segment].tiers;
+                self.segments[segment].update / (tiers.tiles.max(1) * (1 + usize::from(tiers.two_passes))) as f64
             }
         }
     }

@@ -20,6 +20,8 @@ enum ItemState {
 pub(super) struct Items<'a> {
     shape: &'a ModelShape,
     places: BTreeMap<Item, ItemState>,
+    /// Tiles measured in this step.
+    measured: BTreeSet<Item>,
     /// Tiles updated in this step.
     updated: BTreeSet<Item>,
 }
@@ -37,7 +39,7 @@ impl<'a> Items<'a> {
                 places.extend((0..of.tiers.tiles).map(|index| (Item::Tile { segment, index }, ItemState::Disk)));
             }
         }
-        Self { shape, places, updated: BTreeSet::new() }
+        Self { shape, places, measured: BTreeSet::new(), updated: BTreeSet::new() }
     }
 
     fn turn(&mut self, item: Item, from: ItemState, to: ItemState) -> Check {
@@ -77,7 +79,8 @@ impl<'a> Items<'a> {
     pub(super) fn offload(&mut self, item: Item) -> Check {
         let changes = !matches!(item, Item::Parameters { .. });
         ensure(changes, || "parameters are written with the tiles that update them, not separately".into())?;
-        let wanted = !matches!(item, Item::Tile { .. }) || self.updated.contains(&item);
+        let is_changed = self.updated.contains(&item) || self.measured.contains(&item);
+        let wanted = !matches!(item, Item::Tile { .. }) || is_changed;
         ensure(wanted, || "the tile has not been updated".into())?;
         self.turn(item, ItemState::Memory, ItemState::Offloading)
     }
@@ -114,6 +117,24 @@ impl<'a> Items<'a> {
         ensure(self.of(segment).gradients == Tier::Memory || place == Some(&ItemState::Disk), || {
             format!("the gradients of segment {segment} are not on the disk")
         })
+    }
+
+    /// Measures a tile.
+    pub(super) fn measure(&mut self, segment: SegmentId, index: usize) -> Check {
+        let item = Item::Tile { segment, index };
+        ensure(self.of(segment).two_passes, || "this segment is updated in one pass".into())?;
+        self.turn(item, ItemState::Memory, ItemState::Memory)?;
+        ensure(self.updated.is_empty(), || "a tile has been updated already".into())?;
+        ensure(self.measured.insert(item), || "measured twice".into())
+    }
+
+    /// Checks that all tiles that must be measured before an update have been.
+    pub(super) fn are_measured(&self) -> Check {
+        let must_be = |item: &&Item| matches!(**item, Item::Tile { segment, .. } if self.of(segment).two_passes);
+        match self.places.keys().filter(must_be).find(|item| !self.measured.contains(item)) {
+            None => Ok(()),
+            Some(item) => Err(format!("{item} has not been measured")),
+        }
     }
 
     /// Updates a tile. Returns whether it was the segment's last tile.

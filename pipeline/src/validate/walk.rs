@@ -173,13 +173,19 @@ impl<'a> State<'a> {
             }
             Instruction::Update { segment } => {
                 self.can_be_updated(segment)?;
+                self.items.are_measured()?;
                 ensure(self.world.shape.segments[segment].tiers.tiles == 0, || {
                     "this segment must be updated tile by tile".into()
                 })?;
                 self.makes(Fact::Updated(segment), "updated twice")
             }
+            Instruction::MeasureTile { segment, tile } => {
+                self.can_be_updated(segment)?;
+                self.items.measure(segment, tile)
+            }
             Instruction::UpdateTile { segment, tile } => {
                 self.can_be_updated(segment)?;
+                self.items.are_measured()?;
                 if self.items.update(segment, tile)? {
                     self.facts.insert(Fact::Updated(segment));
                 }

@@ -192,6 +192,7 @@ fn factored_moments() {
         }
     }
     holds(2, "stage: 2", &[adafactor, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[adafactor, BLOCKS]);
     let saves = "training={max_steps: 3, output_dir: run, save_last: false, save_async: true, save_every: 1}";
     holds(2, "stage: 3", &[adafactor, saves]);
 }
@@ -209,7 +210,9 @@ fn optimizers_of_groups() {
         }
         holds(2, "stage: 2", &[groups, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
     }
-    holds(2, &format!("stage: 3, {STATE}"), &[by_elements, BLOCKS]);
+    for groups in [by_elements, of_whole] {
+        holds(2, &format!("stage: 3, {STATE}"), &[groups, BLOCKS]);
+    }
 }
 
 /// Checkpoints that are written while training goes on have a copy of the states in f32.
@@ -247,6 +250,7 @@ fn trust_ratios() {
         holds(ranks, zero, &[lamb, "train_micro_batch_size_per_gpu=4"]);
     }
     holds(2, "stage: 3", &[LLAMA, lamb, "bf16.enabled=true", "train_micro_batch_size_per_gpu=4"]);
+    holds(2, &format!("stage: 2, {STATE}"), &[lamb, "bf16.enabled=true", BLOCKS]);
 }
 
 #[test]

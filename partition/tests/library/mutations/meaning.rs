@@ -52,11 +52,15 @@ struct Segment {
     tiles: Vec<Option<Tile>>,
     /// The gradients used by the update of each tile.
     tile_updates: Vec<Sum>,
+    /// The gradients that each tile was measured with, and which of the tiles on the disk have been.
+    measured: Vec<Option<Sum>>,
 }
 
 struct Tile {
     /// In transfer: must not be accessed.
     moving: bool,
+    /// The gradients with which it was measured, if it was.
+    measured: Option<Sum>,
     version: u32,
     gradients: Sum,
 }
@@ -104,6 +108,7 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
             tiles_on_disk: vec![0; shape.segments[s].tiers.tiles],
             tiles: (0..shape.segments[s].tiers.tiles).map(|_| None).collect(),
             tile_updates: vec![],
+            measured: vec![None; shape.segments[s].tiers.tiles],
         })
         .collect();
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches).map(|_| MicroBatch::default()).collect();
@@ -169,19 +174,40 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
             Fetch { item: Item::Tile { segment, index } } => {
                 let segment = &mut segments[*segment];
                 let gradients = segment.gradients_on_disk.clone().unwrap_or_default();
-                segment.tiles[*index] = Some(Tile { moving: true, version: segment.tiles_on_disk[*index], gradients });
+                let (version, measured) = (segment.tiles_on_disk[*index], segment.measured[*index].clone());
+                segment.tiles[*index] = Some(Tile { moving: true, measured, version, gradients });
             }
             AwaitFetch { item: Item::Tile { segment, index } } => match &mut segments[*segment].tiles[*index] {
                 Some(tile) if tile.moving => tile.moving = false,
                 _ => return fail("it is not being read"),
             },
+            MeasureTile { segment: id, tile } => {
+                let segment = &mut segments[*id];
+                match &mut segment.tiles[*tile] {
+                    Some(tile) if !tile.moving && norm.is_some() && tile.measured.is_none() => {
+                        let seen = if tile.gradients.is_empty() { &segment.reduced } else { &tile.gradients };
+                        tile.measured = Some(seen.clone());
+                    }
+                    _ => return fail("it is not in memory, it was measured, or there is no norm"),
+                }
+            }
             UpdateTile { segment: id, tile } => {
+                // The first update sums the squares of all tiles.
+                let is_measured = |(s, segment): (usize, &Segment)| {
+                    !shape.segments[s].tiers.two_passes || segment.measured.iter().all(Option::is_some)
+                };
+                if !segments.iter().enumerate().all(is_measured) {
+                    return fail("a tile has not been measured");
+                }
                 let segment = &mut segments[*id];
                 let gradients = segment.reduced.clone();
                 match &mut segment.tiles[*tile] {
                     Some(tile) if !tile.moving && norm.is_some() => {
                         tile.version += 1;
                         let seen = if tile.gradients.is_empty() { gradients } else { tile.gradients.clone() };
+                        if shape.segments[*id].tiers.two_passes && tile.measured.as_ref() != Some(&seen) {
+                            return fail("it was not measured with these gradients");
+                        }
                         segment.tile_updates.push(seen);
                     }
                     _ => return fail("it is not in memory, or there is no norm"),
@@ -203,7 +229,10 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
             Offload { item: Item::Tile { segment, index } } => {
                 let segment = &mut segments[*segment];
                 match &mut segment.tiles[*index] {
-                    Some(tile) if !tile.moving => (tile.moving, segment.tiles_on_disk[*index]) = (true, tile.version),
+                    Some(tile) if !tile.moving => {
+                        (tile.moving, segment.tiles_on_disk[*index]) = (true, tile.version);
+                        segment.measured[*index].clone_from(&tile.measured);
+                    }
                     _ => return fail("it is not in memory"),
                 }
             }

@@ -82,7 +82,8 @@ fn on_disk(mut shape: ModelShape) -> ModelShape {
     for segment in shape.segments.iter_mut().filter(|segment| segment.elements > 10) {
         let Placements { parameters, gradients, .. } = segment.placements;
         let (parameters, gradients) = (tier(parameters), tier(gradients));
-        segment.tiers = Tiers { parameters, gradients, optimizer: Tier::Nvme, tiles: 2 };
+        segment.tiers =
+            Tiers { parameters, gradients, optimizer: Tier::Nvme, tiles: 2, two_passes: segment.elements % 2 == 0 };
     }
     shape
 }

@@ -300,9 +300,12 @@ impl<'a> Walk<'a> {
                 self.update_whole(*segment);
                 self.done_with(*segment);
             }
+            Instruction::MeasureTile { segment, .. } => self.update_whole(*segment),
             Instruction::UpdateTile { segment, tile } => {
-                self.update_whole(*segment);
                 let tiers = self.segment(*segment).tiers;
+                if !tiers.two_passes {
+                    self.update_whole(*segment);
+                }
                 if *tile + 1 == tiers.tiles && tiers.gradients == Tier::Memory {
                     self.done_with(*segment);
                 }
