@@ -119,6 +119,10 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
         let message = format!("the program's optimizer updates `{name}` as a whole, which is not implemented in bf16");
         return Err(Error::setting("bf16", message, "keep states and the copy of the parameters in f32"));
     }
+    if config.gradient_dtype() != config::Dtype::F32 {
+        let message = format!("the program's optimizer updates `{name}` as a whole, from gradients in f32");
+        return Err(Error::setting("data_types.grad_accum_dtype", message, "write `grad_accum_dtype: fp32`"));
+    }
     Ok(())
 }
 

@@ -58,13 +58,6 @@ pub fn working_dtype(config: &Config) -> Result<DType, Error> {
     choose_instructions(config)?;
     in_host_memory(config)?;
     schedule::schedule(config)?;
-    if !matches!(config.data_types.grad_accum_dtype, None | Some(config::Dtype::F32)) {
-        return Err(Error::setting(
-            "data_types.grad_accum_dtype",
-            "gradients are always accumulated in fp32",
-            "leave the key out, or set it to fp32",
-        ));
-    }
     Ok(dtype(config.working_dtype()))
 }
 
@@ -117,6 +110,7 @@ impl Settings {
                 average: config.training.ema.map(|ema| Average { decay: ema.decay, start: ema.start_step }),
                 sums_micro_batches: config.training.gradient_noise_scale.is_some(),
                 state_dtype: state_dtype(config),
+                gradient_dtype: self::dtype(config.gradient_dtype()),
                 has_master: !config.bf16.bf16_master_weights_and_grads,
                 stochastic_rounding: config.bf16.stochastic_rounding.then_some(config.training.seed),
                 order: if reproducible { Order::Tree } else { Order::Arrival },
@@ -162,6 +156,13 @@ fn in_host_memory(config: &Config) -> Result<(), Error> {
     if let (config::Optimizer::ScheduleFree(_), Some(key)) = (&config.optimizer, on_disk) {
         let message = "evaluations keep the weights of AdamWScheduleFree in memory, which the disk is there to save";
         return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));
+    }
+    if config.gradient_dtype() != config::Dtype::F32 {
+        let on_gpu = (config.training.device == config::Compute::Cuda).then_some("training.device");
+        if let Some(key) = on_disk.or(on_gpu) {
+            let message = "gradients in bf16 are not implemented on a disk or on a GPU";
+            return Err(Error::setting(key, message, "write `data_types: {grad_accum_dtype: fp32}`"));
+        }
     }
     if config.training.device == config::Compute::Cpu {
         return Ok(());

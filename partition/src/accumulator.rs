@@ -1,8 +1,7 @@
 //! Sums the gradients of micro-batches in one of two fixed orders.
 
-use zero_model::sink::FlatBuffer;
-
 use crate::error::ZeroError;
+use crate::kept::KeptGradient;
 
 /// The order of the sum over micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +21,7 @@ pub enum Order {
 pub(crate) struct Accumulator {
     order: Order,
     /// (height of the subtree, its sum), with lower subtrees on top.
-    stack: Vec<(u32, FlatBuffer)>,
+    stack: Vec<(u32, KeptGradient)>,
 }
 
 impl Accumulator {
@@ -31,7 +30,7 @@ impl Accumulator {
     }
 
     /// Adds a summand. Passes buffers that are no longer needed to `free`.
-    pub(crate) fn add(&mut self, summand: FlatBuffer, mut free: impl FnMut(FlatBuffer)) -> Result<(), ZeroError> {
+    pub(crate) fn add(&mut self, summand: KeptGradient, mut free: impl FnMut(KeptGradient)) -> Result<(), ZeroError> {
         self.stack.push((0, summand));
         while let [.., (below, _), (top, _)] = self.stack[..]
             && (self.order == Order::Arrival || below == top)
@@ -42,14 +41,14 @@ impl Accumulator {
     }
 
     /// Takes the total and leaves the accumulator empty. Returns `None` if nothing was added.
-    pub(crate) fn take(&mut self, mut free: impl FnMut(FlatBuffer)) -> Result<Option<FlatBuffer>, ZeroError> {
+    pub(crate) fn take(&mut self, mut free: impl FnMut(KeptGradient)) -> Result<Option<KeptGradient>, ZeroError> {
         while self.stack.len() > 1 {
             self.merge(&mut free)?;
         }
         Ok(self.stack.pop().map(|(_, sum)| sum))
     }
 
-    fn merge(&mut self, free: &mut impl FnMut(FlatBuffer)) -> Result<(), ZeroError> {
+    fn merge(&mut self, free: &mut impl FnMut(KeptGradient)) -> Result<(), ZeroError> {
         let Some((height, newer)) = self.stack.pop() else { return Ok(()) };
         let Some((below, older)) = self.stack.last_mut() else { return Ok(()) };
         older.add(&newer)?;
@@ -63,10 +62,14 @@ impl Accumulator {
 mod tests {
     use super::*;
 
+    fn kept(value: f32) -> KeptGradient {
+        KeptGradient::F32(vec![value].into())
+    }
+
     fn sum(order: Order, values: &[f32]) -> f32 {
         let mut accumulator = Accumulator::new(order);
-        values.iter().for_each(|&v| accumulator.add(vec![v].into(), drop).unwrap());
-        accumulator.take(drop).unwrap().unwrap().host().unwrap()[0]
+        values.iter().for_each(|&v| accumulator.add(kept(v), drop).unwrap());
+        accumulator.take(drop).unwrap().unwrap().into_f32().unwrap().host().unwrap()[0]
     }
 
     fn tree(values: &[f32]) -> f32 {
@@ -91,7 +94,7 @@ mod tests {
     fn a_tree_holds_few_buffers() {
         let mut accumulator = Accumulator::new(Order::Tree);
         for n in 1..=64u32 {
-            accumulator.add(vec![1.0].into(), drop).unwrap();
+            accumulator.add(kept(1.0), drop).unwrap();
             assert_eq!(accumulator.stack.len() as u32, n.count_ones());
         }
     }

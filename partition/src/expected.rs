@@ -11,7 +11,7 @@ use crate::zero::{Widths, ZeroOptions};
 pub struct StateBytes {
     /// Persistent working parameters, and master copies.
     pub parameters: u64,
-    /// Accumulated gradients, f32.
+    /// Accumulated gradients.
     pub gradients: u64,
     /// Optimizer state and averages.
     pub optimizer: u64,
@@ -44,7 +44,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths:
         }
         let own = held(placements.optimizer, tiers.optimizer);
         bytes.parameters += (held(placements.parameters, tiers.parameters) * width + own * widths.master) as u64;
-        bytes.gradients += (held(placements.gradients, tiers.gradients) * 4) as u64;
+        bytes.gradients += (held(placements.gradients, tiers.gradients) * widths.gradient) as u64;
         bytes.optimizer += segment.state_bytes(own, widths) as u64;
     }
     bytes

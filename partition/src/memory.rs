@@ -12,6 +12,7 @@ use zero_pipeline::SegmentId;
 
 use crate::error::ZeroError;
 use crate::gpu::{self, Gpu, elsewhere};
+use crate::kept::KeptGradient;
 use crate::ledger::{Category, Ledger};
 use crate::pool::Pool;
 use crate::rank::Rank;
@@ -156,6 +157,55 @@ impl Memory {
         }
     }
 
+    /// Converts a gradient to the type in which it is kept until the update.
+    pub(crate) fn kept(&mut self, rank: &Rank, values: impl Into<KeptGradient>) -> Result<KeptGradient, ZeroError> {
+        let values = match values.into() {
+            KeptGradient::F32(values) if rank.options.gradient_dtype == DType::BF16 => values.into_host()?,
+            kept => return Ok(kept),
+        };
+        let kept = KeptGradient::Bf16(rounded(&values));
+        self.pool.give(values);
+        Ok(kept)
+    }
+
+    /// Allocates an uninitialized gradient of the type that is kept.
+    pub(crate) fn room_for_kept(&mut self, rank: &Rank, id: SegmentId, len: usize) -> Result<KeptGradient, ZeroError> {
+        match rank.options.gradient_dtype {
+            DType::BF16 => Ok(KeptGradient::Bf16(vec![bf16::ZERO; len])),
+            _ => self.room(rank, id, len).map(KeptGradient::F32),
+        }
+    }
+
+    /// Keeps an f32 buffer on the host for reuse, and frees others.
+    pub(crate) fn give_kept_back(&mut self, gradient: KeptGradient) {
+        if let KeptGradient::F32(values) = gradient {
+            self.give_back(values);
+        }
+    }
+
+    /// Converts a kept gradient to the communication dtype.
+    pub(crate) fn packed_sum(&mut self, rank: &Rank, sum: KeptGradient) -> Result<Buffer, ZeroError> {
+        match sum {
+            KeptGradient::F32(values) => self.packed(rank, values),
+            KeptGradient::Bf16(values) if rank.options.communication == DType::BF16 => Ok(Buffer::Bf16(values)),
+            KeptGradient::Bf16(values) => {
+                let values = FlatBuffer::Host(self.widened(&values)?);
+                self.packed(rank, values)
+            }
+        }
+    }
+
+    /// Keeps a received gradient, on the device of the segment's gradients.
+    pub(crate) fn received(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<KeptGradient, ZeroError> {
+        match buffer {
+            Buffer::Bf16(values) if rank.options.gradient_dtype == DType::BF16 => Ok(KeptGradient::Bf16(values)),
+            buffer => {
+                let values = self.unpacked(rank, id, buffer)?;
+                self.kept(rank, values)
+            }
+        }
+    }
+
     /// Converts a gradient to the communication dtype.
     pub(crate) fn packed(&mut self, rank: &Rank, values: FlatBuffer) -> Result<Buffer, ZeroError> {
         if values.host().is_none() && rank.options.on_gpu.sums {
@@ -185,7 +235,7 @@ impl Memory {
     }
 
     /// Converts a received gradient to f32 on the device of the segment's gradients.
-    pub(crate) fn unpacked(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
+    fn unpacked(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
         let values = match buffer {
             Buffer::F32(values) => values,
             Buffer::Bf16(rounded) => self.widened(&rounded)?,

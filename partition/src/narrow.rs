@@ -13,6 +13,7 @@ use zero_optim::{
 };
 
 use crate::error::ZeroError;
+use crate::kept::Grads;
 use crate::threads::share;
 
 /// Elements that are widened at a time where their type has no loop of its own: parameters that are rounded at random, and
@@ -119,19 +120,22 @@ pub fn update(
     optimizer: &Optimizer,
     step: &Step,
     mut params: Values<'_>,
-    grads: &[f32],
+    grads: Grads<'_>,
     mut states: Vec<Values<'_>>,
     stochastic: Option<Stochastic>,
 ) -> Result<(), LengthError> {
     let (elements, size) = (params.len(), share(params.len()));
     let fits = grads.len() == elements && states.iter().all(|state| state.len() == elements);
-    if elements <= size || !fits {
-        // The update itself reports lengths that differ.
-        let stochastic = stochastic.filter(|_| fits).map(|it| (it, 0));
-        return update_part(optimizer, step, &mut params, grads, &mut states, stochastic);
+    if !fits {
+        let lengths = std::iter::once(grads.len()).chain(states.iter().map(Values::len));
+        let found = lengths.into_iter().find(|&len| len != elements).unwrap_or(elements);
+        return Err(LengthError { what: "gradients or states", expected: elements, found });
+    }
+    if elements <= size {
+        return update_part(optimizer, step, &mut params, grads, &mut states, stochastic.map(|it| (it, 0)));
     }
     let mut states: Vec<_> = states.into_iter().map(|state| state.parts(size).into_iter()).collect();
-    let parts = params.parts(size).into_iter().zip(grads.chunks(size)).enumerate();
+    let parts = params.parts(size).into_iter().zip(grads.parts(size)).enumerate();
     let mut parts: Vec<_> = parts
         .map(|(part, (params, grads))| {
             let states: Vec<Values<'_>> = states.iter_mut().filter_map(Iterator::next).collect();
@@ -139,7 +143,7 @@ pub fn update(
         })
         .collect();
     in_parallel(&mut parts, |(from, params, grads, states, result)| {
-        *result = update_part(optimizer, step, params, grads, states, stochastic.map(|it| (it, *from)));
+        *result = update_part(optimizer, step, params, *grads, states, stochastic.map(|it| (it, *from)));
     });
     parts.into_iter().try_for_each(|(.., result)| result)
 }
@@ -148,10 +152,25 @@ fn update_part(
     optimizer: &Optimizer,
     step: &Step,
     params: &mut Values<'_>,
-    grads: &[f32],
+    grads: Grads<'_>,
     states: &mut [Values<'_>],
     stochastic: Option<(Stochastic, usize)>,
 ) -> Result<(), LengthError> {
+    let mut wide = [0.0; CHUNK];
+    let grads = match grads {
+        Grads::F32(grads) => grads,
+        Grads::Bf16(few) if few.len() <= CHUNK => grads.widened(&mut wide)?,
+        Grads::Bf16(many) => {
+            for start in (0..many.len()).step_by(CHUNK) {
+                let range = start..(start + CHUNK).min(many.len());
+                let mut states: Vec<_> = states.iter_mut().map(|state| state.part(range.clone())).collect();
+                let stochastic = stochastic.map(|(stochastic, from)| (stochastic, from + start));
+                let params = &mut params.part(range.clone());
+                update_part(optimizer, step, params, grads.part(range), &mut states, stochastic)?;
+            }
+            return Ok(());
+        }
+    };
     match (params, stochastic) {
         (Values::F32(params), _) => update_states(optimizer, step, params, grads, states),
         (Values::Bf16(params), None) => update_states(optimizer, step, params, grads, states),
@@ -286,7 +305,8 @@ mod tests {
                 let states = vec![Values::Bf16(&mut m[range.clone()]), Values::Bf16(&mut v[range.clone()])];
                 let params = Values::Bf16(&mut params[range.clone()]);
                 let stochastic = Stochastic::new(1, 2, 3, range.start);
-                update(&optimizer, &step, params, &grads[range.clone()], states, Some(stochastic)).unwrap();
+                let grads = Grads::F32(&grads[range.clone()]);
+                update(&optimizer, &step, params, grads, states, Some(stochastic)).unwrap();
             }
             zero_model::ops::set_threads(1);
             (params, m, v)

@@ -16,6 +16,7 @@ use zero_tier::AlignedBuffer;
 use crate::disk::{Tile, states_in};
 use crate::error::ZeroError;
 use crate::gpu::Gpu;
+use crate::kept::Grads;
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::narrow::{Stochastic, Values, update};
@@ -202,7 +203,7 @@ impl OptimizerState {
         let mut updated = vec![];
         let states = segments.iter_mut().zip(parameters.shards_mut()).enumerate();
         for (id, (state, shard)) in states.filter(|(id, _)| ids.contains(id)) {
-            updated.extend(gpu.to_update(rank, id, gradients.reduced(id)?, state, shard.as_mut())?);
+            updated.extend(gpu.to_update(rank, id, gradients.reduced(id)?.f32()?, state, shard.as_mut())?);
         }
         // One launch for each group of parameters.
         while let Some(&(tuning, _)) = updated.first() {
@@ -235,11 +236,11 @@ impl OptimizerState {
         let Tile { state: in_tile, gradients: of_tile, parameters: updated } = tile;
         let is_refreshed =
             rank.comm().size() > 1 && in_tile.is_none() && segment.placements.optimizer == Placement::Sharded;
-        let gradients: &[f32] = match of_tile {
-            Some(buffer) => buffer.as_f32(),
+        let gradients = match of_tile {
+            Some(buffer) => Grads::F32(buffer.as_f32()),
             None => {
                 let offset = segment.begin_in_gradients(&own);
-                &on_host(gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
+                on_host(gradients.reduced(id)?.host())?.part(part.start + offset..part.end + offset)
             }
         };
         // That of Adafactor has been counted in the first pass.
@@ -267,23 +268,24 @@ impl OptimizerState {
             let stochastic =
                 options.stochastic_rounding.map(|seed| Stochastic::new(seed, index, step.step, inside.start));
             let mut run = |mut values: Values<'_>| -> Result<(), ZeroError> {
-                let grads = &gradients[at.clone()];
+                let grads = gradients.part(at.clone());
                 let moments = kinds.iter_mut().enumerate();
                 let moments = moments.map(|(state, kind)| kind.part(segment.in_state(state, in_state.clone())));
                 let mut moments: Vec<Values<'_>> = moments.collect();
                 match (&optimizer, segment.matrix.as_ref().map(|matrix| matrix.shape)) {
                     (Optimizer::Custom(custom), Some(shape)) => {
                         let states = moments.into_iter().map(Values::f32).collect::<Result<Vec<_>, _>>();
-                        custom.advance_matrix(&step, shape, values.reborrow().f32()?, grads, &mut states?)?;
+                        custom.advance_matrix(&step, shape, values.reborrow().f32()?, grads.f32()?, &mut states?)?;
                     }
                     (Optimizer::Muon(muon), Some(shape)) => {
-                        update_matrix(muon, &step, shape, values.reborrow().f32()?, grads, moments.remove(0).f32()?)?;
+                        let (momentum, grads) = (moments.remove(0).f32()?, grads.f32()?);
+                        update_matrix(muon, &step, shape, values.reborrow().f32()?, grads, momentum)?;
                     }
                     (Optimizer::Adafactor(of), Some([rows, _])) => {
                         let factors = &*moments.remove(0).f32()?;
                         let mean = of.mean(&factors[..rows]);
                         let moment = |first| SecondMoment::Factored { factors, rows, mean, first };
-                        advance(of, &step, values.reborrow().f32()?, grads, moment)?;
+                        advance(of, &step, values.reborrow().f32()?, grads.f32()?, moment)?;
                     }
                     _ => update(&optimizer, &step, values.reborrow(), grads, moments, stochastic)?,
                 }

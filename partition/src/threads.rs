@@ -8,6 +8,8 @@ use zero_optim::{
     Adafactor, ExactSum, HalfFloat, LengthError, MatrixStates, Muon, SecondMoment, Step, read_half, write_half,
 };
 
+use crate::kept::Grads;
+
 /// Smaller inputs stay on one thread: they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;
 
@@ -119,9 +121,21 @@ pub(crate) fn advance<'a>(
 }
 
 /// Runs [`ExactSum::add_parameter_range`] on several threads.
-pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: &[f32]) {
-    let mut parts: Vec<_> = grads.chunks(share(grads.len())).map(|grads| (grads, ExactSum::new())).collect();
-    in_parallel(&mut parts, |(grads, sum)| sum.add_parameter_range(grads));
+pub(crate) fn add_parameter_range(sum: &mut ExactSum, grads: Grads<'_>) {
+    let parts = grads.parts(share(grads.len())).into_iter();
+    let mut parts: Vec<_> = parts.map(|grads| (grads, ExactSum::new())).collect();
+    in_parallel(&mut parts, |(grads, sum)| match grads {
+        Grads::F32(grads) => sum.add_parameter_range(grads),
+        Grads::Bf16(grads) => {
+            let mut wide = [0.0; BLOCK];
+            for grads in grads.chunks(BLOCK) {
+                let wide = &mut wide[..grads.len()];
+                // The lengths are equal, so `read_half` cannot fail.
+                let _ = read_half(grads, wide);
+                sum.add_parameter_range(wide);
+            }
+        }
+    });
     for (_, part) in &parts {
         sum.merge(part);
     }
@@ -168,6 +182,28 @@ pub(crate) fn round_in_place<H: HalfFloat>(values: &mut [f32]) {
     });
 }
 
+/// Adds values in f32 and rounds the sums, on several threads.
+///
+/// # Errors
+/// Fails if the slices differ in length.
+pub(crate) fn add_rounded<H: HalfFloat + Send + Sync>(sum: &mut [H], summand: &[H]) -> Result<(), LengthError> {
+    if summand.len() != sum.len() {
+        return Err(LengthError { what: "summand", expected: sum.len(), found: summand.len() });
+    }
+    convert(summand, sum, |summand, sum| {
+        let (mut wide, mut added) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for (sum, summand) in sum.chunks_mut(BLOCK).zip(summand.chunks(BLOCK)) {
+            let (wide, added) = (&mut wide[..sum.len()], &mut added[..sum.len()]);
+            // The lengths are equal, so none of these can fail.
+            let _ = read_half(sum, wide);
+            let _ = read_half(summand, added);
+            wide.iter_mut().zip(&*added).for_each(|(sum, added)| *sum += added);
+            let _ = write_half(wide, sum);
+        }
+    });
+    Ok(())
+}
+
 /// Runs [`read_half`] on several threads.
 pub(crate) fn widen<H: HalfFloat + Sync>(rounded: &[H], values: &mut [f32]) -> Result<(), LengthError> {
     if rounded.len() != values.len() {
@@ -200,9 +236,9 @@ mod tests {
             let (mut params, grads, mut m) = (values(1), values(2), values(3));
             let mut v: Vec<f32> = values(4).into_iter().map(f32::abs).collect();
             let states = vec![Values::F32(&mut m), Values::F32(&mut v)];
-            update(&optimizer, &step, Values::F32(&mut params), &grads, states, None).expect("lengths fit");
+            update(&optimizer, &step, Values::F32(&mut params), Grads::F32(&grads), states, None).expect("lengths fit");
             let mut sum = ExactSum::new();
-            add_parameter_range(&mut sum, &grads);
+            add_parameter_range(&mut sum, Grads::F32(&grads));
             let narrow: Vec<half::bf16> = rounded(&params);
             let mut wide = vec![0.0; n];
             widen(&narrow, &mut wide).expect("lengths fit");
@@ -211,6 +247,23 @@ mod tests {
             let mut in_place = params.clone();
             round_in_place::<half::bf16>(&mut in_place);
             assert!(in_place == wide);
+            // Gradients in bf16 have the squares, and the update, of the same values in f32.
+            let (mut squares, mut of_wide) = (ExactSum::new(), ExactSum::new());
+            add_parameter_range(&mut squares, Grads::Bf16(&narrow));
+            add_parameter_range(&mut of_wide, Grads::F32(&wide));
+            assert_eq!(squares.to_f64().to_bits(), of_wide.to_f64().to_bits());
+            let mut sums = narrow.clone();
+            let reversed: Vec<half::bf16> = narrow.iter().rev().copied().collect();
+            add_rounded(&mut sums, &reversed).expect("lengths fit");
+            let expected = narrow.iter().zip(&reversed).map(|(a, b)| half::bf16::from_f32(a.to_f32() + b.to_f32()));
+            assert!(expected.eq(sums.iter().copied()));
+            let updated = |grads: Grads<'_>| {
+                let (mut params, mut m, mut v) = (values(1), values(3), values(4));
+                let states = vec![Values::F32(&mut m), Values::F32(&mut v)];
+                update(&optimizer, &step, Values::F32(&mut params), grads, states, None).expect("lengths fit");
+                [params, m, v].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert!(updated(Grads::Bf16(&narrow)) == updated(Grads::F32(&wide)));
             let bits: Vec<u32> = [params, m, v].concat().into_iter().map(f32::to_bits).collect();
             (bits, sum.to_f64().to_bits())
         };
@@ -218,7 +271,7 @@ mod tests {
         let three = run(3);
         let (mut params, mut m, mut v) = (values(1), values(3), values(4));
         let states = vec![Values::F32(&mut m), Values::F32(&mut v)];
-        let short = update(&optimizer, &step, Values::F32(&mut params), &values(2)[1..], states, None);
+        let short = update(&optimizer, &step, Values::F32(&mut params), Grads::F32(&values(2)[1..]), states, None);
         zero_model::ops::set_threads(1);
         assert!(one == three);
         assert!(short.is_err());

@@ -119,7 +119,7 @@ impl OptimizerState {
             Some(buffer) => buffer.as_f32(),
             None => {
                 let offset = segment.begin_in_gradients(&own);
-                &on_host(with.gradients.reduced(id)?.host())?[part.start + offset..part.end + offset]
+                &on_host(with.gradients.reduced(id)?.host())?.f32()?[part.start + offset..part.end + offset]
             }
         };
         // States in memory are those of the whole part of this rank.

@@ -7,7 +7,7 @@ use zero_optim::bench::{
     Arrays, adamw, against_floor, bytes_per_parameter, grads, optimizers as all, params, state, timed,
 };
 use zero_optim::{EIGHT_BIT_BLOCK, EightBit, LengthError, Step};
-use zero_partition::{Stochastic, Values, update};
+use zero_partition::{Grads, Stochastic, Values, update};
 
 use super::figures::{spread, summary};
 
@@ -24,14 +24,15 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
         let (subject, floor) = against_floor(&optimizer, parameters, repeats);
         show(name, bytes_per_parameter(optimizer.states().len()), (&subject, &floor), 1.0);
     }
-    for (name, [narrow, stochastic]) in [
-        ("AdamW, states in bf16", [false, false]),
-        ("AdamW, all in bf16", [true, false]),
-        ("AdamW, bf16, stochastic", [true, true]),
+    for (name, [narrow, narrow_gradients, stochastic]) in [
+        ("AdamW, states in bf16", [false, false, false]),
+        ("AdamW, gradients in f32", [true, false, false]),
+        ("AdamW, all in bf16", [true, true, false]),
+        ("AdamW, bf16, stochastic", [true, true, true]),
     ] {
-        let (subject, floor) = against_wide_floor(parameters, repeats, narrow, stochastic);
-        // Gradients are f32.
-        let bytes = 4 + 2 * if narrow { 2 } else { 4 } + 2 * 2 * 2;
+        let (subject, floor) = against_wide_floor(parameters, repeats, [narrow, narrow_gradients, stochastic]);
+        let width = |is_narrow| if is_narrow { 2 } else { 4 };
+        let bytes = width(narrow_gradients) + 2 * width(narrow) + 2 * 2 * 2;
         show(name, bytes, (&subject, &floor), bytes as f64 / bytes_per_parameter(2) as f64);
     }
     let (subject, floor) = eight_bit(parameters, repeats);
@@ -48,7 +49,7 @@ fn eight_bit(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
     alternated(n, repeats, |step| {
         let states =
             states.iter_mut().zip(kinds).map(|((indices, largest), of)| Values::EightBit(of, indices, largest));
-        update(&adamw(), step, Values::F32(&mut values), &grads, states.collect(), None)
+        update(&adamw(), step, Values::F32(&mut values), Grads::F32(&grads), states.collect(), None)
     })
 }
 
@@ -60,16 +61,21 @@ fn show(name: &str, bytes: usize, (subject, floor): (&[Duration], &[Duration]), 
 }
 
 /// Alternates AdamW on values in bf16 with the floor of AdamW in f32.
-fn against_wide_floor(n: usize, repeats: usize, narrow: bool, stochastic: bool) -> (Vec<Duration>, Vec<Duration>) {
+fn against_wide_floor(
+    n: usize,
+    repeats: usize,
+    [narrow, narrow_gradients, stochastic]: [bool; 3],
+) -> (Vec<Duration>, Vec<Duration>) {
     let rounded = |values: &mut dyn Iterator<Item = f32>| values.map(bf16::from_f32).collect::<Vec<_>>();
     let (mut wide, mut params): (Vec<f32>, _) = (params(n).collect(), rounded(&mut params(n)));
-    let grads: Vec<f32> = grads(n).collect();
+    let (grads, narrow_grads): (Vec<f32>, _) = (grads(n).collect(), rounded(&mut grads(n)));
     let mut states = [0, 1].map(|index| rounded(&mut state(n, index)));
     alternated(n, repeats, |step| {
         let values = if narrow { Values::Bf16(&mut params) } else { Values::F32(&mut wide) };
         let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
         let rounding = stochastic.then(|| Stochastic::new(1, 0, step.step, 0));
-        update(&adamw(), step, values, &grads, states, rounding)
+        let grads = if narrow_gradients { Grads::Bf16(&narrow_grads) } else { Grads::F32(&grads) };
+        update(&adamw(), step, values, grads, states, rounding)
     })
 }
 

@@ -30,7 +30,7 @@ section! {
         pub check_grad_overflow: bool = now(Kind::Bool, "true", "Skip a step whose gradient has an infinity or a NaN");
         = ignored("immediate_grad_update", Kind::Bool, "false", "gradients always go to their buffer as they are produced");
         /// Keep no f32 copy of the parameters.
-        pub bf16_master_weights_and_grads: bool = now(Kind::Bool, "false", "No f32 copy of the parameters: the optimizer updates them in bf16. Gradients are reduced in bf16, and accumulated in f32");
+        pub bf16_master_weights_and_grads: bool = now(Kind::Bool, "false", "No f32 copy of the parameters: the optimizer updates them in bf16. Gradients are kept in bf16 too; see `data_types.grad_accum_dtype`");
         /// Keep the states of the optimizer in bfloat16.
         pub bf16_optimizer_states: bool = now(Kind::Bool, "false", "States of the optimizer in bf16; needs bf16_master_weights_and_grads");
         /// Round updated parameters up or down at random.
@@ -95,6 +95,23 @@ impl Bf16 {
                 "keep one of the two keys",
             );
         }
+        const GRADIENTS: &str = DataTypes::grad_accum_dtype;
+        let gradients = config.data_types.grad_accum_dtype;
+        needs(
+            gradients == Some(Dtype::F16),
+            GRADIENTS,
+            Fp16::enabled,
+            "sums of gradients exceed the range of fp16",
+            "write `grad_accum_dtype: fp32`",
+        );
+        let is_narrow = gradients == Some(Dtype::Bf16);
+        needs(
+            is_narrow && !self.enabled,
+            GRADIENTS,
+            Self::enabled,
+            "gradients are kept in bf16 only if the parameters are in bf16",
+            "write `bf16: {enabled: true}`, or `grad_accum_dtype: fp32`",
+        );
         let of_whole = config.of_whole_parameters();
         let (of_type, name) = of_whole.clone().unwrap_or_default();
         needs(
@@ -110,6 +127,13 @@ impl Bf16 {
             &of_type,
             &format!("{name} updates an f32 copy of the parameters"),
             "keep the f32 copy, or use another optimizer",
+        );
+        needs(
+            of_whole.is_some() && is_narrow,
+            GRADIENTS,
+            &of_type,
+            &format!("{name} reads gradients in f32"),
+            "write `grad_accum_dtype: fp32`, or use another optimizer",
         );
         needs(
             config.fp16.enabled && !config.optimizer.has_f32_states(),
@@ -149,9 +173,9 @@ section! {
     /// `data_types`: data types of buffers.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataTypes(keys) in Config::data_types {
-        /// Data type in which the gradients of micro-batches are accumulated; `None` uses the data type of the
-        /// parameters.
-        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients of micro-batches are added up; null: that of the parameters");
+        /// Data type in which gradients are kept until the update, and in which those of micro-batches are added up; `None`
+        /// as in [`Config::gradient_dtype`].
+        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are kept and those of micro-batches added up: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads, unless training.reproducible, NVMe or a GPU keeps them in fp32; else fp32");
         = later("param_dtype", "null", "Type that parameters are cast to").instead("`bf16` and `fp16` say in what parameters are stored");
         = later("buffer_dtype", "null", "Type that buffers are cast to").instead("`bf16` and `fp16` say in what values are stored");
         = later_unless("keep_in_fp32_modules", &["auto", "[]"], "Modules that stay in f32").instead("every parameter has an f32 master anyway");

@@ -497,15 +497,20 @@ fn a_schedule_that_differs_from_what_is_written_is_a_warning() {
 
 #[test]
 fn contradictions_between_keys_name_all_of_them() {
-    let cases: [(&str, &[&str]); 15] = [
+    let cases: [(&str, &[&str]); 17] = [
         ("bf16: {enabled: true}\nfp16: {enabled: true}", &["bf16.enabled", "fp16.enabled"]),
         (
             "fp16: {enabled: true, initial_scale_power: 3, min_loss_scale: 9}",
             &["fp16.initial_scale_power", "fp16.min_loss_scale"],
         ),
         (
-            "training: {reproducible: true}\ndata_types: {grad_accum_dtype: bf16}",
+            "bf16: {enabled: true}\ntraining: {reproducible: true}\ndata_types: {grad_accum_dtype: bf16}",
             &["training.reproducible", "data_types.grad_accum_dtype"],
+        ),
+        ("data_types: {grad_accum_dtype: bf16}", &["data_types.grad_accum_dtype", "bf16.enabled"]),
+        (
+            "bf16: {enabled: true}\noptimizer: {type: Lamb}\ndata_types: {grad_accum_dtype: bf16}",
+            &["data_types.grad_accum_dtype", "optimizer.type"],
         ),
         ("training: {max_steps: 1, epochs: 1}", &["training.max_steps", "training.epochs"]),
         ("data: {train: a, eval: b, eval_fraction: 0.1}", &["data.eval", "data.eval_fraction"]),

@@ -44,6 +44,7 @@ fn optimizer(subject: &Subject<'_>) -> String {
         (zero.state_dtype == DType::BF16, ", states in bf16"),
         (subject.layout.segments().iter().any(|segment| segment.is_eight_bit), ", states in 8 bits"),
         (!zero.has_master, ", parameters in bf16"),
+        (zero.gradient_dtype == DType::BF16, ", gradients in bf16"),
         (zero.stochastic_rounding.is_some(), ", rounded at random"),
     ];
     narrow.into_iter().filter(|(is_on, _)| *is_on).fold(states, |name, (_, more)| name + more)

@@ -134,7 +134,7 @@ fn state(layer: usize, layout: &Layout, widths: &Widths) -> u64 {
         }
         let own = held(placements.optimizer);
         let states = layout.segments()[segment].state_bytes(own as usize, widths);
-        working + held(placements.gradients) * 4 + own * widths.master as u64 + states as u64
+        working + held(placements.gradients) * widths.gradient as u64 + own * widths.master as u64 + states as u64
     };
     shape.layers[layer].segments.iter().map(of_segment).sum()
 }

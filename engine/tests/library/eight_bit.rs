@@ -1,7 +1,7 @@
 //! Optimizer states in 8 bits: equal to bitsandbytes' bytes, bit-identical at every layout, with the bytes of the formula.
 
 use zero_optim::{AdamW, EIGHT_BIT_BLOCK, EightBit, Lion, Optimizer, Step};
-use zero_partition::{Category, Values, expected_state, update};
+use zero_partition::{Category, Grads, Values, expected_state, update};
 
 use crate::python::{python, results, small_llama};
 use crate::world::{
@@ -185,7 +185,7 @@ print('result', 0)
             let step = Step { step, lr: 1e-3, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
             let values = states.iter_mut().zip(kinds);
             let values = values.map(|((indices, largest), of)| Values::EightBit(*of, indices, largest)).collect();
-            update(&optimizer, &step, Values::F32(&mut params), &grads, values, None).unwrap();
+            update(&optimizer, &step, Values::F32(&mut params), Grads::F32(&grads), values, None).unwrap();
         }
         for (indices, largest) in &states {
             let (theirs, their_largest) = (take(N), floats(take(4 * blocks)));

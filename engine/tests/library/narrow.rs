@@ -1,16 +1,17 @@
-//! Parameters without an f32 copy, and states in bf16: equal to PyTorch's, bit-identical at every layout, with the bytes
+//! Parameters without an f32 copy, and gradients and states in bf16: equal to PyTorch's, bit-identical at every layout, with the bytes
 //! of the formula.
 
 use std::path::Path;
 
 use half::bf16;
+use zero_engine::Engine;
 use zero_optim::{AdamW, Optimizer, Step};
-use zero_partition::{Category, Values, expected_state, update};
+use zero_partition::{Category, Grads, Values, expected_state, update};
 
 use crate::python::{python, results, small_llama};
 use crate::world::{
-    Trajectory, agreed, assert_resumes, assert_same, batch, configured_engine, engine, relative_difference,
-    reproducible, run, world,
+    Trajectory, agreed, assert_resumes, assert_same, batch, config, configured_engine, engine, gpt2,
+    relative_difference, reproducible, run, world,
 };
 
 const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
@@ -57,21 +58,63 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// With AdamW, 18 bytes of state become 10 without the f32 copy and with states in bf16; with Lion, 14 become 8.
+/// Returns keys of a run on global batches of 4 samples, whose gradients travel as bf16.
+fn accumulating(stage: u8, data: usize, micro_batches: usize, more: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: {}\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
+         zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}",
+        4 / data / micro_batches
+    )
+}
+
+/// A single micro-batch's gradient arrives in bf16 anyway. Sums of several are rounded.
+#[test]
+fn gradients_in_bf16_are_those_that_arrive() {
+    let [narrow, wide] = ["bf16", "fp32"].map(|dtype| format!("data_types: {{grad_accum_dtype: {dtype}}}"));
+    for more in ["bf16: {enabled: true}", NO_COPY, &format!("{STOCHASTIC}\n{LION}")] {
+        let of = |stage, data, count, more: &str, dtype: &str| {
+            run(data, 5, &accumulating(stage, data, count, &format!("{more}\n{dtype}")))
+        };
+        for (ranks, stage) in [(1, 0), (2, 0), (2, 1), (4, 2), (4, 3)] {
+            let single = |dtype: &str| of(stage, ranks, 1, more, dtype);
+            assert_same(&single(&wide), &single(&narrow), &format!("{more} {ranks} {stage}"));
+        }
+        let default = if more.contains("master") { &narrow } else { &wide };
+        assert_same(&of(2, 2, 2, more, ""), &of(2, 2, 2, more, default), "the default");
+        let sums = |stage, more: &str| of(stage, 2, 2, more, &narrow);
+        assert_same(&sums(0, more), &sums(1, more), "sums of each rank");
+        assert_same(&sums(2, more), &sums(3, more), "sums of shards");
+        assert_same(&sums(2, more), &sums(2, &format!("{more}\nactivation_checkpointing: {{}}")), "recomputed");
+        let piped = format!("{more}\n{narrow}\npipeline: {{stages: 2}}");
+        assert_same(&of(1, 1, 4, more, &narrow), &run(2, 5, &accumulating(1, 1, 4, &piped)), "two pipeline stages");
+        let exact = of(1, 1, 4, more, &wide);
+        let rounded = of(1, 1, 4, more, &narrow);
+        assert!(rounded.parameters != exact.parameters, "{more}");
+        let losses = |run: &Trajectory| run.losses.iter().copied().map(f32::from_bits).collect::<Vec<f32>>();
+        let apart = relative_difference(&losses(&rounded), &losses(&exact));
+        println!("{more}: losses of sums of four gradients in bf16 differ by {apart:.1e}");
+        assert!(apart < 0.01, "{more}: {apart}");
+    }
+}
+
+/// With AdamW, 18 bytes of state become 8 without the f32 copy and with gradients and states in bf16; with Lion, 14 become 6.
 #[test]
 fn bytes_are_those_of_the_formula() {
     let f32_states = "bf16: {enabled: true}";
     let lion = |more: &str| format!("{more}\n{LION}");
+    let gradients = |dtype: &str| format!("data_types: {{grad_accum_dtype: {dtype}}}");
     for (more, bytes) in [
         (f32_states.to_string(), 18),
+        (format!("{f32_states}\n{}", gradients("bf16")), 16),
         (STATES.to_string(), 14),
-        (NO_COPY.to_string(), 14),
-        (ALL.to_string(), 10),
+        (NO_COPY.to_string(), 12),
+        (format!("{NO_COPY}\n{}", gradients("fp32")), 14),
+        (ALL.to_string(), 8),
         (lion(f32_states), 14),
-        (lion(ALL), 8),
+        (lion(ALL), 6),
     ] {
-        for (ranks, stage) in [(1, 0), (2, 1), (2, 2), (2, 3)] {
-            let text = reproducible(stage, ranks, &more);
+        for (ranks, stage, micro_batches) in [(1, 0, 1), (1, 0, 4), (2, 1, 2), (2, 2, 2), (2, 3, 1)] {
+            let text = accumulating(stage, ranks, micro_batches, &more);
             world(ranks, |comm| {
                 let mut engine = engine(comm, &text);
                 engine.train_batch(&batch(0, 4)).unwrap();
@@ -80,6 +123,7 @@ fn bytes_are_those_of_the_formula() {
                 let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths);
                 let peak = |category| zero.ledger().peak(category);
                 assert_eq!(peak(Category::Parameters), expected.parameters, "{text}");
+                assert_eq!(peak(Category::Gradients), expected.gradients, "{text}");
                 assert_eq!(peak(Category::OptimizerState), expected.optimizer, "{text}");
                 if stage == 0 {
                     assert_eq!(expected.total(), bytes * zero.layout().elements() as u64, "{text}");
@@ -87,6 +131,14 @@ fn bytes_are_those_of_the_formula() {
             });
         }
     }
+}
+
+#[test]
+fn what_is_not_implemented_is_an_error() {
+    let text = "train_micro_batch_size_per_gpu: 1\nbf16: {enabled: true}\ndata_types: {grad_accum_dtype: bf16}\n\
+                zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: .}}";
+    let error = world(1, |comm| Engine::with_communicator(config(1, text), gpt2(), comm).map(drop)).remove(0);
+    assert!(error.unwrap_err().to_string().contains("gradients in bf16 are not implemented on a disk"));
 }
 
 fn losses(folder: &Path, more: &str) -> Vec<f32> {
@@ -167,10 +219,10 @@ for values in p.detach(), state['exp_avg'], state['exp_avg_sq']:
     let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
     let (mut params, mut states) = (wave(0), [vec![bf16::ZERO; COUNT], vec![bf16::ZERO; COUNT]]);
     for step in 1..=50 {
-        let grads: Vec<f32> = wave(step).into_iter().map(bf16::to_f32).collect();
+        let grads = wave(step);
         let step = Step { step: step as u64, lr: 0.01, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true };
         let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
-        update(&optimizer, &step, Values::Bf16(&mut params), &grads, states, None).unwrap();
+        update(&optimizer, &step, Values::Bf16(&mut params), Grads::Bf16(&grads), states, None).unwrap();
     }
     let [m, v] = states;
     for (name, (ours, theirs)) in ["parameters", "exp_avg", "exp_avg_sq"].iter().zip([params, m, v].iter().zip(&theirs))

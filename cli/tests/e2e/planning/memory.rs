@@ -281,6 +281,14 @@ fn values_in_bf16() {
     holds(2, "stage: 2", &[all, "adapter={r: 8}"]);
     holds(2, &format!("stage: 1, {STATE}"), &[states, "bf16.enabled=true", BLOCKS]);
     holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[all, BLOCKS]);
+    for (ranks, stage) in [(1, 1), (2, 0), (2, 1), (2, 2), (2, 3)] {
+        let accumulated = ["gradient_accumulation_steps=3", "data_types.grad_accum_dtype=bf16", "bf16.enabled=true"];
+        holds(ranks, &format!("stage: {stage}"), &accumulated);
+        let [accumulated, gradients, _] = accumulated;
+        for more in ["communication_data_type=fp32", "zero_optimization.reduce_scatter=false"] {
+            holds(ranks, &format!("stage: {stage}"), &[accumulated, gradients, all, more]);
+        }
+    }
 }
 
 #[test]

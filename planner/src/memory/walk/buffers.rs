@@ -35,6 +35,26 @@ impl Walk<'_> {
         self.meter.free_at(category, bytes, self.is_resident && self.on_gpu().sums);
     }
 
+    /// Returns whether gradients are kept in bf16, whose buffers are not reused.
+    fn keeps_narrow(&self) -> bool {
+        self.work.options.gradient_dtype.size_in_bytes() < 4
+    }
+
+    /// Takes a buffer for kept gradients.
+    fn take_kept(&mut self, category: Category, elements: u64) {
+        match self.keeps_narrow() {
+            true => self.meter.add(category, elements * 2),
+            false => self.take(category, elements),
+        }
+    }
+
+    fn give_kept(&mut self, category: Category, elements: u64) {
+        match self.keeps_narrow() {
+            true => self.meter.free(category, elements * 2),
+            false => self.give(category, elements),
+        }
+    }
+
     /// Adds gathered parameters, in the working dtype.
     fn add_gathered(&mut self, elements: u64) {
         match (self.on_gpu().layers, self.is_half()) {
@@ -70,7 +90,7 @@ impl Walk<'_> {
     }
 
     pub(super) fn longest(&self) -> u64 {
-        zero_partition::longest_kept(self.work.layout) as u64
+        zero_partition::longest_kept(self.work.layout, self.work.options) as u64
     }
 
     pub(super) fn open_all(&mut self, layer: LayerId) {
@@ -92,11 +112,21 @@ impl Walk<'_> {
         }
     }
 
-    /// Moves a summand from staging into the sum.
+    /// Moves an f32 summand from staging into the sum.
     pub(super) fn add_up(&mut self, id: SegmentId, elements: u64) {
         self.about(id);
-        self.meter.free_at(Category::Staging, elements * 4, self.is_resident);
-        self.meter.add_at(Category::Gradients, elements * 4, self.is_resident);
+        if self.keeps_narrow() {
+            self.take_kept(Category::Staging, elements);
+            self.give(Category::Staging, elements);
+        }
+        self.add_up_kept(id, elements);
+    }
+
+    /// Moves a summand of the kept type from staging into the sum.
+    fn add_up_kept(&mut self, id: SegmentId, elements: u64) {
+        let bytes = elements * self.work.options.gradient_dtype.size_in_bytes() as u64;
+        self.meter.free_at(Category::Staging, bytes, self.is_resident);
+        self.meter.add_at(Category::Gradients, bytes, self.is_resident);
         self.sums[id].push(0);
         while let [.., below, top] = self.sums[id][..]
             && (self.work.options.order == Order::Arrival || below == top)
@@ -109,7 +139,7 @@ impl Walk<'_> {
         let sums = &mut self.sums[id];
         if let (Some(top), Some(below)) = (sums.pop(), sums.last_mut()) {
             *below = top.max(*below) + 1;
-            self.give(Category::Gradients, elements);
+            self.give_kept(Category::Gradients, elements);
         }
     }
 
@@ -134,16 +164,43 @@ impl Walk<'_> {
                 Category::Gradients
             }
         };
-        let is_narrow = self.work.options.communication.size_in_bytes() < 4;
+        let sends_narrow = self.sends_narrow();
         if self.scatters(id) {
-            match is_narrow {
+            match sends_narrow {
                 true => self.add(Category::Staging, self.shard(id) * 2),
                 false => self.take(Category::Staging, self.shard(id)),
             }
         }
-        if is_narrow {
-            self.add(category, elements * 2);
-            self.give(category, elements);
+        let is_narrow = segment.placements.gradients == Placement::Replicated && self.keeps_narrow();
+        match (is_narrow, sends_narrow) {
+            (false, true) => {
+                self.add(category, elements * 2);
+                self.give(category, elements);
+            }
+            (true, false) => {
+                self.take(category, elements);
+                self.give_kept(category, elements);
+            }
+            _ => {}
+        }
+    }
+
+    fn sends_narrow(&self) -> bool {
+        self.work.options.communication.size_in_bytes() < 4
+    }
+
+    /// Converts a received gradient to the kept type.
+    fn receive(&mut self, category: Category, elements: u64) {
+        match (self.sends_narrow(), self.keeps_narrow()) {
+            (true, false) => {
+                self.take(category, elements);
+                self.free(category, elements * 2);
+            }
+            (false, true) => {
+                self.take_kept(category, elements);
+                self.give(category, elements);
+            }
+            _ => {}
         }
     }
 
@@ -157,37 +214,27 @@ impl Walk<'_> {
         let (placements, elements, shard) = (self.segment(id).placements, self.elements(id), self.shard(id));
         let is_sharded = placements.gradients == Placement::Sharded;
         let category = if is_sharded { Category::Staging } else { Category::Gradients };
-        let is_narrow = self.work.options.communication.size_in_bytes() < 4;
-        if is_narrow && !self.scatters(id) {
-            self.take(category, elements);
-            self.free(category, elements * 2);
-        }
-        match (self.scatters(id), is_sharded) {
-            (true, _) => {
-                if is_narrow {
-                    self.take(Category::Staging, shard);
-                    self.free(Category::Staging, shard * 2);
-                }
-                match (is_sharded, is_narrow) {
-                    (true, false) => self.give(Category::Staging, elements),
-                    (false, true) => self.take(category, elements),
-                    _ => {}
-                }
-                match is_sharded {
-                    true => self.add_up(id, shard),
-                    false => self.give(Category::Staging, shard),
-                }
-                if is_narrow {
-                    self.free(category, elements * 2);
-                }
+        if self.scatters(id) {
+            self.receive(Category::Staging, shard);
+            if !is_sharded {
+                self.receive(category, elements);
+                self.give_kept(Category::Staging, shard);
+            } else if self.sends_narrow() {
+                self.add_up_kept(id, shard);
+                self.free(category, elements * 2);
+            } else {
+                self.give(category, elements);
+                self.add_up_kept(id, shard);
             }
-            (false, true) if shard == elements => self.add_up(id, shard),
-            (false, true) => {
-                self.take(Category::Staging, shard);
-                self.give(Category::Staging, elements);
-                self.add_up(id, shard);
+        } else {
+            self.receive(category, elements);
+            if is_sharded && shard != elements {
+                self.take_kept(Category::Staging, shard);
+                self.give_kept(Category::Staging, elements);
             }
-            (false, false) => {}
+            if is_sharded {
+                self.add_up_kept(id, shard);
+            }
         }
         self.reduced[id] = !is_sharded;
     }
@@ -206,8 +253,10 @@ impl Walk<'_> {
         let placements = self.segment(id).placements;
         let elements = self.part(id, placements.gradients);
         match placements.parameters {
-            Placement::Replicated => self.give(Category::Gradients, elements),
-            Placement::Sharded => self.meter.free_at(Category::Gradients, elements * 4, self.is_resident),
+            Placement::Sharded if !self.keeps_narrow() => {
+                self.meter.free_at(Category::Gradients, elements * 4, self.is_resident);
+            }
+            _ => self.give_kept(Category::Gradients, elements),
         }
     }
 

@@ -1,20 +1,24 @@
 //! Sums of gradients: over the micro-batches of a rank, and over the ranks.
 
+mod squares;
+
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use candle_core::DType;
 use half::{bf16, f16};
 use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
-use zero_model::ParameterId;
 use zero_model::sink::FlatBuffer;
 use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
 
+use squares::clipping;
+pub(crate) use squares::no_squares;
+
 use crate::accumulator::{Accumulator, Order};
 use crate::error::ZeroError;
-use crate::gpu::{self, Gpu};
+use crate::gpu;
 use crate::gradients::{LocalGradients, Open};
+use crate::kept::{Grads, KeptGradient};
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
@@ -34,7 +38,7 @@ pub(crate) struct Reductions {
 struct Sums {
     accumulated: Accumulator,
     /// Reduced gradients: the shard, or the whole segment if gradients are replicated.
-    reduced: Option<FlatBuffer>,
+    reduced: Option<KeptGradient>,
     /// Sums of squares of reduced gradients that have been offloaded, for the norms.
     squares: Option<Vec<ExactSum>>,
 }
@@ -54,7 +58,7 @@ struct PendingReduce {
 
 enum Reduction {
     /// With one rank, the local gradient is the sum.
-    Alone(FlatBuffer),
+    Alone(KeptGradient),
     All(Pending<Buffer>),
     Scatter(Pending<Scattered>),
 }
@@ -78,6 +82,7 @@ impl Reductions {
                 Late::Accumulate(id, open) => {
                     let summand = open.into_buffer(memory)?;
                     self.add_micro_batch(rank, id, &summand);
+                    let summand = memory.kept(rank, summand)?;
                     self.add_up(memory, id, summand)?;
                 }
                 Late::Reduce(ids, micro_batch, opens) => self.start_reduce(rank, memory, ids, micro_batch, opens)?,
@@ -122,44 +127,31 @@ impl Reductions {
         self.run(rank, memory, Late::Reduce(ids.to_vec(), micro_batch, opens))
     }
 
-    /// Adds the squares of a micro-batch's gradient, if they are summed.
-    fn add_micro_batch(&mut self, rank: &Rank, id: SegmentId, local: &FlatBuffer) {
-        let Some(local) = local.host().filter(|_| rank.options.sums_micro_batches) else { return };
-        for piece in &rank.segment(id).pieces {
-            add_parameter_range(&mut self.of_micro_batches, &local[piece.range.clone()]);
-        }
-    }
-
-    /// Takes the squares of this rank's gradients of single micro-batches since the last call.
-    pub(crate) fn take_micro_batch_squares(&mut self) -> ExactSum {
-        std::mem::replace(&mut self.of_micro_batches, ExactSum::new())
-    }
-
     /// Adds a summand, which the ledger counts as staging, to the accumulator. The summand's memory moves to the
     /// gradients only if it opens a partial sum; in order of arrival, only the first summand does.
-    fn add_up(&mut self, memory: &mut Memory, id: SegmentId, summand: FlatBuffer) -> Result<(), ZeroError> {
-        let (elements, mut merged) = (summand.len(), 0);
+    fn add_up(&mut self, memory: &mut Memory, id: SegmentId, summand: KeptGradient) -> Result<(), ZeroError> {
+        let (elements, width, mut merged) = (summand.len(), summand.width(), 0);
         self.segments[id].accumulated.add(summand, |done| {
             merged += 1;
-            memory.give_back(done);
+            memory.give_kept_back(done);
         })?;
         memory.uncount(Category::Staging, elements, 4);
         match merged {
-            0 => memory.count(Category::Gradients, elements, 4),
-            _ => memory.uncount(Category::Gradients, (merged - 1) * elements, 4),
+            0 => memory.count(Category::Gradients, elements, width),
+            _ => memory.uncount(Category::Gradients, (merged - 1) * elements, width),
         }
         Ok(())
     }
 
     /// Adds accumulated gradients that were read from the disk, and that the ledger counts already.
     pub(crate) fn add_stored(&mut self, id: SegmentId, sum: Vec<f32>) -> Result<(), ZeroError> {
-        self.segments[id].accumulated.add(sum.into(), drop)
+        self.segments[id].accumulated.add(KeptGradient::F32(sum.into()), drop)
     }
 
-    fn total(&mut self, memory: &mut Memory, id: SegmentId) -> Result<FlatBuffer, ZeroError> {
+    fn total(&mut self, memory: &mut Memory, id: SegmentId) -> Result<KeptGradient, ZeroError> {
         let total = self.segments[id].accumulated.take(|done| {
-            memory.uncount(Category::Gradients, done.len(), 4);
-            memory.give_back(done);
+            memory.uncount(Category::Gradients, done.len(), done.width());
+            memory.give_kept_back(done);
         })?;
         total.ok_or_else(|| ZeroError::internal("no gradient was accumulated"))
     }
@@ -178,7 +170,7 @@ impl Reductions {
                 Some(open) => {
                     let local = open.into_buffer(memory)?;
                     self.add_micro_batch(rank, id, &local);
-                    local
+                    KeptGradient::F32(local)
                 }
                 None => self.total(memory, id)?,
             };
@@ -187,9 +179,10 @@ impl Reductions {
             started.push(if is_shared && is_sharded && rank.options.reduce_scatter {
                 Reduction::Scatter(scatter(rank, memory, id, local)?)
             } else if !is_shared {
-                Reduction::Alone(alone(local, rank.options.communication)?)
+                let rounded = alone(local, rank.options.communication)?;
+                Reduction::Alone(memory.kept(rank, rounded)?)
             } else {
-                let local = memory.packed(rank, local)?;
+                let local = memory.packed_sum(rank, local)?;
                 Reduction::All(rank.comm().all_reduce(local, ReduceOp::Sum))
             });
         }
@@ -214,12 +207,12 @@ impl Reductions {
             match reduction {
                 Reduction::Alone(full) => self.file_all(rank, memory, id, full)?,
                 Reduction::All(pending) => {
-                    let full = memory.unpacked(rank, id, pending.wait()?)?;
+                    let full = memory.received(rank, id, pending.wait()?)?;
                     self.file_all(rank, memory, id, full)?;
                 }
                 Reduction::Scatter(pending) => {
                     let Scattered { input, shard } = pending.wait()?;
-                    let shard = memory.unpacked(rank, id, shard)?;
+                    let shard = memory.received(rank, id, shard)?;
                     self.file(rank, memory, id, input, shard)?;
                 }
             }
@@ -228,7 +221,13 @@ impl Reductions {
     }
 
     /// Stores the result of an all-reduce: the whole segment, or this rank's part if gradients are sharded.
-    fn file_all(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId, full: FlatBuffer) -> Result<(), ZeroError> {
+    fn file_all(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        id: SegmentId,
+        full: KeptGradient,
+    ) -> Result<(), ZeroError> {
         if rank.placements(id).gradients == Placement::Replicated {
             self.segments[id].reduced = Some(full);
             return Ok(());
@@ -237,11 +236,11 @@ impl Reductions {
         if own.len() == full.len() {
             return self.add_up(memory, id, full);
         }
-        let mut shard = memory.room(rank, id, own.len())?;
+        let mut shard = memory.room_for_kept(rank, id, own.len())?;
         shard.copy(0, &full, own)?;
         memory.count(Category::Staging, shard.len(), 4);
         memory.uncount(Category::Staging, full.len(), 4);
-        memory.give_back(full);
+        memory.give_kept_back(full);
         self.add_up(memory, id, shard)
     }
 
@@ -253,7 +252,7 @@ impl Reductions {
         memory: &mut Memory,
         id: SegmentId,
         input: Buffer,
-        shard: FlatBuffer,
+        shard: KeptGradient,
     ) -> Result<(), ZeroError> {
         let (own, elements) = (rank.shard(id), rank.segment(id).elements());
         if rank.placements(id).gradients == Placement::Sharded {
@@ -265,12 +264,13 @@ impl Reductions {
         }
         memory.uncount(Category::Staging, shard.len(), 4);
         let mut full = match input {
-            Buffer::F32(input) if !rank.is_resident(id) => FlatBuffer::Host(input),
-            Buffer::Device(_) if input.dtype() == Dtype::F32 => memory.unpacked(rank, id, input)?,
-            _ => memory.room(rank, id, elements)?,
+            Buffer::F32(input) if !rank.is_resident(id) => memory.kept(rank, FlatBuffer::Host(input))?,
+            Buffer::Bf16(_) if shard.width() == 2 => memory.received(rank, id, input)?,
+            Buffer::Device(_) if input.dtype() == Dtype::F32 => memory.received(rank, id, input)?,
+            _ => memory.room_for_kept(rank, id, elements)?,
         };
         full.copy(own.start, &shard, 0..own.len())?;
-        memory.give_back(shard);
+        memory.give_kept_back(shard);
         self.segments[id].reduced = Some(full);
         Ok(())
     }
@@ -285,14 +285,14 @@ impl Reductions {
     }
 
     /// Returns the reduced gradients of a segment.
-    pub(crate) fn reduced(&self, id: SegmentId) -> Result<&FlatBuffer, ZeroError> {
+    pub(crate) fn reduced(&self, id: SegmentId) -> Result<&KeptGradient, ZeroError> {
         self.segments[id].reduced.as_ref().ok_or_else(not_reduced)
     }
 
     /// Takes the reduced gradients out of a segment.
-    pub(crate) fn take_reduced(&mut self, memory: &mut Memory, id: SegmentId) -> Result<FlatBuffer, ZeroError> {
+    fn take_reduced(&mut self, memory: &mut Memory, id: SegmentId) -> Result<KeptGradient, ZeroError> {
         let gradients = self.segments[id].reduced.take().ok_or_else(not_reduced)?;
-        memory.uncount(Category::Gradients, gradients.len(), 4);
+        memory.uncount(Category::Gradients, gradients.len(), gradients.width());
         Ok(gradients)
     }
 
@@ -302,7 +302,7 @@ impl Reductions {
     pub(crate) fn discard(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         let gradients = self.take_reduced(memory, id)?;
         match rank.placements(id).parameters {
-            Placement::Replicated => memory.give_back(gradients),
+            Placement::Replicated => memory.give_kept_back(gradients),
             Placement::Sharded => drop(gradients),
         }
         Ok(())
@@ -316,75 +316,22 @@ impl Reductions {
         id: SegmentId,
     ) -> Result<Vec<f32>, ZeroError> {
         self.settle(rank, memory, id)?;
-        let gradients = self.take_reduced(memory, id)?.into_host()?;
+        let gradients = self.take_reduced(memory, id)?.into_f32()?.into_host()?;
         let mut squares = no_squares(rank);
         for (parameter, _, at) in rank.segment(id).overlaps(rank.shard(id)) {
-            add_parameter_range(&mut squares[clipping(rank, parameter)], &gradients[at]);
+            add_parameter_range(&mut squares[clipping(rank, parameter)], Grads::F32(&gradients[at]));
         }
         self.segments[id].squares = Some(squares);
         Ok(gradients)
     }
-
-    /// Adds the squares of this rank's share of the reduced gradients that are not on the GPU, to the sum of each clipping.
-    pub(crate) fn add_squares(
-        &mut self,
-        rank: &Rank,
-        memory: &mut Memory,
-        sums: &mut [ExactSum],
-    ) -> Result<(), ZeroError> {
-        for id in rank.updated() {
-            if let Some(squares) = self.segments[id].squares.take() {
-                sums.iter_mut().zip(&squares).for_each(|(sum, squares)| sum.merge(squares));
-                continue;
-            }
-            self.settle(rank, memory, id)?;
-            let Some(gradients) = self.reduced(id)?.host() else { continue };
-            for (parameter, range) in shares(rank, id) {
-                add_parameter_range(&mut sums[clipping(rank, parameter)], &gradients[range]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Passes this rank's share of the reduced gradients on the GPU to `then`, as ranges of buffers.
-    pub(crate) fn on_gpu<T>(
-        &mut self,
-        rank: &Rank,
-        memory: &mut Memory,
-        then: impl FnOnce(&mut Gpu, &[(&FlatBuffer, Vec<Range<usize>>)]) -> Result<T, ZeroError>,
-    ) -> Result<T, ZeroError> {
-        let resident: Vec<SegmentId> = rank.updated().into_iter().filter(|&id| rank.is_resident(id)).collect();
-        resident.iter().try_for_each(|&id| self.settle(rank, memory, id))?;
-        let ranges = |id| shares(rank, id).into_iter().map(|(_, range)| range).collect();
-        let gradients = resident.iter().map(|&id| Ok((self.reduced(id)?, ranges(id))));
-        let gradients = gradients.collect::<Result<Vec<_>, ZeroError>>()?;
-        then(memory.gpu()?, &gradients)
-    }
-}
-
-/// Returns a sum for each clipping.
-pub(crate) fn no_squares(rank: &Rank) -> Vec<ExactSum> {
-    vec![ExactSum::new(); 1 + rank.options.clippings.len()]
-}
-
-/// Returns how the gradient of a parameter is clipped.
-fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
-    rank.model.parameters()[parameter].tuning().clipping
-}
-
-/// Returns this rank's share of a segment, as parameters with their ranges of the reduced gradients. With replicated
-/// gradients too, each rank has only its shard, so that no element is counted twice.
-fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
-    let (segment, shard) = (rank.segment(id), rank.shard(id));
-    let offset = segment.begin_in_gradients(&shard);
-    segment.overlaps(shard).map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
 }
 
 /// Rounds a gradient to the communication dtype, as a rank of several does before it sends it. Values on a GPU are rounded
 /// when they are read.
-fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
+fn alone(local: KeptGradient, dtype: DType) -> Result<KeptGradient, ZeroError> {
+    let KeptGradient::F32(local) = local else { return Ok(local) };
     if local.host().is_none() {
-        return gpu::travelled(local, dtype);
+        return Ok(KeptGradient::F32(gpu::travelled(local, dtype)?));
     }
     let mut values = local.into_host()?;
     match dtype {
@@ -392,20 +339,20 @@ fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
         DType::F16 => round_in_place::<f16>(&mut values),
         _ => {}
     }
-    Ok(FlatBuffer::Host(values))
+    Ok(KeptGradient::F32(FlatBuffer::Host(values)))
 }
 
 fn scatter(
     rank: &Rank,
     memory: &mut Memory,
     id: SegmentId,
-    local: FlatBuffer,
+    local: KeptGradient,
 ) -> Result<Pending<Scattered>, ZeroError> {
     let counts = rank.segment(id).counts();
     let own = counts[rank.comm().rank()];
     memory.count(Category::Staging, own, 4);
     let shard = memory.room_for_packed(rank, id, own)?;
-    let input = memory.packed(rank, local)?;
+    let input = memory.packed_sum(rank, local)?;
     Ok(rank.comm().reduce_scatter(input, shard, &counts, ReduceOp::Sum))
 }
 

@@ -1,0 +1,85 @@
+//! Sums of the squares of gradients, for norms.
+
+use std::ops::Range;
+
+use zero_model::ParameterId;
+use zero_model::sink::FlatBuffer;
+use zero_optim::ExactSum;
+use zero_pipeline::SegmentId;
+
+use super::Reductions;
+use crate::error::ZeroError;
+use crate::gpu::Gpu;
+use crate::kept::Grads;
+use crate::memory::Memory;
+use crate::rank::Rank;
+use crate::threads::add_parameter_range;
+
+impl Reductions {
+    /// Adds the squares of a micro-batch's gradient, if they are summed.
+    pub(super) fn add_micro_batch(&mut self, rank: &Rank, id: SegmentId, local: &FlatBuffer) {
+        let Some(local) = local.host().filter(|_| rank.options.sums_micro_batches) else { return };
+        for piece in &rank.segment(id).pieces {
+            add_parameter_range(&mut self.of_micro_batches, Grads::F32(&local[piece.range.clone()]));
+        }
+    }
+
+    /// Takes the squares of this rank's gradients of single micro-batches since the last call.
+    pub(crate) fn take_micro_batch_squares(&mut self) -> ExactSum {
+        std::mem::replace(&mut self.of_micro_batches, ExactSum::new())
+    }
+
+    /// Adds the squares of this rank's share of the reduced gradients that are not on the GPU, to the sum of each clipping.
+    pub(crate) fn add_squares(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        sums: &mut [ExactSum],
+    ) -> Result<(), ZeroError> {
+        for id in rank.updated() {
+            if let Some(squares) = self.segments[id].squares.take() {
+                sums.iter_mut().zip(&squares).for_each(|(sum, squares)| sum.merge(squares));
+                continue;
+            }
+            self.settle(rank, memory, id)?;
+            let Some(gradients) = self.reduced(id)?.host() else { continue };
+            for (parameter, range) in shares(rank, id) {
+                add_parameter_range(&mut sums[clipping(rank, parameter)], gradients.part(range));
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes this rank's share of the reduced gradients on the GPU to `then`, as ranges of buffers.
+    pub(crate) fn on_gpu<T>(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        then: impl FnOnce(&mut Gpu, &[(&FlatBuffer, Vec<Range<usize>>)]) -> Result<T, ZeroError>,
+    ) -> Result<T, ZeroError> {
+        let resident: Vec<SegmentId> = rank.updated().into_iter().filter(|&id| rank.is_resident(id)).collect();
+        resident.iter().try_for_each(|&id| self.settle(rank, memory, id))?;
+        let ranges = |id| shares(rank, id).into_iter().map(|(_, range)| range).collect();
+        let gradients = resident.iter().map(|&id| Ok((self.reduced(id)?.f32()?, ranges(id))));
+        let gradients = gradients.collect::<Result<Vec<_>, ZeroError>>()?;
+        then(memory.gpu()?, &gradients)
+    }
+}
+
+/// Returns a sum for each clipping.
+pub(crate) fn no_squares(rank: &Rank) -> Vec<ExactSum> {
+    vec![ExactSum::new(); 1 + rank.options.clippings.len()]
+}
+
+/// Returns how the gradient of a parameter is clipped.
+pub(super) fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
+    rank.model.parameters()[parameter].tuning().clipping
+}
+
+/// Returns this rank's share of a segment, as parameters with their ranges of the reduced gradients. With replicated
+/// gradients too, each rank has only its shard, so that no element is counted twice.
+fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
+    let (segment, shard) = (rank.segment(id), rank.shard(id));
+    let offset = segment.begin_in_gradients(&shard);
+    segment.overlaps(shard).map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
+}

@@ -1,0 +1,135 @@
+//! Options of a rank's sharded state, and the bytes of each element that follow from them.
+
+use candle_core::DType;
+use zero_model::Parameter;
+use zero_optim::norm::Clipping;
+use zero_optim::{Average, Optimizer};
+
+use crate::accumulator::Order;
+use crate::disk::DiskOptions;
+use crate::placement::OnGpu;
+
+/// Options of a rank's sharded state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ZeroOptions {
+    /// The optimizers and their hyperparameters. Each segment has the index of its own. A schedule-free one is the only one.
+    pub optimizers: Vec<Optimizer>,
+    /// How gradients are clipped by the norms of groups, in the order of [`Tuning::clipping`](zero_model::Tuning::clipping),
+    /// from 1 on. Not on a GPU.
+    pub clippings: Vec<Clipping>,
+    /// The moving average of the weights, if there is one.
+    pub average: Option<Average>,
+    /// Dtype of the optimizer's states: f32 or bf16. The average is f32.
+    pub state_dtype: DType,
+    /// Dtype in which gradients are kept until the update, and in which those of micro-batches are added up: f32, or bf16, which
+    /// is neither on a disk nor on a GPU and not for optimizers of whole parameters.
+    pub gradient_dtype: DType,
+    /// Whether 16-bit parameters have an f32 copy, which the optimizer updates.
+    pub has_master: bool,
+    /// Seed of random rounding of bf16 parameters without an f32 copy; `None` rounds to nearest.
+    pub stochastic_rounding: Option<u64>,
+    /// The order of the sum over this rank's micro-batches.
+    pub order: Order,
+    /// Whether the squares of the gradients of single micro-batches are summed.
+    pub sums_micro_batches: bool,
+    /// Dtype of gradients in collectives: f32, bf16 or f16.
+    pub communication: DType,
+    /// Whether sharded gradients use reduce-scatter. With `reduce_scatter: false` they use all-reduce, and each rank
+    /// keeps its part.
+    pub reduce_scatter: bool,
+    /// Whether weight decay also applies to biases and norms (parameters of fewer than two dimensions).
+    pub decay_all: bool,
+    /// Whether a parameter without a gradient counts as having a zero gradient instead of being an error.
+    pub ignore_unused: bool,
+    /// Location and I/O options of offloaded state.
+    pub disk: DiskOptions,
+    /// State kept on the GPU that runs the layers.
+    pub on_gpu: OnGpu,
+}
+
+impl ZeroOptions {
+    /// Returns the names of the values that elements have beside the parameter: the average of the weights, then the
+    /// states of all optimizers.
+    #[must_use]
+    pub fn states(&self) -> Vec<&'static str> {
+        let mut names: Vec<&str> = self.average.map(|_| Average::STATE).into_iter().collect();
+        for name in self.optimizers.iter().flat_map(Optimizer::states) {
+            if !names.contains(name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    /// Returns the names of those values that the elements of a parameter have: the average of the weights, then the states of
+    /// its optimizer. A matrix that is updated as a whole may lack the last ones.
+    #[must_use]
+    pub fn states_of(&self, parameter: &Parameter) -> Vec<&'static str> {
+        let states = self.optimizer(parameter.tuning().optimizer).states();
+        let held = parameter.matrix().map_or(states.len(), |matrix| matrix.values.len());
+        self.average.map(|_| Average::STATE).into_iter().chain(states.iter().copied().take(held)).collect()
+    }
+
+    /// Returns the optimizer with this index.
+    pub(crate) fn optimizer(&self, index: usize) -> &Optimizer {
+        &self.optimizers[index]
+    }
+
+    /// Returns the bytes of each element, of which those of the parameter in the working dtype are given.
+    #[must_use]
+    pub fn widths(&self, parameter: usize) -> Widths {
+        Widths {
+            parameter,
+            gradient: self.gradient_dtype.size_in_bytes(),
+            master: if self.has_master && parameter < 4 { 4 } else { 0 },
+            average: if self.average.is_some() { 4 } else { 0 },
+            state: self.state_dtype.size_in_bytes(),
+            states: self.optimizers.iter().map(|optimizer| optimizer.states().len()).collect(),
+        }
+    }
+
+    /// Returns how many of the states precede the optimizer's: 1 if there is an average of the weights, else 0.
+    pub(crate) fn averages(&self) -> usize {
+        usize::from(self.average.is_some())
+    }
+
+    /// Returns whether the first of the states has averages of the weights, which can take their place.
+    #[must_use]
+    pub fn has_averages(&self) -> bool {
+        self.average.is_some() || self.is_schedule_free()
+    }
+
+    /// Returns whether the optimizer is schedule-free: its averages are the sums of the weights and the first state.
+    #[must_use]
+    pub fn is_schedule_free(&self) -> bool {
+        matches!(self.optimizers[..], [Optimizer::ScheduleFree(_)])
+    }
+
+    /// Returns the share of the new weights in their average after the optimizer step of this number; 0 without an
+    /// average.
+    pub(crate) fn average_weight(&self, step: u64) -> f32 {
+        self.average.map_or(0.0, |average| average.weight(step))
+    }
+
+    /// Returns whether weight decay applies to a parameter.
+    pub(crate) fn decays(&self, parameter: &Parameter) -> bool {
+        self.decay_all || parameter.tuning().weight_decay.is_some() || parameter.shape().rank() >= 2
+    }
+}
+
+/// Bytes of each element that the rank which updates it holds in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Widths {
+    /// The parameter as layers read it.
+    pub parameter: usize,
+    /// The gradient.
+    pub gradient: usize,
+    /// The f32 copy that the optimizer updates; 0 if there is none.
+    pub master: usize,
+    /// The average of the weights; 0 if there is none.
+    pub average: usize,
+    /// One state of an optimizer.
+    pub state: usize,
+    /// Number of the states of each optimizer.
+    pub states: Vec<usize>,
+}
