@@ -56,7 +56,7 @@ pub struct Settings {
 pub fn working_dtype(config: &Config) -> Result<DType, Error> {
     device::check(config)?;
     choose_instructions(config)?;
-    in_host_memory(config)?;
+    narrow_values(config)?;
     schedule::schedule(config)?;
     Ok(dtype(config.working_dtype()))
 }
@@ -145,21 +145,16 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     1.0 / averaged as f32
 }
 
-/// Checks that an optimizer whose state is in host memory alone has it there, and that values in bf16 and in 8 bits are not on a
-/// GPU.
-fn in_host_memory(config: &Config) -> Result<(), Error> {
+/// Checks that values in bf16 and in 8 bits are not on a GPU, and that gradients in bf16 are not on a disk either.
+fn narrow_values(config: &Config) -> Result<(), Error> {
     let devices = [
         ("zero_optimization.offload_optimizer.device", config.zero.offload_optimizer.device),
         ("zero_optimization.offload_param.device", config.zero.offload_param.device),
     ];
-    let on_disk = devices.into_iter().find(|(_, device)| *device == config::OffloadDevice::Nvme).map(|(key, _)| key);
-    if let (config::Optimizer::ScheduleFree(_), Some(key)) = (&config.optimizer, on_disk) {
-        let message = "evaluations keep the weights of AdamWScheduleFree in memory, which the disk is there to save";
-        return Err(Error::setting(key, message, "write `cpu`, or use AdamW"));
-    }
     if config.gradient_dtype() != config::Dtype::F32 {
+        let mut on_disk = devices.into_iter().filter(|(_, device)| *device == config::OffloadDevice::Nvme);
         let on_gpu = (config.training.device == config::Compute::Cuda).then_some("training.device");
-        if let Some(key) = on_disk.or(on_gpu) {
+        if let Some(key) = on_disk.next().map(|(key, _)| key).or(on_gpu) {
             let message = "gradients in bf16 are not implemented on a disk or on a GPU";
             return Err(Error::setting(key, message, "write `data_types: {grad_accum_dtype: fp32}`"));
         }

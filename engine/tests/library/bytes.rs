@@ -135,7 +135,8 @@ pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
 
 /// The bytes of each element with AdamW, if the working dtype has this width.
 pub(crate) fn widths(parameter: usize) -> Widths {
-    Widths { parameter, gradient: 4, master: if parameter == 4 { 0 } else { 4 }, average: 0, state: 4, states: vec![2] }
+    let master = if parameter == 4 { 0 } else { 4 };
+    Widths { parameter, gradient: 4, master, average: 0, state: 4, states: vec![2], kept: 0 }
 }
 
 /// Options that determine the payload of an engine's program. Gradients travel in the working dtype.

@@ -80,8 +80,7 @@ fn offloading_is_bit_identical() {
 #[test]
 fn every_optimizer_is_bit_identical_when_offloaded() {
     let folder = TempDir::new().unwrap();
-    // A schedule-free optimizer is refused on a disk; `averages` has it on the host.
-    for optimizer in crate::parity::OPTIMIZERS.into_iter().filter(|optimizer| !optimizer.contains("ScheduleFree")) {
+    for optimizer in crate::parity::OPTIMIZERS {
         for extra in [optimizer.to_string(), format!("{optimizer}\n{BF16}")] {
             let text = |what| settings(3, 1, what, folder.path(), "", &extra);
             let (expected, _) = run(2, 8, &text(0));

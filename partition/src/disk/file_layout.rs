@@ -27,6 +27,10 @@ pub(crate) struct FileLayout {
     /// Offset of the tiles in the optimizer's file. The gradients follow at `gradients_at`.
     state_at: u64,
     gradients_at: u64,
+    /// Offset of the weights that are kept while averages are in their place, behind the gradients. Whether there is room for
+    /// them.
+    pub(crate) kept_at: u64,
+    pub(crate) has_kept: bool,
     /// Offsets at which the next segment begins, in the optimizer's and the parameters' file.
     ends: (u64, u64),
 }
@@ -141,6 +145,8 @@ fn place(
         parameters_at: next.1,
         state_at: next.0,
         gradients_at: 0,
+        kept_at: 0,
+        has_kept: widths.kept > 0,
         ends: next,
     };
     let state = match tiers.optimizer {
@@ -149,8 +155,9 @@ fn place(
     };
     place.gradients_at = place.state_at + state;
     let bytes = |tier, width: usize| if tier == Tier::Nvme { align((elements * width) as u64) } else { 0 };
+    place.kept_at = place.gradients_at + bytes(tiers.gradients, 4);
     place.ends =
-        (place.gradients_at + bytes(tiers.gradients, 4), place.parameters_at + bytes(tiers.parameters, stored));
+        (place.kept_at + bytes(tiers.optimizer, widths.kept), place.parameters_at + bytes(tiers.parameters, stored));
     Some(place)
 }
 

@@ -20,6 +20,8 @@ pub(crate) enum Stored {
     State(usize),
     /// The working parameters.
     Parameters,
+    /// The weights while averages of a schedule-free optimizer are in their place.
+    Kept,
 }
 
 impl Disk {
@@ -28,6 +30,7 @@ impl Disk {
         self.place_of(id).is_some_and(|place| match stored {
             Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.columns.len(),
             Stored::Parameters => place.tiers.parameters == Tier::Nvme,
+            Stored::Kept => place.tiers.optimizer == Tier::Nvme && place.has_kept,
         })
     }
 
@@ -51,6 +54,7 @@ impl Disk {
                     in_tile(rank, id, place, (kind, index), &mut bytes).read(part.start, now)?;
                 }
                 Stored::Parameters => widen_bytes(bytes.as_bytes(), part, rank.dtype, now)?,
+                Stored::Kept => now.copy_from_slice(&bytes.as_f32()[part]),
             }
         }
         Ok(())
@@ -77,6 +81,7 @@ impl Disk {
                     in_tile(rank, id, place, (kind, index), &mut bytes).write(part.start, now)?;
                 }
                 Stored::Parameters => round_bytes(now, rank.dtype, bytes.as_bytes_mut(), part)?,
+                Stored::Kept => bytes.as_f32_mut()[part].copy_from_slice(now),
             }
             let ((at, _), len) = (offset(place, stored, index), bytes.len());
             let file = self.file(stored)?;
@@ -151,7 +156,7 @@ impl Disk {
 
     fn file(&self, stored: Stored) -> Result<&zero_tier::SwapFile, ZeroError> {
         match stored {
-            Stored::State(_) => self.optimizer(),
+            Stored::State(_) | Stored::Kept => self.optimizer(),
             Stored::Parameters => self.parameters(),
         }
     }
@@ -164,6 +169,10 @@ fn offset(place: &FileLayout, stored: Stored, index: usize) -> (u64, usize) {
         Stored::Parameters => {
             let bytes = place.range(index).len() * place.width;
             (place.parameters_at(index), align(bytes as u64) as usize)
+        }
+        Stored::Kept => {
+            let range = place.range(index);
+            (place.kept_at + (range.start * 4) as u64, align((range.len() * 4) as u64) as usize)
         }
     }
 }
@@ -189,7 +198,7 @@ fn parts(
 ) -> Result<Vec<(usize, Range<usize>)>, ZeroError> {
     let values = |elements: usize| match stored {
         Stored::State(kind) => place.columns[kind].values(elements),
-        Stored::Parameters => elements,
+        Stored::Parameters | Stored::Kept => elements,
     };
     let end = start.checked_add(len).filter(|&end| end <= values(place.elements)).ok_or_else(missing)?;
     if len == 0 {

@@ -1,9 +1,10 @@
 //! Exchanges the weights with their averages, for evaluations.
 
-use zero_pipeline::Placement;
+use zero_pipeline::{Placement, SegmentId};
 
 use super::ShardedState;
-use super::shards::{Kind, Range};
+use super::shards::{Kind, Range, missing};
+use crate::disk::Stored;
 use crate::error::ZeroError;
 use crate::ledger::Category;
 
@@ -52,13 +53,20 @@ impl ShardedState {
     }
 
     /// Exchanges weights with the averages of a schedule-free optimizer, whose states are their differences. The weights are
-    /// kept, since they cannot be computed from averages and differences to the bit.
+    /// kept, on the disk if the states are there, since they cannot be computed from averages and differences to the bit.
     fn exchange_sums(&mut self, ranges: &[Range]) -> Result<(), ZeroError> {
         let kept = std::mem::take(&mut self.weights);
         if !kept.is_empty() {
             for (range, weights) in ranges.iter().zip(kept) {
+                if let Some(weights) = weights {
+                    self.write(Kind::Parameter, range, &weights)?;
+                    self.memory.uncount(Category::Staging, weights.len(), size_of::<f32>());
+                    continue;
+                }
+                let mut weights = vec![0.0; range.elements.len()];
+                let (id, start) = self.place_of(range)?;
+                self.disk.read(&self.rank, id, Stored::Kept, start, &mut weights)?;
                 self.write(Kind::Parameter, range, &weights)?;
-                self.memory.uncount(Category::Staging, weights.len(), size_of::<f32>());
             }
             return Ok(());
         }
@@ -66,9 +74,21 @@ impl ShardedState {
             let (weights, differences) = (self.read(Kind::Parameter, range)?, self.read(Kind::State(0), range)?);
             let averages: Vec<f32> = weights.iter().zip(differences).map(|(weight, more)| weight + more).collect();
             self.write(Kind::Parameter, range, &averages)?;
+            let (id, start) = self.place_of(range)?;
+            if self.disk.has(id, Stored::Kept) {
+                self.disk.write(&self.rank, id, Stored::Kept, start, &weights)?;
+                self.weights.push(None);
+                continue;
+            }
             self.memory.count(Category::Staging, weights.len(), size_of::<f32>());
-            self.weights.push(weights);
+            self.weights.push(Some(weights));
         }
         Ok(())
+    }
+
+    /// Returns the segment of a range, and where the range begins in this rank's part of it.
+    fn place_of(&self, range: &Range) -> Result<(SegmentId, usize), ZeroError> {
+        let (id, at) = self.locate(range)?;
+        Ok((id, at.start.checked_sub(self.rank.own_range(id).start).ok_or_else(missing)?))
     }
 }

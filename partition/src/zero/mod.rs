@@ -47,8 +47,9 @@ pub struct ShardedState {
     gradients: Reductions,
     optimizer: OptimizerState,
     disk: Disk,
-    /// The weights of this rank's ranges while the averages of a schedule-free optimizer are in their place.
-    weights: Vec<Vec<f32>>,
+    /// While the averages of a schedule-free optimizer are in the place of the weights, those of this rank's ranges; `None` of
+    /// weights on the disk.
+    weights: Vec<Option<Vec<f32>>>,
 }
 
 /// Returns the maximum elements of a buffer that a rank keeps for reuse.

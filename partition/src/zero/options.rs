@@ -85,6 +85,7 @@ impl ZeroOptions {
             average: if self.average.is_some() { 4 } else { 0 },
             state: self.state_dtype.size_in_bytes(),
             states: self.optimizers.iter().map(|optimizer| optimizer.states().len()).collect(),
+            kept: if self.is_schedule_free() { 4 } else { 0 },
         }
     }
 
@@ -117,7 +118,7 @@ impl ZeroOptions {
     }
 }
 
-/// Bytes of each element that the rank which updates it holds in memory.
+/// Bytes of each element that the rank which updates it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Widths {
     /// The parameter as layers read it.
@@ -132,4 +133,7 @@ pub struct Widths {
     pub state: usize,
     /// Number of the states of each optimizer.
     pub states: Vec<usize>,
+    /// The copy of the weights while averages of a schedule-free optimizer are in their place; 0 for other optimizers. It is on
+    /// the disk if the optimizer's states are.
+    pub kept: usize,
 }

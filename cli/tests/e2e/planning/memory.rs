@@ -241,6 +241,7 @@ fn averages_of_a_schedule_free_optimizer() {
         holds(ranks, zero, &[free, "training.eval_every=1", more]);
     }
     holds(1, "stage: 0", &[free]);
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[free, "training.eval_every=1", BLOCKS]);
 }
 
 #[test]

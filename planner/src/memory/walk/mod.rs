@@ -195,15 +195,18 @@ impl<'a> Walk<'a> {
         self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
     }
 
-    /// Keeps a copy of the weights that this rank updates while averages are in their place, if the optimizer is schedule-free.
+    /// Keeps a copy of the weights that this rank updates while averages are in their place, if the optimizer is schedule-free and
+    /// its states are in memory.
     /// Returns its bytes.
     pub(crate) fn keep_weights(&mut self) -> u64 {
         if !self.work.options.is_schedule_free() {
             return 0;
         }
-        let is_updated =
-            |&id: &SegmentId| self.work.stages.owner(id) == self.work.at.stage && self.segment(id).is_trainable;
-        let updated = (0..self.work.layout.segments().len()).filter(is_updated);
+        let is_kept = |&id: &SegmentId| {
+            let (of, owner) = (self.segment(id), self.work.stages.owner(id));
+            owner == self.work.at.stage && of.is_trainable && of.tiers.optimizer == Tier::Memory
+        };
+        let updated = (0..self.work.layout.segments().len()).filter(is_kept);
         let bytes = updated.map(|id| 4 * self.part(id, self.segment(id).placements.optimizer)).sum();
         self.meter.add(Category::Staging, bytes);
         bytes
