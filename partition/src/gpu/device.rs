@@ -18,10 +18,10 @@ use zero_pipeline::SegmentId;
 pub(crate) use super::buffer::{storage_of, to_send};
 use super::{elsewhere, on_no_gpu};
 use crate::error::ZeroError;
-use crate::narrow::StateBuffer;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
 use crate::rounding::working;
+use crate::states::StateBuffer;
 use crate::storage::copy_on_host;
 use crate::threads::round_all;
 
