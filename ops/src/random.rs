@@ -5,7 +5,7 @@
 //! `kernel/random.rs` implements it.
 
 use crate::kernel::Isa;
-use crate::kernel::random::{dropped, dropped_in_place, limit, normal, philox, uniform, unit};
+use crate::kernel::random::{dropped, dropped_in_place, halves, limit, normal, philox, uniform, unit};
 use crate::parallel::{Output, split};
 
 /// A sequence of random numbers with random access.
@@ -58,6 +58,16 @@ impl Stream {
     /// Fills `out` with uniform numbers in [0, 1) of indices `start..`.
     pub fn fill_uniform(&self, start: u64, out: &mut [f32]) {
         self.fill_scaled_uniform(start, 0.0, 1.0, out);
+    }
+
+    /// Fills `out` with 16 random bits of each of the indices `start..`. Two neighbours have the halves of one word. Runs on
+    /// the calling thread.
+    pub fn fill_bits(&self, start: u64, out: &mut [u16]) {
+        let head = (start.next_multiple_of(8) - start).min(out.len() as u64) as usize;
+        let (first, rest) = out.split_at_mut(head);
+        let words = self.words(start / 8).into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]);
+        first.iter_mut().zip(words.skip((start % 8) as usize)).for_each(|(half, bits)| *half = bits);
+        halves(Isa::current(), start.div_ceil(8), split_words(self.high), self.key, rest);
     }
 
     /// Computes y = `scale`·x, or 0 where the number of [`Stream::fill_uniform`] is below `probability`, for the
@@ -145,6 +155,19 @@ mod tests {
             let (a, b) = parts.split_at_mut(cut);
             stream.fill_normal(0, a);
             stream.fill_normal(cut as u64, b);
+            assert_eq!(whole, parts);
+        }
+        let mut whole = vec![0; 1000];
+        stream.fill_bits(0, &mut whole);
+        for (word, halves) in (0..).zip(whole.chunks(2)) {
+            let word = stream.words(word / 4)[(word % 4) as usize];
+            assert_eq!(halves, [word as u16, (word >> 16) as u16]);
+        }
+        for cut in [1, 2, 7, 8, 9, 499, 998] {
+            let mut parts = vec![0; 1000];
+            let (a, b) = parts.split_at_mut(cut);
+            stream.fill_bits(0, a);
+            stream.fill_bits(cut as u64, b);
             assert_eq!(whole, parts);
         }
     }

@@ -24,20 +24,22 @@ pub enum EightBit {
     Unsigned,
 }
 
-/// Values, and how the nearest is found: the upper 16 bits of a number select the index of the smallest value that may be
-/// nearest, and one comparison decides between it and the next.
+/// Values, and how the nearest is found: the upper 16 bits of a number, its [`place`], select the index of the smallest value that
+/// may be nearest, and one comparison decides between it and the next.
 struct Map {
     values: [f32; 256],
     /// The smallest number to which the next value is nearer. NaN for the last.
     bounds: [f32; 256],
-    /// Indices for non-negative and for negative numbers.
-    first: [[u8; BUCKETS]; 2],
+    /// Indices by place, for non-negative and then for negative numbers.
+    first: [u8; PLACES],
 }
 
 /// Numbers below 2^−24 have the index of zero.
 const SMALLEST: u32 = (127 - 24) << 7;
 /// The buckets of magnitudes from 2^−24 to 1: 128 in each power of two, and one for 1.
 const BUCKETS: usize = 24 * 128 + 1;
+/// Places of [`Map::first`]: the buckets of both signs, and a power of two, so that a lookup needs no check.
+const PLACES: usize = 8192;
 
 static SIGNED: LazyLock<Map> = LazyLock::new(|| Map::new(true));
 static UNSIGNED: LazyLock<Map> = LazyLock::new(|| Map::new(false));
@@ -129,28 +131,33 @@ impl Map {
             Some(&next) => bound(values[i], next),
             None => f32::NAN,
         });
-        let first = [0u32, 1].map(|sign| {
-            std::array::from_fn(|bucket| {
-                let at = |key: u32| f32::from_bits(sign << 31 | (key + SMALLEST) << 16);
-                // The lowest number of the bucket. That of the first bucket of negative numbers has all the small ones.
-                let lowest = match (sign, bucket) {
-                    (0, 0) => 0.0,
-                    (0, bucket) => at(bucket as u32),
-                    (_, bucket) => at(bucket as u32 + 1).next_up(),
-                };
-                bounds[..255].partition_point(|bound| lowest >= *bound) as u8
-            })
+        let first = std::array::from_fn(|at| {
+            let number = |bucket: usize| f32::from_bits((bucket as u32 + SMALLEST) << 16);
+            // The lowest number of the bucket. That of the first bucket of negative numbers has all the small ones.
+            let lowest = match at.checked_sub(BUCKETS) {
+                None if at == 0 => 0.0,
+                None => number(at),
+                Some(bucket) => (-number(bucket + 1)).next_up(),
+            };
+            bounds[..255].partition_point(|bound| lowest >= *bound) as u8
         });
         Self { values, bounds, first }
     }
 
+    /// Returns the index of the value nearest to a number at this place.
     #[inline(always)]
-    fn nearest(&self, x: f32) -> u8 {
-        let bits = x.to_bits();
-        let bucket = ((bits >> 16) & 0x7fff).saturating_sub(SMALLEST).min(BUCKETS as u32 - 1) as usize;
-        let index = self.first[(bits >> 31) as usize][bucket];
+    fn nearest(&self, place: u16, x: f32) -> u8 {
+        let index = self.first[usize::from(place) % PLACES];
         index.wrapping_add(u8::from(x >= self.bounds[usize::from(index)]))
     }
+}
+
+/// Returns where [`Map::first`] has the index of a number.
+#[inline(always)]
+fn place(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let bucket = ((bits >> 16) & 0x7fff).saturating_sub(SMALLEST).min(BUCKETS as u32 - 1);
+    (bucket + (bits >> 31) * BUCKETS as u32) as u16
 }
 
 /// Returns the smallest number that is nearer to `next` than to `value`, where distances are rounded to f32.
@@ -181,14 +188,21 @@ impl Kernel for Quantize<'_> {
     fn run(self) {
         let blocks = self.src.chunks(BLOCK).zip(self.indices.chunks_mut(BLOCK)).zip(self.largest);
         for ((src, indices), largest) in blocks {
-            // Not `f32::max`, which would hide a NaN.
-            let max = src.iter().fold(0.0f32, |max, x| if x.abs() <= max { max } else { x.abs() });
-            let max = if src.iter().any(|x| x.is_nan()) { f32::NAN } else { max };
+            // Absolute values are ordered as their bits are, and a NaN has more than an infinity. The largest of integers
+            // can be found in vectors.
+            let bits = src.iter().fold(0, |max, x| x.abs().to_bits().max(max));
+            let max = if bits > f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(bits) };
             // All elements of a block of zeros have the same index on every processor.
             let inverse = if max == 0.0 { 0.0 } else { 1.0 / max };
             *largest = max;
-            for (index, x) in indices.iter_mut().zip(src) {
-                *index = self.map.nearest(x * inverse);
+            // Places are computed in vectors. Looking them up is a loop of its own, since it is not.
+            let (mut scaled, mut places) = ([0.0; BLOCK], [0; BLOCK]);
+            for ((scaled, to), x) in scaled.iter_mut().zip(&mut places).zip(src) {
+                *scaled = x * inverse;
+                *to = place(*scaled);
+            }
+            for ((index, place), x) in indices.iter_mut().zip(places).zip(scaled) {
+                *index = self.map.nearest(place, x);
             }
         }
     }
@@ -240,7 +254,7 @@ mod tests {
                 xs.extend([bound.next_down(), *bound, bound.next_up()]);
             }
             for x in xs {
-                assert_eq!(map.nearest(x), nearest(&map.values, x), "{of:?}, {x:e}");
+                assert_eq!(map.nearest(place(x), x), nearest(&map.values, x), "{of:?}, {x:e}");
             }
         }
     }

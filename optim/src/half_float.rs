@@ -57,15 +57,15 @@ pub fn rounded<H: HalfFloat>(src: &[f32]) -> Vec<H> {
     all
 }
 
-/// Rounds each element up or down to bf16, with the probability that makes the mean exact. `uniform` has a random number
-/// in [0, 1) for each, of which the upper 16 bits count. Infinities and NaNs are those of [`write_half`].
+/// Rounds each element up or down to bf16, with the probability that makes the mean exact. `random` has 16 random bits for
+/// each. Infinities and NaNs are those of [`write_half`].
 ///
 /// # Errors
 /// Fails if the slices differ in length; nothing has been written then.
-pub fn write_bf16_at_random(src: &[f32], uniform: &[f32], dst: &mut [bf16]) -> Result<(), LengthError> {
-    expect_length("uniform", src.len(), uniform.len())?;
+pub fn write_bf16_at_random(src: &[f32], random: &[u16], dst: &mut [bf16]) -> Result<(), LengthError> {
+    expect_length("random", src.len(), random.len())?;
     expect_length("dst", src.len(), dst.len())?;
-    run(Isa::current(), NarrowAtRandom { src, uniform, dst });
+    run(Isa::current(), NarrowAtRandom { src, random, dst });
     Ok(())
 }
 
@@ -117,7 +117,7 @@ impl Kernel for Narrow<'_> {
 
 struct NarrowAtRandom<'a> {
     src: &'a [f32],
-    uniform: &'a [f32],
+    random: &'a [u16],
     dst: &'a mut [bf16],
 }
 
@@ -126,9 +126,9 @@ impl Kernel for NarrowAtRandom<'_> {
 
     #[inline(always)]
     fn run(self) {
-        for ((dst, src), uniform) in self.dst.iter_mut().zip(self.src).zip(self.uniform) {
+        for ((dst, src), random) in self.dst.iter_mut().zip(self.src).zip(self.random) {
             let bits = src.to_bits();
-            let rounded = bits.wrapping_add((uniform * 65536.0) as u32) >> 16;
+            let rounded = bits.wrapping_add(u32::from(*random)) >> 16;
             let quiet = (bits >> 16) | if src.is_nan() { 0x0040 } else { 0 };
             *dst = bf16::from_bits(if src.is_finite() { rounded as u16 } else { quiet as u16 });
         }

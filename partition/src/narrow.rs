@@ -104,10 +104,11 @@ impl Stochastic {
         Self { stream: Stream::new(seed, "rounding", step << 24 ^ parameter as u64), first }
     }
 
-    /// Rounds the elements from `from` on. `uniform` is a buffer of the same length.
-    fn round(&self, from: usize, values: &[f32], uniform: &mut [f32], rounded: &mut [bf16]) -> Result<(), LengthError> {
-        self.stream.fill_uniform((self.first + from) as u64, uniform);
-        write_bf16_at_random(values, uniform, rounded)
+    /// Rounds at most [`CHUNK`] elements from `from` on.
+    fn round(&self, from: usize, values: &[f32], rounded: &mut [bf16]) -> Result<(), LengthError> {
+        let random = &mut [0; CHUNK][..values.len()];
+        self.stream.fill_bits((self.first + from) as u64, random);
+        write_bf16_at_random(values, random, rounded)
     }
 }
 
@@ -178,15 +179,15 @@ fn update_part(
             Err(LengthError { what: "parameters in f32 or bf16", expected: grads.len(), found: 0 })
         }
         (Values::Bf16(params), Some((stochastic, from))) => {
-            let (mut wide, mut uniform) = ([0.0; CHUNK], [0.0; CHUNK]);
+            let mut wide = [0.0; CHUNK];
             for start in (0..grads.len()).step_by(CHUNK) {
                 let range = start..(start + CHUNK).min(grads.len());
-                let (wide, uniform) = (&mut wide[..range.len()], &mut uniform[..range.len()]);
+                let wide = &mut wide[..range.len()];
                 let params = &mut params[range.clone()];
                 let mut states: Vec<_> = states.iter_mut().map(|state| state.part(range.clone())).collect();
                 read_half(params, wide)?;
                 update_states(optimizer, step, wide, &grads[range], &mut states)?;
-                stochastic.round(from + start, wide, uniform, params)?;
+                stochastic.round(from + start, wide, params)?;
             }
             Ok(())
         }
@@ -269,7 +270,7 @@ mod tests {
         let steps = 4000;
         for step in 0..steps {
             let mut rounded = vec![bf16::ZERO; values.len()];
-            Stochastic::new(7, 3, step, 5).round(0, &values, &mut vec![0.0; 64], &mut rounded).unwrap();
+            Stochastic::new(7, 3, step, 5).round(0, &values, &mut rounded).unwrap();
             for ((sum, rounded), value) in sums.iter_mut().zip(&rounded).zip(&values) {
                 assert!((rounded.to_f32() - value).abs() < 1.0 / 128.0, "{value}: {rounded}");
                 *sum += f64::from(rounded.to_f32());
@@ -282,7 +283,7 @@ mod tests {
         }
         let mut rounded = [bf16::ZERO; 3];
         let values = [f32::INFINITY, f32::NAN, -0.0];
-        Stochastic::new(7, 3, 1, 0).round(0, &values, &mut [0.0; 3], &mut rounded).unwrap();
+        Stochastic::new(7, 3, 1, 0).round(0, &values, &mut rounded).unwrap();
         assert!(rounded[0].is_infinite() && rounded[1].is_nan() && rounded[2].to_bits() == 0x8000);
     }
 

@@ -162,6 +162,21 @@ vectorised! {
     }
 }
 
+vectorised! {
+    /// Writes 16 random bits each: the halves of the words from the first one of block `first` on, the lower half first.
+    fn halves(first: u64, high: [u32; 2], key: [u32; 2], out: &mut [u16]) {
+        let mut room = Room::new();
+        for (index, part) in out.chunks_mut(8 * BLOCKS).enumerate() {
+            let words = room.words(first.wrapping_add((index * BLOCKS) as u64), high, key);
+            for (halves, &word) in part.chunks_mut(2).zip(words) {
+                for (half, bits) in halves.iter_mut().zip([word as u16, (word >> 16) as u16]) {
+                    *half = bits;
+                }
+            }
+        }
+    }
+}
+
 /// Returns the smallest word whose [`unit`] is not below `probability`, which is in [0, 1). Comparing integers avoids
 /// converting each word to a float.
 pub(crate) fn limit(probability: f32) -> u32 {
