@@ -57,6 +57,30 @@ pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) ->
     (pattern(&shape.layers[layer].name), parameters, table.map_or(0, |table| table.inputs[layer]))
 }
 
+/// Returns whether the data-parallel rank with this number in the world updates some of a segment.
+pub(super) fn owns(subject: &Subject<'_>, segment: SegmentId, rank: usize) -> bool {
+    let replica = subject.stage_plan.mesh.coordinates(rank).replica;
+    let segment = &subject.layout.segments()[segment];
+    segment.placements.optimizer == Placement::Replicated || !segment.shard(replica).is_empty()
+}
+
+/// Returns the seconds of a segment's update, on the rank of its stage with the most work on matrices.
+fn update(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> f64 {
+    let work = |id: SegmentId| subject.layout.segments()[id].matrix.as_ref().map(|matrix| matrix.states.multiply_adds);
+    let (Some(time), Some(own)) = (table.update_matrix, work(segment)) else {
+        return table.update.median * updated(subject, segment) as f64;
+    };
+    let (mesh, stages) = (subject.stage_plan.mesh, &subject.stage_plan.stages);
+    let stage = stages.owner(segment);
+    let all = || (0..subject.layout.segments().len()).filter(|&id| stages.owner(id) == stage);
+    let ranks = (0..mesh.data()).map(|replica| mesh.rank(Coordinates { stage, replica }));
+    let of_rank = |&rank: &usize| all().filter(|&id| owns(subject, id, rank)).filter_map(work).sum::<u128>();
+    match ranks.max_by_key(of_rank) {
+        Some(busiest) if owns(subject, segment, busiest) => time.median * own as f64,
+        _ => 0.0,
+    }
+}
+
 /// Elements of a segment that one rank's optimizer updates.
 pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
     let of = &subject.layout.shape().segments[segment];
@@ -178,7 +202,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> S
         parameters: (of.elements * stored) as u64,
         gradients: (of.elements * settings.zero.communication.size_in_bytes()) as u64,
         accumulate,
-        update: table.update.median * updated(subject, segment) as f64,
+        update: update(table, subject, segment),
         stored_parameters: shard * stored as u64,
         stored_gradients: shard * 4,
         tile_read: read,

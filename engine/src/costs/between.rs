@@ -87,6 +87,7 @@ mod tests {
             accumulate: time,
             gradient_norm: time,
             update: time,
+            update_matrix: None,
             transfers: None,
             disk: None,
         }

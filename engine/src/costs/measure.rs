@@ -12,7 +12,7 @@ use zero_model::Model;
 use zero_pipeline::Instruction;
 use zero_tier::bench::{Bench, Load, Size};
 
-use super::apply::{conditions, in_norm, key, updated};
+use super::apply::{conditions, in_norm, key, owns, updated};
 use super::table::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
 use crate::batch::Batch;
 use crate::costs::cut;
@@ -107,6 +107,7 @@ pub fn measure<T: Trainee>(
             accumulate: if found.times.contains_key("accumulate") { time("accumulate") } else { measure_accumulate() },
             gradient_norm: time("gradient_norm"),
             update: time("update"),
+            update_matrix: found.times.contains_key(MATRIX).then(|| time(MATRIX)),
             transfers: None,
             disk: None,
         }
@@ -122,6 +123,9 @@ fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<b
     let own = Buffer::I64(vec![i64::from(began.elapsed() >= at_most)]);
     Ok(comm.all_reduce(own, ReduceOp::Max).wait()?.into_i64()? != [0])
 }
+
+/// The kind of updates of whole matrices, per multiply-add.
+const MATRIX: &str = "update of a matrix";
 
 /// Measured times of the instructions of all steps.
 #[derive(Default)]
@@ -162,6 +166,13 @@ impl Found {
                         Instruction::Load { .. } => found.times.entry("load").or_default().push(seconds),
                         Instruction::Accumulate { segment, .. } => {
                             of_elements("accumulate", shape.segments[*segment].elements);
+                        }
+                        Instruction::Update { segment } | Instruction::UpdateTile { segment, tile: 0 }
+                            if let Some(matrix) = &subject.layout.segments()[*segment].matrix =>
+                        {
+                            if owns(subject, *segment, rank) {
+                                of_elements(MATRIX, matrix.states.multiply_adds as usize);
+                            }
                         }
                         Instruction::Update { segment } => of_elements("update", updated(subject, *segment)),
                         Instruction::MeasureTile { .. } => of_elements("update", 0),

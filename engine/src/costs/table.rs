@@ -29,6 +29,9 @@ pub struct CostTable {
     pub(super) accumulate: Time,
     pub(super) gradient_norm: Time,
     pub(super) update: Time,
+    /// Updating a matrix as a whole, per multiply-add of [`MatrixStates`](zero_optim::MatrixStates); `None` if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) update_matrix: Option<Time>,
     /// Transfers between the ranks; `None` with one rank.
     pub(super) transfers: Option<Transfers>,
     /// Disk rates; `None` if nothing is offloaded to disk.
@@ -202,6 +205,9 @@ impl fmt::Display for CostTable {
             )?;
         }
         write!(f, "  {:<24} {}", "update per parameter", Scaled(self.update, 1e9, "ns"))?;
+        if let Some(time) = self.update_matrix {
+            write!(f, "\n  {:<24} {}", "update per multiply-add", Scaled(time, 1e9, "ns"))?;
+        }
         if let Some(transfers) = &self.transfers {
             let lines = [
                 ("all_gather", &transfers.all_gather),

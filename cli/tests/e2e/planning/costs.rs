@@ -91,3 +91,30 @@ fn an_invalid_table_is_an_error_that_names_the_file() {
         assert!(told.contains(wanted), "{wanted} is not in {told}");
     }
 }
+
+/// Each rank computes the updates of its own matrices. The rank with the most work on them decides the time.
+#[test]
+fn updates_of_matrices_are_predicted_by_their_work() {
+    let case = Case::new();
+    let muon = "optimizer={type: Muon, params: {lr: 0.01}}";
+    let args =
+        ["bench", "costs", "--config", "ds.yaml", "--steps", "2", "--out", "costs.json", "-n", "2", "--set", muon];
+    let measured = case.command(&args).output().unwrap();
+    assert!(measured.status.success(), "{}", text(&measured.stderr));
+    assert!(text(&measured.stdout).contains("update per multiply-add"), "{}", text(&measured.stdout));
+    let mut table: Value = serde_json::from_slice(&std::fs::read(case.path("costs.json")).unwrap()).unwrap();
+    assert!(table["update_matrix"]["median"].as_f64().unwrap() > 0.0, "{table}");
+    table["update_matrix"]["median"] = 1.0.into();
+    std::fs::write(case.path("slow.json"), table.to_string()).unwrap();
+    let seconds = |stage: u8| {
+        let stage = format!("zero_optimization.stage={stage}");
+        let args = ["plan", "--json", "--config", "ds.yaml", "-n", "2", "--costs", "slow.json", "--set", muon, "--set"];
+        let output = case.command(&[&args[..], &[&stage]].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        plan["time"]["step_seconds"].as_f64().unwrap_or_else(|| panic!("{}", plan["time"]))
+    };
+    // The layers have the same matrices, so that they can be divided evenly.
+    let (whole, half) = (seconds(0), seconds(2));
+    assert!((whole / half - 2.0).abs() < 0.01, "{whole} {half}");
+}
