@@ -1,18 +1,19 @@
 //! Checks a document against the schema: every key must be known, and every value must have the right type and
 //! range.
 
+mod off;
 mod variants;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::config::{Bf16, Config, LayerPattern, Zero};
+use self::off::{is_disabled, is_inactive, is_off, is_switched_off};
+use crate::config::{Config, LayerPattern, Zero};
 use crate::errors::ErrorKind;
 use crate::nearest;
 use crate::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, join};
-use crate::table::last;
 use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 
 /// Predicate of the warning about an ignored key.
@@ -378,34 +379,4 @@ impl Check<'_> {
     pub(crate) fn wrong(&mut self, path: &str, node: &Node, message: String) {
         self.report.error(ErrorKind::Value, path, node.at, format!("`{path}`: {message}"), None);
     }
-}
-
-/// Returns whether a section's switch is off.
-fn is_switched_off(section: &Section, entries: &[Entry]) -> bool {
-    let Switch::Key(name, off) = section.switch else { return false };
-    let value =
-        |entry: &&Entry| entry.key == name && entry.value.value != Value::Null && !entry.value.value.says("auto");
-    match entries.iter().find(value) {
-        Some(entry) => off.iter().any(|off| entry.value.value.says(off)),
-        None => schema::find(section.keys, name).is_some_and(|key| off.contains(&key.default)),
-    }
-}
-
-/// Returns whether the section has an `enabled` key that is off.
-fn is_disabled(section: &Value) -> bool {
-    let Value::Map(entries) = section else { return false };
-    let switch = entries.iter().find(|entry| entry.key == last(Bf16::enabled)).map(|entry| &entry.value.value);
-    switch.is_some_and(|switch| switch.says("false") || switch.says("auto"))
-}
-
-/// Returns whether a key has no effect here. In a section that is off, any value of such a key is accepted.
-fn is_inactive(section: &Section, entry: &Entry) -> bool {
-    let status = schema::find(section.keys, &entry.key).map(|key| key.status);
-    matches!(status, Some(Status::Later { .. } | Status::Rejected { .. } | Status::Ignored))
-}
-
-/// Returns whether a value leaves the feature off: null, `auto`, the default, or one of `off`.
-fn is_off(value: &Value, key: &Key, off: &[&str]) -> bool {
-    // For a key without effect, `auto` means the default.
-    *value == Value::Null || value.says("auto") || value.says(key.default) || off.iter().any(|off| value.says(off))
 }

@@ -19,6 +19,7 @@ mod quantized;
 mod recorder;
 mod routes;
 mod trainable;
+mod tuning;
 mod width;
 pub mod zoo;
 
@@ -29,9 +30,10 @@ pub use hand_on::hand_on;
 pub use layers::{Head, Layer, Layers};
 pub use model::{BuiltLayer, Model};
 pub use module_buffer::ModuleBuffer;
-pub use parameter::{Parameter, ParameterId, Tuning};
+pub use parameter::{Parameter, ParameterId};
 pub use routes::{Route, Signature};
 pub use trainable::Trainable;
+pub use tuning::Tuning;
 pub use width::{BaseShapes, Widths};
 pub use zero_ops as ops;
 #[cfg(feature = "cuda")]

@@ -13,8 +13,9 @@ use crate::activations::Activations;
 use crate::build_error::BuildError;
 use crate::layers::{Head, Layer, Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
-use crate::parameter::{Parameter, ParameterId, Tuning};
+use crate::parameter::{Parameter, ParameterId};
 use crate::routes::{Route, Signature};
+use crate::tuning::Tuning;
 
 /// One layer of a built model.
 pub struct BuiltLayer {

@@ -9,8 +9,9 @@ use candle_nn::var_builder::SimpleBackend;
 
 use crate::adapter::Adapter;
 use crate::module_buffer::ModuleBuffer;
-use crate::parameter::{Parameter, ParameterId, Role, Tuning};
+use crate::parameter::{Parameter, ParameterId, Role};
 use crate::trainable::Trainable;
+use crate::tuning::Tuning;
 
 /// A parameter that a layer requested.
 #[derive(Debug, Clone, Copy)]

@@ -3,11 +3,16 @@
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+mod bench;
+mod checkpoint;
 mod generate;
 mod launch;
 
+use self::checkpoint::size;
+pub(crate) use bench::{Bench, BenchArgs};
+pub(crate) use checkpoint::{Checkpoint, CheckpointArgs, ExportArgs, Floats};
 pub(crate) use generate::GenerateArgs;
 pub(crate) use launch::LaunchArgs;
 
@@ -165,10 +170,6 @@ pub(crate) struct AutotuneArgs {
     pub(crate) quiet: bool,
 }
 
-fn size(text: &str) -> Result<u64, String> {
-    zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 80GiB or 800MB".to_string())
-}
-
 /// Options of `data`.
 #[derive(Debug, Args)]
 pub(crate) struct DataArgs {
@@ -230,236 +231,6 @@ pub(crate) struct ReportArgs {
     /// File to write; required for several runs [default: RUN/report.html]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-}
-
-/// Options of `bench`.
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub(crate) what: Bench,
-}
-
-/// What can be measured.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
-    /// AdamW, compared with a loop that reads four arrays and writes three
-    Adam {
-        /// Millions of parameters
-        #[arg(long, default_value_t = 50)]
-        millions: usize,
-        /// Alternating runs of each
-        #[arg(long, default_value_t = 9)]
-        repeats: usize,
-    },
-    /// Each optimizer that updates element by element, compared with a loop that reads and writes the same arrays
-    Optimizers {
-        /// Millions of parameters
-        #[arg(long, default_value_t = 50)]
-        millions: usize,
-        /// Alternating runs of each
-        #[arg(long, default_value_t = 9)]
-        repeats: usize,
-    },
-    /// Collectives between processes on this machine
-    Comm {
-        /// Number of processes
-        #[arg(long, short, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-        num_processes: u32,
-        /// Size of the f32 vector, in megabytes
-        #[arg(long, default_value_t = 64)]
-        megabytes: usize,
-        /// Runs of each operation
-        #[arg(long, default_value_t = 15)]
-        repeats: usize,
-        /// Transport: auto, shared_memory or tcp
-        #[arg(long, default_value = "auto")]
-        transport: String,
-    },
-    /// Measure layers, transfers and the optimizer, and write the cost table that `plan --costs` reads
-    Costs {
-        /// Where the configuration comes from.
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// File to write
-        #[arg(long, value_name = "FILE")]
-        out: PathBuf,
-        /// Measured steps, after two warm-up steps
-        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=18))]
-        steps: u32,
-        /// Stop measuring after SECONDS, even if fewer steps were measured; at least one always is
-        #[arg(long, value_name = "SECONDS")]
-        seconds: Option<u32>,
-    },
-    /// A disk as `nvme_path` uses it, compared with threads that read and write the same bytes
-    Io {
-        /// Folder on the disk, in which a file is created
-        #[arg(default_value = ".")]
-        folder: PathBuf,
-        /// Size of the file, in MiB
-        #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
-        megabytes: u64,
-        /// Size of a request, in MiB
-        #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..1 << 20))]
-        request_megabytes: u32,
-        /// Requests in flight
-        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..1 << 10))]
-        requests: u32,
-        /// Alternating runs of each
-        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
-        repeats: u32,
-        /// Use threads with positioned reads and writes instead of io_uring
-        #[arg(long)]
-        threads: bool,
-        /// Print one line of JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Training steps of a configuration with state on a disk, alternating with the disk alone
-    Offload {
-        /// Where the configuration comes from.
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// Measured steps, after two warm-up steps
-        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=18))]
-        steps: u32,
-    },
-    /// Every operation at the shapes of two GPT models, compared with the limit of the processor
-    Ops {
-        /// Measure matrix products only, without attention and element-wise operations
-        #[arg(value_name = "products", value_parser = ["products"])]
-        only: Option<String>,
-        /// Threads per operation
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-        threads: u32,
-        /// Runs of each, alternating with its limit
-        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
-        repeats: u32,
-    },
-    /// Pipelines of layers that sleep, so that stages can outnumber cores: measured and simulated step times
-    Pipeline {
-        /// Numbers of stages, separated by commas
-        #[arg(long, value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u32).range(1..))]
-        stages: Vec<u32>,
-        /// Micro-batches per step
-        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
-        micro_batches: u32,
-        /// Measured steps, after one warm-up step
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-        repeats: u32,
-    },
-    /// Where the time of a training step goes, by operation
-    Profile {
-        /// Where the configuration comes from.
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// Measured steps, after two warm-up steps
-        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-        steps: u32,
-    },
-    /// Time that saving checkpoints costs training, compared with copying and writing alone
-    Save {
-        /// Where the configuration comes from.
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// Folder on the disk, in which the checkpoints are written
-        #[arg(long, value_name = "DIR", default_value = ".")]
-        folder: PathBuf,
-        /// Runs of each
-        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
-        repeats: u32,
-    },
-    /// Training steps of a configuration on synthetic tokens: time and tokens per second
-    Step {
-        /// Where the configuration comes from.
-        #[command(flatten)]
-        config: ConfigArgs,
-        /// Measured steps, after the warm-up steps
-        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-        steps: u32,
-        /// Warm-up steps; the first one touches all memory
-        #[arg(long, value_name = "STEPS", default_value_t = 2)]
-        warm_up: u32,
-        /// Measure for at least SECONDS
-        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-        seconds: u32,
-        /// Print one line of JSON
-        #[arg(long)]
-        json: bool,
-    },
-}
-
-/// Options of `checkpoint`.
-#[derive(Debug, Args)]
-pub(crate) struct CheckpointArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub(crate) what: Checkpoint,
-}
-
-/// Options of `checkpoint export` and `checkpoint merge`.
-#[derive(Debug, Args)]
-pub(crate) struct ExportArgs {
-    /// Folder of a checkpoint, or of a run for its newest checkpoint
-    #[arg(value_name = "DIR")]
-    pub(crate) folder: PathBuf,
-    /// Folder to write, or address in a store such as s3://bucket/model; must be new or empty
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) out: PathBuf,
-    /// Number type of the weights
-    #[arg(long, value_enum, default_value_t = Floats::F32)]
-    pub(crate) dtype: Floats,
-    /// Write the moving averages of the weights, which a run with training.ema keeps; those of
-    /// AdamWScheduleFree are written in any case
-    #[arg(long)]
-    pub(crate) ema: bool,
-    /// Maximum size of the tensors in one file
-    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
-    pub(crate) max_shard_size: u64,
-}
-
-/// What can be done with a checkpoint.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Checkpoint {
-    /// Print a checkpoint's step, layout and parameters, and the shards that contain them
-    Inspect {
-        /// Folder of a checkpoint, or of a run for its newest checkpoint
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Read a whole checkpoint and list each damaged shard and tensor; exit status 1 if there is any
-    Verify {
-        /// Folder of a checkpoint, or of a run for all its checkpoints
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-    },
-    /// Convert a Hugging Face model (GPT-2, Llama, Mistral or Qwen2) to a checkpoint at step 0, to resume from
-    Import {
-        /// Folder with config.json and model.safetensors, or with several safetensors files and their index
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-        /// Folder without checkpoints, in which step-00000000 is created
-        #[arg(long, value_name = "FOLDER")]
-        out: PathBuf,
-    },
-    /// Write the weights as a Hugging Face model: safetensors, config.json, tokenizer
-    Export(ExportArgs),
-    /// Fold trained LoRA adapters into the weights of their base model, and export it for Hugging Face's libraries
-    Merge(ExportArgs),
-}
-
-/// Types that weights can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Floats {
-    /// Unchanged
-    F32,
-    /// Rounded
-    Bf16,
-    /// Rounded; an error if a value is too large
-    F16,
 }
 
 impl TrainArgs {

@@ -1,0 +1,82 @@
+//! Options of `checkpoint`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+/// Options of `checkpoint`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) what: Checkpoint,
+}
+
+/// Options of `checkpoint export` and `checkpoint merge`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Folder of a checkpoint, or of a run for its newest checkpoint
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// Folder to write, or address in a store such as s3://bucket/model; must be new or empty
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Number type of the weights
+    #[arg(long, value_enum, default_value_t = Floats::F32)]
+    pub(crate) dtype: Floats,
+    /// Write the moving averages of the weights, which a run with training.ema keeps; those of
+    /// AdamWScheduleFree are written in any case
+    #[arg(long)]
+    pub(crate) ema: bool,
+    /// Maximum size of the tensors in one file
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
+    pub(crate) max_shard_size: u64,
+}
+
+/// What can be done with a checkpoint.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Checkpoint {
+    /// Print a checkpoint's step, layout and parameters, and the shards that contain them
+    Inspect {
+        /// Folder of a checkpoint, or of a run for its newest checkpoint
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read a whole checkpoint and list each damaged shard and tensor; exit status 1 if there is any
+    Verify {
+        /// Folder of a checkpoint, or of a run for all its checkpoints
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Convert a Hugging Face model (GPT-2, Llama, Mistral or Qwen2) to a checkpoint at step 0, to resume from
+    Import {
+        /// Folder with config.json and model.safetensors, or with several safetensors files and their index
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Folder without checkpoints, in which step-00000000 is created
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+    },
+    /// Write the weights as a Hugging Face model: safetensors, config.json, tokenizer
+    Export(ExportArgs),
+    /// Fold trained LoRA adapters into the weights of their base model, and export it for Hugging Face's libraries
+    Merge(ExportArgs),
+}
+
+/// Types that weights can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Floats {
+    /// Unchanged
+    F32,
+    /// Rounded
+    Bf16,
+    /// Rounded; an error if a value is too large
+    F16,
+}
+
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 80GiB or 800MB".to_string())
+}
