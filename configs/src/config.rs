@@ -256,11 +256,9 @@ impl Config {
     }
 
     /// Data type in which gradients are kept until the update, and in which those of micro-batches are added up.
-    /// `bf16_master_weights_and_grads` means bf16, but not for gradients that are reproducible, on a disk or on a GPU.
+    /// `bf16_master_weights_and_grads` means bf16, but not for reproducible gradients.
     pub fn gradient_dtype(&self) -> Dtype {
-        let offloads = [self.zero.offload_optimizer.device, self.zero.offload_param.device];
-        let is_on_host = !offloads.contains(&OffloadDevice::Nvme) && self.training.device != Compute::Cuda;
-        let is_narrow = self.bf16.bf16_master_weights_and_grads && !self.training.reproducible && is_on_host;
+        let is_narrow = self.bf16.bf16_master_weights_and_grads && !self.training.reproducible;
         self.data_types.grad_accum_dtype.unwrap_or(if is_narrow { Dtype::Bf16 } else { Dtype::F32 })
     }
 

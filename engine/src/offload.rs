@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use zero_config::{Config, OffloadDevice};
+use zero_config::{Config, Dtype, OffloadDevice};
 use zero_partition::passes::OffloadOptions;
 use zero_partition::{DiskOptions, TierOptions};
 
@@ -16,8 +16,10 @@ pub(crate) fn tiers(config: &Config) -> TierOptions {
     let is_nvme = |device| device == OffloadDevice::Nvme;
     TierOptions {
         optimizer: is_nvme(zero.offload_optimizer.device),
-        // `reproducible` keeps a binary tree of partial sums instead of one sum, so these gradients stay in memory.
-        gradients: config.gradient_accumulation_steps == 1 || !config.training.reproducible,
+        // `reproducible` keeps a binary tree of partial sums instead of one sum, so these gradients stay in memory, and so do
+        // gradients in bf16.
+        gradients: (config.gradient_accumulation_steps == 1 || !config.training.reproducible)
+            && config.gradient_dtype() == Dtype::F32,
         parameters: is_nvme(zero.offload_param.device),
         parameters_in_memory: zero.offload_param.max_in_cpu,
         sub_group_size: zero.sub_group_size.unwrap_or(TILE),

@@ -145,20 +145,8 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     1.0 / averaged as f32
 }
 
-/// Checks that values in bf16 and in 8 bits are not on a GPU, and that gradients in bf16 are not on a disk either.
+/// Checks that values in bf16 and in 8 bits are not on a GPU.
 fn narrow_values(config: &Config) -> Result<(), Error> {
-    let devices = [
-        ("zero_optimization.offload_optimizer.device", config.zero.offload_optimizer.device),
-        ("zero_optimization.offload_param.device", config.zero.offload_param.device),
-    ];
-    if config.gradient_dtype() != config::Dtype::F32 {
-        let mut on_disk = devices.into_iter().filter(|(_, device)| *device == config::OffloadDevice::Nvme);
-        let on_gpu = (config.training.device == config::Compute::Cuda).then_some("training.device");
-        if let Some(key) = on_disk.next().map(|(key, _)| key).or(on_gpu) {
-            let message = "gradients in bf16 are not implemented on a disk or on a GPU";
-            return Err(Error::setting(key, message, "write `data_types: {grad_accum_dtype: fp32}`"));
-        }
-    }
     if config.training.device == config::Compute::Cpu {
         return Ok(());
     }
@@ -173,6 +161,10 @@ fn narrow_values(config: &Config) -> Result<(), Error> {
             message,
             "keep the f32 copy of the parameters and states in f32",
         ));
+    }
+    if config.gradient_dtype() != config::Dtype::F32 {
+        let message = "gradients in bf16 are not implemented on a GPU";
+        return Err(Error::setting("training.device", message, "write `data_types: {grad_accum_dtype: fp32}`"));
     }
     Ok(())
 }

@@ -195,7 +195,7 @@ impl Kernel for Quantize<'_> {
             // All elements of a block of zeros have the same index on every processor.
             let inverse = if max == 0.0 { 0.0 } else { 1.0 / max };
             *largest = max;
-            // Places are computed in vectors. Looking them up is a loop of its own, since it is not.
+            // Places are computed in vectors. The lookup cannot be vectorized, so it is a separate loop.
             let (mut scaled, mut places) = ([0.0; BLOCK], [0; BLOCK]);
             for ((scaled, to), x) in scaled.iter_mut().zip(&mut places).zip(src) {
                 *scaled = x * inverse;

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use half::bf16;
 use zero_model::sink::FlatBuffer;
-use zero_optim::{LengthError, read_half};
 
 use crate::error::ZeroError;
 use crate::threads::add_rounded;
@@ -58,21 +57,6 @@ impl<'a> Grads<'a> {
         match self {
             Self::F32(values) => Ok(values),
             Self::Bf16(_) => Err(ZeroError::internal("this update needs gradients in f32")),
-        }
-    }
-
-    /// Returns the gradients in f32, in `wide` if they are bf16. `wide` has at least their length.
-    pub(crate) fn widened<'b>(self, wide: &'b mut [f32]) -> Result<&'b [f32], LengthError>
-    where
-        'a: 'b,
-    {
-        match self {
-            Self::F32(values) => Ok(values),
-            Self::Bf16(values) => {
-                let wide = &mut wide[..values.len()];
-                read_half(values, wide)?;
-                Ok(wide)
-            }
         }
     }
 }

@@ -168,7 +168,7 @@ impl Memory {
         Ok(kept)
     }
 
-    /// Allocates an uninitialized gradient of the type that is kept.
+    /// Allocates a gradient of the type that is kept. Its content is arbitrary.
     pub(crate) fn room_for_kept(&mut self, rank: &Rank, id: SegmentId, len: usize) -> Result<KeptGradient, ZeroError> {
         match rank.options.gradient_dtype {
             DType::BF16 => Ok(KeptGradient::Bf16(vec![bf16::ZERO; len])),

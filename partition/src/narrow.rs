@@ -128,8 +128,8 @@ pub fn update(
     let (elements, size) = (params.len(), share(params.len()));
     let fits = grads.len() == elements && states.iter().all(|state| state.len() == elements);
     if !fits {
-        let lengths = std::iter::once(grads.len()).chain(states.iter().map(Values::len));
-        let found = lengths.into_iter().find(|&len| len != elements).unwrap_or(elements);
+        let mut lengths = std::iter::once(grads.len()).chain(states.iter().map(Values::len));
+        let found = lengths.find(|&len| len != elements).unwrap_or(elements);
         return Err(LengthError { what: "gradients or states", expected: elements, found });
     }
     if elements <= size {
@@ -157,21 +157,30 @@ fn update_part(
     states: &mut [Values<'_>],
     stochastic: Option<(Stochastic, usize)>,
 ) -> Result<(), LengthError> {
-    let mut wide = [0.0; CHUNK];
     let grads = match grads {
-        Grads::F32(grads) => grads,
-        Grads::Bf16(few) if few.len() <= CHUNK => grads.widened(&mut wide)?,
-        Grads::Bf16(many) => {
-            for start in (0..many.len()).step_by(CHUNK) {
-                let range = start..(start + CHUNK).min(many.len());
-                let mut states: Vec<_> = states.iter_mut().map(|state| state.part(range.clone())).collect();
-                let stochastic = stochastic.map(|(stochastic, from)| (stochastic, from + start));
-                let params = &mut params.part(range.clone());
-                update_part(optimizer, step, params, grads.part(range), &mut states, stochastic)?;
-            }
-            return Ok(());
-        }
+        Grads::F32(grads) => return update_from_f32(optimizer, step, params, grads, states, stochastic),
+        Grads::Bf16(grads) => grads,
     };
+    let mut wide = [0.0; 2 * CHUNK];
+    for (part, grads) in grads.chunks(wide.len()).enumerate() {
+        let range = part * wide.len()..part * wide.len() + grads.len();
+        let wide = &mut wide[..grads.len()];
+        read_half(grads, wide)?;
+        let mut states: Vec<_> = states.iter_mut().map(|state| state.part(range.clone())).collect();
+        let stochastic = stochastic.map(|(stochastic, from)| (stochastic, from + range.start));
+        update_from_f32(optimizer, step, &mut params.part(range), wide, &mut states, stochastic)?;
+    }
+    Ok(())
+}
+
+fn update_from_f32(
+    optimizer: &Optimizer,
+    step: &Step,
+    params: &mut Values<'_>,
+    grads: &[f32],
+    states: &mut [Values<'_>],
+    stochastic: Option<(Stochastic, usize)>,
+) -> Result<(), LengthError> {
     match (params, stochastic) {
         (Values::F32(params), _) => update_states(optimizer, step, params, grads, states),
         (Values::Bf16(params), None) => update_states(optimizer, step, params, grads, states),

@@ -243,7 +243,7 @@ impl OptimizerState {
                 on_host(gradients.reduced(id)?.host())?.part(part.start + offset..part.end + offset)
             }
         };
-        // That of Adafactor has been counted in the first pass.
+        // Adafactor's buffers were counted in the first pass.
         if !own.is_empty() && !matches!(rank.optimizer(id), Optimizer::Adafactor(_)) {
             let bytes = segment.update_bytes();
             memory.count(Category::Staging, bytes, 1);

@@ -58,7 +58,7 @@ impl OptimizerState {
     pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scalings: &[Scaling]) -> Result<(), ZeroError> {
         let rank = with.rank;
         let mut segments = rank.updated();
-        segments.retain(|&id| matches!(rank.optimizer(id), Optimizer::Lamb(_) | Optimizer::Adafactor(_)));
+        segments.retain(|&id| rank.segment(id).two_passes);
         if segments.is_empty() || !self.trust.whole.is_empty() {
             return Ok(());
         }

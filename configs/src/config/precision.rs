@@ -41,6 +41,12 @@ section! {
 impl Bf16 {
     /// Checks the keys against each other, the optimizer and the average of the weights.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
+        const GRADIENTS: &str = DataTypes::grad_accum_dtype;
+        let gradients = config.data_types.grad_accum_dtype;
+        if gradients == Some(Dtype::F16) {
+            let message = "sums of gradients exceed the range of fp16".to_string();
+            resolver.contradiction(&[GRADIENTS], message, Some("write `grad_accum_dtype: fp32`".to_string()));
+        }
         let mut needs = |is_missing: bool, key: &str, other: &str, message: &str, help: &str| {
             if is_missing {
                 resolver.contradiction(&[key, other], message.to_string(), Some(help.to_string()));
@@ -95,15 +101,6 @@ impl Bf16 {
                 "keep one of the two keys",
             );
         }
-        const GRADIENTS: &str = DataTypes::grad_accum_dtype;
-        let gradients = config.data_types.grad_accum_dtype;
-        needs(
-            gradients == Some(Dtype::F16),
-            GRADIENTS,
-            Fp16::enabled,
-            "sums of gradients exceed the range of fp16",
-            "write `grad_accum_dtype: fp32`",
-        );
         let is_narrow = gradients == Some(Dtype::Bf16);
         needs(
             is_narrow && !self.enabled,
@@ -111,6 +108,13 @@ impl Bf16 {
             Self::enabled,
             "gradients are kept in bf16 only if the parameters are in bf16",
             "write `bf16: {enabled: true}`, or `grad_accum_dtype: fp32`",
+        );
+        needs(
+            config.gradient_dtype() == Dtype::Bf16 && config.communication_data_type == Some(Dtype::F16),
+            Config::communication_data_type,
+            if is_narrow { GRADIENTS } else { no_copy },
+            "gradients are kept in bf16, whose range fp16 does not have",
+            "write `communication_data_type: bf16` or `fp32`",
         );
         let of_whole = config.of_whole_parameters();
         let (of_type, name) = of_whole.clone().unwrap_or_default();
@@ -175,7 +179,7 @@ section! {
     pub struct DataTypes(keys) in Config::data_types {
         /// Data type in which gradients are kept until the update, and in which those of micro-batches are added up; `None`
         /// as in [`Config::gradient_dtype`].
-        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are kept and those of micro-batches added up: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads, unless training.reproducible, NVMe or a GPU keeps them in fp32; else fp32");
+        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are summed over micro-batches and kept: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads and without training.reproducible, else fp32");
         = later("param_dtype", "null", "Type that parameters are cast to").instead("`bf16` and `fp16` say in what parameters are stored");
         = later("buffer_dtype", "null", "Type that buffers are cast to").instead("`bf16` and `fp16` say in what values are stored");
         = later_unless("keep_in_fp32_modules", &["auto", "[]"], "Modules that stay in f32").instead("every parameter has an f32 master anyway");

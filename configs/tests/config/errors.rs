@@ -2,9 +2,9 @@
 
 use zero_config::{Config, ErrorKind, Errors, Source, Spot, load};
 
-const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
+pub(crate) const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
-fn errors(text: &str) -> Errors {
+pub(crate) fn errors(text: &str) -> Errors {
     match Config::parse("ds.yaml", text) {
         Ok(config) => panic!("accepted:\n{text}\n{}", config.to_yaml()),
         Err(errors) => errors,
@@ -493,60 +493,6 @@ fn a_schedule_that_differs_from_what_is_written_is_a_warning() {
     }
     let fine = format!("{HEAD}training: {{max_steps: 100}}\n{cycle}");
     assert_eq!(Config::parse("ds.yaml", fine).unwrap().warnings, []);
-}
-
-#[test]
-fn contradictions_between_keys_name_all_of_them() {
-    let cases: [(&str, &[&str]); 17] = [
-        ("bf16: {enabled: true}\nfp16: {enabled: true}", &["bf16.enabled", "fp16.enabled"]),
-        (
-            "fp16: {enabled: true, initial_scale_power: 3, min_loss_scale: 9}",
-            &["fp16.initial_scale_power", "fp16.min_loss_scale"],
-        ),
-        (
-            "bf16: {enabled: true}\ntraining: {reproducible: true}\ndata_types: {grad_accum_dtype: bf16}",
-            &["training.reproducible", "data_types.grad_accum_dtype"],
-        ),
-        ("data_types: {grad_accum_dtype: bf16}", &["data_types.grad_accum_dtype", "bf16.enabled"]),
-        (
-            "bf16: {enabled: true}\noptimizer: {type: Lamb}\ndata_types: {grad_accum_dtype: bf16}",
-            &["data_types.grad_accum_dtype", "optimizer.type"],
-        ),
-        ("training: {max_steps: 1, epochs: 1}", &["training.max_steps", "training.epochs"]),
-        ("data: {train: a, eval: b, eval_fraction: 0.1}", &["data.eval", "data.eval_fraction"]),
-        ("data: {train: a}\ntraining: {eval_every: 5}", &["training.eval_every", "data"]),
-        ("training: {early_stopping: {patience: 3}}", &["training.early_stopping", "training.eval_every"]),
-        (
-            "model: {type: gpt2, n_positions: 64}\ndata: {train: a, sequence_length: 65}",
-            &["data.sequence_length", "model"],
-        ),
-        ("optimizer: {type: AdamW, params: {adam_w_mode: false}}", &["optimizer.params.adam_w_mode", "optimizer.type"]),
-        (
-            "optimizer: {type: SGD, params: {nesterov: true}}",
-            &["optimizer.params.nesterov", "optimizer.params.momentum", "optimizer.params.dampening"],
-        ),
-        (
-            "training: {reproducible: true}\ncommunication_data_type: bf16",
-            &["training.reproducible", "communication_data_type"],
-        ),
-        (
-            "training: {reproducible: true}\ngradient_accumulation_steps: 3",
-            &["training.reproducible", "gradient_accumulation_steps", "launcher.num_processes"],
-        ),
-        ("launcher: {max_restarts: 1, transport: threads}", &["launcher.max_restarts", "launcher.transport"]),
-        ("launcher: {min_ranks: 1}", &["launcher.min_ranks", "launcher.max_restarts"]),
-        (
-            "launcher: {max_restarts: 1, num_processes: 2, min_ranks: 3}",
-            &["launcher.min_ranks", "launcher.num_processes"],
-        ),
-    ];
-    for (text, paths) in cases {
-        let errors = errors(&format!("{HEAD}{text}"));
-        assert_eq!(errors.count(), 1, "{errors}");
-        let error = errors.iter().next().expect("at least one error");
-        assert_eq!(error.kind, ErrorKind::Contradiction);
-        assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), paths, "{text}");
-    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod activations;
 mod autotuning;
+mod contradictions;
 mod curriculum;
 mod data;
 mod deepspeed_forms;

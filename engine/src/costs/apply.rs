@@ -64,21 +64,27 @@ pub(super) fn owns(subject: &Subject<'_>, segment: SegmentId, rank: usize) -> bo
     segment.placements.optimizer == Placement::Replicated || !segment.shard(replica).is_empty()
 }
 
-/// Returns the seconds of a segment's update, on the rank of its stage with the most work on matrices.
-fn update(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> f64 {
-    let work = |id: SegmentId| subject.layout.segments()[id].matrix.as_ref().map(|matrix| matrix.states.multiply_adds);
-    let (Some(time), Some(own)) = (table.update_matrix, work(segment)) else {
-        return table.update.median * updated(subject, segment) as f64;
-    };
+/// Returns the work of a segment's update, in multiply-adds, if it is a matrix that is updated in one pass.
+pub(super) fn work(subject: &Subject<'_>, segment: SegmentId) -> Option<f64> {
+    let segment = &subject.layout.segments()[segment];
+    segment.matrix.as_ref().filter(|_| !segment.two_passes).map(|matrix| matrix.states.multiply_adds as f64)
+}
+
+/// Returns the rank of each stage with the most work on matrices.
+fn busiest(subject: &Subject<'_>) -> Vec<usize> {
     let (mesh, stages) = (subject.stage_plan.mesh, &subject.stage_plan.stages);
-    let stage = stages.owner(segment);
-    let all = || (0..subject.layout.segments().len()).filter(|&id| stages.owner(id) == stage);
-    let ranks = (0..mesh.data()).map(|replica| mesh.rank(Coordinates { stage, replica }));
-    let of_rank = |&rank: &usize| all().filter(|&id| owns(subject, id, rank)).filter_map(work).sum::<u128>();
-    match ranks.max_by_key(of_rank) {
-        Some(busiest) if owns(subject, segment, busiest) => time.median * own as f64,
-        _ => 0.0,
-    }
+    let matrices = (0..subject.layout.segments().len()).filter_map(|id| Some((id, work(subject, id)?)));
+    let matrices: Vec<(SegmentId, f64)> = matrices.collect();
+    let of_stage = |stage| {
+        let of_rank = |rank: &usize| -> f64 {
+            let own = matrices.iter().filter(|(id, _)| stages.owner(*id) == stage && owns(subject, *id, *rank));
+            own.map(|(_, work)| work).sum()
+        };
+        let ranks = (0..mesh.data()).map(|replica| mesh.rank(Coordinates { stage, replica }));
+        let ranks = ranks.map(|rank| (of_rank(&rank), rank));
+        ranks.max_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(0, |(_, rank)| rank)
+    };
+    (0..stages.count()).map(of_stage).collect()
 }
 
 /// Elements of a segment that one rank's optimizer updates.
@@ -124,9 +130,10 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     if !differences.is_empty() {
         return Err(format!("the table was measured with {}", differences.join("; with ")));
     }
-    let forms = subject.table();
+    let (forms, busiest) = (subject.table(), busiest(subject));
     let layers = (0..subject.layout.shape().layers.len()).map(|layer| of_layer(table, subject, forms.as_ref(), layer));
-    let segments = (0..subject.layout.shape().segments.len()).map(|segment| of_segment(table, subject, segment));
+    let segments =
+        (0..subject.layout.shape().segments.len()).map(|segment| of_segment(table, subject, &busiest, segment));
     let mut costs = Costs::of_compute(layers.collect::<Result<_, _>>()?, segments.collect());
     costs.load = table.load.median;
     costs.gradient_norm = table.gradient_norm.median * in_norm(subject) as f64;
@@ -178,7 +185,7 @@ fn of_layer(
     })
 }
 
-fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> SegmentCosts {
+fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segment: SegmentId) -> SegmentCosts {
     let of = &subject.layout.shape().segments[segment];
     let (layout, settings, stages) = (subject.layout, subject.settings, &subject.stage_plan.stages);
     let width = settings.dtype.size_in_bytes();
@@ -198,11 +205,16 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, segment: SegmentId) -> S
         Tier::Nvme if of.tiers.tiles > 0 => shard * 4 / of.tiers.tiles as u64,
         _ => 0,
     };
+    let update = match (table.update_matrix, work(subject, segment)) {
+        (Some(time), Some(work)) if owns(subject, segment, busiest[stages.owner(segment)]) => time.median * work,
+        (Some(_), Some(_)) => 0.0,
+        _ => table.update.median * updated(subject, segment) as f64,
+    };
     SegmentCosts {
         parameters: (of.elements * stored) as u64,
         gradients: (of.elements * settings.zero.communication.size_in_bytes()) as u64,
         accumulate,
-        update: update(table, subject, segment),
+        update,
         stored_parameters: shard * stored as u64,
         stored_gradients: shard * 4,
         tile_read: read,

@@ -12,7 +12,7 @@ use zero_model::Model;
 use zero_pipeline::Instruction;
 use zero_tier::bench::{Bench, Load, Size};
 
-use super::apply::{conditions, in_norm, key, owns, updated};
+use super::apply::{conditions, in_norm, key, owns, updated, work};
 use super::table::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
 use crate::batch::Batch;
 use crate::costs::cut;
@@ -147,12 +147,12 @@ impl Found {
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.stage_plan.mesh.coordinates(rank).stage];
             for (step, done) in by_step(done).enumerate().skip(warming_up) {
-                // Seconds and elements in this step.
-                let mut sums: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();
+                // Seconds in this step, and elements or multiply-adds.
+                let mut sums: BTreeMap<&'static str, (f64, f64)> = BTreeMap::new();
                 for one in done {
                     let Some(instruction) = program.instructions.get(one.index) else { continue };
                     let seconds = one.end - one.start;
-                    let mut of_elements = |kind, elements: usize| {
+                    let mut of_elements = |kind, elements: f64| {
                         let sum = sums.entry(kind).or_default();
                         *sum = (sum.0 + seconds, sum.1 + elements);
                     };
@@ -165,21 +165,19 @@ impl Found {
                         }
                         Instruction::Load { .. } => found.times.entry("load").or_default().push(seconds),
                         Instruction::Accumulate { segment, .. } => {
-                            of_elements("accumulate", shape.segments[*segment].elements);
+                            of_elements("accumulate", shape.segments[*segment].elements as f64);
                         }
                         Instruction::Update { segment } | Instruction::UpdateTile { segment, tile: 0 }
-                            if let Some(matrix) = &subject.layout.segments()[*segment].matrix =>
+                            if let Some(work) = work(subject, *segment) =>
                         {
-                            if owns(subject, *segment, rank) {
-                                of_elements(MATRIX, matrix.states.multiply_adds as usize);
-                            }
+                            of_elements(MATRIX, if owns(subject, *segment, rank) { work } else { 0.0 });
                         }
-                        Instruction::Update { segment } => of_elements("update", updated(subject, *segment)),
-                        Instruction::MeasureTile { .. } => of_elements("update", 0),
+                        Instruction::Update { segment } => of_elements("update", updated(subject, *segment) as f64),
+                        Instruction::MeasureTile { .. } => of_elements("update", 0.0),
                         Instruction::UpdateTile { segment, tile } => {
                             // The tiles of a segment together make up this rank's shard.
                             let part = if *tile == 0 { updated(subject, *segment) } else { 0 };
-                            of_elements("update", part);
+                            of_elements("update", part as f64);
                         }
                         Instruction::GradientNorm => {
                             let (last, end) = &mut norms[step];
@@ -188,8 +186,8 @@ impl Found {
                         _ => {}
                     }
                 }
-                for (kind, (seconds, elements)) in sums {
-                    found.times.entry(kind).or_default().push(seconds / elements.max(1) as f64);
+                for (kind, (seconds, elements)) in sums.into_iter().filter(|(_, (_, elements))| *elements > 0.0) {
+                    found.times.entry(kind).or_default().push(seconds / elements);
                 }
             }
         }

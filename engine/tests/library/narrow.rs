@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use half::bf16;
-use zero_engine::Engine;
 use zero_optim::{AdamW, Optimizer, Step};
 use zero_partition::{Category, Grads, Values, expected_state, update};
 
+use crate::on_disk::offloaded;
 use crate::python::{python, results, small_llama};
 use crate::world::{
-    Trajectory, agreed, assert_resumes, assert_same, batch, config, configured_engine, engine, gpt2,
-    relative_difference, reproducible, run, world,
+    Trajectory, agreed, assert_resumes, assert_same, batch, configured_engine, engine, relative_difference,
+    reproducible, run, world,
 };
 
 const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
@@ -133,12 +133,34 @@ fn bytes_are_those_of_the_formula() {
     }
 }
 
+/// Whatever else is on, the gradient of a single micro-batch arrives in bf16, and is the same in memory and beside a disk.
 #[test]
-fn what_is_not_implemented_is_an_error() {
-    let text = "train_micro_batch_size_per_gpu: 1\nbf16: {enabled: true}\ndata_types: {grad_accum_dtype: bf16}\n\
-                zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: .}}";
-    let error = world(1, |comm| Engine::with_communicator(config(1, text), gpt2(), comm).map(drop)).remove(0);
-    assert!(error.unwrap_err().to_string().contains("gradients in bf16 are not implemented on a disk"));
+fn other_options_work_with_gradients_in_bf16() {
+    let folder = tempfile::tempdir().unwrap();
+    let adamw = "optimizer: {type: AdamW, params: {lr: 0.01, optim_bits: 8, min_8bit_size: 1}}";
+    let group = "training: {param_groups: [{kinds: embedding, gradient_clipping: 0.1}]}";
+    for more in [
+        "training: {ema: {decay: 0.9}}",
+        "adapter: {r: 4}",
+        adamw,
+        "optimizer: {type: AdamWScheduleFree, params: {lr: 0.01}}",
+        group,
+        "training: {gradient_noise_scale: {}}",
+        "activation_checkpointing: {}",
+    ] {
+        let of = |stage, dtype: &str| {
+            let more = format!("bf16: {{enabled: true}}\n{more}\ndata_types: {{grad_accum_dtype: {dtype}}}");
+            accumulating(stage, 2, 1, &more)
+        };
+        for stage in [1, 3] {
+            let expected = run(2, 5, &of(stage, "fp32"));
+            assert_same(&expected, &run(2, 5, &of(stage, "bf16")), more);
+            assert_same(&expected, &run(2, 5, &offloaded(&of(stage, "bf16"), folder.path())), more);
+        }
+    }
+    let sums = |text: &str| run(2, 5, text);
+    let text = accumulating(2, 2, 2, ALL);
+    assert_same(&sums(&text), &sums(&offloaded(&text, folder.path())), "sums beside a disk");
 }
 
 fn losses(folder: &Path, more: &str) -> Vec<f32> {

@@ -16,6 +16,7 @@ pub(crate) fn offloaded(text: &str, folder: &Path) -> String {
     let nvme = format!("{{device: nvme, nvme_path: {folder:?}}}");
     let parameters = if text.contains("stage: 3") { format!(", offload_param: {nvme}") } else { String::new() };
     let keys = format!("zero_optimization: {{sub_group_size: 2048, offload_optimizer: {nvme}{parameters}, ");
+    assert!(text.contains("zero_optimization: {"), "{text}");
     format!("{}\naio: {{block_size: 4096}}", text.replace("zero_optimization: {", &keys))
 }
 

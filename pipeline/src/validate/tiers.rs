@@ -22,6 +22,8 @@ pub(super) struct Items<'a> {
     places: BTreeMap<Item, ItemState>,
     /// Tiles measured in this step.
     measured: BTreeSet<Item>,
+    /// Number of tiles that must be measured in this step, and have not been.
+    unmeasured: usize,
     /// Tiles updated in this step.
     updated: BTreeSet<Item>,
 }
@@ -39,7 +41,10 @@ impl<'a> Items<'a> {
                 places.extend((0..of.tiers.tiles).map(|index| (Item::Tile { segment, index }, ItemState::Disk)));
             }
         }
-        Self { shape, places, measured: BTreeSet::new(), updated: BTreeSet::new() }
+        let two_passes =
+            |item: &&Item| matches!(item, Item::Tile { segment, .. } if shape.segments[*segment].tiers.two_passes);
+        let unmeasured = places.keys().filter(two_passes).count();
+        Self { shape, places, measured: BTreeSet::new(), unmeasured, updated: BTreeSet::new() }
     }
 
     fn turn(&mut self, item: Item, from: ItemState, to: ItemState) -> Check {
@@ -125,24 +130,24 @@ impl<'a> Items<'a> {
         ensure(self.of(segment).two_passes, || "this segment is updated in one pass".into())?;
         self.turn(item, ItemState::Memory, ItemState::Memory)?;
         ensure(self.updated.is_empty(), || "a tile has been updated already".into())?;
-        ensure(self.measured.insert(item), || "measured twice".into())
+        ensure(self.measured.insert(item), || "measured twice".into())?;
+        self.unmeasured -= 1;
+        Ok(())
     }
 
     /// Checks that all tiles that must be measured before an update have been.
     pub(super) fn are_measured(&self) -> Check {
-        let must_be = |item: &&Item| matches!(**item, Item::Tile { segment, .. } if self.of(segment).two_passes);
-        match self.places.keys().filter(must_be).find(|item| !self.measured.contains(item)) {
-            None => Ok(()),
-            Some(item) => Err(format!("{item} has not been measured")),
-        }
+        ensure(self.unmeasured == 0, || format!("{} tiles have not been measured", self.unmeasured))
     }
 
     /// Updates a tile. Returns whether it was the segment's last tile.
     pub(super) fn update(&mut self, segment: SegmentId, index: usize) -> Result<bool, String> {
         let item = Item::Tile { segment, index };
         self.turn(item, ItemState::Memory, ItemState::Memory)?;
-        let before = self.updated.range(Item::Tile { segment, index: 0 }..item).count();
-        ensure(before == index, || "the previous tile has not been updated".into())?;
+        let before = index.checked_sub(1).map(|index| Item::Tile { segment, index });
+        ensure(before.is_none_or(|tile| self.updated.contains(&tile)), || {
+            "the previous tile has not been updated".into()
+        })?;
         ensure(self.updated.insert(item), || "updated twice".into())?;
         Ok(index + 1 == self.of(segment).tiles)
     }
