@@ -49,9 +49,10 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
         .collect();
     let mesh = zero.groups().mesh();
     for (id, segment) in zero.layout().segments().iter().enumerate() {
-        for replica in 0..zero.layout().ranks() {
-            let shard = mesh.rank(Coordinates { stage: zero.stages().owner(id), replica });
-            for (parameter, elements, _) in segment.overlaps(segment.shard(replica)) {
+        let first = Coordinates::first(zero.stages().owner(id));
+        for place in 0..zero.layout().ranks() {
+            let shard = mesh.rank(Coordinates { shard: place, ..first });
+            for (parameter, elements, _) in segment.overlaps(segment.shard(place)) {
                 if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
                     let portions = Range { parameter, elements }.portions().map(|range| range.elements);
                     let piece =

@@ -6,7 +6,7 @@ use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
 use zero_partition::{Layout, ZeroError};
 use zero_pipeline::split::{self, SplitError};
 use zero_pipeline::{
-    Coordinates, Costs, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, Timeline, World,
+    Costs, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, Timeline, World,
     schedule::Size, simulate, validate,
 };
 
@@ -141,7 +141,7 @@ impl StagePlan {
 
     /// Returns the rank that broadcasts values of the last stage: the first of that stage's data-parallel group.
     pub fn last_rank(&self) -> usize {
-        self.mesh.rank(Coordinates { stage: self.stages.stage_of(self.stages.layers() - 1), replica: 0 })
+        self.mesh.ranks(self.stages.stage_of(self.stages.layers() - 1)).start
     }
 
     /// Describes in one line which layers each stage has and when it gathers sharded parameters.

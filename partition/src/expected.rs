@@ -1,6 +1,8 @@
 //! Predicts the exact costs of a program and a layout: bytes of state and bytes sent.
 
-use zero_pipeline::{Action, Content, Coordinates, Placement, Program, SegmentId, Stages, Tier, Transfer, ZeroStage};
+use zero_pipeline::{
+    Action, Content, Coordinates, Mesh, Placement, Program, SegmentId, Stages, Tier, Transfer, ZeroStage,
+};
 
 use crate::layout::Layout;
 use crate::zero::{Widths, ZeroOptions};
@@ -34,7 +36,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths:
         let held = |placement, tier| match (tier, placement) {
             (Tier::Nvme, _) => 0,
             (Tier::Memory, Placement::Replicated) => segment.elements(),
-            (Tier::Memory, Placement::Sharded) => segment.shard(at.replica).len(),
+            (Tier::Memory, Placement::Sharded) => segment.shard(at.shard).len(),
         };
         let (placements, tiers) = (segment.placements, segment.tiers);
         let width = segment.width(widths.parameter);
@@ -66,8 +68,7 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
     }
 }
 
-/// Returns the payload bytes that the rank at position `rank` of the data axis sends in a program's gathers,
-/// reductions, refreshes and messages. `width` is the width in bytes of the working dtype. `activations` returns the
+/// Returns the payload bytes that the rank at `at` sends in a program's gathers, reductions, refreshes and messages. `width` is the width in bytes of the working dtype. `activations` returns the
 /// bytes of a message with activations or their gradients, which the layout does not know. The all-reduces of the
 /// gradient norm and of the loss are not included: about a kilobyte for any model. Neither is that of the norms of LAMB and
 /// Adafactor, of 1,120 bytes for each parameter tensor.
@@ -75,22 +76,23 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
 pub fn expected_payload(
     program: &Program,
     layout: &Layout,
-    rank: usize,
+    (mesh, at): (Mesh, Coordinates),
     width: usize,
     options: &ZeroOptions,
     activations: impl Fn(&Content) -> usize,
 ) -> u64 {
     let gradient_width = options.communication.size_in_bytes();
-    let others = layout.ranks() - 1;
-    let shard = |id: SegmentId| layout.segments()[id].shard(rank).len();
+    let others = mesh.shards() - 1;
+    let shard = |id: SegmentId| layout.segments()[id].shard(at.shard).len();
     let elements = |id: SegmentId| layout.segments()[id].elements();
     // A shard goes to every other rank. In a reduce-scatter, every range but the rank's own goes to its owner.
     let width = |id: SegmentId| layout.segments()[id].width(width);
     let gathered = |id: SegmentId| shard(id) * others * width(id);
-    let scattered = |id: SegmentId| (elements(id) - shard(id)) * gradient_width;
+    // The replicates of a shard all-reduce it afterwards.
+    let scattered = |id: SegmentId| elements(id) - shard(id) + all_reduced(shard(id), mesh.replicates(), at.replicate);
     let reduced = |id: SegmentId| match layout.segments()[id].placements.optimizer {
-        Placement::Sharded if options.reduce_scatter => scattered(id),
-        _ => all_reduced(elements(id), layout.ranks(), rank) * gradient_width,
+        Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => scattered(id) * gradient_width,
+        _ => all_reduced(elements(id), mesh.data(), mesh.replica(at)) * gradient_width,
     };
     let bytes: usize = program
         .instructions

@@ -1,5 +1,5 @@
-//! The communicators of a rank: all ranks, the ranks of its pipeline stage, and the ranks of all stages at its position
-//! on the data axis.
+//! The communicators of a rank: all ranks, the ranks of its pipeline stage, its shard group, its replicates, and the ranks
+//! of all stages at its position in the data-parallel group.
 
 use std::sync::Arc;
 
@@ -13,6 +13,9 @@ pub struct Groups {
     at: Coordinates,
     world: Arc<dyn Communicator>,
     data: Arc<dyn Communicator>,
+    shard: Arc<dyn Communicator>,
+    /// The ranks with the same shard; `None` if there is one shard group per stage, or no shards.
+    replicate: Option<Arc<dyn Communicator>>,
     /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
     pipe: Vec<Arc<dyn Communicator>>,
 }
@@ -31,12 +34,20 @@ impl Groups {
     pub fn new(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
         assert_eq!(world.size(), mesh.world_size(), "the mesh must have as many ranks as the world");
         let at = mesh.coordinates(world.rank());
-        if mesh.pipe() == 1 {
-            return Ok(Self { mesh, at, data: world.clone(), world, pipe: vec![] });
-        }
-        let data = world.split(at.stage, at.replica)?;
-        let pipe = KINDS.iter().map(|_| world.split(at.replica, at.stage)).collect::<Result<_, _>>()?;
-        Ok(Self { mesh, at, world, data, pipe })
+        let replica = mesh.replica(at);
+        let (data, pipe) = match mesh.pipe() {
+            1 => (world.clone(), vec![]),
+            _ => {
+                let data = world.split(at.stage, replica)?;
+                (data, KINDS.iter().map(|_| world.split(replica, at.stage)).collect::<Result<_, _>>()?)
+            }
+        };
+        let (shard, replicate) = match (mesh.replicates(), mesh.shards()) {
+            (1, _) => (data.clone(), None),
+            (_, 1) => (data.split(at.replicate, 0)?, None),
+            _ => (data.split(at.replicate, at.shard)?, Some(data.split(at.shard, at.replicate)?)),
+        };
+        Ok(Self { mesh, at, world, data, shard, replicate, pipe })
     }
 
     /// Creates the communicators for plain data parallelism, with one pipeline stage.
@@ -47,7 +58,7 @@ impl Groups {
     pub fn data_parallel(world: Arc<dyn Communicator>) -> Self {
         let mesh = Mesh::new(world.size(), 1).expect("a world has ranks");
         let at = mesh.coordinates(world.rank());
-        Self { mesh, at, data: world.clone(), world, pipe: vec![] }
+        Self { mesh, at, data: world.clone(), shard: world.clone(), replicate: None, world, pipe: vec![] }
     }
 
     /// Returns the arrangement of the ranks.
@@ -74,8 +85,23 @@ impl Groups {
         &self.data
     }
 
-    /// Returns the communicator for one kind of message, with the ranks of all stages at this rank's position on the
-    /// data axis, ordered by stage. `None` with one stage.
+    /// Returns the communicator of this rank's shard group: the ranks over which one copy of ZeRO's state is sharded. It
+    /// is that of the data-parallel group if a stage has one shard group.
+    #[must_use]
+    pub fn shard(&self) -> &Arc<dyn Communicator> {
+        &self.shard
+    }
+
+    /// Returns the communicator of the ranks that hold the same shard as this rank, in the order of their shard groups.
+    /// `None` if no other rank holds it. Also `None` if a shard group has one rank: the replicates are then the
+    /// data-parallel group.
+    #[must_use]
+    pub fn replicate(&self) -> Option<&Arc<dyn Communicator>> {
+        self.replicate.as_ref()
+    }
+
+    /// Returns the communicator for one kind of message, with the ranks of all stages at this rank's position in
+    /// their data-parallel groups, ordered by stage. `None` with one stage.
     #[must_use]
     pub fn pipe(&self, kind: Kind) -> Option<&Arc<dyn Communicator>> {
         let index = KINDS.iter().position(|&k| k == kind)?;
@@ -96,7 +122,8 @@ impl Groups {
 
     /// Returns the communicators other than the world itself.
     fn splits(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
-        let is_split = self.mesh.pipe() > 1;
-        self.pipe.iter().chain(is_split.then_some(&self.data))
+        let data = (self.mesh.pipe() > 1).then_some(&self.data);
+        let shard = (self.mesh.replicates() > 1).then_some(&self.shard);
+        self.pipe.iter().chain(data).chain(shard).chain(&self.replicate)
     }
 }

@@ -34,7 +34,7 @@ const LARGE: usize = 1 << 18;
 pub struct LayoutOptions {
     /// `zero_optimization.stage`.
     pub zero_stage: ZeroStage,
-    /// Data-parallel degree.
+    /// Number of ranks of a shard group.
     pub ranks: usize,
     /// Maximum elements of a parameter that stays gathered at stage 3.
     pub persistence_threshold: usize,
@@ -225,7 +225,7 @@ impl Layout {
         if segment.matrix.is_some() { segment.elements() } else { self.tile }
     }
 
-    /// Returns the data-parallel degree.
+    /// Returns the number of ranks of a shard group.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks

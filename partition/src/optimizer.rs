@@ -235,7 +235,7 @@ impl OptimizerState {
         let (segment, own, options) = (rank.segment(id), rank.own_range(id), &rank.options);
         let Tile { state: in_tile, gradients: of_tile, parameters: updated } = tile;
         let is_refreshed =
-            rank.comm().size() > 1 && in_tile.is_none() && segment.placements.optimizer == Placement::Sharded;
+            rank.shards().size() > 1 && in_tile.is_none() && segment.placements.optimizer == Placement::Sharded;
         let gradients = match of_tile {
             Some(buffer) => Grads::F32(buffer.as_f32()),
             None => {

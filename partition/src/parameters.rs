@@ -40,7 +40,7 @@ struct PendingRefresh {
 
 /// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy.
 fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
-    rank.comm().size() == 1 && disk.has(id, Stored::Parameters)
+    rank.shards().size() == 1 && disk.has(id, Stored::Parameters)
 }
 
 impl ParameterState {
@@ -89,7 +89,7 @@ impl ParameterState {
             self.shards[id] = Some(shard);
             return Ok(());
         }
-        let own = counts[rank.comm().rank()];
+        let own = counts[rank.shards().rank()];
         let (sent, kept) = match shard {
             shard @ Storage::Cuda(_) if !on_gpu.gathers => {
                 let copy = on_host(&shard, own)?;
@@ -99,7 +99,7 @@ impl ParameterState {
         };
         let by_gpu = sent.is_on_device();
         let output = outgoing(memory.blank(rank.stored_as(id), elements, by_gpu)?, elements, by_gpu)?;
-        self.gathering[id] = Some(Gathering { pending: rank.comm().all_gather(sent, output, &counts), kept });
+        self.gathering[id] = Some(Gathering { pending: rank.shards().all_gather(sent, output, &counts), kept });
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl ParameterState {
             let shard = self.shards[id].take().ok_or_else(not_started)?;
             return fill(rank, memory, id, shard).map(drop);
         }
-        if rank.options.on_gpu.parameters && rank.comm().size() == 1 {
+        if rank.options.on_gpu.parameters && rank.shards().size() == 1 {
             let shard = self.shards[id].as_ref().ok_or_else(not_started)?;
             return fill_pieces(rank, memory, id, shard, true);
         }
@@ -345,7 +345,7 @@ fn start_refresh(
         }
     };
     let (shard, output) = (outgoing(shard, elements, by_gpu)?, outgoing(output, segment.elements(), by_gpu)?);
-    Ok(Some(rank.comm().all_gather(shard, output, &counts)))
+    Ok(Some(rank.shards().all_gather(shard, output, &counts)))
 }
 
 /// Stores a refreshed segment in its leaves.

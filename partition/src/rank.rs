@@ -31,20 +31,26 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(model: Arc<Model>, layout: Layout, stages: Stages, groups: Groups, options: ZeroOptions) -> Self {
-        assert_eq!(
-            groups.data().size(),
-            layout.ranks(),
-            "the layout must have as many ranks as the data-parallel group"
-        );
+        assert_eq!(groups.mesh().shards(), layout.ranks(), "the layout must have as many ranks as a shard group");
         assert_eq!(stages.count(), groups.mesh().pipe(), "the mesh must have as many stages as the model is cut into");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
         let residents = options.on_gpu.residents(&layout);
         Self { model, layout: Arc::new(layout), stages: Arc::new(stages), groups, options, dtype, residents }
     }
 
-    /// Returns the communicator over which this rank's segments are sharded: its pipeline stage.
-    pub(crate) fn comm(&self) -> &Arc<dyn Communicator> {
+    /// Returns the communicator over which this rank's segments are sharded.
+    pub(crate) fn shards(&self) -> &Arc<dyn Communicator> {
+        self.groups.shard()
+    }
+
+    /// Returns the communicator of the data-parallel group, whose gradients are summed.
+    pub(crate) fn data(&self) -> &Arc<dyn Communicator> {
         self.groups.data()
+    }
+
+    /// Returns whether this rank speaks for its shard: it adds it to norms and saves it. Of replicates, the first does.
+    pub(crate) fn speaks(&self) -> bool {
+        self.groups.at().replicate == 0
     }
 
     pub(crate) fn segment(&self, id: SegmentId) -> &Segment {
@@ -57,7 +63,7 @@ impl Rank {
 
     /// Returns the range of this rank's shard of a segment.
     pub(crate) fn shard(&self, id: SegmentId) -> Range<usize> {
-        self.segment(id).shard(self.comm().rank())
+        self.segment(id).shard(self.groups.at().shard)
     }
 
     /// Returns the range of a segment that this rank's optimizer updates.

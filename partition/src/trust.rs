@@ -158,17 +158,17 @@ fn not_in_f32() -> ZeroError {
     ZeroError::internal("this optimizer needs parameters in f32, in host memory")
 }
 
-/// Sums the squares of the sharded parameters of these segments over the ranks of the stage.
+/// Sums the squares of the sharded parameters of these segments over the ranks of the shard group.
 fn reduce(rank: &Rank, segments: Vec<SegmentId>, squares: &mut [Squares]) -> Result<(), ZeroError> {
     let is_sharded = |&id: &SegmentId| rank.placements(id).optimizer == Placement::Sharded;
     let pieces = segments.into_iter().filter(is_sharded).flat_map(|id| &rank.segment(id).pieces);
     let sharded: Vec<ParameterId> = pieces.map(|piece| piece.parameter).collect();
-    if rank.comm().size() == 1 || sharded.is_empty() {
+    if rank.shards().size() == 1 || sharded.is_empty() {
         return Ok(());
     }
     let sums = sharded.iter().flat_map(|&p| [&squares[p].params, &squares[p].direction]);
     let limbs = Buffer::I64(sums.flat_map(|sum| sum.limbs().iter().copied()).collect());
-    let Buffer::I64(limbs) = rank.comm().all_reduce(limbs, ReduceOp::Sum).wait()? else {
+    let Buffer::I64(limbs) = rank.shards().all_reduce(limbs, ReduceOp::Sum).wait()? else {
         return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
     };
     for (&parameter, limbs) in sharded.iter().zip(limbs.chunks(2 * LIMBS)) {

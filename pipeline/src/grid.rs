@@ -12,7 +12,7 @@
 use std::fmt::Write;
 
 use crate::instruction::Instruction;
-use crate::mesh::{Coordinates, Mesh};
+use crate::mesh::Mesh;
 use crate::stages::Stages;
 use crate::timeline::Timeline;
 
@@ -71,10 +71,11 @@ struct Row {
 }
 
 fn row(timeline: &Timeline, stages: &Stages, mesh: Mesh, stage: usize) -> Row {
-    let rank = mesh.rank(Coordinates { stage, replica: 0 });
-    let name = match mesh.data() {
+    let ranks = mesh.ranks(stage);
+    let rank = ranks.start;
+    let name = match ranks.len() {
         1 => format!("rank {rank}"),
-        data => format!("ranks {rank}-{}", rank + data - 1),
+        _ => format!("ranks {rank}-{}", ranks.end - 1),
     };
     let mut pieces: Vec<Piece> = vec![];
     for event in timeline.events.iter().filter(|event| event.rank == rank && event.is_compute()) {

@@ -1,29 +1,48 @@
-//! The arrangement of ranks: a grid of pipeline stages by data-parallel replicas.
+//! The arrangement of ranks: a grid of pipeline stages by replicates by shards.
 //!
-//! Consecutive ranks are neighbours on the data axis: rank = stage × data + replica, as in DeepSpeed. A launcher puts
-//! consecutive ranks on one host, and the data axis has the heavier traffic: each step it moves about twice a stage's
-//! parameters (three times at ZeRO stage 3, for each micro-batch), and every rank of the group waits for the slowest
-//! link. The pipe axis moves one activation per micro-batch between two stages, usually a few megabytes, and can do so
-//! while computing. When a job spans several hosts, each data-parallel group therefore stays on one host and the
-//! pipeline crosses hosts.
+//! Ranks of a *shard group* hold different shards of one copy of ZeRO's state. Ranks at the same position of several
+//! shard groups hold the same shard: they are *replicates* of each other. The ranks of a stage, over both axes, are its
+//! data-parallel group: each of them trains on other samples, and the group has replicates × shards *replicas* of the
+//! model.
+//!
+//! Consecutive ranks are neighbours on the shard axis, then on the replicate axis: rank = (stage × replicates +
+//! replicate) × shards + shard. A launcher puts consecutive ranks on one host, and the shard axis has the heaviest
+//! traffic: each step it moves about twice a stage's parameters (three times at ZeRO stage 3, for each micro-batch), and
+//! every rank of the group waits for the slowest link. The replicate axis moves the gradients of one shard. The pipe axis
+//! moves one activation per micro-batch between two stages, usually a few megabytes, and can do so while computing. When a
+//! job spans several hosts, each shard group therefore stays on one host, and the pipeline crosses hosts.
+
+use std::ops::Range;
 
 use crate::message::StageId;
 
-/// The degrees of the two axes. Their product is the world size.
+/// The degrees of the three axes. Their product is the world size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pipe: usize,
-    data: usize,
+    replicates: usize,
+    shards: usize,
 }
 
-/// Error: the ranks cannot be divided evenly into that many stages.
+/// Error: the ranks cannot be divided evenly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("cannot divide {world_size} ranks evenly into {stages} pipeline stages")]
-pub struct MeshError {
-    /// Number of ranks.
-    pub world_size: usize,
-    /// Number of pipeline stages.
-    pub stages: usize,
+pub enum MeshError {
+    /// The ranks do not make that many stages.
+    #[error("cannot divide {world_size} ranks evenly into {stages} pipeline stages")]
+    Stages {
+        /// Number of ranks.
+        world_size: usize,
+        /// Number of pipeline stages.
+        stages: usize,
+    },
+    /// The ranks of a stage do not make that many shard groups.
+    #[error("cannot divide {data} data-parallel ranks evenly into {replicates} replicates")]
+    Replicates {
+        /// Number of ranks of a stage.
+        data: usize,
+        /// Number of replicates.
+        replicates: usize,
+    },
 }
 
 /// Position of a rank in the mesh.
@@ -31,20 +50,42 @@ pub struct MeshError {
 pub struct Coordinates {
     /// Position on the pipe axis.
     pub stage: StageId,
-    /// Position on the data axis: the rank within its data-parallel group.
-    pub replica: usize,
+    /// Position on the replicate axis: the number of its shard group.
+    pub replicate: usize,
+    /// Position on the shard axis: the rank within its shard group.
+    pub shard: usize,
+}
+
+impl Coordinates {
+    /// Returns the position of the first rank of a stage.
+    #[must_use]
+    pub fn first(stage: StageId) -> Self {
+        Self { stage, replicate: 0, shard: 0 }
+    }
 }
 
 impl Mesh {
-    /// Creates a mesh of all ranks.
+    /// Creates a mesh of all ranks with one shard group per stage.
     ///
     /// # Errors
     /// Fails if `world_size` is not a multiple of `stages`, or if either is zero.
     pub fn new(world_size: usize, stages: usize) -> Result<Self, MeshError> {
         if stages == 0 || world_size == 0 || !world_size.is_multiple_of(stages) {
-            return Err(MeshError { world_size, stages });
+            return Err(MeshError::Stages { world_size, stages });
         }
-        Ok(Self { pipe: stages, data: world_size / stages })
+        Ok(Self { pipe: stages, replicates: 1, shards: world_size / stages })
+    }
+
+    /// Divides the ranks of each stage into `replicates` shard groups.
+    ///
+    /// # Errors
+    /// Fails if the ranks of a stage are not a multiple of `replicates`, or if it is zero.
+    pub fn replicated(self, replicates: usize) -> Result<Self, MeshError> {
+        let data = self.data();
+        if replicates == 0 || !data.is_multiple_of(replicates) {
+            return Err(MeshError::Replicates { data, replicates });
+        }
+        Ok(Self { replicates, shards: data / replicates, ..self })
     }
 
     /// Returns the number of pipeline stages.
@@ -56,25 +97,50 @@ impl Mesh {
     /// Returns the data-parallel degree: the number of ranks per stage.
     #[must_use]
     pub fn data(&self) -> usize {
-        self.data
+        self.replicates * self.shards
+    }
+
+    /// Returns the number of shard groups per stage.
+    #[must_use]
+    pub fn replicates(&self) -> usize {
+        self.replicates
+    }
+
+    /// Returns the number of ranks per shard group.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.shards
     }
 
     /// Returns the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> usize {
-        self.pipe * self.data
+        self.pipe * self.data()
     }
 
     /// Returns the position of a rank.
     #[must_use]
     pub fn coordinates(&self, rank: usize) -> Coordinates {
-        Coordinates { stage: rank / self.data, replica: rank % self.data }
+        let group = rank / self.shards;
+        Coordinates { stage: group / self.replicates, replicate: group % self.replicates, shard: rank % self.shards }
     }
 
     /// Returns the rank at a position.
     #[must_use]
     pub fn rank(&self, at: Coordinates) -> usize {
-        at.stage * self.data + at.replica
+        at.stage * self.data() + self.replica(at)
+    }
+
+    /// Returns the place of a position within its data-parallel group.
+    #[must_use]
+    pub fn replica(&self, at: Coordinates) -> usize {
+        at.replicate * self.shards + at.shard
+    }
+
+    /// Returns the ranks of a stage: its data-parallel group.
+    #[must_use]
+    pub fn ranks(&self, stage: StageId) -> Range<usize> {
+        stage * self.data()..(stage + 1) * self.data()
     }
 }
 
@@ -86,13 +152,30 @@ mod tests {
     fn ranks_of_a_data_parallel_group_are_neighbours() {
         let mesh = Mesh::new(12, 3).unwrap();
         assert_eq!((mesh.pipe(), mesh.data(), mesh.world_size()), (3, 4, 12));
+        assert_eq!((mesh.replicates(), mesh.shards(), mesh.ranks(1)), (1, 4, 4..8));
         for rank in 0..12 {
             let at = mesh.coordinates(rank);
-            assert_eq!((at.stage, at.replica), (rank / 4, rank % 4));
+            assert_eq!((at.stage, mesh.replica(at), at.shard), (rank / 4, rank % 4, rank % 4));
             assert_eq!(mesh.rank(at), rank);
         }
         for (world_size, stages) in [(6, 4), (4, 0), (0, 1), (2, 3)] {
-            assert_eq!(Mesh::new(world_size, stages), Err(MeshError { world_size, stages }));
+            assert_eq!(Mesh::new(world_size, stages), Err(MeshError::Stages { world_size, stages }));
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_shard_group_are_neighbours() {
+        let mesh = Mesh::new(24, 2).unwrap().replicated(3).unwrap();
+        assert_eq!((mesh.pipe(), mesh.data(), mesh.replicates(), mesh.shards()), (2, 12, 3, 4));
+        assert_eq!(mesh.coordinates(21), Coordinates { stage: 1, replicate: 2, shard: 1 });
+        for rank in 0..24 {
+            let at = mesh.coordinates(rank);
+            assert_eq!((mesh.rank(at), mesh.replica(at)), (rank, rank % 12));
+            assert!(mesh.ranks(at.stage).contains(&rank));
+        }
+        for replicates in [0, 5, 24] {
+            let error = MeshError::Replicates { data: 12, replicates };
+            assert_eq!(Mesh::new(24, 2).unwrap().replicated(replicates), Err(error));
         }
     }
 }

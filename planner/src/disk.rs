@@ -2,23 +2,24 @@
 
 use zero_engine::Error;
 use zero_engine::settings::Settings;
+use zero_engine::stage_plan::StagePlan;
 use zero_partition::{Layout, disk_bytes};
-use zero_pipeline::{Coordinates, Stages};
 
 /// Checks that the folders are writable and have room for the files of all ranks on this machine.
 ///
 /// # Errors
 /// Fails if a folder is not writable or too small; the error names its key.
-pub(crate) fn check_space(layout: &Layout, stages: &Stages, settings: &Settings) -> Result<(), Error> {
+pub(crate) fn check_space(layout: &Layout, stage_plan: &StagePlan, settings: &Settings) -> Result<(), Error> {
     let disk = &settings.zero.disk;
     if !layout.uses_disk() {
         return Ok(());
     }
     let widths = settings.zero.widths(settings.dtype.size_in_bytes());
-    let of_rank = |(stage, replica)| disk_bytes(layout, stages, Coordinates { stage, replica }, &widths);
-    let ranks = (0..stages.count()).flat_map(|stage| (0..layout.ranks()).map(move |replica| (stage, replica)));
-    let (optimizer, parameters) =
-        ranks.map(of_rank).fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
+    let (mesh, stages) = (stage_plan.mesh, &stage_plan.stages);
+    let of_rank = |rank| disk_bytes(layout, stages, mesh.coordinates(rank), &widths);
+    let (optimizer, parameters) = (0..mesh.world_size())
+        .map(of_rank)
+        .fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
     let mut folders = vec![("offload_optimizer", &disk.optimizer, optimizer)];
     match (&disk.optimizer, &disk.parameters) {
         // One folder has to hold both.

@@ -96,7 +96,7 @@ fn of_update(subject: &Steps) -> Moved {
         if !zero.holds(id) || !zero.owns(id) || segment.tiers.tiles == 0 {
             continue;
         }
-        let elements = segment.shard(engine.replica()).len();
+        let elements = segment.shard(zero.groups().at().shard).len();
         let lives = |tier, bytes: usize| if tier == Tier::Nvme { bytes as u64 } else { 0 };
         let states = segment.state_bytes(elements, &widths) + elements * widths.master;
         let written =

@@ -59,9 +59,9 @@ pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) ->
 
 /// Returns whether the data-parallel rank with this number in the world updates some of a segment.
 pub(super) fn owns(subject: &Subject<'_>, segment: SegmentId, rank: usize) -> bool {
-    let replica = subject.stage_plan.mesh.coordinates(rank).replica;
+    let at = subject.stage_plan.mesh.coordinates(rank);
     let segment = &subject.layout.segments()[segment];
-    segment.placements.optimizer == Placement::Replicated || !segment.shard(replica).is_empty()
+    segment.placements.optimizer == Placement::Replicated || !segment.shard(at.shard).is_empty()
 }
 
 /// Returns the work of a segment's update, in multiply-adds, if it is a matrix that is updated in one pass.
@@ -80,8 +80,7 @@ fn busiest(subject: &Subject<'_>) -> Vec<usize> {
             let own = matrices.iter().filter(|(id, _)| stages.owner(*id) == stage && owns(subject, *id, *rank));
             own.map(|(_, work)| work).sum()
         };
-        let ranks = (0..mesh.data()).map(|replica| mesh.rank(Coordinates { stage, replica }));
-        let ranks = ranks.map(|rank| (of_rank(&rank), rank));
+        let ranks = mesh.ranks(stage).map(|rank| (of_rank(&rank), rank));
         ranks.max_by(|(a, _), (b, _)| a.total_cmp(b)).map_or(0, |(_, rank)| rank)
     };
     (0..stages.count()).map(of_stage).collect()
@@ -194,7 +193,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
         Placement::Sharded => 0.0,
         Placement::Replicated => table.accumulate.median * of.elements as f64,
     };
-    let at = Coordinates { stage: stages.owner(segment), replica: 0 };
+    let at = Coordinates::first(stages.owner(segment));
     let widths = settings.zero.widths(width);
     let moved = |item: Item| disk_buffers(layout, stages, at, &widths, item);
     let shard = layout.segments()[segment].shard(0).len() as u64;

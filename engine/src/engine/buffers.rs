@@ -3,7 +3,6 @@
 use candle_core::{DType, Tensor};
 use zero_comm::Buffer;
 use zero_model::ModuleBuffer;
-use zero_pipeline::Coordinates;
 
 use super::Engine;
 use crate::error::Error;
@@ -44,7 +43,7 @@ impl Engine {
                 false => vec![0.0; of_stage.iter().map(|buffer| buffer.shape().elem_count()).sum()],
             };
             if mesh.pipe() > 1 {
-                let root = mesh.rank(Coordinates { stage, replica: 0 });
+                let root = mesh.ranks(stage).start;
                 total = self.comm.broadcast(Buffer::F32(total), root).wait()?.into_f32()?;
             }
             let mut total = total.into_iter();

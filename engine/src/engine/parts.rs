@@ -67,7 +67,7 @@ impl Engine {
     /// This rank's place on the data axis.
     #[must_use]
     pub fn replica(&self) -> usize {
-        self.zero.groups().at().replica
+        self.stage_plan.mesh.replica(self.zero.groups().at())
     }
 
     /// Returns the configuration, resolved for this world.

@@ -232,12 +232,12 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     Ok(outcome)
 }
 
-/// Whether deferred updates may wait for the next instruction. Consecutive updates are batched. A rank without other
-/// replicas has nothing to refresh, so refreshes do not end a batch.
+/// Whether deferred updates may wait for the next instruction. Consecutive updates are batched. A rank with the
+/// only shard has nothing to refresh, so refreshes do not end a batch.
 fn puts_off_updates(next: Option<&Instruction>, zero: &ShardedState) -> bool {
     match next {
         Some(Instruction::Update { .. }) => true,
-        Some(Instruction::Refresh { .. } | Instruction::AwaitRefresh { .. }) => zero.groups().data().size() == 1,
+        Some(Instruction::Refresh { .. } | Instruction::AwaitRefresh { .. }) => zero.groups().shard().size() == 1,
         _ => false,
     }
 }

@@ -84,7 +84,6 @@ impl Run {
             self.zero
         );
         world(self.ranks, |comm| {
-            let rank = comm.rank();
             let mut engine =
                 Engine::with_communicator(config(self.ranks, &text), model(self.width, self.tied), comm).unwrap();
             let step = engine.train_batch(&batch(0, self.ranks * self.micro_batches)).unwrap();
@@ -106,7 +105,7 @@ impl Run {
                 expected_sent: expected_payload(
                     engine.program(),
                     &layout,
-                    rank,
+                    (zero.groups().mesh(), zero.groups().at()),
                     self.bytes_per_element(),
                     &options(&engine, self.dtype),
                     |_| 0,

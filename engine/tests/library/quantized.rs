@@ -11,7 +11,7 @@ use world::{assert_same, config, llama_config, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 use zero_model::ops::{FourBit, Quantization, QuantizedFormat};
 use zero_partition::expected_state;
-use zero_pipeline::{Coordinates, Tier};
+use zero_pipeline::Tier;
 
 const ADAPTER: &str = "adapter: {r: 4, lora_dropout: 0.1, init_lora_weights: false}";
 const NF4: &str = "quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}";
@@ -66,7 +66,7 @@ fn state_is_a_few_bits_per_element() {
             let counted = world(2, |comm| {
                 let engine = Engine::with_communicator(config(2, &text), llama(), comm).unwrap();
                 let zero = engine.zero();
-                let at = Coordinates { stage: 0, replica: engine.replica() };
+                let at = engine.zero().groups().at();
                 let state = expected_state(zero.layout(), zero.stages(), at, &widths(4));
                 let held = zero.ledger().now(zero_partition::Category::Parameters);
                 assert_eq!(held, state.parameters, "{text}");
@@ -78,7 +78,7 @@ fn state_is_a_few_bits_per_element() {
                     let parameter = &engine.model().parameters()[segment.pieces[0].parameter];
                     formula(segment.parameters(), parameter.shape().dims()[1])
                 });
-                let own = quantized.clone().map(|segment| segment.shard(engine.replica()).len());
+                let own = quantized.clone().map(|segment| segment.shard(at.shard).len());
                 (own.sum::<usize>(), expected.sum::<usize>())
             });
             let (bytes, expected) = (counted.iter().map(|rank| rank.0).sum::<usize>(), counted[0].1);

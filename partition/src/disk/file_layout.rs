@@ -127,7 +127,7 @@ fn place(
     }
     let elements = match segment.placements.optimizer {
         Placement::Replicated => segment.elements(),
-        Placement::Sharded => segment.shard(at.replica).len(),
+        Placement::Sharded => segment.shard(at.shard).len(),
     };
     let mut tiers = segment.tiers;
     if stages.owner(id) != at.stage {

@@ -59,7 +59,9 @@ struct PendingReduce {
 enum Reduction {
     /// With one rank, the local gradient is the sum.
     Alone(KeptGradient),
+    /// An all-reduce over the data-parallel group.
     All(Pending<Buffer>),
+    /// A reduce-scatter over the shard group. An all-reduce of the shard over its replicates follows, if it has any.
     Scatter(Pending<Scattered>),
 }
 
@@ -174,16 +176,16 @@ impl Reductions {
                 }
                 None => self.total(memory, id)?,
             };
-            let is_shared = rank.comm().size() > 1;
-            let is_sharded = rank.placements(id).optimizer == Placement::Sharded;
-            started.push(if is_shared && is_sharded && rank.options.reduce_scatter {
+            let is_shared = rank.data().size() > 1;
+            let is_cut = rank.shards().size() > 1 && rank.placements(id).optimizer == Placement::Sharded;
+            started.push(if is_cut && rank.options.reduce_scatter {
                 Reduction::Scatter(scatter(rank, memory, id, local)?)
             } else if !is_shared {
                 let rounded = alone(local, rank.options.communication)?;
                 Reduction::Alone(memory.kept(rank, rounded)?)
             } else {
                 let local = memory.packed_sum(rank, local)?;
-                Reduction::All(rank.comm().all_reduce(local, ReduceOp::Sum))
+                Reduction::All(rank.data().all_reduce(local, ReduceOp::Sum))
             });
         }
         self.reducing.push_back(PendingReduce { segments, micro_batch, started });
@@ -211,7 +213,10 @@ impl Reductions {
                     self.file_all(rank, memory, id, full)?;
                 }
                 Reduction::Scatter(pending) => {
-                    let Scattered { input, shard } = pending.wait()?;
+                    let Scattered { input, mut shard } = pending.wait()?;
+                    if let Some(replicates) = rank.groups.replicate() {
+                        shard = replicates.all_reduce(shard, ReduceOp::Sum).wait()?;
+                    }
                     let shard = memory.received(rank, id, shard)?;
                     self.file(rank, memory, id, input, shard)?;
                 }
@@ -318,7 +323,8 @@ impl Reductions {
         self.settle(rank, memory, id)?;
         let gradients = self.take_reduced(memory, id)?.into_f32()?.into_host()?;
         let mut squares = no_squares(rank);
-        for (parameter, _, at) in rank.segment(id).overlaps(rank.shard(id)) {
+        let counted = if rank.speaks() { rank.shard(id) } else { 0..0 };
+        for (parameter, _, at) in rank.segment(id).overlaps(counted) {
             add_parameter_range(&mut squares[clipping(rank, parameter)], Grads::F32(&gradients[at]));
         }
         self.segments[id].squares = Some(squares);
@@ -349,11 +355,11 @@ fn scatter(
     local: KeptGradient,
 ) -> Result<Pending<Scattered>, ZeroError> {
     let counts = rank.segment(id).counts();
-    let own = counts[rank.comm().rank()];
+    let own = counts[rank.shards().rank()];
     memory.count(Category::Staging, own, 4);
     let shard = memory.room_for_packed(rank, id, own)?;
     let input = memory.packed_sum(rank, local)?;
-    Ok(rank.comm().reduce_scatter(input, shard, &counts, ReduceOp::Sum))
+    Ok(rank.shards().reduce_scatter(input, shard, &counts, ReduceOp::Sum))
 }
 
 fn not_reduced() -> ZeroError {

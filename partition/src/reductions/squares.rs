@@ -77,8 +77,12 @@ pub(super) fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
 }
 
 /// Returns this rank's share of a segment, as parameters with their ranges of the reduced gradients. With replicated
-/// gradients too, each rank has only its shard, so that no element is counted twice.
+/// gradients too, each rank has only its shard, and of replicates only the first has it, so that no element is counted
+/// twice.
 fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
+    if !rank.speaks() {
+        return vec![];
+    }
     let (segment, shard) = (rank.segment(id), rank.shard(id));
     let offset = segment.begin_in_gradients(&shard);
     segment.overlaps(shard).map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()

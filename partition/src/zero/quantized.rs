@@ -97,7 +97,7 @@ impl ShardedState {
     }
 
     /// Gathers a quantized parameter that this rank's stage owns and returns its values in f32. Collective over the
-    /// stage.
+    /// shard group.
     pub(super) fn full_of_quantized(&self, parameter: ParameterId, id: usize) -> Result<Vec<f32>, ZeroError> {
         let segment = self.rank.segment(id);
         let counts = segment.counts();
@@ -105,7 +105,7 @@ impl ShardedState {
         let mut shard = vec![0; own.len()];
         self.read_bytes_into(&Range { parameter, elements: own }, &mut shard)?;
         let output = Buffer::U8(vec![0; segment.elements()]);
-        let Buffer::U8(bytes) = self.rank.comm().all_gather(Buffer::U8(shard), output, &counts).wait()?.output else {
+        let Buffer::U8(bytes) = self.rank.shards().all_gather(Buffer::U8(shard), output, &counts).wait()?.output else {
             return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
         };
         let Some(quantization) = segment.quantization else { return Err(missing()) };

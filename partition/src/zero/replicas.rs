@@ -7,7 +7,7 @@
 use crc32fast::Hasher;
 use zero_comm::Buffer;
 use zero_model::sink::FlatBuffer;
-use zero_pipeline::{Coordinates, Placement};
+use zero_pipeline::Placement;
 
 use super::ShardedState;
 use crate::error::ZeroError;
@@ -46,16 +46,16 @@ impl ShardedState {
                 checksums.push(checksum_of(&state.master)?);
             }
         }
-        let (ranks, count) = (self.rank.comm().size(), checksums.len());
+        let (ranks, count) = (self.rank.data().size(), checksums.len());
         let own = Buffer::I64(checksums.into_iter().map(i64::from).collect());
-        let all = self.rank.comm().all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
+        let all = self.rank.data().all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
         let all = all.wait()?.output.into_i64()?;
         for (index, name) in names.into_iter().enumerate() {
             let of_ranks: Vec<i64> = (0..ranks).map(|rank| all[rank * count + index]).collect();
             let odd = odd_ones_out(&of_ranks);
             if !odd.is_empty() {
-                let at = self.rank.groups.at();
-                let world = |replica| self.rank.groups.mesh().rank(Coordinates { replica, ..at });
+                let first = self.rank.groups.mesh().ranks(self.rank.groups.at().stage).start;
+                let world = |replica| first + replica;
                 return Err(ZeroError::Differs { ranks: odd.into_iter().map(world).collect(), of: ranks, what: name });
             }
         }

@@ -98,16 +98,18 @@ fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32
 
 impl Layout {
     /// Returns the number of f32 that a rank's part of a checkpoint takes: the parameter, average and states of each trainable
-    /// element, one value of each frozen element, and the bytes of quantized parameters.
+    /// element, one value of each frozen element, and the bytes of quantized parameters. Of replicates, the first
+    /// saves their shard.
     #[must_use]
     pub fn saved_elements(&self, stages: &Stages, at: Coordinates, widths: &Widths) -> usize {
-        let owned = self.segments().iter().enumerate().filter(|&(id, _)| stages.owner(id) == at.stage);
+        let is_saved = |id| stages.owner(id) == at.stage && at.replicate == 0;
+        let owned = self.segments().iter().enumerate().filter(|&(id, _)| is_saved(id));
         let saved =
-            |segment: &Segment| segment.overlaps(segment.shard(at.replica)).map(|(_, e, _)| e.len()).sum::<usize>();
+            |segment: &Segment| segment.overlaps(segment.shard(at.shard)).map(|(_, e, _)| e.len()).sum::<usize>();
         owned
             .map(|(_, segment)| match segment.quantization {
                 Some(_) => saved(segment).div_ceil(size_of::<f32>()),
-                None => segment.saved(segment.shard(at.replica), widths),
+                None => segment.saved(segment.shard(at.shard), widths),
             })
             .sum()
     }
@@ -133,18 +135,18 @@ impl ShardedState {
     }
 
     /// Returns the ranges that this rank writes into a checkpoint, in portions: its shards of the segments that its
-    /// pipeline stage owns, at every ZeRO stage. Over all ranks, the ranges cover each element once.
+    /// pipeline stage owns, at every ZeRO stage, if it is the first of its replicates. Over all ranks, the ranges cover
+    /// each element once.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
-        let rank = self.rank.comm().rank();
-        let ranges = self.ranges(|id| self.owns(id), |_, segment| segment.shard(rank));
+        let is_saved = |id| self.owns(id) && self.rank.speaks();
+        let ranges = self.ranges(is_saved, |id, _| self.rank.shard(id));
         ranges.into_iter().flat_map(Range::portions).collect()
     }
 
     /// Returns the ranges that this rank holds and must read from a checkpoint.
     #[must_use]
     pub fn held_ranges(&self, kind: Kind) -> Vec<Range> {
-        let rank = self.rank.comm().rank();
         let is_held = |id| match kind {
             Kind::Parameter => self.holds(id),
             Kind::State(index) => self.rank.updates(id) && self.rank.own_state(id, index).is_some(),
@@ -156,7 +158,7 @@ impl ShardedState {
             };
             let held = match placement {
                 Placement::Replicated => 0..segment.elements(),
-                Placement::Sharded => segment.shard(rank),
+                Placement::Sharded => self.rank.shard(id),
             };
             self.values_of(kind, id, held)
         })
@@ -339,11 +341,11 @@ impl ShardedState {
         if mesh.pipe() == 1 {
             return Ok(values);
         }
-        let root = mesh.rank(Coordinates { stage: self.rank.stages.owner(id), replica: 0 });
+        let root = mesh.rank(Coordinates::first(self.rank.stages.owner(id)));
         Ok(self.rank.groups.world().broadcast(Buffer::F32(values), root).wait()?.into_f32()?)
     }
 
-    /// Gathers all values of a parameter that this rank's stage owns. Collective over the stage.
+    /// Gathers all values of a parameter that this rank's stage owns. Collective over the shard group.
     fn full_of_owned(
         &self,
         kind: Kind,
@@ -356,15 +358,15 @@ impl ShardedState {
             let shard = segment.shard(rank);
             shard.start.max(at.start).min(at.end)..shard.end.max(at.start).min(at.end)
         };
-        let counts: Vec<usize> = (0..self.rank.comm().size()).map(|rank| part(rank).len()).collect();
-        let own = part(self.rank.comm().rank());
+        let counts: Vec<usize> = (0..self.rank.shards().size()).map(|rank| part(rank).len()).collect();
+        let own = part(self.rank.shards().rank());
         let shard = if own.is_empty() {
             vec![]
         } else {
             self.read(kind, &Range { parameter, elements: own.start - at.start..own.end - at.start })?
         };
         let output = Buffer::F32(vec![0.0; at.len()]);
-        match self.rank.comm().all_gather(Buffer::F32(shard), output, &counts).wait()?.output {
+        match self.rank.shards().all_gather(Buffer::F32(shard), output, &counts).wait()?.output {
             Buffer::F32(values) => Ok(values),
             _ => Err(ZeroError::internal("a collective returned values of an unexpected dtype")),
         }

@@ -180,21 +180,29 @@ impl Costs {
 
     /// Returns the seconds of a transfer from the time at which its lane is free and every rank that takes part has
     /// started it. A bucket moves one segment after the other. Each member of a group sends at least (n−1)/n of the
-    /// buffer in an all-gather or reduce-scatter, and twice as much in an all-reduce.
+    /// buffer in an all-gather or reduce-scatter, and twice as much in an all-reduce. Replicates all-reduce their shards
+    /// after the reduce-scatter.
     pub(super) fn transfer(&self, transfer: Transfer<'_>, world: &World) -> f64 {
-        let members = world.mesh.data() as f64;
-        let share = (members - 1.0) / members;
-        let gathered =
-            |&segment: &SegmentId| self.data.all_gather.seconds(self.segments[segment].parameters as f64 * share);
+        let (shards, mesh) = (world.mesh.shards() as f64, world.mesh);
+        let others = |members: usize| (members as f64 - 1.0) / members as f64;
+        let gathered = |&segment: &SegmentId| {
+            self.data.all_gather.seconds(self.segments[segment].parameters as f64 * others(mesh.shards()))
+        };
+        let all_reduced = |bytes: f64, members| self.data.all_reduce.seconds(2.0 * bytes * others(members));
         let reduced = |&segment: &SegmentId| {
-            let bytes = self.segments[segment].gradients as f64 * share;
+            let bytes = self.segments[segment].gradients as f64;
             match world.shape.segments[segment].placements.optimizer {
-                Placement::Sharded => self.data.reduce_scatter.seconds(bytes),
-                Placement::Replicated => self.data.all_reduce.seconds(2.0 * bytes),
+                Placement::Sharded if mesh.shards() > 1 => {
+                    let scattered = self.data.reduce_scatter.seconds(bytes * others(mesh.shards()));
+                    let replicated = || all_reduced(bytes / shards, mesh.replicates());
+                    scattered + if mesh.replicates() > 1 { replicated() } else { 0.0 }
+                }
+                _ => all_reduced(bytes, mesh.data()),
             }
         };
         match transfer {
-            Transfer::Gather(_) | Transfer::Reduce(..) | Transfer::Refresh(_) if world.mesh.data() == 1 => 0.0,
+            Transfer::Gather(_) | Transfer::Refresh(_) if mesh.shards() == 1 => 0.0,
+            Transfer::Reduce(..) if mesh.data() == 1 => 0.0,
             Transfer::Gather(segments) | Transfer::Refresh(segments) => segments.iter().map(gathered).sum(),
             Transfer::Reduce(segments, _) => segments.iter().map(reduced).sum(),
             Transfer::Send(message) => self.pipe.seconds(self.message(message) as f64),

@@ -19,7 +19,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::effects::{Action, Transfer};
 use crate::instruction::{Instruction, Program};
-use crate::mesh::Coordinates;
 use crate::message::{Channel, Message};
 use crate::timeline::{Event, Lane, Timeline};
 use crate::validate::{Violation, World, violation};
@@ -172,10 +171,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(world: &'a World<'a>, costs: &'a Costs, programs: &'a [Program]) -> Self {
         let mut agenda = Agenda::new(programs.len());
-        let group = |stage| {
-            let members = (0..world.mesh.data()).map(|replica| world.mesh.rank(Coordinates { stage, replica }));
-            Queue::collectives(agenda.slot(), members.collect())
-        };
+        let group = |stage| Queue::collectives(agenda.slot(), world.mesh.ranks(stage).collect());
         let lanes = (0..world.mesh.pipe()).map(group).collect();
         Self {
             world,
@@ -320,10 +316,11 @@ impl<'a> Run<'a> {
 
     /// Returns the lane of a message on this rank's replica.
     fn channel(&mut self, rank: usize, message: &Message) -> usize {
-        let (mesh, replica) = (self.world.mesh, self.world.mesh.coordinates(rank).replica);
+        let mesh = self.world.mesh;
+        let replica = mesh.replica(mesh.coordinates(rank));
         let (agenda, lanes, capacity) = (&mut self.agenda, &mut self.lanes, self.world.capacity);
         *self.channels.entry((replica, message.channel())).or_insert_with(|| {
-            let members = [message.from, message.to].map(|stage| mesh.rank(Coordinates { stage, replica }));
+            let members = [message.from, message.to].map(|stage| mesh.ranks(stage).start + replica);
             lanes.push(Queue::channel(Lane::Channel(message.channel()), agenda.slot(), members.into(), capacity));
             lanes.len() - 1
         })

@@ -12,10 +12,10 @@ use crate::timeline::Lane;
 /// Checks that every data-parallel group starts the same collectives in the same order.
 pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<(), Violation> {
     for stage in 0..world.mesh.pipe() {
-        let first = world.mesh.rank(Coordinates { stage, replica: 0 });
+        let mut ranks = world.mesh.ranks(stage);
+        let Some(first) = ranks.next() else { continue };
         let expected = collectives(&programs[first]);
-        for replica in 1..world.mesh.data() {
-            let rank = world.mesh.rank(Coordinates { stage, replica });
+        for rank in ranks {
             let found = collectives(&programs[rank]);
             for k in 0..expected.len().max(found.len()) {
                 let (theirs, ours) = (expected.get(k), found.get(k));
@@ -47,7 +47,7 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
         let mut sent: BTreeMap<Channel, Vec<(usize, Message)>> = BTreeMap::new();
         let mut received: BTreeMap<Channel, Vec<(usize, Message)>> = BTreeMap::new();
         for stage in 0..world.mesh.pipe() {
-            let program = &programs[world.mesh.rank(Coordinates { stage, replica })];
+            let program = &programs[world.mesh.ranks(stage).start + replica];
             for (index, instruction) in program.instructions.iter().enumerate() {
                 let (ways, message) = match instruction.effects().action {
                     Action::Starts(Transfer::Send(message)) => (&mut sent, message),
@@ -67,7 +67,7 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
                     continue;
                 }
                 let (_, from, to) = channel;
-                let at = |stage| world.mesh.rank(Coordinates { stage, replica });
+                let at = |stage| world.mesh.ranks(stage).start + replica;
                 return Err(match (gone, come) {
                     (Some(&(index, _)), None) => {
                         let reason = format!("rank {} never receives it", at(to));
@@ -199,7 +199,7 @@ fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &Worl
         Action::Awaits(transfer) => {
             // A disk waits for no other rank.
             let started = ranks[rank].in_flight.iter().find(|(started, _)| *started == transfer);
-            let mut group = (0..world.mesh.data()).map(|replica| world.mesh.rank(Coordinates { replica, ..at }));
+            let mut group = world.mesh.ranks(at.stage);
             started.is_none_or(|&(_, index)| group.all(|member| ranks[member].started > index))
         }
         Action::Meets => {

@@ -113,10 +113,15 @@ fn transport(config: &Config, mesh: Mesh) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;
     }
-    let peers = match mesh.pipe() {
-        1 => mesh.data() - 1,
-        pipe => mesh.world_size() - 1 + mesh.data() - 1 + 3 * (pipe - 1),
+    let of_stage = match mesh.pipe() {
+        1 => 0,
+        pipe => mesh.data() - 1 + 3 * (pipe - 1),
     };
+    let of_shards = match (mesh.replicates(), mesh.shards()) {
+        (1, _) | (_, 1) => 0,
+        (replicates, shards) => shards - 1 + replicates - 1,
+    };
+    let peers = mesh.world_size() - 1 + of_stage + of_shards;
     (peers * zero_comm::TCP_CHUNK) as u64
 }
 

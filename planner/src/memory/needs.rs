@@ -41,13 +41,13 @@ fn of_stage(
     let width = subject.settings.dtype.size_in_bytes();
     let widths = subject.settings.zero.widths(width);
     // Shards differ by a few blocks at most, so a few ranks stand for many, but not if some own whole matrices.
-    let last = subject.stage_plan.mesh.data() - 1;
+    let last = subject.stage_plan.mesh.shards() - 1;
     let has_owners = subject.layout.segments().iter().any(|segment| segment.matrix.is_some());
-    let mut replicas = if last < 4 || has_owners { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
-    replicas.dedup();
+    let mut shards = if last < 4 || has_owners { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
+    shards.dedup();
     let mut needs = Needs { peaks: Peaks::default(), disk: DiskBytes::default(), with_activations: table.is_some() };
-    for replica in replicas {
-        let at = Coordinates { stage, replica };
+    for shard in shards {
+        let at = Coordinates { shard, ..Coordinates::first(stage) };
         let work = WalkInputs {
             layout: subject.layout,
             stages: &subject.stage_plan.stages,

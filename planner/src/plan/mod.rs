@@ -9,7 +9,7 @@ use zero_config::Config;
 use zero_model::{Layers, Model};
 use zero_partition::{CATEGORIES, Layout, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Coordinates, Mesh, Program, StageId, Timeline, alive, grid};
+use zero_pipeline::{Coordinates, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
@@ -207,7 +207,7 @@ impl Plan {
     /// # Errors
     /// Fails if a folder is too small or not writable; the error names its key.
     pub fn check_disks(&self) -> Result<(), Error> {
-        check_space(&self.memory_plan.layout, &self.memory_plan.stage_plan.stages, &self.memory_plan.settings)
+        check_space(&self.memory_plan.layout, &self.memory_plan.stage_plan, &self.memory_plan.settings)
     }
 
     /// Draws the step as a grid with a row per stage and a column per time slot. Assumes that every chunk of layers
@@ -275,7 +275,7 @@ impl Plan {
         let (stages, shape) = (&self.memory_plan.stage_plan.stages, self.memory_plan.layout.shape());
         let held = || (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
         let elements = |segment: usize| self.memory_plan.layout.segments()[segment].parameters();
-        let at = Coordinates { stage, replica: 0 };
+        let at = Coordinates::first(stage);
         let widths = self.memory_plan.settings.zero.widths(self.memory_plan.settings.dtype.size_in_bytes());
         let options = &self.memory_plan.settings.zero;
         Share {
@@ -286,7 +286,7 @@ impl Plan {
             sent: expected_payload(
                 &self.memory_plan.programs[stage],
                 &self.memory_plan.layout,
-                0,
+                (self.memory_plan.stage_plan.mesh, at),
                 widths.parameter,
                 options,
                 |_| 0,
@@ -303,7 +303,7 @@ impl Plan {
             let share = self.share(stage);
             json!({
                 "stage": stage,
-                "ranks": ranks(mesh, stage).collect::<Vec<_>>(),
+                "ranks": mesh.ranks(stage).collect::<Vec<_>>(),
                 "layers": self.memory_plan.stage_plan.stages.layers_of(stage)
                     .map(|layer| self.memory_plan.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
                 "parameters": share.parameters,
@@ -340,11 +340,6 @@ impl Plan {
             "stages": stages.collect::<Vec<_>>(),
         })
     }
-}
-
-fn ranks(mesh: Mesh, stage: StageId) -> std::ops::Range<usize> {
-    let first = mesh.rank(Coordinates { stage, replica: 0 });
-    first..first + mesh.data()
 }
 
 /// Returns a table in which every chunk takes equally long, and a backward has two equal halves.

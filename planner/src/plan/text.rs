@@ -8,7 +8,7 @@ use zero_engine::format::{bytes, counted, grouped};
 use zero_partition::{Layout, LayoutOptions, expected_state};
 use zero_pipeline::{Coordinates, Stages, ZeroStage};
 
-use super::{Plan, ranks};
+use super::Plan;
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,7 +28,7 @@ impl fmt::Display for Plan {
         let header = ["stage", "ranks", "parameters", "state/rank", "sent/step", "alive", "layers"];
         let mut rows = vec![header.map(String::from)];
         for stage in 0..mesh.pipe() {
-            let (share, ranks) = (self.share(stage), ranks(mesh, stage));
+            let (share, ranks) = (self.share(stage), mesh.ranks(stage));
             rows.push([
                 stage.to_string(),
                 if ranks.len() == 1 { ranks.start.to_string() } else { format!("{}-{}", ranks.start, ranks.end - 1) },
@@ -128,7 +128,7 @@ impl Plan {
         let mut rows = vec![names.map(String::from).to_vec()];
         // The first rank stands for its stage.
         for stage in 0..self.memory_plan.stage_plan.mesh.pipe() {
-            let rank = prediction.ranks[ranks(self.memory_plan.stage_plan.mesh, stage).start];
+            let rank = prediction.ranks[self.memory_plan.stage_plan.mesh.ranks(stage).start];
             let times = [rank.computing, rank.idle, rank.collectives, rank.sending, rank.disk];
             let times = times.map(|seconds| format!("{:.1} ms", seconds * 1e3));
             rows.push(std::iter::once(stage.to_string()).chain(times).collect());
@@ -150,7 +150,7 @@ impl Plan {
                     &self.memory_plan.model,
                     &LayoutOptions { zero_stage, ranks, ..self.memory_plan.settings.layout },
                 );
-                let at = Coordinates { stage: 0, replica: 0 };
+                let at = Coordinates::first(0);
                 bytes(expected_state(&layout, &stages, at, &widths).total())
             };
             rows.push(std::iter::once(ranks.to_string()).chain((0..4).map(of_stage)).collect());

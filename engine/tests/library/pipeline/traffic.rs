@@ -34,8 +34,8 @@ fn norm_and_loss(engine: &Engine, zero_stage: u8, micro_batches: usize) -> u64 {
     if stages.stage_of(stages.layers() - 1) != at.stage {
         return norm as u64;
     }
-    let losses = 4 * all_reduced(if zero_stage >= 2 { micro_batches } else { 1 }, mesh.data(), at.replica);
-    let told = if at.replica == 0 && mesh.pipe() > 1 { 4 * (comm.size() - 1) } else { 0 };
+    let losses = 4 * all_reduced(if zero_stage >= 2 { micro_batches } else { 1 }, mesh.data(), engine.replica());
+    let told = if engine.replica() == 0 && mesh.pipe() > 1 { 4 * (comm.size() - 1) } else { 0 };
     (norm + losses + told) as u64
 }
 
@@ -78,8 +78,9 @@ impl Run {
             let sent = step(&mut engine, 1);
             assert_eq!(sent, first, "{text}");
             let options = options(&engine, self.dtype);
-            let (program, layout, replica) = (engine.program(), engine.zero().layout(), engine.replica());
-            let payload = expected_payload(program, layout, replica, width, &options, |m| message_bytes(m, width));
+            let (program, layout, groups) = (engine.program(), engine.zero().layout(), engine.zero().groups());
+            let place = (groups.mesh(), groups.at());
+            let payload = expected_payload(program, layout, place, width, &options, |m| message_bytes(m, width));
             let mut messages = [0; 3];
             for instruction in &program.instructions {
                 if let Instruction::Send { message } = instruction {

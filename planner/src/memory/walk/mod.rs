@@ -131,7 +131,7 @@ impl<'a> Walk<'a> {
     }
 
     fn shard(&self, id: SegmentId) -> u64 {
-        self.segment(id).shard(self.work.at.replica).len() as u64
+        self.segment(id).shard(self.work.at.shard).len() as u64
     }
 
     /// Elements of this rank's part under a placement.

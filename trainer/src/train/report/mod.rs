@@ -254,10 +254,11 @@ pub(super) fn expected(engine: &Engine) -> StateBytes {
 }
 
 fn expected_step_payload(engine: &Engine) -> u64 {
-    let (zero, replica) = (engine.zero(), engine.replica());
+    let zero = engine.zero();
+    let place = (zero.groups().mesh(), zero.groups().at());
     let width = engine.settings().dtype.size_in_bytes();
     let options = &engine.settings().zero;
-    expected_payload(engine.program(), zero.layout(), replica, width, options, |content| engine.message_bytes(content))
+    expected_payload(engine.program(), zero.layout(), place, width, options, |content| engine.message_bytes(content))
 }
 
 /// For `memory_breakdown`: returns the peak memory of each rank in each part of the last step; a collective.
