@@ -14,6 +14,7 @@ mod data_efficiency;
 mod datasets;
 mod launcher;
 mod layers;
+mod mesh;
 mod model;
 mod monitor;
 mod mup;
@@ -57,6 +58,7 @@ pub use data_efficiency::{
 pub use datasets::{MixedDataset, Share};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
+pub use mesh::Mesh;
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
 pub use mup::{BaseWidths, Mup};
@@ -130,6 +132,8 @@ section! {
         pub zero as "zero_optimization": Zero = section(&Zero::SECTION, "ZeRO: what is sharded, and how it is fetched. `true` is stage 1");
         /// Pipeline parallelism: layers in stages on different ranks.
         pub pipeline: Pipeline = section(&Pipeline::SECTION, "Pipeline parallelism: layers in stages on different ranks");
+        /// Hybrid sharding: groups of ranks that hold the same shards.
+        pub mesh: Mesh = section(&Mesh::SECTION, "Hybrid sharding (HSDP): groups of ranks that hold the same ZeRO shards");
         /// Which activations are recomputed in the backward; `None` keeps all of them.
         pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep the inputs of some layers only, and compute the rest again in the backward: less memory, more time");
         /// How offload to NVMe reads and writes files.
@@ -228,6 +232,11 @@ impl Config {
     pub fn data_parallel_size(&self) -> usize {
         // The field is public, so a program may have set it to 0.
         self.world_size / self.pipeline.stages.max(1)
+    }
+
+    /// Number of ranks over which ZeRO shards: the data-parallel ranks divided by the number of their shard groups.
+    pub fn shard_group_size(&self) -> usize {
+        self.data_parallel_size() / self.mesh.data_parallel_replicate_degree.max(1)
     }
 
     /// The optimizers: that of all parameters without one of their own, and those of `training.param_groups`, each with the

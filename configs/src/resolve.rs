@@ -110,6 +110,8 @@ impl Config {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Facts {
     pub(crate) ranks: usize,
+    /// Shard groups per pipeline stage.
+    pub(crate) replicates: usize,
     pub(crate) batch: Batch,
     /// The optimizer's learning rate.
     pub(crate) lr: f64,
@@ -130,6 +132,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
     let training = Training::read(&mut keys, Config::training);
     let facts = Facts {
         ranks: world.ranks,
+        replicates: world.replicates,
         batch,
         lr: Optimizer::read(&mut keys, Config::optimizer).lr(),
         max_steps: training.max_steps,
@@ -186,6 +189,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     DataEfficiency::check(config, resolver);
     config.zero.check(resolver);
     config.pipeline.check(resolver);
+    Mesh::check(config, resolver);
     if let Some(activation_checkpointing) = &config.activation_checkpointing {
         activation_checkpointing.check(resolver);
     }

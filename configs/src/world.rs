@@ -1,6 +1,6 @@
-//! The ranks of a run: pipeline stages × data-parallel ranks.
+//! The ranks of a run: pipeline stages × data-parallel ranks, which are shard groups × their ranks.
 
-use crate::config::{Config, Launcher, Pipeline};
+use crate::config::{Config, Launcher, Mesh, Pipeline};
 use crate::errors::ErrorKind;
 use crate::node::At;
 use crate::origin::Origin;
@@ -12,12 +12,16 @@ const MAX_RANKS: usize = 1 << 20;
 
 const RANKS: &str = Launcher::num_processes;
 const STAGES: &str = Pipeline::stages;
+const REPLICATES: &str = Mesh::data_parallel_replicate_degree;
+const SHARDS: &str = Mesh::data_parallel_shard_degree;
 
 /// Number of ranks; a multiple of the stages unless an error has been reported.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct World {
     pub(crate) ranks: usize,
     stages: usize,
+    /// Shard groups of each stage; divides its ranks unless an error has been reported.
+    pub(crate) replicates: usize,
     /// Origin of the number of ranks.
     at: At,
 }
@@ -28,6 +32,8 @@ impl World {
         let mut keys = resolver.top();
         let stages = Pipeline::read(&mut keys, Config::pipeline).stages;
         let written = usize::find(&mut keys.section(Config::launcher), last(RANKS));
+        let mut mesh = keys.section(Config::mesh);
+        let degrees = [REPLICATES, SHARDS].map(|path| usize::find(&mut mesh, last(path)));
         let at = started.map_or(resolver.at(RANKS), At::Launch);
         let ranks = started.or(written).unwrap_or(stages);
         if ranks == 0 || ranks > MAX_RANKS {
@@ -37,13 +43,13 @@ impl World {
         if started.is_some() && started != written {
             resolver.origins.record(RANKS.to_string(), Origin::Launch);
         }
-        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, at };
+        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, replicates: 1, at };
         world.divide(resolver);
-        world
+        Self { replicates: world.replicates(resolver, degrees), ..world }
     }
 
     fn divide(self, resolver: &mut Resolver<'_>) {
-        let Self { ranks, stages, at } = self;
+        let Self { ranks, stages, at, .. } = self;
         if !ranks.is_multiple_of(stages) {
             let message = format!("{ranks} ranks are not a multiple of {STAGES} {stages}");
             let next = ranks.next_multiple_of(stages);
@@ -54,6 +60,38 @@ impl World {
         }
         // Suppress errors that would only follow from this one, such as batch sizes that are not divisible.
         resolver.report.poison(RANKS.to_string());
+    }
+
+    /// Returns the number of shard groups of a stage, from the degrees that are written.
+    fn replicates(self, resolver: &mut Resolver<'_>, degrees: [Option<usize>; 2]) -> usize {
+        let (data, name) = (self.data_parallel(), self.data_parallel_name());
+        let (product, replicates, written) = match degrees {
+            [None, None] => return 1,
+            [Some(replicates), None] => (replicates, replicates, &[REPLICATES][..]),
+            [None, Some(shards)] => (shards, data / shards, &[SHARDS][..]),
+            [Some(replicates), Some(shards)] => {
+                (replicates.saturating_mul(shards), replicates, &[REPLICATES, SHARDS][..])
+            }
+        };
+        let fits = if written.len() == 2 { data == product } else { data.is_multiple_of(product) };
+        if fits {
+            return replicates;
+        }
+        let (relation, help) = match written {
+            [_] => {
+                let next = data.next_multiple_of(product).saturating_mul(self.stages);
+                let help = format!("the next number of ranks that can be divided in this way is {next}");
+                (format!("a multiple of {} {product}", written[0]), help)
+            }
+            _ => {
+                let help = "leave one of the two out: it follows from the other".to_string();
+                (format!("{REPLICATES} × {SHARDS} = {product}"), help)
+            }
+        };
+        let own: Vec<_> = written.iter().map(|path| (*path, resolver.at(path))).collect();
+        let places: Vec<_> = own.into_iter().chain(self.places(resolver)).collect();
+        resolver.report.contradiction(&places, format!("{data} {name} are not {relation}"), Some(help));
+        1
     }
 
     /// Returns the number of ranks that train on different data.

@@ -90,6 +90,10 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let message = "the GPU has no kernel for this value";
         return not_there(key, message, "train this model on the CPU: `training: {device: cpu}`");
     }
+    if config.mesh.data_parallel_replicate_degree > 1 {
+        let message = "hybrid sharding is implemented on the CPU only";
+        return not_there("mesh.data_parallel_replicate_degree", message, "leave `mesh` out, or train on the CPU");
+    }
     if config.preference.is_some() {
         return not_there("preference", "losses of pairs are computed on the CPU only", "train on the CPU");
     }

@@ -68,7 +68,7 @@ impl Settings {
     /// Fails on an unsupported combination of keys, and if the configuration needs an optimizer that the model lacks.
     pub fn new(config: &Config, model: &Model) -> Result<Self, Error> {
         let dtype = working_dtype(config)?;
-        let ranks = config.data_parallel_size();
+        let ranks = config.shard_group_size();
         let zero_stage = config.zero.stage;
         let micro_batches = config.gradient_accumulation_steps;
         let shards_gradients = zero_stage >= ZeroStage::Two;

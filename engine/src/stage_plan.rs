@@ -18,7 +18,7 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicas.
+    /// The mesh: pipeline stages × replicates × shards.
     pub mesh: Mesh,
     /// The layers of each stage.
     pub stages: Stages,
@@ -46,6 +46,10 @@ impl StagePlan {
         let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
         let mesh = Mesh::new(config.world_size, options.stages).map_err(|e| {
             Error::setting("pipeline.stages", e.to_string(), "start a multiple of `pipeline.stages` ranks")
+        })?;
+        let mesh = mesh.replicated(config.mesh.data_parallel_replicate_degree).map_err(|e| {
+            let key = "mesh.data_parallel_replicate_degree";
+            Error::setting(key, e.to_string(), "write a divisor of the number of data-parallel ranks")
         })?;
         let schedule = options.schedule;
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };

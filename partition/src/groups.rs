@@ -14,7 +14,7 @@ pub struct Groups {
     world: Arc<dyn Communicator>,
     data: Arc<dyn Communicator>,
     shard: Arc<dyn Communicator>,
-    /// The ranks with the same shard; `None` if there is one shard group per stage, or no shards.
+    /// The ranks with the same shard; `None` if a stage has one shard group.
     replicate: Option<Arc<dyn Communicator>>,
     /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
     pipe: Vec<Arc<dyn Communicator>>,
@@ -44,7 +44,7 @@ impl Groups {
         };
         let (shard, replicate) = match (mesh.replicates(), mesh.shards()) {
             (1, _) => (data.clone(), None),
-            (_, 1) => (data.split(at.replicate, 0)?, None),
+            (_, 1) => (data.split(at.replicate, 0)?, Some(data.clone())),
             _ => (data.split(at.replicate, at.shard)?, Some(data.split(at.shard, at.replicate)?)),
         };
         Ok(Self { mesh, at, world, data, shard, replicate, pipe })
@@ -93,8 +93,7 @@ impl Groups {
     }
 
     /// Returns the communicator of the ranks that hold the same shard as this rank, in the order of their shard groups.
-    /// `None` if no other rank holds it. Also `None` if a shard group has one rank: the replicates are then the
-    /// data-parallel group.
+    /// `None` if a stage has one shard group, so that no other rank holds the shard.
     #[must_use]
     pub fn replicate(&self) -> Option<&Arc<dyn Communicator>> {
         self.replicate.as_ref()
@@ -124,6 +123,7 @@ impl Groups {
     fn splits(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
         let data = (self.mesh.pipe() > 1).then_some(&self.data);
         let shard = (self.mesh.replicates() > 1).then_some(&self.shard);
-        self.pipe.iter().chain(data).chain(shard).chain(&self.replicate)
+        let replicate = self.replicate.iter().filter(|_| self.mesh.shards() > 1);
+        self.pipe.iter().chain(data).chain(shard).chain(replicate)
     }
 }

@@ -131,9 +131,9 @@ fn one(setting: &str) -> Vec<String> {
 /// Returns the candidate changes, in order of their cost.
 fn candidates(config: &Config) -> Vec<Vec<String>> {
     let stage = config.zero.stage.number();
-    let data = config.data_parallel_size();
+    let shards = config.shard_group_size();
     let recompute = if config.activation_checkpointing.is_none() { one(RECOMPUTE) } else { vec![] };
-    let higher: Vec<Vec<String>> = match data {
+    let higher: Vec<Vec<String>> = match shards {
         // A single rank has nobody to shard with.
         1 => vec![],
         _ => (stage + 1..=3).map(|stage| vec![format!("zero_optimization.stage={stage}")]).collect(),

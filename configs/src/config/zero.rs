@@ -52,7 +52,7 @@ section! {
         pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");
         = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit ones").instead("checkpoints hold f32 weights only");
         = later(SEQUENTIAL, "false", "Gather parameter by parameter").instead("a smaller `stage3_prefetch_bucket_size` takes less memory");
-        = later_unless("zero_hpz_partition_size", &["1", "0"], "ZeRO++ hpZ: ranks of the secondary shard group").instead("`pipeline.stages` sends less over a slow network");
+        = later_unless("zero_hpz_partition_size", &["1", "0"], "ZeRO++ hpZ: ranks of the secondary shard group").instead("`mesh.data_parallel_shard_degree` shards over the ranks of a host, and `pipeline.stages` sends less over a slow network");
         = later("zero_quantized_weights", "false", "ZeRO++ qwZ: gather weights as int8").instead("`pipeline.stages` sends less over a slow network");
         = later("zero_quantized_nontrainable_weights", "false", "Keep frozen weights quantized");
         = later("zero_quantized_gradients", "false", "ZeRO++ qgZ: reduce gradients as int8 and int4").instead("`pipeline.stages` sends less over a slow network");
@@ -89,7 +89,7 @@ section! {
         = ignored("cpu_offload_use_pin_memory", Kind::Bool, "= not given", PINNED);
         = ignored("elastic_checkpoint", Kind::Bool, "false", "every checkpoint loads at any number of ranks");
         = rejected("legacy_stage1", "false", "the old implementation of stage 1 is gone");
-        = removed_unless("mics_shard_size", "-1", "MiCS is gone; delete the key");
+        = removed_unless("mics_shard_size", "-1", "write it as `mesh.data_parallel_shard_degree`");
         = removed("mics_hierarchical_params_gather", "MiCS is gone; delete the key");
         = removed("zeropp_loco_param", "LoCo is gone; delete the key");
     }

@@ -157,6 +157,7 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
         let is_section = matches!(key.kind, Kind::Section(_) | Kind::Variants(_));
         let own = [
             "model",
+            "mesh",
             "mup",
             "adapter",
             "quantization_config",

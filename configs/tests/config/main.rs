@@ -13,6 +13,7 @@ mod files;
 mod fuzz;
 mod hostile;
 mod keys;
+mod mesh;
 mod offload;
 mod parameter_groups;
 mod pipeline;

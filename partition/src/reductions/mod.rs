@@ -61,8 +61,10 @@ enum Reduction {
     Alone(KeptGradient),
     /// An all-reduce over the data-parallel group.
     All(Pending<Buffer>),
-    /// A reduce-scatter over the shard group. An all-reduce of the shard over its replicates follows, if it has any.
+    /// A reduce-scatter over the shard group.
     Scatter(Pending<Scattered>),
+    /// The all-reduce of the shard over its replicates that follows, and the input of the reduce-scatter.
+    Replicates(Buffer, Pending<Buffer>),
 }
 
 impl Reductions {
@@ -79,6 +81,7 @@ impl Reductions {
 
     /// Runs the instructions that wait for gradients from the GPU.
     pub(crate) fn catch_up(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
+        self.pass_on(rank, 0)?;
         while let Some(late) = self.late.pop_front() {
             match late {
                 Late::Accumulate(id, open) => {
@@ -192,6 +195,31 @@ impl Reductions {
         Ok(())
     }
 
+    /// Starts the all-reduces over replicates, if shards have any: those whose reduce-scatter is complete, and those of the
+    /// first `due` buckets. All replicates start them in the order of the reduce-scatters.
+    fn pass_on(&mut self, rank: &Rank, due: usize) -> Result<(), ZeroError> {
+        let Some(replicates) = rank.groups.replicate() else { return Ok(()) };
+        for (index, bucket) in self.reducing.iter_mut().enumerate() {
+            let mut is_late = false;
+            let mut next = |reduction| match reduction {
+                Reduction::Scatter(pending) if !is_late && (index < due || pending.is_done()) => {
+                    let Scattered { input, shard } = pending.wait()?;
+                    Ok(Reduction::Replicates(input, replicates.all_reduce(shard, ReduceOp::Sum)))
+                }
+                other => {
+                    is_late |= matches!(other, Reduction::Scatter(_));
+                    Ok(other)
+                }
+            };
+            let started = std::mem::take(&mut bucket.started).into_iter().map(&mut next);
+            bucket.started = started.collect::<Result<_, ZeroError>>()?;
+            if is_late {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for a bucket's reduction and stores the result.
     pub(crate) fn await_reduce(
         &mut self,
@@ -202,6 +230,7 @@ impl Reductions {
     ) -> Result<(), ZeroError> {
         self.catch_up(rank, memory)?;
         let position = self.reducing.iter().position(|p| p.segments == ids && p.micro_batch == micro_batch);
+        self.pass_on(rank, position.map_or(0, |position| position + 1))?;
         let pending = position
             .and_then(|position| self.reducing.remove(position))
             .ok_or_else(|| ZeroError::internal("no such reduction was started"))?;
@@ -213,10 +242,12 @@ impl Reductions {
                     self.file_all(rank, memory, id, full)?;
                 }
                 Reduction::Scatter(pending) => {
-                    let Scattered { input, mut shard } = pending.wait()?;
-                    if let Some(replicates) = rank.groups.replicate() {
-                        shard = replicates.all_reduce(shard, ReduceOp::Sum).wait()?;
-                    }
+                    let Scattered { input, shard } = pending.wait()?;
+                    let shard = memory.received(rank, id, shard)?;
+                    self.file(rank, memory, id, input, shard)?;
+                }
+                Reduction::Replicates(input, pending) => {
+                    let shard = pending.wait()?;
                     let shard = memory.received(rank, id, shard)?;
                     self.file(rank, memory, id, input, shard)?;
                 }

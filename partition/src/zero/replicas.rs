@@ -2,36 +2,82 @@
 //! errors.
 //!
 //! All replicas of a value result from the same operations, so a difference of a single bit is an error of one of the
-//! ranks. Ranks exchange checksums, 4 bytes per parameter. Shards have no replica and cannot be compared.
+//! ranks. Ranks exchange checksums, 4 bytes per parameter. A shard has replicas if a stage has several shard groups.
 
+use std::sync::Arc;
+
+use candle_core::Storage;
 use crc32fast::Hasher;
-use zero_comm::Buffer;
+use zero_comm::{Buffer, Communicator};
 use zero_model::sink::FlatBuffer;
-use zero_pipeline::Placement;
+use zero_pipeline::{Coordinates, Placement};
 
 use super::ShardedState;
 use crate::error::ZeroError;
 use crate::states::StateBuffer;
 
 impl ShardedState {
-    /// Compares the replicated parameters and the replicated optimizer state over the ranks that hold them. Collective
-    /// over all ranks, to be called between steps.
+    /// Compares parameters and optimizer state in memory over the ranks that hold them. Collective over all ranks, to be
+    /// called between steps.
     ///
     /// # Errors
     /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ.
     pub fn compare_replicas(&self) -> Result<(), ZeroError> {
+        let (groups, mesh) = (&self.rank.groups, self.rank.groups.mesh());
+        let at = groups.at();
+        self.compare(groups.data(), Placement::Replicated, |replica| mesh.ranks(at.stage).start + replica)?;
+        match groups.replicate() {
+            Some(comm) => {
+                self.compare(comm, Placement::Sharded, |replicate| mesh.rank(Coordinates { replicate, ..at }))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Compares what has this placement over the ranks of a group. `world` returns the number of one of them in the world.
+    fn compare(
+        &self,
+        comm: &Arc<dyn Communicator>,
+        placement: Placement,
+        world: impl Fn(usize) -> usize,
+    ) -> Result<(), ZeroError> {
+        let (names, checksums) = self.checksums(placement)?;
+        let (ranks, count) = (comm.size(), checksums.len());
+        let own = Buffer::I64(checksums.into_iter().map(i64::from).collect());
+        let all = comm.all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
+        let all = all.wait()?.output.into_i64()?;
+        for (index, name) in names.into_iter().enumerate() {
+            let of_ranks: Vec<i64> = (0..ranks).map(|rank| all[rank * count + index]).collect();
+            let odd = odd_ones_out(&of_ranks);
+            if !odd.is_empty() {
+                return Err(ZeroError::Differs { ranks: odd.into_iter().map(&world).collect(), of: ranks, what: name });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the names and checksums of what has this placement and is in memory.
+    fn checksums(&self, placement: Placement) -> Result<(Vec<String>, Vec<u32>), ZeroError> {
         let (mut names, mut checksums) = (vec![], vec![]);
         for (id, segment) in self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| self.holds(id)) {
-            if segment.placements.parameters == Placement::Replicated {
-                for piece in &segment.pieces {
-                    let parameter = &self.rank.model.parameters()[piece.parameter];
-                    names.push(format!("`{}`", parameter.name()));
-                    checksums.push(parameter.read(|values| Ok(checksum(values)))?);
+            let first = segment.pieces.first().map_or("", |p| self.rank.model.parameters()[p.parameter].name());
+            match (segment.placements.parameters, self.parameters.shard(id)) {
+                (of, _) if of != placement => {}
+                (Placement::Replicated, _) => {
+                    for piece in &segment.pieces {
+                        let parameter = &self.rank.model.parameters()[piece.parameter];
+                        names.push(format!("`{}`", parameter.name()));
+                        checksums.push(parameter.read(|values| Ok(checksum(values)))?);
+                    }
                 }
+                (Placement::Sharded, Some(Storage::Cpu(shard))) => {
+                    names.push(format!("the shard of the segment of `{first}`"));
+                    checksums.push(checksum(shard));
+                }
+                (Placement::Sharded, _) => {}
             }
-            if segment.placements.optimizer == Placement::Replicated && self.owns(id) {
+            if segment.placements.optimizer == placement && self.owns(id) {
                 let state = self.optimizer.segment(id);
-                let first = segment.pieces.first().map_or("", |p| self.rank.model.parameters()[p.parameter].name());
                 for (name, values) in self.rank.state_names(id).iter().zip(&state.states) {
                     names.push(format!("`{name}` of the segment of `{first}`"));
                     checksums.push(match values {
@@ -46,20 +92,7 @@ impl ShardedState {
                 checksums.push(checksum_of(&state.master)?);
             }
         }
-        let (ranks, count) = (self.rank.data().size(), checksums.len());
-        let own = Buffer::I64(checksums.into_iter().map(i64::from).collect());
-        let all = self.rank.data().all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
-        let all = all.wait()?.output.into_i64()?;
-        for (index, name) in names.into_iter().enumerate() {
-            let of_ranks: Vec<i64> = (0..ranks).map(|rank| all[rank * count + index]).collect();
-            let odd = odd_ones_out(&of_ranks);
-            if !odd.is_empty() {
-                let first = self.rank.groups.mesh().ranks(self.rank.groups.at().stage).start;
-                let world = |replica| first + replica;
-                return Err(ZeroError::Differs { ranks: odd.into_iter().map(world).collect(), of: ranks, what: name });
-            }
-        }
-        Ok(())
+        Ok((names, checksums))
     }
 }
 

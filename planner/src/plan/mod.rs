@@ -327,6 +327,8 @@ impl Plan {
             "world_size": mesh.world_size(),
             "pipeline_stages": mesh.pipe(),
             "data_parallel_size": mesh.data(),
+            "data_parallel_replicate_degree": mesh.replicates(),
+            "data_parallel_shard_degree": mesh.shards(),
             "schedule": self.memory_plan.stage_plan.schedule.to_string(),
             "micro_batches": self.memory_plan.stage_plan.micro_batches,
             "zero_stage": self.memory_plan.settings.layout.zero_stage.number(),

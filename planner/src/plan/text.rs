@@ -18,7 +18,10 @@ impl fmt::Display for Plan {
             "{} = {} × {}, ZeRO stage {}, {} per step = {} × {} × {}",
             counted(mesh.world_size(), "rank", "ranks"),
             counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
-            counted(mesh.data(), "replica", "replicas"),
+            match mesh.replicates() {
+                1 => counted(mesh.data(), "replica", "replicas"),
+                groups => format!("{groups} shard groups × {}", counted(mesh.shards(), "rank", "ranks")),
+            },
             self.memory_plan.settings.layout.zero_stage.number(),
             counted(self.memory_plan.config.train_batch_size, "sample", "samples"),
             self.memory_plan.settings.micro_batch_size,

@@ -35,11 +35,17 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     corpus.notes.iter().for_each(|line| progress.say(line));
     let state = report::expected(engine).total();
     progress.say(&format!(
-        "world: {} × {} over {}, ZeRO stage {}, communication {} with compute, {} of state on rank 0",
+        "world: {} × {} over {}, ZeRO stage {}{}, communication {} with compute, {} of state on rank 0",
         counted(comm.size(), "rank", "ranks"),
         counted(zero_model::ops::threads(), "thread", "threads"),
         comm.transport(),
         engine.settings().layout.zero_stage.number(),
+        match config.mesh.data_parallel_replicate_degree {
+            1 => String::new(),
+            groups => {
+                format!(" in {groups} shard groups of {}", counted(config.shard_group_size(), "rank", "ranks"))
+            }
+        },
         if engine.settings().passes.gather.overlap { "overlapped" } else { "not overlapped" },
         bytes(state),
     ));

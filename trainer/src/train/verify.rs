@@ -55,6 +55,7 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
 fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
     let mut alone = config.clone();
     alone.world_size = 1;
+    alone.mesh.data_parallel_replicate_degree = 1;
     (alone.pipeline.stages, alone.pipeline.virtual_stages) = (1, 1);
     alone.pipeline.schedule = PipelineSchedule::OneFOneB;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();

@@ -97,6 +97,19 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
     holds(3, "stage: 2", &["launcher.transport=tcp"]);
 }
 
+#[test]
+fn shard_groups() {
+    for stage in 1..=3 {
+        holds(
+            4,
+            &format!("stage: {stage}"),
+            &["mesh.data_parallel_replicate_degree=2", "gradient_accumulation_steps=2"],
+        );
+    }
+    holds(2, "stage: 2", &["mesh.data_parallel_replicate_degree=2", "bf16.enabled=true"]);
+    holds(4, "stage: 3", &["mesh.data_parallel_shard_degree=2", "bf16.enabled=true", "launcher.transport=tcp"]);
+}
+
 /// A background save holds a copy of the state and the buffers for writing it.
 #[test]
 fn background_saves() {

@@ -1,0 +1,36 @@
+//! `mesh`: how the data-parallel ranks are divided into shard groups (hybrid sharding, HSDP).
+
+use serde::Serialize;
+
+use crate::config::{Config, Zero, ZeroStage};
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::section;
+
+section! {
+    /// `mesh`. The keys have torchtitan's names.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct Mesh(keys) in Config::mesh {
+        /// Number of shard groups per pipeline stage. Ranks at the same place of several groups hold the same shards of
+        /// ZeRO's state.
+        pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all of ZeRO's shards (HSDP); 1: one group of all ranks of a pipeline stage") [is keys.facts().replicates];
+        /// Number of ranks over which ZeRO shards; `None` is the rest of the ranks.
+        pub data_parallel_shard_degree: Option<usize> = key(RANKS, "null", "Number of ranks over which ZeRO shards; null: the data-parallel ranks / data_parallel_replicate_degree");
+    }
+}
+
+impl Mesh {
+    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
+        if config.mesh.data_parallel_replicate_degree == 1 || config.zero.stage != ZeroStage::Zero {
+            return;
+        }
+        let written = match config.mesh.data_parallel_shard_degree {
+            Some(_) => Self::data_parallel_shard_degree,
+            None => Self::data_parallel_replicate_degree,
+        };
+        let message =
+            format!("`{written}` divides ranks into groups with the same shards, and ZeRO stage 0 shards nothing");
+        let help = format!("write `{}: 1`, 2 or 3, or leave `mesh` out", Zero::stage);
+        resolver.contradiction(&[written, Zero::stage], message, Some(help));
+    }
+}

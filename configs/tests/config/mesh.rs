@@ -1,0 +1,83 @@
+//! `mesh`: the degrees of hybrid sharding, and messages for ranks that they do not divide.
+
+use zero_config::{Config, Error, ErrorKind, Source, load};
+
+const HEAD: &str = "train_micro_batch_size_per_gpu: 2\nzero_optimization: {stage: 2}\n";
+
+fn with(text: &str, ranks: usize) -> Config {
+    Config::with_world_size("ds.yaml", format!("{HEAD}{text}"), ranks).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+/// Returns the only error of a text.
+fn only(text: &str, ranks: usize) -> Error {
+    let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
+    let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(Some(ranks))) else {
+        panic!("accepted: {text}")
+    };
+    assert_eq!(errors.count(), 1, "{errors}");
+    errors.iter().next().expect("one error").clone()
+}
+
+#[test]
+fn one_degree_determines_the_other() {
+    for (text, ranks, degrees) in [
+        ("", 8, (1, 8)),
+        ("mesh: {data_parallel_replicate_degree: auto}", 8, (1, 8)),
+        ("mesh: {data_parallel_replicate_degree: 2}", 8, (2, 4)),
+        ("mesh: {data_parallel_shard_degree: 2}", 8, (4, 2)),
+        ("mesh: {data_parallel_replicate_degree: 8, data_parallel_shard_degree: 1}", 8, (8, 1)),
+        ("mesh: {data_parallel_replicate_degree: 2}\npipeline: {stages: 2}", 8, (2, 2)),
+    ] {
+        let config = with(text, ranks);
+        assert_eq!((config.mesh.data_parallel_replicate_degree, config.shard_group_size()), degrees, "{text}");
+        let again = Config::with_world_size("ds.yaml", config.to_yaml(), ranks).unwrap();
+        assert_eq!(again.mesh, config.mesh);
+    }
+}
+
+#[test]
+fn degrees_divide_the_ranks() {
+    for (mesh, ranks, message, help) in [
+        (
+            "data_parallel_replicate_degree: 4",
+            6,
+            "6 ranks are not a multiple of mesh.data_parallel_replicate_degree 4",
+            "the next number of ranks that can be divided in this way is 8",
+        ),
+        (
+            "data_parallel_shard_degree: 8",
+            4,
+            "4 ranks are not a multiple of mesh.data_parallel_shard_degree 8",
+            "the next number of ranks that can be divided in this way is 8",
+        ),
+        (
+            "data_parallel_replicate_degree: 2, data_parallel_shard_degree: 2",
+            8,
+            "8 ranks are not mesh.data_parallel_replicate_degree × mesh.data_parallel_shard_degree = 4",
+            "leave one of the two out: it follows from the other",
+        ),
+    ] {
+        let error = only(&format!("{HEAD}mesh: {{{mesh}}}"), ranks);
+        assert_eq!(error.kind, ErrorKind::Contradiction);
+        assert_eq!((error.message.as_str(), error.help.as_deref()), (message, Some(help)));
+        assert!(error.places.iter().any(|place| place.path.starts_with("mesh.")), "{error}");
+    }
+    let error = only(&format!("{HEAD}mesh: {{data_parallel_replicate_degree: 4}}\npipeline: {{stages: 2}}"), 12);
+    assert_eq!(error.message, "6 data-parallel ranks are not a multiple of mesh.data_parallel_replicate_degree 4");
+    assert_eq!(error.help.as_deref(), Some("the next number of ranks that can be divided in this way is 16"));
+}
+
+#[test]
+fn stage_0_has_no_shards_to_replicate() {
+    for key in ["data_parallel_replicate_degree", "data_parallel_shard_degree"] {
+        let text = format!("train_micro_batch_size_per_gpu: 2\nmesh: {{{key}: 2}}");
+        let error = only(&text, 4);
+        let message =
+            format!("`mesh.{key}` divides ranks into groups with the same shards, and ZeRO stage 0 shards nothing");
+        assert_eq!(error.message, message);
+        assert_eq!(error.help.as_deref(), Some("write `zero_optimization.stage: 1`, 2 or 3, or leave `mesh` out"));
+    }
+    // One group of all ranks is plain data parallelism.
+    let text = "train_micro_batch_size_per_gpu: 2\nmesh: {data_parallel_shard_degree: 4}";
+    assert_eq!(Config::with_world_size("ds.yaml", text, 4).unwrap().mesh.data_parallel_replicate_degree, 1);
+}

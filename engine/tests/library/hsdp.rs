@@ -1,0 +1,260 @@
+//! Hybrid sharding: shard groups that hold the same shards train bit-identically to one group of all ranks and to one rank,
+//! and hold and send the bytes of the formulas.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use zero_engine::comm::Communicator;
+use zero_engine::{Engine, Layers, zoo};
+use zero_partition::{Category, expected_payload, expected_state};
+
+use crate::bytes::{all_reduced, options};
+use crate::on_disk::offloaded;
+use crate::whole::{LAMB, MUON};
+use crate::world::{
+    BF16, Trajectory, agreed, assert_same, batch, config, engine, gpt2, run, run_of, trajectory, world,
+};
+
+/// Replicates and shards.
+const LAYOUTS: [(usize, usize); 4] = [(2, 2), (2, 1), (4, 2), (2, 4)];
+const STEPS: u64 = 6;
+
+/// Keys of a run on global batches of 8 samples whose bits do not depend on the layout. `training` is added to that section.
+fn text(stage: u8, (replicates, shards): (usize, usize), training: &str, more: &str) -> String {
+    let mesh = match replicates {
+        1 => String::new(),
+        _ => format!("mesh: {{data_parallel_replicate_degree: {replicates}}}"),
+    };
+    format!(
+        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{mesh}\n{more}\n\
+         training: {{reproducible: true{training}}}\n\
+         zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}",
+        8 / (replicates * shards)
+    )
+}
+
+/// Asserts that the layouts train as one rank does, and as plain data parallelism of as many ranks.
+fn assert_equal(layers: impl Fn() -> Layers + Sync, layouts: &[(usize, usize)], training: &str, more: &str) {
+    let run = |ranks: usize, text: &str| run_of(&layers, ranks, STEPS, text);
+    let expected = run(1, &text(0, (1, 1), training, more));
+    assert!(expected.losses[0] != expected.losses[5], "{more}");
+    for &(replicates, shards) in layouts {
+        let ranks = replicates * shards;
+        for stage in 1..=3 {
+            let text = |layout| text(stage, layout, training, more);
+            assert_same(
+                &expected,
+                &run(ranks, &text((1, ranks))),
+                &format!("one group of {ranks}, stage {stage}, {more}"),
+            );
+            assert_same(&expected, &run(ranks, &text((replicates, shards))), &text((replicates, shards)));
+        }
+    }
+}
+
+#[test]
+fn shard_groups_are_equal_to_one_group_and_to_one_rank() {
+    assert_equal(gpt2, &LAYOUTS, "", "");
+}
+
+#[test]
+fn optimizers_of_whole_parameters_are_equal() {
+    for optimizer in [MUON, LAMB] {
+        assert_equal(gpt2, &[(2, 2), (2, 1)], "", optimizer);
+    }
+}
+
+#[test]
+fn averages_and_groups_that_are_clipped_by_themselves_are_equal() {
+    let clipped =
+        ", param_groups: [{kinds: [norm, bias], gradient_clipping: 0.05}, {params: '*attn.*', lr_scale: 0.5}]";
+    assert_equal(gpt2, &[(2, 2)], &format!(", ema: {{decay: 0.8, start_step: 1}}{clipped}"), "");
+}
+
+#[test]
+fn options_of_communication_are_equal() {
+    let expected = run(1, STEPS, &text(0, (1, 1), "", ""));
+    for stage in 1..=3 {
+        for zero in [
+            "overlap_comm: true",
+            "overlap_comm: false",
+            "reduce_scatter: false",
+            "reduce_bucket_size: 0, allgather_bucket_size: 0",
+            "reduce_bucket_size: 500000000",
+        ] {
+            let text =
+                text(stage, (2, 2), "", "").replace("zero_optimization: {", &format!("zero_optimization: {{{zero}, "));
+            assert_same(&expected, &run(4, STEPS, &text), &text);
+        }
+    }
+}
+
+#[test]
+fn pipelines_of_shard_groups_are_equal() {
+    let expected = run(1, STEPS, &text(0, (1, 1), "", ""));
+    for schedule in ["1f1b", "zb_h1"] {
+        let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
+        for (layout, stage) in [((2, 2), 1), ((2, 2), 2), ((2, 2), 3), ((2, 1), 2)] {
+            let text = text(stage, layout, "", &pipeline);
+            assert_same(&expected, &run(2 * layout.0 * layout.1, STEPS, &text), &text);
+        }
+    }
+}
+
+#[test]
+fn offloaded_state_is_equal() {
+    let folder = tempfile::tempdir().unwrap();
+    let layers = || zoo::gpt2(&zoo::Gpt2Config { n_embd: 48, n_layer: 3, ..crate::world::gpt2_config() });
+    let expected = run_of(layers, 1, STEPS, &text(0, (1, 1), "", ""));
+    for layout in [(2, 2), (2, 1)] {
+        for stage in 1..=3 {
+            let plain = text(stage, layout, "", "");
+            let cpu = "zero_optimization: {offload_optimizer: {device: cpu}, ";
+            let cpu = plain.replace("zero_optimization: {", cpu);
+            assert_same(&expected, &run_of(layers, layout.0 * layout.1, STEPS, &cpu), &cpu);
+            let text = offloaded(&plain, folder.path());
+            let all = world(layout.0 * layout.1, |comm| {
+                let config = config(comm.size(), &text);
+                let mut engine = Engine::with_communicator(config, layers(), comm).unwrap();
+                let trajectory = trajectory(&mut engine, STEPS);
+                assert!(engine.zero().disk_use().is_some_and(|used| used.read.min(used.written) > 0), "{text}");
+                trajectory
+            });
+            assert_same(&expected, &agreed(all, &text), &text);
+        }
+    }
+}
+
+/// In bf16, sums are rounded after each of the two reductions. All ranks must nevertheless have the same parameters.
+#[test]
+fn replicates_agree_in_16_bits() {
+    for stage in 1..=3 {
+        let more = format!("mesh: {{data_parallel_shard_degree: 2}}\n{BF16}\ngradient_accumulation_steps: 2");
+        let text = format!("train_micro_batch_size_per_gpu: 1\n{more}\nzero_optimization: {{stage: {stage}}}");
+        let all = world(4, |comm| {
+            let mut engine = engine(comm, &text);
+            let trajectory = trajectory(&mut engine, STEPS);
+            engine.compare_replicas().unwrap();
+            trajectory
+        });
+        agreed(all, &text);
+    }
+}
+
+#[test]
+fn a_run_continues_in_any_layout() {
+    // Layout, ZeRO stage and pipeline stages.
+    let layouts = [((1, 1), 0, 1), ((1, 2), 3, 1), ((2, 2), 1, 1), ((2, 2), 3, 1), ((2, 1), 2, 1), ((2, 2), 2, 2)];
+    for optimizer in ["", MUON] {
+        let keys = |(layout, stage, stages): ((usize, usize), u8, usize)| {
+            let pipeline =
+                if stages > 1 { format!("{optimizer}\npipeline: {{stages: {stages}}}") } else { optimizer.into() };
+            (layout.0 * layout.1 * stages, text(stage, layout, ", ema: {decay: 0.8, start_step: 1}", &pipeline))
+        };
+        let whole = run(1, STEPS, &keys(layouts[0]).1);
+        for from in &layouts[1..] {
+            let root = tempfile::tempdir().unwrap();
+            let (ranks, text) = keys(*from);
+            world(ranks, |comm| {
+                let mut engine = engine(comm, &text);
+                trajectory(&mut engine, 3);
+                engine.save_checkpoint(root.path()).unwrap();
+            });
+            for to in layouts.iter().filter(|to| from.0.0 > 1 || to.0.0 > 1) {
+                let (ranks, text) = keys(*to);
+                let rest = agreed(world(ranks, |comm| resumed(comm, &text, root.path())), &text);
+                assert_eq!(rest.losses, whole.losses[3..], "{from:?} to {to:?}, {optimizer}");
+                assert_eq!(rest.norms, whole.norms[3..], "{from:?} to {to:?}, {optimizer}");
+                assert!(rest.parameters == whole.parameters, "{from:?} to {to:?}, {optimizer}");
+            }
+        }
+    }
+}
+
+/// Ranks 1 and 3 hold the second shard, so that a parameter that differs on rank 3 differs from rank 1's.
+#[test]
+fn shards_are_compared_with_their_replicates() {
+    for (layout, wrong, named) in [((2, 2), 3, "ranks 1, 3 differ"), ((2, 1), 1, "ranks 0, 1 differ")] {
+        let text = text(3, layout, "", "")
+            .replace("stage3_param_persistence_threshold: 40", "stage3_param_persistence_threshold: 0");
+        let said = world(layout.0 * layout.1, |comm| {
+            let rank = comm.rank();
+            let mut engine = engine(comm, &text);
+            trajectory(&mut engine, 1);
+            engine.compare_replicas().unwrap();
+            let name = "transformer.h.1.mlp.c_fc.weight";
+            let mut values = engine.full_parameter(name).unwrap();
+            if rank == wrong {
+                values.iter_mut().for_each(|value| *value = f32::from_bits(value.to_bits() ^ 1));
+            }
+            engine.set_parameter(name, &values).unwrap();
+            engine.compare_replicas().err().map(|error| error.to_string())
+        });
+        let of_rank = |rank: usize| said[rank].as_deref().unwrap_or_default();
+        assert!(of_rank(wrong).contains(named) && of_rank(wrong).contains("shard"), "{said:?}");
+        assert_eq!(said.iter().flatten().count(), 2, "{said:?}");
+    }
+}
+
+fn resumed(comm: Arc<dyn Communicator>, text: &str, root: &Path) -> Trajectory {
+    let mut engine = engine(comm, text);
+    engine.resume(root).unwrap();
+    trajectory(&mut engine, 3)
+}
+
+/// State is sharded over the ranks of a shard group, and every group holds all of it: with f32 and AdamW, 16Ψ bytes, of
+/// which the stage decides what each rank has. What ranks send follows from the collectives: a gather or a reduce-scatter of n
+/// elements over S ranks sends n (S − 1) elements in sum, and an all-reduce over R ranks 2 n (R − 1).
+#[test]
+fn bytes_held_and_sent_match_the_formulas() {
+    const MICRO_BATCHES: usize = 2;
+    for (replicates, shards) in LAYOUTS {
+        for stage in 1..=3u8 {
+            let ranks = replicates * shards;
+            let text = format!(
+                "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {MICRO_BATCHES}\n\
+                 mesh: {{data_parallel_replicate_degree: {replicates}, data_parallel_shard_degree: {shards}}}\n\
+                 zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 0}}"
+            );
+            let measured = world(ranks, |comm| {
+                let rank = comm.rank();
+                let mut engine = engine(comm, &text);
+                let sent = engine.train_batch(&batch(0, ranks * MICRO_BATCHES)).unwrap().sent_bytes;
+                let (zero, groups) = (engine.zero(), engine.zero().groups());
+                let expected = expected_state(zero.layout(), zero.stages(), groups.at(), &zero.widths());
+                let held = [Category::Parameters, Category::Gradients, Category::OptimizerState]
+                    .map(|category| zero.ledger().peak(category));
+                assert_eq!(held, [expected.parameters, expected.gradients, expected.optimizer], "{text}, rank {rank}");
+                let place = (groups.mesh(), groups.at());
+                let options = options(&engine, candle_core::DType::F32);
+                let payload = expected_payload(engine.program(), zero.layout(), place, 4, &options, |_| 0);
+                let losses = if stage >= 2 { MICRO_BATCHES } else { 1 };
+                let [norm, losses] =
+                    [zero_optim::exact_sum::LIMBS, losses].map(|elements| all_reduced(elements, ranks, rank));
+                let others = (8 * norm + 4 * losses) as u64;
+                assert_eq!(sent, payload + others, "{text}, rank {rank}");
+                (zero.layout().elements() as u64, held, payload)
+            });
+            let elements = measured[0].0;
+            for group in measured.chunks(shards) {
+                let sum = |index: usize| group.iter().map(|(_, held, _)| held[index]).sum::<u64>();
+                let copies = |is_sharded: bool| if is_sharded { 1 } else { shards as u64 };
+                assert_eq!(sum(0), 4 * elements * copies(stage == 3), "{text}");
+                assert_eq!(sum(1), 4 * elements * copies(stage >= 2), "{text}");
+                assert_eq!(sum(2), 8 * elements, "{text}");
+            }
+            if stage == 3 {
+                // How often each layer is gathered depends on its place in the model.
+                continue;
+            }
+            let (r, s) = (replicates as u64, shards as u64);
+            let reduced = match shards {
+                1 => 2 * (r - 1),
+                _ => r * (s - 1) + 2 * (r - 1),
+            };
+            let times = if stage >= 2 { MICRO_BATCHES as u64 } else { 1 };
+            let sent: u64 = measured.iter().map(|(.., payload)| payload).sum();
+            assert_eq!(sent, 4 * elements * (times * reduced + r * (s - 1)), "{text}");
+        }
+    }
+}
