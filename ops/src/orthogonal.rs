@@ -4,6 +4,7 @@
 //! (<https://kellerjordan.github.io/posts/muon/>). The operations and their order are those of `torch.optim.Muon`, in f32 in
 //! place of bf16.
 
+use crate::measure;
 use crate::parallel::threads;
 use crate::product::{Matrix, Start, new_product, product};
 
@@ -22,6 +23,7 @@ const EPS: f64 = 1e-7;
 /// Panics if `values` does not have `rows` · `columns` elements.
 pub fn orthogonalize(values: &mut [f32], rows: usize, columns: usize, steps: usize) {
     assert_eq!(values.len(), rows * columns, "a matrix of {rows} × {columns}");
+    let _timed = measure::update("Newton–Schulz", [rows, columns]);
     let norm = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum::<f64>().sqrt().max(EPS);
     let inverse = (1.0 / norm) as f32;
     values.iter_mut().for_each(|value| *value *= inverse);
@@ -111,5 +113,17 @@ mod tests {
         let mut zeros = vec![0.0; 12];
         orthogonalize(&mut zeros, 3, 4, 5);
         assert_eq!(zeros, [0.0; 12]);
+    }
+
+    /// A profile counts the products of an update as one operation of the update.
+    #[test]
+    fn a_profile_has_the_work_of_the_update() {
+        measure::start();
+        orthogonalize(&mut random(6 * 10), 6, 10, 5);
+        let measured = measure::finish();
+        let [one] = &measured[..] else { panic!("{measured:?}") };
+        assert!(one.is_update && one.operation == "Newton–Schulz 6 x 10" && one.calls == 1, "{one:?}");
+        // Five times XXᵀ, its square, and the product of both sums with X.
+        assert_eq!(one.flops(), Some(2.0 * 5.0 * (6 * 6 * 10 + 6 * 6 * 6 + 6 * 6 * 10) as f64));
     }
 }

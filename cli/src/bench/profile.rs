@@ -69,30 +69,32 @@ fn print(
         println!("{:>6.1} %  {:>9.2} ms  {what:<34} {more}", seconds / whole * 100.0, seconds / steps * 1e3);
     };
     let (mut products, mut flops) = (0.0, 0.0);
-    for one in operations {
-        let seconds = one.time.as_secs_f64();
-        let calls = one.calls as f64 / steps;
-        match (one.shape, one.flops()) {
-            (Some([rows, columns, inner]), Some(done)) => {
-                (products, flops) = (products + seconds, flops + done);
-                let rate = done / seconds;
-                let more = format!(
-                    "{calls:>5} calls  {:>6.0} GFLOP/s  {:>5.1} % of the peak",
-                    rate / 1e9,
-                    rate / peak * 100.0
-                );
-                line(&format!("product {} {rows} x {columns} x {inner}", one.operation), seconds, &more);
-            }
-            _ => line(&one.operation, seconds, &format!("{calls:>5} calls")),
-        }
-    }
-    let in_operations: f64 = operations.iter().map(|one| one.time.as_secs_f64()).sum();
+    let mut show = |one: &Measured| {
+        let (seconds, calls) = (one.time.as_secs_f64(), one.calls as f64 / steps);
+        let what = match one.shape {
+            Some([rows, columns, inner]) => format!("product {} {rows} x {columns} x {inner}", one.operation),
+            None => one.operation.clone(),
+        };
+        let Some(done) = one.flops() else { return line(&what, seconds, &format!("{calls:>5} calls")) };
+        (products, flops) = (products + seconds, flops + done);
+        let rate = done / seconds;
+        let more = format!("{calls:>5} calls  {:>6.0} GFLOP/s  {:>5.1} % of the peak", rate / 1e9, rate / peak * 100.0);
+        line(&what, seconds, &more);
+    };
+    let seconds = |wanted: bool| -> f64 {
+        operations.iter().filter(|one| one.is_update == wanted).map(|one| one.time.as_secs_f64()).sum()
+    };
     let of = |wanted: TimeCategory| lanes.iter().find(|(lane, _)| *lane == wanted).map_or(0.0, |(_, seconds)| *seconds);
+    operations.iter().filter(|one| !one.is_update).for_each(&mut show);
     let computing = of(TimeCategory::Forward) + of(TimeCategory::Backward);
-    line("rest of forward and backward", computing - in_operations, "");
-    for lane in [TimeCategory::Communication, TimeCategory::Update, TimeCategory::Data] {
-        line(lane.name(), of(lane), "");
+    line("rest of forward and backward", computing - seconds(false), "");
+    line(TimeCategory::Communication.name(), of(TimeCategory::Communication), "");
+    operations.iter().filter(|one| one.is_update).for_each(&mut show);
+    match seconds(true) {
+        0.0 => line(TimeCategory::Update.name(), of(TimeCategory::Update), ""),
+        matrices => line("rest of update", of(TimeCategory::Update) - matrices, ""),
     }
+    line(TimeCategory::Data.name(), of(TimeCategory::Data), "");
     line("between instructions", whole - lanes.iter().map(|(_, seconds)| seconds).sum::<f64>(), "");
     if products > 0.0 {
         let rate = flops / products;

@@ -31,13 +31,17 @@ pub struct Measured {
     pub calls: u64,
     /// Total time of all calls.
     pub time: Duration,
+    /// Multiply-accumulates of all calls.
+    pub macs: u64,
+    /// Whether it belongs to the optimizer step, and not to a forward or a backward.
+    pub is_update: bool,
 }
 
 impl Measured {
-    /// Returns the floating-point operations of all calls, if this is a product.
+    /// Returns the floating-point operations of all calls, if this is a product or consists of products.
     #[must_use]
     pub fn flops(&self) -> Option<f64> {
-        self.shape.map(|shape| 2.0 * self.calls as f64 * shape.iter().map(|&n| n as f64).product::<f64>())
+        (self.shape.is_some() || self.is_update).then_some(2.0 * self.macs as f64)
     }
 }
 
@@ -47,10 +51,12 @@ enum Kind {
     Backward(&'static str),
     /// Which operands are transposed; rows, columns and inner dimension.
     Product([bool; 2], [usize; 3]),
+    /// Work of an optimizer on a matrix of these rows and columns.
+    Update(&'static str, [usize; 2]),
 }
 
 impl Kind {
-    fn measured(self, calls: u64, time: Duration) -> Measured {
+    fn measured(self, Sum { calls, time, macs }: Sum) -> Measured {
         let (operation, shape) = match self {
             Self::Forward(name) => (name.to_string(), None),
             Self::Backward(name) => (format!("{name} backward"), None),
@@ -58,16 +64,25 @@ impl Kind {
                 let letters = transposed.map(|transposed| if transposed { 'T' } else { 'N' });
                 (letters.iter().collect(), Some(shape))
             }
+            Self::Update(name, [rows, columns]) => (format!("{name} {rows} x {columns}"), None),
         };
-        Measured { operation, shape, calls, time }
+        Measured { operation, shape, calls, time, macs, is_update: matches!(self, Self::Update(..)) }
     }
+}
+
+/// What has been measured of one kind.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    calls: u64,
+    time: Duration,
+    macs: u64,
 }
 
 thread_local! {
     static MACS: Cell<u64> = const { Cell::new(0) };
     static ON: Cell<bool> = const { Cell::new(false) };
     static INSIDE: Cell<bool> = const { Cell::new(false) };
-    static LOG: RefCell<BTreeMap<Kind, (u64, Duration)>> = const { RefCell::new(BTreeMap::new()) };
+    static LOG: RefCell<BTreeMap<Kind, Sum>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// Starts to measure the operations of this thread.
@@ -79,15 +94,14 @@ pub fn start() {
 /// Stops measuring and returns the results, the longest time first.
 pub fn finish() -> Vec<Measured> {
     ON.set(false);
-    let mut all: Vec<Measured> =
-        LOG.take().into_iter().map(|(kind, (calls, time))| kind.measured(calls, time)).collect();
+    let mut all: Vec<Measured> = LOG.take().into_iter().map(|(kind, sum)| kind.measured(sum)).collect();
     all.sort_by_key(|one| std::cmp::Reverse(one.time));
     all
 }
 
 /// A running operation.
 #[must_use = "a scope that is dropped at once measures nothing"]
-pub(crate) struct Scope(Option<(Kind, Instant)>);
+pub(crate) struct Scope(Option<(Kind, Instant, u64)>);
 
 /// Measures the forward of an operation until the scope is dropped.
 pub(crate) fn forward(name: &'static str) -> Scope {
@@ -101,8 +115,14 @@ pub(crate) fn backward(name: &'static str) -> Scope {
 
 /// Measures a product, given which of its operands are transposed.
 pub(crate) fn product(transposed: [bool; 2], rows: usize, columns: usize, inner: usize) -> Scope {
+    let scope = open(Kind::Product(transposed, [rows, columns, inner]));
     count_macs((rows * columns) as u64 * inner as u64);
-    open(Kind::Product(transposed, [rows, columns, inner]))
+    scope
+}
+
+/// Measures the work of an optimizer on a matrix.
+pub(crate) fn update(name: &'static str, shape: [usize; 2]) -> Scope {
+    open(Kind::Update(name, shape))
 }
 
 /// Returns the multiply-accumulates of the products in this thread's operations so far, including those launched on a
@@ -120,18 +140,19 @@ pub(crate) fn count_macs(macs: u64) {
 
 fn open(kind: Kind) -> Scope {
     let counts = ON.get() && !INSIDE.replace(ON.get());
-    Scope(counts.then(|| (kind, Instant::now())))
+    Scope(counts.then(|| (kind, Instant::now(), macs())))
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        if let Some((kind, started)) = self.0.take() {
-            let time = started.elapsed();
+        if let Some((kind, started, before)) = self.0.take() {
+            let (time, done) = (started.elapsed(), macs().wrapping_sub(before));
             INSIDE.set(false);
             LOG.with_borrow_mut(|log| {
-                let (calls, total) = log.entry(kind).or_default();
+                let Sum { calls, time: total, macs } = log.entry(kind).or_default();
                 *calls += 1;
                 *total += time;
+                *macs += done;
             });
         }
     }
