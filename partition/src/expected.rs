@@ -68,10 +68,10 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
     }
 }
 
-/// Returns the payload bytes that the rank at `at` sends in a program's gathers, reductions, refreshes and messages. `width` is the width in bytes of the working dtype. `activations` returns the
-/// bytes of a message with activations or their gradients, which the layout does not know. The all-reduces of the
-/// gradient norm and of the loss are not included: about a kilobyte for any model. Neither is that of the norms of LAMB and
-/// Adafactor, of 1,120 bytes for each parameter tensor.
+/// Returns the payload bytes that the rank at `at` sends in a program's gathers, reductions, refreshes and messages. `width` is
+/// the width in bytes of the working dtype. `activations` returns the bytes of a message with activations or their gradients,
+/// which the layout does not know. The all-reduces of the gradient norm and of the loss are not included: about a kilobyte for
+/// any model. Neither is that of the norms of LAMB and Adafactor, of 1,120 bytes for each parameter tensor.
 #[must_use]
 pub fn expected_payload(
     program: &Program,

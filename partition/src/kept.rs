@@ -16,12 +16,6 @@ pub(crate) enum KeptGradient {
     Bf16(Vec<bf16>),
 }
 
-impl From<FlatBuffer> for KeptGradient {
-    fn from(values: FlatBuffer) -> Self {
-        Self::F32(values)
-    }
-}
-
 /// Gradients on the host, which an update reads.
 #[derive(Debug, Clone, Copy)]
 pub enum Grads<'a> {

@@ -158,11 +158,11 @@ impl Memory {
     }
 
     /// Converts a gradient to the type in which it is kept until the update.
-    pub(crate) fn kept(&mut self, rank: &Rank, values: impl Into<KeptGradient>) -> Result<KeptGradient, ZeroError> {
-        let values = match values.into() {
-            KeptGradient::F32(values) if rank.options.gradient_dtype == DType::BF16 => values.into_host()?,
-            kept => return Ok(kept),
-        };
+    pub(crate) fn kept(&mut self, rank: &Rank, values: FlatBuffer) -> Result<KeptGradient, ZeroError> {
+        if rank.options.gradient_dtype != DType::BF16 {
+            return Ok(KeptGradient::F32(values));
+        }
+        let values = values.into_host()?;
         let kept = KeptGradient::Bf16(rounded(&values));
         self.pool.give(values);
         Ok(kept)
@@ -184,30 +184,12 @@ impl Memory {
     }
 
     /// Converts a kept gradient to the communication dtype.
-    pub(crate) fn packed_sum(&mut self, rank: &Rank, sum: KeptGradient) -> Result<Buffer, ZeroError> {
-        match sum {
-            KeptGradient::F32(values) => self.packed(rank, values),
-            KeptGradient::Bf16(values) if rank.options.communication == DType::BF16 => Ok(Buffer::Bf16(values)),
-            KeptGradient::Bf16(values) => {
-                let values = FlatBuffer::Host(self.widened(&values)?);
-                self.packed(rank, values)
-            }
-        }
-    }
-
-    /// Keeps a received gradient, on the device of the segment's gradients.
-    pub(crate) fn received(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<KeptGradient, ZeroError> {
-        match buffer {
-            Buffer::Bf16(values) if rank.options.gradient_dtype == DType::BF16 => Ok(KeptGradient::Bf16(values)),
-            buffer => {
-                let values = self.unpacked(rank, id, buffer)?;
-                self.kept(rank, values)
-            }
-        }
-    }
-
-    /// Converts a gradient to the communication dtype.
-    pub(crate) fn packed(&mut self, rank: &Rank, values: FlatBuffer) -> Result<Buffer, ZeroError> {
+    pub(crate) fn packed(&mut self, rank: &Rank, sum: KeptGradient) -> Result<Buffer, ZeroError> {
+        let values = match sum {
+            KeptGradient::F32(values) => values,
+            KeptGradient::Bf16(values) if rank.options.communication == DType::BF16 => return Ok(Buffer::Bf16(values)),
+            KeptGradient::Bf16(values) => FlatBuffer::Host(self.widened(&values)?),
+        };
         if values.host().is_none() && rank.options.on_gpu.sums {
             return gpu::packed(values, rank.options.communication);
         }
@@ -219,6 +201,17 @@ impl Memory {
         };
         self.pool.give(values);
         Ok(packed)
+    }
+
+    /// Keeps a received gradient, on the device of the segment's gradients.
+    pub(crate) fn received(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<KeptGradient, ZeroError> {
+        match buffer {
+            Buffer::Bf16(values) if rank.options.gradient_dtype == DType::BF16 => Ok(KeptGradient::Bf16(values)),
+            buffer => {
+                let values = self.unpacked(rank, id, buffer)?;
+                self.kept(rank, values)
+            }
+        }
     }
 
     /// Allocates a buffer for `len` gradient values in the communication dtype.

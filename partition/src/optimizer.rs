@@ -16,7 +16,6 @@ use zero_tier::AlignedBuffer;
 use crate::disk::{Tile, states_in};
 use crate::error::ZeroError;
 use crate::gpu::Gpu;
-use crate::kept::Grads;
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::narrow::{Stochastic, Values, update};
@@ -236,13 +235,7 @@ impl OptimizerState {
         let Tile { state: in_tile, gradients: of_tile, parameters: updated } = tile;
         let is_refreshed =
             rank.shards().size() > 1 && in_tile.is_none() && segment.placements.optimizer == Placement::Sharded;
-        let gradients = match of_tile {
-            Some(buffer) => Grads::F32(buffer.as_f32()),
-            None => {
-                let offset = segment.begin_in_gradients(&own);
-                on_host(gradients.reduced(id)?.host())?.part(part.start + offset..part.end + offset)
-            }
-        };
+        let gradients = gradients.part(rank, id, &part, of_tile.as_ref())?;
         // Adafactor's buffers were counted in the first pass.
         if !own.is_empty() && !matches!(rank.optimizer(id), Optimizer::Adafactor(_)) {
             let bytes = segment.update_bytes();

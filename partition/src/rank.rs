@@ -31,7 +31,11 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(model: Arc<Model>, layout: Layout, stages: Stages, groups: Groups, options: ZeroOptions) -> Self {
-        assert_eq!(groups.mesh().shards(), layout.ranks(), "the layout must have as many ranks as a shard group");
+        assert_eq!(
+            groups.mesh().shards(),
+            layout.ranks(),
+            "the number of ranks of the layout must be the size of a shard group"
+        );
         assert_eq!(stages.count(), groups.mesh().pipe(), "the mesh must have as many stages as the model is cut into");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
         let residents = options.on_gpu.residents(&layout);

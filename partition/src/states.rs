@@ -34,7 +34,7 @@ impl Column {
     /// One f32 for each element.
     pub(crate) const F32: Self = Self { format: Format::F32, of_matrix: None };
 
-    /// Returns the number of values of the first `elements` elements, or of a tile with as many.
+    /// Returns the number of values for the first `elements` elements, or for a tile of that size.
     pub(crate) fn values(&self, elements: usize) -> usize {
         self.of_matrix.map_or(elements, |(all, values)| part_of_state(0..elements, all, values).len())
     }

@@ -18,7 +18,7 @@ use crate::disk::Tile;
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::narrow::Values;
-use crate::optimizer::{OptimizerState, Scaling, StepInputs, on_host, tuned};
+use crate::optimizer::{OptimizerState, Scaling, StepInputs, tuned};
 use crate::rank::Rank;
 use crate::threads::{factor, share};
 
@@ -115,13 +115,7 @@ impl OptimizerState {
             with.memory.uncount(Category::Staging, bytes, 1);
         }
         let Tile { state: in_tile, gradients: of_tile, parameters: params_of_tile } = tile;
-        let gradients: &[f32] = match of_tile {
-            Some(buffer) => buffer.as_f32(),
-            None => {
-                let offset = segment.begin_in_gradients(&own);
-                &on_host(with.gradients.reduced(id)?.host())?.f32()?[part.start + offset..part.end + offset]
-            }
-        };
+        let gradients = with.gradients.part(rank, id, &part, of_tile.as_ref())?.f32()?;
         // States in memory are those of the whole part of this rank.
         let skipped = if in_tile.is_some() { 0 } else { part.start };
         let (kinds, master) = self.segment_mut(id).part(in_tile, rank, id, &part)?;

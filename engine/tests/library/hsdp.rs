@@ -33,7 +33,7 @@ fn text(stage: u8, (replicates, shards): (usize, usize), training: &str, more: &
     )
 }
 
-/// Asserts that the layouts train as one rank does, and as plain data parallelism of as many ranks.
+/// Asserts that each layout has the bits of one rank, and of one shard group of the same number of ranks.
 fn assert_equal(layers: impl Fn() -> Layers + Sync, layouts: &[(usize, usize)], training: &str, more: &str) {
     let run = |ranks: usize, text: &str| run_of(&layers, ranks, STEPS, text);
     let expected = run(1, &text(0, (1, 1), training, more));

@@ -1,9 +1,11 @@
 //! Executes the instructions that transfer offloaded state.
 
+use std::ops::Range;
+
 use candle_core::{CpuStorage, DType, Storage};
 use zero_model::ops::quantized_storage;
 use zero_pipeline::{Item, SegmentId, Tier};
-use zero_tier::{align, lies_on_pages};
+use zero_tier::{AlignedBuffer, align, lies_on_pages};
 
 use crate::disk::{Disk, MovingGradients, MovingShard, Tile};
 use crate::error::ZeroError;
@@ -209,10 +211,15 @@ impl Disk {
         id: SegmentId,
         index: usize,
     ) -> Result<(), ZeroError> {
+        let (part, tile) = self.fetched(id, index)?;
+        optimizer.measure_tile(&mut with, id, part, tile)
+    }
+
+    /// Returns the range of a tile that has been fetched, and its values.
+    fn fetched(&mut self, id: SegmentId, index: usize) -> Result<(Range<usize>, &mut Tile<AlignedBuffer>), ZeroError> {
         let item = Item::Tile { segment: id, index };
         let part = self.place(id)?.range(index);
-        let tile = self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?;
-        optimizer.measure_tile(&mut with, id, part, tile)
+        Ok((part, self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?))
     }
 
     /// Runs the optimizer step on a tile, unless the norm was not admitted. Frees the gradients of a segment in memory
@@ -226,9 +233,7 @@ impl Disk {
     ) -> Result<(), ZeroError> {
         if let Some(scalings) = optimizer.scalings()? {
             optimizer.measure_trust(&mut with, &scalings)?;
-            let item = Item::Tile { segment: id, index };
-            let part = self.place(id)?.range(index);
-            let tile = self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?;
+            let (part, tile) = self.fetched(id, index)?;
             if !part.is_empty() {
                 optimizer.update_part(&mut with, id, part, tile)?;
             }

@@ -3,6 +3,7 @@
 mod squares;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use candle_core::DType;
 use half::{bf16, f16};
@@ -10,6 +11,7 @@ use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
 use zero_model::sink::FlatBuffer;
 use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
+use zero_tier::AlignedBuffer;
 
 use squares::clipping;
 pub(crate) use squares::no_squares;
@@ -21,6 +23,7 @@ use crate::gradients::{LocalGradients, Open};
 use crate::kept::{Grads, KeptGradient};
 use crate::ledger::Category;
 use crate::memory::Memory;
+use crate::optimizer::on_host;
 use crate::rank::Rank;
 use crate::threads::{add_parameter_range, round_in_place};
 
@@ -79,7 +82,7 @@ impl Reductions {
         }
     }
 
-    /// Runs the instructions that wait for gradients from the GPU.
+    /// Starts all-reduces over replicates that can start, and runs the instructions that wait for gradients from the GPU.
     pub(crate) fn catch_up(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
         self.pass_on(rank, 0)?;
         while let Some(late) = self.late.pop_front() {
@@ -184,10 +187,12 @@ impl Reductions {
             started.push(if is_cut && rank.options.reduce_scatter {
                 Reduction::Scatter(scatter(rank, memory, id, local)?)
             } else if !is_shared {
-                let rounded = alone(local, rank.options.communication)?;
-                Reduction::Alone(memory.kept(rank, rounded)?)
+                Reduction::Alone(match local {
+                    KeptGradient::F32(local) => memory.kept(rank, alone(local, rank.options.communication)?)?,
+                    kept => kept,
+                })
             } else {
-                let local = memory.packed_sum(rank, local)?;
+                let local = memory.packed(rank, local)?;
                 Reduction::All(rank.data().all_reduce(local, ReduceOp::Sum))
             });
         }
@@ -243,14 +248,9 @@ impl Reductions {
                 }
                 Reduction::Scatter(pending) => {
                     let Scattered { input, shard } = pending.wait()?;
-                    let shard = memory.received(rank, id, shard)?;
                     self.file(rank, memory, id, input, shard)?;
                 }
-                Reduction::Replicates(input, pending) => {
-                    let shard = pending.wait()?;
-                    let shard = memory.received(rank, id, shard)?;
-                    self.file(rank, memory, id, input, shard)?;
-                }
+                Reduction::Replicates(input, pending) => self.file(rank, memory, id, input, pending.wait()?)?,
             }
         }
         Ok(())
@@ -288,8 +288,9 @@ impl Reductions {
         memory: &mut Memory,
         id: SegmentId,
         input: Buffer,
-        shard: KeptGradient,
+        shard: Buffer,
     ) -> Result<(), ZeroError> {
+        let shard = memory.received(rank, id, shard)?;
         let (own, elements) = (rank.shard(id), rank.segment(id).elements());
         if rank.placements(id).gradients == Placement::Sharded {
             memory.uncount(Category::Staging, elements, 4);
@@ -323,6 +324,22 @@ impl Reductions {
     /// Returns the reduced gradients of a segment.
     pub(crate) fn reduced(&self, id: SegmentId) -> Result<&KeptGradient, ZeroError> {
         self.segments[id].reduced.as_ref().ok_or_else(not_reduced)
+    }
+
+    /// Returns the reduced gradients of a part of this rank's part of a segment, which are on the host: those in a tile's buffer, or
+    /// those in memory.
+    pub(crate) fn part<'a>(
+        &'a self,
+        rank: &Rank,
+        id: SegmentId,
+        part: &Range<usize>,
+        of_tile: Option<&'a AlignedBuffer>,
+    ) -> Result<Grads<'a>, ZeroError> {
+        if let Some(buffer) = of_tile {
+            return Ok(Grads::F32(buffer.as_f32()));
+        }
+        let offset = rank.segment(id).begin_in_gradients(&rank.own_range(id));
+        Ok(on_host(self.reduced(id)?.host())?.part(part.start + offset..part.end + offset))
     }
 
     /// Takes the reduced gradients out of a segment.
@@ -365,10 +382,9 @@ impl Reductions {
 
 /// Rounds a gradient to the communication dtype, as a rank of several does before it sends it. Values on a GPU are rounded
 /// when they are read.
-fn alone(local: KeptGradient, dtype: DType) -> Result<KeptGradient, ZeroError> {
-    let KeptGradient::F32(local) = local else { return Ok(local) };
+fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     if local.host().is_none() {
-        return Ok(KeptGradient::F32(gpu::travelled(local, dtype)?));
+        return gpu::travelled(local, dtype);
     }
     let mut values = local.into_host()?;
     match dtype {
@@ -376,7 +392,7 @@ fn alone(local: KeptGradient, dtype: DType) -> Result<KeptGradient, ZeroError> {
         DType::F16 => round_in_place::<f16>(&mut values),
         _ => {}
     }
-    Ok(KeptGradient::F32(FlatBuffer::Host(values)))
+    Ok(FlatBuffer::Host(values))
 }
 
 fn scatter(
@@ -389,7 +405,7 @@ fn scatter(
     let own = counts[rank.shards().rank()];
     memory.count(Category::Staging, own, 4);
     let shard = memory.room_for_packed(rank, id, own)?;
-    let input = memory.packed_sum(rank, local)?;
+    let input = memory.packed(rank, local)?;
     Ok(rank.shards().reduce_scatter(input, shard, &counts, ReduceOp::Sum))
 }
 

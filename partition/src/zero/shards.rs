@@ -98,8 +98,8 @@ fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32
 
 impl Layout {
     /// Returns the number of f32 that a rank's part of a checkpoint takes: the parameter, average and states of each trainable
-    /// element, one value of each frozen element, and the bytes of quantized parameters. Of replicates, the first
-    /// saves their shard.
+    /// element, one value of each frozen element, and the bytes of quantized parameters. The first of the replicates saves their
+    /// shard.
     #[must_use]
     pub fn saved_elements(&self, stages: &Stages, at: Coordinates, widths: &Widths) -> usize {
         let is_saved = |id| stages.owner(id) == at.stage && at.replicate == 0;

@@ -22,8 +22,8 @@ pub(super) struct Items<'a> {
     places: BTreeMap<Item, ItemState>,
     /// Tiles measured in this step.
     measured: BTreeSet<Item>,
-    /// Number of tiles that must be measured in this step, and have not been.
-    unmeasured: usize,
+    /// Number of tiles that must be measured before an update.
+    to_measure: usize,
     /// Tiles updated in this step.
     updated: BTreeSet<Item>,
 }
@@ -43,8 +43,8 @@ impl<'a> Items<'a> {
         }
         let two_passes =
             |item: &&Item| matches!(item, Item::Tile { segment, .. } if shape.segments[*segment].tiers.two_passes);
-        let unmeasured = places.keys().filter(two_passes).count();
-        Self { shape, places, measured: BTreeSet::new(), unmeasured, updated: BTreeSet::new() }
+        let to_measure = places.keys().filter(two_passes).count();
+        Self { shape, places, measured: BTreeSet::new(), to_measure, updated: BTreeSet::new() }
     }
 
     fn turn(&mut self, item: Item, from: ItemState, to: ItemState) -> Check {
@@ -130,14 +130,13 @@ impl<'a> Items<'a> {
         ensure(self.of(segment).two_passes, || "this segment is updated in one pass".into())?;
         self.turn(item, ItemState::Memory, ItemState::Memory)?;
         ensure(self.updated.is_empty(), || "a tile has been updated already".into())?;
-        ensure(self.measured.insert(item), || "measured twice".into())?;
-        self.unmeasured -= 1;
-        Ok(())
+        ensure(self.measured.insert(item), || "measured twice".into())
     }
 
     /// Checks that all tiles that must be measured before an update have been.
     pub(super) fn are_measured(&self) -> Check {
-        ensure(self.unmeasured == 0, || format!("{} tiles have not been measured", self.unmeasured))
+        let left = self.to_measure - self.measured.len();
+        ensure(left == 0, || format!("{left} tiles have not been measured"))
     }
 
     /// Updates a tile. Returns whether it was the segment's last tile.

@@ -196,8 +196,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Keeps a copy of the weights that this rank updates while averages are in their place, if the optimizer is schedule-free and
-    /// its states are in memory.
-    /// Returns its bytes.
+    /// its states are in memory. Returns its bytes.
     pub(crate) fn keep_weights(&mut self) -> u64 {
         if !self.work.options.is_schedule_free() {
             return 0;
