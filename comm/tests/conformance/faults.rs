@@ -134,7 +134,9 @@ pub(crate) fn an_all_to_all_without_all_ranks_names_the_missing_one(kind: Kind) 
         if comm.rank() == 3 {
             given_up.wait_for(3);
         }
-        let error = exchange(&comm, 1000).expect_err("one is late");
+        // What the others sent may lie in the late rank's sockets, so that it is done before it hears of the failure.
+        let error = exchange(&comm, 1000).err();
+        let error = error.unwrap_or_else(|| comm.barrier().wait().expect_err("the failure is final"));
         given_up.add_one();
         error
     });
