@@ -1,5 +1,5 @@
-//! The communicators of a rank: all ranks, the ranks of its pipeline stage, its shard group, its replicates, and the ranks
-//! of all stages at its position in the data-parallel group.
+//! The communicators of a rank: all ranks, the ranks of its pipeline stage, its shard group, its near group, its replicates,
+//! and the ranks of all stages at its position in the data-parallel group.
 
 use std::sync::Arc;
 
@@ -16,6 +16,9 @@ pub struct Groups {
     shard: Arc<dyn Communicator>,
     /// The ranks with the same shard; `None` if a stage has one shard group.
     replicate: Option<Arc<dyn Communicator>>,
+    /// The ranks of the near group, and those at the same place of all near groups of the shard group. `None` if there is one
+    /// near group, or if each has one rank.
+    near: Option<[Arc<dyn Communicator>; 2]>,
     /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
     pipe: Vec<Arc<dyn Communicator>>,
 }
@@ -47,7 +50,15 @@ impl Groups {
             (_, 1) => (data.split(at.replicate, 0)?, Some(data.clone())),
             _ => (data.split(at.replicate, at.shard)?, Some(data.split(at.shard, at.replicate)?)),
         };
-        Ok(Self { mesh, at, world, data, shard, replicate, pipe })
+        let near = match mesh.near() {
+            1 => None,
+            near if near == mesh.shards() => None,
+            near => {
+                let (host, place) = (at.shard / near, at.shard % near);
+                Some([shard.split(host, place)?, shard.split(place, host)?])
+            }
+        };
+        Ok(Self { mesh, at, world, data, shard, replicate, near, pipe })
     }
 
     /// Creates the communicators for plain data parallelism, with one pipeline stage.
@@ -58,7 +69,7 @@ impl Groups {
     pub fn data_parallel(world: Arc<dyn Communicator>) -> Self {
         let mesh = Mesh::new(world.size(), 1).expect("a world has ranks");
         let at = mesh.coordinates(world.rank());
-        Self { mesh, at, data: world.clone(), shard: world.clone(), replicate: None, world, pipe: vec![] }
+        Self { mesh, at, data: world.clone(), shard: world.clone(), replicate: None, near: None, world, pipe: vec![] }
     }
 
     /// Returns the arrangement of the ranks.
@@ -99,6 +110,20 @@ impl Groups {
         self.replicate.as_ref()
     }
 
+    /// Returns the communicator of this rank's near group: the consecutive ranks of its shard group that share a host. `None`
+    /// if that is the whole shard group, or this rank alone.
+    #[must_use]
+    pub fn near(&self) -> Option<&Arc<dyn Communicator>> {
+        self.near.as_ref().map(|[near, _]| near)
+    }
+
+    /// Returns the communicator of the ranks at the same place of all near groups of the shard group, in their order. `None`
+    /// where [`Groups::near`] is.
+    #[must_use]
+    pub fn across(&self) -> Option<&Arc<dyn Communicator>> {
+        self.near.as_ref().map(|[_, across]| across)
+    }
+
     /// Returns the communicator for one kind of message, with the ranks of all stages at this rank's position in
     /// their data-parallel groups, ordered by stage. `None` with one stage.
     #[must_use]
@@ -124,6 +149,61 @@ impl Groups {
         let data = (self.mesh.pipe() > 1).then_some(&self.data);
         let shard = (self.mesh.replicates() > 1).then_some(&self.shard);
         let replicate = self.replicate.iter().filter(|_| self.mesh.shards() > 1);
-        self.pipe.iter().chain(data).chain(shard).chain(replicate)
+        self.pipe.iter().chain(data).chain(shard).chain(replicate).chain(self.near.iter().flatten())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zero_comm::{Buffer, Options, ReduceOp};
+
+    use super::*;
+
+    /// Sums the ranks of a group, and returns the sum with the place in the group.
+    fn sum(comm: &Arc<dyn Communicator>, rank: usize) -> (usize, i64) {
+        let own = Buffer::I64(vec![rank as i64]);
+        let all = comm.all_reduce(own, ReduceOp::Sum).wait().unwrap().into_i64().unwrap();
+        (comm.rank(), all[0])
+    }
+
+    #[test]
+    fn near_groups_are_inside_shard_groups() {
+        let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap().with_near(2).unwrap();
+        let threads: Vec<_> = zero_comm::threads(16, &Options::default())
+            .into_iter()
+            .map(|world| {
+                std::thread::spawn(move || {
+                    let rank = world.rank();
+                    let groups = Groups::new(world, mesh).unwrap();
+                    let before = groups.stats().sent_bytes();
+                    let near = sum(groups.near().unwrap(), rank);
+                    let across = sum(groups.across().unwrap(), rank);
+                    assert!(groups.stats().sent_bytes() > before);
+                    (rank, near, across)
+                })
+            })
+            .collect();
+        for thread in threads {
+            let (rank, near, across) = thread.join().unwrap();
+            let (first, place) = (rank / 2 * 2, rank % 8);
+            assert_eq!(near, (rank % 2, (2 * first + 1) as i64));
+            let of_shards = (rank / 8 * 8..rank / 8 * 8 + 8).filter(|other| other % 2 == rank % 2);
+            assert_eq!(across, (place / 2, of_shards.sum::<usize>() as i64));
+        }
+    }
+
+    #[test]
+    fn there_is_no_near_group_of_all_ranks_or_of_one() {
+        for near in [1, 2] {
+            let mesh = Mesh::new(2, 1).unwrap().with_near(near).unwrap();
+            let threads: Vec<_> = zero_comm::threads(2, &Options::default())
+                .into_iter()
+                .map(|world| std::thread::spawn(move || Groups::new(world, mesh).unwrap()))
+                .collect();
+            for thread in threads {
+                let groups = thread.join().unwrap();
+                assert!(groups.near().is_none() && groups.across().is_none());
+            }
+        }
     }
 }

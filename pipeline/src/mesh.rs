@@ -5,6 +5,9 @@
 //! data-parallel group: each of them trains on other samples, and the group has replicates × shards *replicas* of the
 //! model.
 //!
+//! Inside a shard group, consecutive ranks can form *near groups*: those that share a host, where links are fast. ZeRO++ keeps
+//! secondary shards within them.
+//!
 //! Consecutive ranks are neighbours on the shard axis, then on the replicate axis: rank = (stage × replicates +
 //! replicate) × shards + shard. A launcher puts consecutive ranks on one host, and the shard axis has the heaviest
 //! traffic: each step it moves about twice a stage's parameters (three times at ZeRO stage 3, for each micro-batch), and
@@ -22,6 +25,7 @@ pub struct Mesh {
     pipe: usize,
     replicates: usize,
     shards: usize,
+    near: usize,
 }
 
 /// Error: the ranks cannot be divided evenly.
@@ -42,6 +46,14 @@ pub enum MeshError {
         data: usize,
         /// Number of replicates.
         replicates: usize,
+    },
+    /// The ranks of a shard group do not make near groups of that many ranks.
+    #[error("cannot divide a shard group of {shards} ranks evenly into groups of {near}")]
+    Near {
+        /// Number of ranks of a shard group.
+        shards: usize,
+        /// Number of ranks of a near group.
+        near: usize,
     },
 }
 
@@ -73,10 +85,11 @@ impl Mesh {
         if stages == 0 || world_size == 0 || !world_size.is_multiple_of(stages) {
             return Err(MeshError::Stages { world_size, stages });
         }
-        Ok(Self { pipe: stages, replicates: 1, shards: world_size / stages })
+        let shards = world_size / stages;
+        Ok(Self { pipe: stages, replicates: 1, shards, near: shards })
     }
 
-    /// Divides the ranks of each stage into `replicates` shard groups.
+    /// Divides the ranks of each stage into `replicates` shard groups, each of one near group.
     ///
     /// # Errors
     /// Fails if the ranks of a stage are not a multiple of `replicates`, or if it is zero.
@@ -85,7 +98,19 @@ impl Mesh {
         if replicates == 0 || !data.is_multiple_of(replicates) {
             return Err(MeshError::Replicates { data, replicates });
         }
-        Ok(Self { replicates, shards: data / replicates, ..self })
+        let shards = data / replicates;
+        Ok(Self { replicates, shards, near: shards, ..self })
+    }
+
+    /// Divides each shard group into near groups of `near` consecutive ranks.
+    ///
+    /// # Errors
+    /// Fails if the ranks of a shard group are not a multiple of `near`, or if it is zero.
+    pub fn with_near(self, near: usize) -> Result<Self, MeshError> {
+        if near == 0 || !self.shards.is_multiple_of(near) {
+            return Err(MeshError::Near { shards: self.shards, near });
+        }
+        Ok(Self { near, ..self })
     }
 
     /// Returns the number of pipeline stages.
@@ -110,6 +135,19 @@ impl Mesh {
     #[must_use]
     pub fn shards(&self) -> usize {
         self.shards
+    }
+
+    /// Returns the number of ranks per near group: all ranks of a shard group, unless it is divided.
+    #[must_use]
+    pub fn near(&self) -> usize {
+        self.near
+    }
+
+    /// Returns the places within the shard group of the ranks of a position's near group.
+    #[must_use]
+    pub fn near_shards(&self, at: Coordinates) -> Range<usize> {
+        let first = at.shard / self.near * self.near;
+        first..first + self.near
     }
 
     /// Returns the number of ranks.
@@ -176,6 +214,23 @@ mod tests {
         for replicates in [0, 5, 24] {
             let error = MeshError::Replicates { data: 12, replicates };
             assert_eq!(Mesh::new(24, 2).unwrap().replicated(replicates), Err(error));
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_near_group_are_neighbours() {
+        let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap();
+        assert_eq!((mesh.near(), mesh.near_shards(mesh.coordinates(13))), (8, 0..8));
+        let near = mesh.with_near(2).unwrap();
+        assert_eq!((near.near(), near.shards(), near.replicates()), (2, 8, 2));
+        for rank in 0..16 {
+            let at = near.coordinates(rank);
+            assert_eq!(at, mesh.coordinates(rank));
+            let first = rank % 8 / 2 * 2;
+            assert_eq!(near.near_shards(at), first..first + 2);
+        }
+        for near in [0, 3, 16] {
+            assert_eq!(mesh.with_near(near), Err(MeshError::Near { shards: 8, near }));
         }
     }
 }
