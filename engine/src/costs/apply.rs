@@ -4,9 +4,9 @@ use candle_core::DType;
 use zero_config::{Model, OffloadDevice, Optimizer};
 use zero_partition::disk_buffers;
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
-use zero_pipeline::{Coordinates, Item, Placement, Schedule, SegmentId, Tier};
+use zero_pipeline::{Coordinates, Item, Mesh, Placement, Schedule, SegmentId, Tier};
 
-use super::table::{Conditions, CostTable, LayerTimes, Line, Transfers, pattern};
+use super::table::{Conditions, CostTable, Group, LayerTimes, Line, Transfers, pattern};
 use crate::costs::forms::Table;
 use crate::costs::subject::Subject;
 
@@ -122,8 +122,9 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     same("micro-batch", has.micro_batch.to_string(), wants.micro_batch.to_string());
     let tiles = |rows: Option<usize>| rows.map_or("off".to_string(), |rows| rows.to_string());
     same("MLP tile rows:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
+    // A group of a larger world shares cores and links with others, unlike a world of its size.
     let replicas = config.data_parallel_size();
-    if replicas > 1 {
+    if replicas > 1 && has.ranks != config.world_size {
         same("ranks per group:", has.ranks.to_string(), replicas.to_string());
     }
     if !differences.is_empty() {
@@ -139,7 +140,7 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     if config.world_size > 1 {
         let transfers =
             table.transfers.as_ref().ok_or("the table was measured with one rank, so it has no transfer times")?;
-        between(transfers, &mut costs, settings.zero.reduce_scatter);
+        between(transfers, &mut costs, subject.stage_plan.mesh, settings.zero.reduce_scatter)?;
     }
     let keeps = config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Nvme);
     if subject.layout.uses_disk() || keeps {
@@ -221,17 +222,32 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
     }
 }
 
-fn between(transfers: &Transfers, costs: &mut Costs, scatters: bool) {
+/// Sets the times of transfers between the ranks of a mesh.
+fn between(transfers: &Transfers, costs: &mut Costs, mesh: Mesh, scatters: bool) -> Result<(), String> {
     let link = |line: &Line| Link {
         latency: line.latency,
         bandwidth: if line.seconds_per_byte > 0.0 { 1.0 / line.seconds_per_byte } else { f64::INFINITY },
     };
-    let all_reduce = link(&transfers.all_reduce);
-    // Without reduce-scatter, gradients are all-reduced, which sends twice the bytes.
+    let all_reduce = match mesh.data() {
+        1 => Link::FREE,
+        ranks => link(&transfers.of(Group { ranks, apart: 1 })?.all_reduce),
+    };
+    // Without reduce-scatter, gradients are all-reduced by the data-parallel group, which sends twice the bytes.
     let instead = Link { bandwidth: all_reduce.bandwidth / 2.0, ..all_reduce };
-    let reduce_scatter = if scatters { link(&transfers.reduce_scatter) } else { instead };
-    costs.data = Collectives { all_gather: link(&transfers.all_gather), reduce_scatter, all_reduce };
+    let (all_gather, reduce_scatter) = match mesh.shards() {
+        1 => (Link::FREE, Link::FREE),
+        ranks => {
+            let times = transfers.of(Group { ranks, apart: 1 })?;
+            (link(&times.all_gather), if scatters { link(&times.reduce_scatter) } else { instead })
+        }
+    };
+    let replicates = match mesh.replicates() {
+        ranks if ranks > 1 && scatters => link(&transfers.of(Group { ranks, apart: mesh.shards() })?.all_reduce),
+        _ => Link::FREE,
+    };
+    costs.data = Collectives { all_gather, reduce_scatter, replicates, all_reduce };
     costs.pipe = link(&transfers.send);
     costs.sharing =
         Sharing { computing: transfers.computing_beside.median, transferring: transfers.transferring_beside.median };
+    Ok(())
 }

@@ -64,7 +64,7 @@ mod tests {
     fn table(micro_batch: usize, seconds: f64) -> CostTable {
         let time = Time::of(vec![seconds]);
         CostTable {
-            version: 1,
+            version: crate::costs::table::VERSION,
             conditions: Conditions {
                 dtype: "f32".into(),
                 threads: 1,

@@ -13,7 +13,7 @@ use zero_pipeline::Instruction;
 use zero_tier::bench::{Bench, Load, Size};
 
 use super::apply::{conditions, in_norm, key, owns, updated, work};
-use super::table::{CostTable, Disk, LayerTimes, Line, Point, Time, Transfers, VERSION};
+use super::table::{CostTable, Disk, Group, GroupTimes, LayerTimes, Line, Point, Time, Transfers, VERSION};
 use crate::batch::Batch;
 use crate::costs::cut;
 use crate::costs::forms::Table;
@@ -250,31 +250,61 @@ fn transfers(comm: &dyn Communicator) -> Result<Option<Transfers>, Error> {
     if comm.size() == 1 {
         return Ok(None);
     }
-    let share = (comm.size() - 1) as f64 / comm.size() as f64;
-    let line = |operation: Operation| -> Result<Line, Error> {
-        let mut points = vec![];
-        for size in SIZES {
-            let times = compare(comm, operation, size, 15)?.subject;
-            let sent = match operation {
-                Operation::AllReduce => 2.0 * share,
-                Operation::Send => 1.0,
-                _ => share,
-            };
-            let seconds = Time::of(times.iter().map(std::time::Duration::as_secs_f64).collect());
-            points.push(Point { bytes: size as f64 * sent, seconds });
-        }
-        Ok(Line::through(points))
-    };
+    let groups =
+        Group::all(comm.size()).into_iter().map(|group| of_group(comm, group)).collect::<Result<_, Error>>()?;
     let (computing, transferring) = beside(comm)?;
     Ok(Some(Transfers {
-        all_gather: line(Operation::AllGather)?,
-        reduce_scatter: line(Operation::ReduceScatter)?,
-        all_reduce: line(Operation::AllReduce)?,
-        broadcast: line(Operation::Broadcast)?,
-        send: line(Operation::Send)?,
+        groups,
+        broadcast: line(comm, comm, Operation::Broadcast)?,
+        send: line(comm, comm, Operation::Send)?,
         computing_beside: computing,
         transferring_beside: transferring,
     }))
+}
+
+/// Measures collectives by groups of ranks, all groups at the same time.
+fn of_group(world: &dyn Communicator, group: Group) -> Result<GroupTimes, Error> {
+    let Group { ranks, apart } = group;
+    let rank = world.rank();
+    let split;
+    let comm = match ranks == world.size() {
+        true => world,
+        false => {
+            split = world.split(rank / (ranks * apart) * apart + rank % apart, rank / apart % ranks)?;
+            &*split
+        }
+    };
+    Ok(GroupTimes {
+        group,
+        all_gather: line(world, comm, Operation::AllGather)?,
+        reduce_scatter: line(world, comm, Operation::ReduceScatter)?,
+        all_reduce: line(world, comm, Operation::AllReduce)?,
+    })
+}
+
+/// Measures an operation by the groups of `comm`. All ranks of the world return the same line, through the mean of the groups.
+fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation) -> Result<Line, Error> {
+    let share = (comm.size() - 1) as f64 / comm.size() as f64;
+    let sent = match operation {
+        Operation::AllReduce => 2.0 * share,
+        Operation::Send => 1.0,
+        _ => share,
+    };
+    let mut points = vec![];
+    for size in SIZES {
+        world.barrier().wait()?;
+        let times = compare(comm, operation, size, 15)?.subject;
+        let times = times.iter().map(std::time::Duration::as_secs_f64).collect();
+        points.push(Point { bytes: size as f64 * sent, seconds: Time::of(mean(world, times)?) });
+    }
+    Ok(Line::through(points))
+}
+
+/// Returns the means over the ranks, so that all ranks have the same table.
+fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
+    let parts = values.into_iter().map(|value| (value * 1e9) as i64).collect();
+    let sum = comm.all_reduce(Buffer::I64(parts), ReduceOp::Sum).wait()?.into_i64()?;
+    Ok(sum.into_iter().map(|sum| sum as f64 / 1e9 / comm.size() as f64).collect())
 }
 
 /// Measures the relative speed of compute and of an all-gather while they overlap. Like a rank in a training step, the
@@ -334,13 +364,7 @@ fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
             transferring.push((TRANSFERS as f64 * transfer_alone / seconds).clamp(0.01, 1.0));
         }
     }
-    // All ranks need the same table, so take the mean over the ranks.
-    let mean = |values: Vec<f64>| -> Result<Time, Error> {
-        let parts = values.into_iter().map(|value| (value * 1e9) as i64).collect();
-        let sum = comm.all_reduce(Buffer::I64(parts), ReduceOp::Sum).wait()?.into_i64()?;
-        Ok(Time::of(sum.into_iter().map(|sum| sum as f64 / 1e9 / comm.size() as f64).collect()))
-    };
-    Ok((mean(computing)?, mean(transferring)?))
+    Ok((Time::of(mean(comm, computing)?), Time::of(mean(comm, transferring)?)))
 }
 
 /// Measures reads and writes of a file in the configured offload folder; `None` if nothing is offloaded to disk.

@@ -10,7 +10,7 @@ use crate::files::replace;
 use crate::format::counted;
 
 /// Version of the file format. Other versions are rejected.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// A cost table. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,15 +89,64 @@ pub(super) struct LayerTimes {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Transfers {
-    pub(super) all_gather: Line,
-    pub(super) reduce_scatter: Line,
-    pub(super) all_reduce: Line,
+    /// By all ranks, and by the groups of equal size that a mesh can divide them into.
+    pub(super) groups: Vec<GroupTimes>,
     pub(super) broadcast: Line,
     pub(super) send: Line,
     /// Compute speed during an all-gather, as a fraction of the speed without one.
     pub(super) computing_beside: Time,
     /// Speed of an all-gather during compute, as a fraction of the speed without compute.
     pub(super) transferring_beside: Time,
+}
+
+/// Times of collectives by groups of equal size, which together have all ranks and run at the same time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GroupTimes {
+    pub(super) group: Group,
+    pub(super) all_gather: Line,
+    pub(super) reduce_scatter: Line,
+    pub(super) all_reduce: Line,
+}
+
+/// The groups of an axis of a mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Group {
+    /// Number of members.
+    pub(super) ranks: usize,
+    /// Difference between the ranks of two neighbours.
+    pub(super) apart: usize,
+}
+
+impl Group {
+    /// Returns the groups that a mesh can divide `world_size` ranks into, from the largest to the smallest.
+    pub(super) fn all(world_size: usize) -> Vec<Self> {
+        let divisors = |of: usize| (1..=of).rev().filter(move |part| of.is_multiple_of(*part));
+        divisors(world_size)
+            .filter(|&ranks| ranks > 1)
+            .flat_map(|ranks| divisors(world_size / ranks).rev().map(move |apart| Self { ranks, apart }))
+            .collect()
+    }
+}
+
+impl Transfers {
+    /// Returns the times of collectives by groups.
+    ///
+    /// # Errors
+    /// Describes the groups if they were not measured.
+    pub(super) fn of(&self, group: Group) -> Result<&GroupTimes, String> {
+        self.groups.iter().find(|times| times.group == group).ok_or_else(|| format!("the table lacks {group}"))
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.apart {
+            1 => write!(f, "groups of {} consecutive ranks", self.ranks),
+            apart => write!(f, "groups of {} ranks that are {apart} apart", self.ranks),
+        }
+    }
 }
 
 /// Time as a line over bytes. Bytes are the minimum that each rank must send: (n−1)/n of the vector for all-gather,
@@ -209,17 +258,18 @@ impl fmt::Display for CostTable {
             write!(f, "\n  {:<24} {}", "update per multiply-add", Scaled(time, 1e9, "ns"))?;
         }
         if let Some(transfers) = &self.transfers {
-            let lines = [
-                ("all_gather", &transfers.all_gather),
-                ("reduce_scatter", &transfers.reduce_scatter),
-                ("all_reduce", &transfers.all_reduce),
-                ("broadcast", &transfers.broadcast),
-                ("send", &transfers.send),
-            ];
-            for (name, Line { latency, seconds_per_byte, .. }) in lines {
-                let rate = 1e-9 / seconds_per_byte.max(f64::MIN_POSITIVE);
-                write!(f, "\n  {name:<24} {:.1} µs and {rate:.1} GB/s", latency * 1e6)?;
+            let mut show = |name: &str, line: &Line| {
+                let rate = 1e-9 / line.seconds_per_byte.max(f64::MIN_POSITIVE);
+                write!(f, "\n  {name:<24} {:.1} µs and {rate:.1} GB/s", line.latency * 1e6)
+            };
+            for (index, times) in transfers.groups.iter().enumerate() {
+                let of = if index == 0 { String::new() } else { format!(" by {}", times.group) };
+                show(&format!("all_gather{of}"), &times.all_gather)?;
+                show(&format!("reduce_scatter{of}"), &times.reduce_scatter)?;
+                show(&format!("all_reduce{of}"), &times.all_reduce)?;
             }
+            show("broadcast", &transfers.broadcast)?;
+            show("send", &transfers.send)?;
             let percent = |time: Time| Scaled(time, 1e2, "%");
             write!(
                 f,
@@ -252,4 +302,18 @@ pub(super) fn pattern(name: &str) -> String {
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').map(|part| if is_number(&part) { "*" } else { part });
     parts.collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_those_of_a_mesh() {
+        let of = |world| Group::all(world).into_iter().map(|group| (group.ranks, group.apart)).collect::<Vec<_>>();
+        assert_eq!(of(1), []);
+        assert_eq!(of(4), [(4, 1), (2, 1), (2, 2)]);
+        assert_eq!(of(6), [(6, 1), (3, 1), (3, 2), (2, 1), (2, 3)]);
+        assert_eq!(of(8), [(8, 1), (4, 1), (4, 2), (2, 1), (2, 2), (2, 4)]);
+    }
 }

@@ -10,9 +10,11 @@ use zero_partition::{Category, expected_payload, expected_state};
 
 use crate::bytes::{all_reduced, options};
 use crate::on_disk::offloaded;
+use crate::python::{python, results, small_llama};
 use crate::whole::{LAMB, MUON};
 use crate::world::{
-    BF16, Trajectory, agreed, assert_same, batch, config, engine, gpt2, run, run_of, trajectory, world,
+    BF16, Trajectory, agreed, assert_same, batch, config, configured_engine, engine, gpt2, relative_difference, run,
+    run_of, train, trajectory, world,
 };
 
 /// Replicates and shards.
@@ -256,5 +258,62 @@ fn bytes_held_and_sent_match_the_formulas() {
             let sent: u64 = measured.iter().map(|(.., payload)| payload).sum();
             assert_eq!(sent, 4 * elements * (times * reduced + r * (s - 1)), "{text}");
         }
+    }
+}
+
+/// FSDP2 shards over one axis of its mesh and reduces over both. Its ranks are processes that meet in a file.
+#[test]
+fn fifty_steps_agree_with_fsdp2() {
+    let root = tempfile::tempdir().unwrap();
+    let (folder, meeting) = (root.path().join("base"), root.path().join("meeting"));
+    let script = small_llama()
+        + &format!(
+            "
+import json, os, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+model = llama({folder:?})
+rank = next((rank for rank in range(1, 4) if os.fork() == 0), 0)
+dist.init_process_group('gloo', init_method='file://' + {meeting:?}, rank=rank, world_size=4)
+mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('replicate', 'shard'))
+for layer in model.model.layers: fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
+losses = []
+for step in range(50):
+    inputs, targets = tokens(step, 8)
+    mean = torch.zeros(())
+    for row in (2 * rank, 2 * rank + 1):
+        model.set_requires_all_reduce(row % 2 == 1)
+        logits = model(inputs[row : row + 1]).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, targets[row]) / 2
+        loss.backward()
+        mean += loss.detach() / 4
+    dist.all_reduce(mean)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step(); optimizer.zero_grad()
+    losses.append(mean.item())
+if rank == 0: print('result', json.dumps(losses))
+dist.destroy_process_group()
+"
+        );
+    let Some(theirs) = python(&["torch", "transformers"], &script) else { return };
+    let theirs: Vec<f32> = serde_json::from_str(results(&theirs).next().unwrap()).unwrap();
+    for stage in 1..=3 {
+        let text = format!(
+            "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: 2\ngradient_clipping: 0.5\n\
+             model: {{pretrained: {folder:?}}}\nmesh: {{data_parallel_replicate_degree: 2}}\n\
+             optimizer: {{type: AdamW, params: {{lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}}}}\n\
+             training: {{weight_decay_on: all}}\n\
+             zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 0}}"
+        );
+        let losses = world(4, |comm| {
+            let mut engine = configured_engine(comm, &text);
+            train(&mut engine, 50).into_iter().map(|step| step.loss).collect::<Vec<f32>>()
+        });
+        let losses = agreed(losses, &text);
+        let relative = relative_difference(&losses, &theirs);
+        println!("stage {stage}: losses differ from FSDP2's by {relative:.1e} at most");
+        assert!(relative < 1e-4, "{relative}\n{losses:?}\n{theirs:?}");
     }
 }

@@ -31,11 +31,13 @@ impl Link {
 /// Links by collective. Byte counts are the minimum that each rank must send.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Collectives {
-    /// Gathers and refreshes of parameters.
+    /// Gathers and refreshes of parameters, by a shard group.
     pub all_gather: Link,
-    /// Reductions of gradients with sharded optimizer state.
+    /// Reductions of gradients with sharded optimizer state, by a shard group.
     pub reduce_scatter: Link,
-    /// Reductions of all other gradients.
+    /// Sums of shards that were reduced, over their replicates.
+    pub replicates: Link,
+    /// Reductions of all other gradients, by a data-parallel group.
     pub all_reduce: Link,
 }
 
@@ -43,7 +45,7 @@ impl Collectives {
     /// Uses the same link for all collectives.
     #[must_use]
     pub fn all(link: Link) -> Self {
-        Self { all_gather: link, reduce_scatter: link, all_reduce: link }
+        Self { all_gather: link, reduce_scatter: link, replicates: link, all_reduce: link }
     }
 }
 
@@ -142,8 +144,8 @@ impl Costs {
         fits("segments", self.segments.len(), world.shape.segments.len())?;
         let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
         let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
-        let Collectives { all_gather, reduce_scatter, all_reduce } = self.data;
-        let links = [self.pipe, all_gather, reduce_scatter, all_reduce, self.read, self.write];
+        let Collectives { all_gather, reduce_scatter, replicates, all_reduce } = self.data;
+        let links = [self.pipe, all_gather, reduce_scatter, replicates, all_reduce, self.read, self.write];
         let others = [self.load, self.gradient_norm].into_iter().chain(links.map(|link| link.latency));
         let is_none = |seconds: &f64| !seconds.is_finite() || *seconds < 0.0;
         if let Some(seconds) = layers.chain(segments).chain(others).find(is_none) {
@@ -188,16 +190,16 @@ impl Costs {
         let gathered = |&segment: &SegmentId| {
             self.data.all_gather.seconds(self.segments[segment].parameters as f64 * others(mesh.shards()))
         };
-        let all_reduced = |bytes: f64, members| self.data.all_reduce.seconds(2.0 * bytes * others(members));
+        let all_reduced = |link: Link, bytes: f64, members| link.seconds(2.0 * bytes * others(members));
         let reduced = |&segment: &SegmentId| {
             let bytes = self.segments[segment].gradients as f64;
             match world.shape.segments[segment].placements.optimizer {
                 Placement::Sharded if mesh.shards() > 1 => {
                     let scattered = self.data.reduce_scatter.seconds(bytes * others(mesh.shards()));
-                    let replicated = || all_reduced(bytes / shards, mesh.replicates());
+                    let replicated = || all_reduced(self.data.replicates, bytes / shards, mesh.replicates());
                     scattered + if mesh.replicates() > 1 { replicated() } else { 0.0 }
                 }
-                _ => all_reduced(bytes, mesh.data()),
+                _ => all_reduced(self.data.all_reduce, bytes, mesh.data()),
             }
         };
         match transfer {

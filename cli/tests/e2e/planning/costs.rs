@@ -84,7 +84,8 @@ fn an_invalid_table_is_an_error_that_names_the_file() {
         ("nonsense", "not a cost table"),
         ("{}", "it has no version"),
         (r#"{"version": 99}"#, "has version 99"),
-        (r#"{"version": 1}"#, "missing field"),
+        (r#"{"version": 1}"#, "has version 1"),
+        (r#"{"version": 2}"#, "missing field"),
     ] {
         std::fs::write(case.path("bad.json"), content).unwrap();
         let told = refused("bad.json");
@@ -118,4 +119,59 @@ fn updates_of_matrices_are_predicted_by_their_work() {
     // One of two ranks has two of the three matrices.
     let (all, two) = (seconds(0), seconds(2));
     assert!((all / two - 1.5).abs() < 0.01, "{all} {two}");
+}
+
+/// A table of four ranks has the times of their groups: of two neighbours, and of two ranks that are two apart.
+#[test]
+fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
+    let case = Case::new();
+    let args = ["bench", "costs", "--config", "ds.yaml", "--steps", "2", "--out", "costs.json", "-n", "4"];
+    let measured = case.command(&args).output().unwrap();
+    assert!(measured.status.success(), "{}", text(&measured.stderr));
+    let told = text(&measured.stdout);
+    assert!(told.contains("all_reduce by groups of 2 ranks that are 2 apart"), "{told}");
+    assert!(told.contains("all_gather by groups of 2 consecutive ranks"), "{told}");
+    let measured: Value = serde_json::from_slice(&std::fs::read(case.path("costs.json")).unwrap()).unwrap();
+    // A second for a collective of one kind by one kind of groups, and no time for the others.
+    let with = |ranks: u64, apart: u64, slow: &str| {
+        let mut table = measured.clone();
+        let mut found = 0;
+        for times in table["transfers"]["groups"].as_array_mut().unwrap() {
+            let is_it = times["group"] == serde_json::json!({"ranks": ranks, "apart": apart});
+            for operation in ["all_gather", "reduce_scatter", "all_reduce"] {
+                let is_slow = is_it && operation == slow;
+                found += u32::from(is_slow);
+                (times[operation]["latency"], times[operation]["seconds_per_byte"]) =
+                    (if is_slow { 1.0.into() } else { 0.0.into() }, 0.0.into());
+            }
+        }
+        assert_eq!(found, 1, "{table}");
+        std::fs::write(case.path("slow.json"), table.to_string()).unwrap();
+    };
+    // Seconds of collectives on rank 0: how many it takes part in.
+    let collectives = |sets: &[&str]| {
+        let args = ["plan", "--json", "--config", "ds.yaml", "-n", "4", "--costs", "slow.json"];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+        let output = case.command(&[&args[..], &sets].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        plan["time"]["ranks"][0]["collectives"].as_f64().unwrap_or_else(|| panic!("{}", plan["time"])).round()
+    };
+    let (flat, hybrid, pipeline) = (
+        ["zero_optimization.stage=2"],
+        ["zero_optimization.stage=2", "mesh={data_parallel_replicate_degree: 2}"],
+        ["zero_optimization.stage=2", "pipeline.stages=2"],
+    );
+    with(2, 2, "all_reduce");
+    let (replicated, none) = (collectives(&hybrid), collectives(&flat));
+    assert!(replicated > 0.0 && none == 0.0, "{replicated} {none}");
+    with(2, 1, "reduce_scatter");
+    assert_eq!(
+        (collectives(&hybrid), collectives(&flat)),
+        (replicated, 0.0),
+        "each shard is reduced over its replicates"
+    );
+    assert!(collectives(&pipeline) > 0.0);
+    with(4, 1, "reduce_scatter");
+    assert_eq!((collectives(&hybrid), collectives(&flat), collectives(&pipeline)), (0.0, replicated, 0.0));
 }

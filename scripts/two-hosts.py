@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Times the steps of layouts on four ranks of two hosts with a throttled link, and compares them with the planner's predictions.
+
+    scripts/two-hosts.py [--program target/release/zero-train] [--config FILE] [--links 100mbit 1gbit] [--repeats 3] [--plot FILE]
+
+The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has two ranks of one
+thread. For each link the script measures a cost table, then times the layouts in alternation. Prints a table in Markdown: medians,
+smallest and largest steps, the rate against plain stage 3, and the prediction. `--plot` draws times over link speeds. Must run as
+root on Linux, with `ip` and `tc` (iproute2). The configuration must train at four ranks.
+"""
+
+import argparse, contextlib, json, os, pathlib, secrets, statistics, subprocess, tempfile
+
+LAYOUTS = {
+    "stage 3": [],
+    "stage 2": ["zero_optimization.stage=2"],
+    "HSDP 2 × 2, stage 3": ["mesh={data_parallel_replicate_degree: 2}"],
+    "HSDP 2 × 2, stage 2": ["mesh={data_parallel_replicate_degree: 2}", "zero_optimization.stage=2"],
+    "2 pipeline stages, stage 2": ["pipeline={stages: 2}", "zero_optimization.stage=2"],
+}
+COLORS = ["#1f77b4", "#aec7e8", "#d62728", "#ff9896", "#2ca02c", "#98df8a", "#9467bd", "#8c564b"]
+HOSTS = ["zero-train-host-0", "zero-train-host-1"]
+ADDRESSES = ["10.231.1.1", "10.231.1.2"]
+
+
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True)
+
+
+@contextlib.contextmanager
+def hosts():
+    """Two namespaces, connected by a cable named eth0 on both."""
+    try:
+        for host in HOSTS:
+            ip("netns", "add", host)
+            ip("-n", host, "link", "set", "lo", "up")
+        ip("link", "add", "eth0", "netns", HOSTS[0], "type", "veth", "peer", "name", "eth0", "netns", HOSTS[1])
+        for host, address in zip(HOSTS, ADDRESSES):
+            ip("-n", host, "address", "add", f"{address}/30", "dev", "eth0")
+            ip("-n", host, "link", "set", "eth0", "up")
+        yield
+    finally:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "delete", host], stderr=subprocess.DEVNULL)
+
+
+def throttle(rate):
+    """Limits both directions of the cable to a rate of tc, such as 100mbit."""
+    for host in HOSTS:
+        limit = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+        subprocess.run(["ip", "netns", "exec", host, "tc", "qdisc", "replace", "dev", "eth0", *limit], check=True)
+
+
+def on_both(args, *command):
+    """Runs a program on two ranks of each host. Returns what rank 0 printed."""
+    running = []
+    for index, host in enumerate(HOSTS):
+        launch = [args.program, "launch", "--nnodes", "2", "--node-rank", str(index), "--nproc-per-node", "2", "--master-addr", ADDRESSES[0]]
+        line = ["ip", "netns", "exec", host, *launch, "--", args.program, *command]
+        environment = os.environ | {"ZERO_TRAIN_TOKEN_FILE": args.token}
+        running.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
+    outputs = [process.communicate() for process in running]
+    for process, (out, errors) in zip(running, outputs):
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{out}{errors}")
+    return outputs[0][0]
+
+
+def settings(layout):
+    fixed = ["zero_optimization.stage=3", "launcher={threads_per_rank: 1, interface: eth0}"]
+    return [part for setting in fixed + layout for part in ("--set", setting)]
+
+
+def predicted(args, costs, layout):
+    """Seconds that the planner predicts, or NaN if the table lacks something."""
+    command = [args.program, "plan", "--json", "--config", args.config, "-n", "4", "--costs", costs, *settings(layout)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    time = json.loads(done.stdout)["time"]
+    if "missing" in time:
+        print(f"  no prediction: {time['missing']}")
+    return time.get("step_seconds", float("nan"))
+
+
+def measured(args, link, folder):
+    """Returns the rows of one link: name, step times and predicted seconds."""
+    throttle(link)
+    costs = str(folder / f"{link}.json")
+    steps = ["--steps", str(args.steps)]
+    on_both(args, "bench", "costs", "--config", args.config, *steps, "--out", costs, *settings([]))
+    times = {name: [] for name in LAYOUTS}
+    for _ in range(args.repeats):
+        for name, layout in LAYOUTS.items():
+            out = on_both(args, "bench", "step", "--config", args.config, "--json", "--warm-up", "1", *steps, *settings(layout))
+            times[name] += json.loads(out.splitlines()[-1])["step_ms"]
+    return [(name, times[name], predicted(args, costs, layout)) for name, layout in LAYOUTS.items()]
+
+
+def table(link, rows):
+    first = statistics.median(rows[0][1])
+    print(f"\n| {link} | ms a step | rate against stage 3 | predicted ms | off by |\n|---|---|---|---|---|")
+    for name, times, seconds in rows:
+        median = statistics.median(times)
+        off = f"{seconds * 1e3 / median - 1:+.0%}" if seconds == seconds else ""
+        print(f"| {name} | {median:,.0f} ({min(times):,.0f} – {max(times):,.0f}) | {first / median:.2f} | {seconds * 1e3:,.0f} | {off} |", flush=True)
+
+
+def drawn(results):
+    """Returns an SVG of step times over links, both logarithmic by their order of magnitude."""
+    import math
+
+    left, top, width, height = 70, 20, 560, 340
+    links = list(results)
+    every = [statistics.median(times) for rows in results.values() for _, times, _ in rows]
+    low, high = math.log10(min(every)) - 0.05, math.log10(max(every)) + 0.05
+    x = lambda index: left + width * (index + 0.5) / len(links)
+    y = lambda ms: top + height * (high - math.log10(ms)) / (high - low)
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 220} {top + height + 50}" font-family="sans-serif" font-size="13">',
+           '<rect width="100%" height="100%" fill="white"/>']
+    for power in range(math.ceil(low * 3), math.floor(high * 3) + 1):
+        ms = 10 ** (power / 3)
+        out.append(f'<line x1="{left}" x2="{left + width}" y1="{y(ms):.1f}" y2="{y(ms):.1f}" stroke="#ddd"/>')
+        out.append(f'<text x="{left - 8}" y="{y(ms) + 4:.1f}" text-anchor="end">{ms:,.0f} ms</text>')
+    for index, link in enumerate(links):
+        out.append(f'<text x="{x(index):.1f}" y="{top + height + 20}" text-anchor="middle">{link}</text>')
+    for row, (name, color) in enumerate(zip(LAYOUTS, COLORS)):
+        of = [statistics.median(rows[row][1]) for rows in results.values()]
+        path = " ".join(f"{x(index):.1f},{y(ms):.1f}" for index, ms in enumerate(of))
+        out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        out.append(f'<rect x="{left + width + 10}" y="{top + 10 + 20 * row}" width="14" height="4" fill="{color}"/>')
+        out.append(f'<text x="{left + width + 30}" y="{top + 16 + 20 * row}">{name}</text>')
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default="target/release/zero-train")
+    parser.add_argument("--config", default="configs/quickstart.yaml")
+    parser.add_argument("--links", nargs="+", default=["100mbit", "1gbit"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="steps of each run")
+    parser.add_argument("--plot", type=pathlib.Path)
+    args = parser.parse_args()
+    results = {}
+    with hosts(), tempfile.TemporaryDirectory() as folder:
+        args.token = f"{folder}/token"
+        os.close(os.open(args.token, os.O_CREAT, 0o600))
+        pathlib.Path(args.token).write_text(secrets.token_hex())
+        for link in args.links:
+            results[link] = measured(args, link, pathlib.Path(folder))
+            table(link, results[link])
+    if args.plot:
+        args.plot.write_text(drawn(results))
+
+
+if __name__ == "__main__":
+    main()
