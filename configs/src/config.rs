@@ -239,6 +239,13 @@ impl Config {
         self.data_parallel_size() / self.mesh.data_parallel_replicate_degree.max(1)
     }
 
+    /// Number of ranks that together hold secondary shards of all parameters (hpZ); `None` without secondary shards, and if
+    /// that is the whole shard group, whose shards they would repeat.
+    pub fn secondary_group_size(&self) -> Option<usize> {
+        let size = self.zero.zero_hpz_partition_size;
+        (size > 1 && size != self.shard_group_size()).then_some(size)
+    }
+
     /// The optimizers: that of all parameters without one of their own, and those of `training.param_groups`, each with the
     /// index of its group.
     pub fn optimizers(&self) -> Vec<(Option<usize>, &Optimizer)> {

@@ -94,6 +94,11 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let message = "hybrid sharding is implemented on the CPU only";
         return not_there("mesh.data_parallel_replicate_degree", message, "leave `mesh` out, or train on the CPU");
     }
+    if config.secondary_group_size().is_some() {
+        let message = "secondary shards (hpZ) are implemented on the CPU only";
+        let help = "leave it out, or train on the CPU";
+        return not_there("zero_optimization.zero_hpz_partition_size", message, help);
+    }
     if config.preference.is_some() {
         return not_there("preference", "losses of pairs are computed on the CPU only", "train on the CPU");
     }

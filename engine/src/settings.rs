@@ -81,6 +81,7 @@ impl Settings {
             layout: LayoutOptions {
                 zero_stage,
                 ranks,
+                secondary: config.secondary_group_size(),
                 persistence_threshold: config.zero.stage3_param_persistence_threshold,
                 model_persistence_threshold: config.zero.stage3_model_persistence_threshold,
             },

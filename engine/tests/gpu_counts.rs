@@ -124,6 +124,19 @@ fn quantized_weights_are_refused_by_their_key() {
     assert!(error.contains("in: quantization_config") && error.contains("training.device: cpu"), "{error}");
 }
 
+#[test]
+fn secondary_shards_are_refused_by_their_key() {
+    let text = "train_micro_batch_size_per_gpu: 1\ntraining: {device: cuda}\n\
+                zero_optimization: {stage: 3, zero_hpz_partition_size: 2}";
+    for error in world(4, |comm| {
+        Engine::with_communicator(config(4, text), zoo::gpt2(&gpt2_config()), comm).err().map(|error| error.to_string())
+    }) {
+        let error = error.expect("secondary shards are on the CPU only");
+        assert!(error.contains("secondary shards (hpZ) are implemented on the CPU only"), "{error}");
+        assert!(error.contains("in: zero_optimization.zero_hpz_partition_size"), "{error}");
+    }
+}
+
 /// Everything between load and loss is enqueued on the GPU's stream without a wait. The host reads results together
 /// with the loss.
 #[test]

@@ -1,7 +1,11 @@
 //! Predicts the exact costs of a program and a layout: bytes of state and bytes sent.
 
+use std::iter::Sum;
+use std::ops::Range;
+
 use zero_pipeline::{
-    Action, Content, Coordinates, Mesh, Placement, Program, SegmentId, Stages, Tier, Transfer, ZeroStage,
+    Action, Content, Coordinates, Instruction, Mesh, Message, Placement, Program, SegmentId, Stages, Tier, Transfer,
+    ZeroStage,
 };
 
 use crate::layout::Layout;
@@ -11,7 +15,7 @@ use crate::zero::{Widths, ZeroOptions};
 /// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateBytes {
-    /// Persistent working parameters, and master copies.
+    /// Persistent working parameters, with secondary shards, and master copies.
     pub parameters: u64,
     /// Accumulated gradients.
     pub gradients: u64,
@@ -40,6 +44,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths:
         };
         let (placements, tiers) = (segment.placements, segment.tiers);
         let width = segment.width(widths.parameter);
+        bytes.parameters += (segment.secondary_shard(at.shard).len() * width) as u64;
         if stages.owner(id) != at.stage || !segment.is_trainable {
             bytes.parameters += (held(placements.parameters, tiers.parameters) * width) as u64;
             continue;
@@ -68,6 +73,35 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
     }
 }
 
+/// Bytes that a rank sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Payload {
+    /// To the other ranks of its near group, which is its shard group unless that is divided.
+    pub within: u64,
+    /// To all other ranks.
+    pub across: u64,
+}
+
+impl Payload {
+    /// Returns the sum.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.within + self.across
+    }
+
+    /// Counts `elements` of `width` bytes each, `within` of which go to the near group.
+    fn of(within: usize, elements: usize, width: usize) -> Self {
+        Self { within: (within * width) as u64, across: ((elements - within) * width) as u64 }
+    }
+}
+
+impl Sum for Payload {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        let add = |a: Self, b: Self| Self { within: a.within + b.within, across: a.across + b.across };
+        parts.fold(Self::default(), add)
+    }
+}
+
 /// Returns the payload bytes that the rank at `at` sends in a program's gathers, reductions, refreshes and messages. `width` is
 /// the width in bytes of the working dtype. `activations` returns the bytes of a message with activations or their gradients,
 /// which the layout does not know. The all-reduces of the gradient norm and of the loss are not included: about a kilobyte for
@@ -80,46 +114,60 @@ pub fn expected_payload(
     width: usize,
     options: &ZeroOptions,
     activations: impl Fn(&Content) -> usize,
-) -> u64 {
-    let gradient_width = options.communication.size_in_bytes();
-    let others = mesh.shards() - 1;
-    let shard = |id: SegmentId| layout.segments()[id].shard(at.shard).len();
-    let elements = |id: SegmentId| layout.segments()[id].elements();
+) -> Payload {
+    let segment = |id: SegmentId| &layout.segments()[id];
+    let (near, hosted) = (mesh.near() - 1, mesh.near_shards(at));
+    let shard = |id: SegmentId| segment(id).shard(at.shard).len();
+    let elements = |id: SegmentId| segment(id).elements();
+    let width = |id: SegmentId| segment(id).width(width);
     // A shard goes to every other rank. In a reduce-scatter, every range but the rank's own goes to its owner.
-    let width = |id: SegmentId| layout.segments()[id].width(width);
-    let gathered = |id: SegmentId| shard(id) * others * width(id);
-    // The replicates of a shard all-reduce it afterwards.
-    let scattered = |id: SegmentId| elements(id) - shard(id) + all_reduced(shard(id), mesh.replicates(), at.replicate);
-    let reduced = |id: SegmentId| match layout.segments()[id].placements.optimizer {
-        Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => scattered(id) * gradient_width,
-        _ => all_reduced(elements(id), mesh.data(), mesh.replica(at)) * gradient_width,
+    let gathered = |id: SegmentId| Payload::of(shard(id) * near, shard(id) * (mesh.shards() - 1), width(id));
+    let secondary = |id: SegmentId| {
+        let sent = segment(id).secondary_shard(at.shard).len() * near;
+        Payload::of(sent, sent, width(id))
     };
-    let bytes: usize = program
-        .instructions
-        .iter()
-        .map(|instruction| match instruction.effects().action {
-            Action::Starts(Transfer::Gather(segments) | Transfer::Refresh(segments)) => {
-                segments.iter().map(|&id| gathered(id)).sum()
+    let reduced = |id: SegmentId| {
+        let (within, sent) = match segment(id).placements.optimizer {
+            Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => {
+                let bounds = &segment(id).bounds;
+                // The replicates of a shard all-reduce it afterwards.
+                let replicated = all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate);
+                (bounds[hosted.end] - bounds[hosted.start] - shard(id), elements(id) - shard(id) + replicated)
             }
-            Action::Starts(Transfer::Reduce(segments, _)) => segments.iter().map(|&id| reduced(id)).sum(),
-            Action::Starts(Transfer::Send(message)) => match message.content {
-                content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
-                Content::TiedGradient { segment, .. } => elements(segment) * 4,
-                Content::TiedParameters { segment } => match layout.segments()[segment].placements.parameters {
-                    Placement::Replicated => elements(segment) * width(segment),
-                    Placement::Sharded => shard(segment) * width(segment),
-                },
-            },
-            _ => 0,
-        })
-        .sum();
-    bytes as u64
+            _ => {
+                let (ranks, replica) = (mesh.data(), mesh.replica(at));
+                let first = replica - (at.shard - hosted.start);
+                let to = |members| all_reduced(elements(id), members, ranks, replica);
+                (to(first..first + mesh.near()), to(0..ranks))
+            }
+        };
+        Payload::of(within, sent, options.communication.size_in_bytes())
+    };
+    let sent = |message: &Message| match message.content {
+        content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
+        Content::TiedGradient { segment, .. } => elements(segment) * 4,
+        Content::TiedParameters { segment } => match layout.segments()[segment].placements.parameters {
+            Placement::Replicated => elements(segment) * width(segment),
+            Placement::Sharded => shard(segment) * width(segment),
+        },
+    };
+    let of_instruction = |instruction: &Instruction| match instruction.effects().action {
+        Action::Starts(Transfer::Gather(segments) | Transfer::Refresh(segments)) => {
+            segments.iter().map(|&id| gathered(id)).sum()
+        }
+        Action::Starts(Transfer::GatherSecondary(&id)) => secondary(id),
+        Action::Starts(Transfer::Reduce(segments, _)) => segments.iter().map(|&id| reduced(id)).sum(),
+        Action::Starts(Transfer::Send(message)) => Payload::of(0, sent(message), 1),
+        _ => Payload::default(),
+    };
+    program.instructions.iter().map(of_instruction).sum()
 }
 
-/// Returns the elements that `rank` sends in an all-reduce: the other ranks' ranges to their owners, then its own
-/// reduced range to every rank. As in the communicators, ranges differ by at most one element, and the longer ones come
-/// first.
-fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
-    let own = elements / ranks + usize::from(rank < elements % ranks);
-    elements - own + own * (ranks - 1)
+/// Returns the elements that `rank` of `ranks` sends to `members`, of which it is one, in an all-reduce: their ranges to their
+/// owners, then its own reduced range to each. As in the communicators, ranges differ by at most one element, and the longer
+/// ones come first.
+fn all_reduced(elements: usize, members: Range<usize>, ranks: usize, rank: usize) -> usize {
+    let range = |rank: usize| elements / ranks + usize::from(rank < elements % ranks);
+    let others = members.filter(|&other| other != rank);
+    others.map(|other| range(other) + range(rank)).sum()
 }

@@ -13,6 +13,10 @@
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
 //! a sum of whole blocks, so the norm does not depend on the number of ranks.
 //!
+//! Near groups can hold *secondary shards* (hpZ of ZeRO++: Wang et al., "ZeRO++: Extremely Efficient Collective
+//! Communication for Giant Model Training", arXiv 2306.10209, section 4.2): each near group holds all parameters a second
+//! time, in the working dtype. A secondary shard consists of consecutive shards, so it has their boundaries.
+//!
 //! A matrix that is updated as a whole is not cut: its only shard is that of its owner. Its gradient is therefore reduced
 //! to the owner, and the owner's update is gathered, by the same collectives as those of other segments. Owners are
 //! chosen in the order of the layers, each time the rank with the least work so far.
@@ -36,6 +40,8 @@ pub struct LayoutOptions {
     pub zero_stage: ZeroStage,
     /// Number of ranks of a shard group.
     pub ranks: usize,
+    /// Number of ranks of a near group, if near groups hold secondary shards; a divisor of `ranks`.
+    pub secondary: Option<usize>,
     /// Maximum elements of a parameter that stays gathered at stage 3.
     pub persistence_threshold: usize,
     /// Maximum total elements of parameters that stay gathered at stage 3.
@@ -87,6 +93,7 @@ pub struct Layout {
     segments: Vec<Segment>,
     shape: ModelShape,
     ranks: usize,
+    secondary: Option<usize>,
     /// Elements per tile of offloaded segments.
     tile: usize,
 }
@@ -95,10 +102,12 @@ impl Layout {
     /// Groups a model's parameters into segments and shards them.
     ///
     /// # Panics
-    /// Panics if `options.ranks` is 0.
+    /// Panics if `options.ranks` is 0 or not a multiple of `options.secondary`.
     #[must_use]
     pub fn new(model: &Model, options: &LayoutOptions) -> Self {
         assert!(options.ranks > 0, "a layout needs at least one rank");
+        let near = options.secondary.unwrap_or(options.ranks);
+        assert!(options.ranks.is_multiple_of(near), "near groups must divide a shard group");
         let persistent = persistent(model, options);
         let mut work = vec![0; options.ranks];
         let mut segments: Vec<Segment> = vec![];
@@ -146,11 +155,14 @@ impl Layout {
                     let elements = segment.elements();
                     segment.bounds = (0..=options.ranks).map(|r| if r > owner { elements } else { 0 }).collect();
                 }
+                if let (Some(near), Placement::Sharded) = (options.secondary, placements.parameters) {
+                    segment.secondary = segment.bounds.iter().copied().step_by(options.ranks / near).collect();
+                }
                 segments.push(segment);
             }
         }
         let shape = shape(model, &segments);
-        Self { segments, shape, ranks: options.ranks, tile: PAGE }
+        Self { segments, shape, ranks: options.ranks, secondary: options.secondary, tile: PAGE }
     }
 
     /// Assigns segments to the disk as requested by `options`.
@@ -231,6 +243,12 @@ impl Layout {
         self.ranks
     }
 
+    /// Returns the number of ranks of a near group, if near groups hold secondary shards.
+    #[must_use]
+    pub fn secondary(&self) -> Option<usize> {
+        self.secondary
+    }
+
     /// Returns the number of elements of all parameters: Ψ in the ZeRO paper.
     #[must_use]
     pub fn elements(&self) -> usize {
@@ -290,6 +308,7 @@ fn segment(
         layer,
         pieces,
         bounds,
+        secondary: vec![],
         placements,
         tiers: Tiers::default(),
         is_trainable,
@@ -339,6 +358,7 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
             elements: s.elements(),
             placements: s.placements,
             tiers: s.tiers,
+            has_secondary: s.has_secondary(),
             is_trainable: s.is_trainable,
         })
         .collect();

@@ -5,7 +5,7 @@ use std::fmt;
 /// Category of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
-    /// Persistent working parameters (replicated ones in full, shards of the others) and master copies.
+    /// Persistent working parameters (replicated ones in full, shards and secondary shards of the others) and master copies.
     Parameters,
     /// Accumulated gradients.
     Gradients,

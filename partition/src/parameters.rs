@@ -2,17 +2,19 @@
 
 use std::collections::VecDeque;
 
-use candle_core::{CpuStorage, DType, Storage};
+use candle_core::{DType, Storage};
 use zero_comm::{Buffer, Dtype, Gathered, Pending};
 use zero_pipeline::{Placement, SegmentId};
 
 use crate::disk::{Disk, Stored};
 use crate::error::ZeroError;
+use crate::leaves::{fill, fill_and_give, fill_pieces, take_over};
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::optimizer::OptimizerState;
 use crate::rank::Rank;
 use crate::rounding::{to_f32, working};
+use crate::secondary::SecondaryShards;
 use crate::storage::{buffer, copy, incoming, on_host, outgoing, overwrite, storage};
 
 /// The parameters of one rank. Replicated ones are in the leaves of the model.
@@ -39,7 +41,7 @@ struct PendingRefresh {
 }
 
 /// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy.
-fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
+pub(crate) fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
     rank.shards().size() == 1 && disk.has(id, Stored::Parameters)
 }
 
@@ -103,12 +105,13 @@ impl ParameterState {
         Ok(())
     }
 
-    /// Waits for the gather and fills the segment's leaves.
+    /// Waits for the gather and fills the segment's leaves, and the secondary shard if there is one.
     pub(crate) fn await_gather(
         &mut self,
         rank: &Rank,
         memory: &mut Memory,
         disk: &Disk,
+        secondary: &mut SecondaryShards,
         id: SegmentId,
     ) -> Result<(), ZeroError> {
         let not_started = || ZeroError::internal("no gather was started");
@@ -127,10 +130,9 @@ impl ParameterState {
             true => memory.uncount(Category::Staging, shard.len(), rank.width(id)),
             false => self.shards[id] = Some(kept.map_or_else(|| incoming(shard), Ok)?),
         }
-        if let Some(Storage::Cpu(CpuStorage::F32(full))) = fill(rank, memory, id, incoming(output)?)? {
-            memory.give(full);
-        }
-        Ok(())
+        let output = incoming(output)?;
+        secondary.fill(rank, id, &output)?;
+        fill_and_give(rank, memory, id, output)
     }
 
     /// Starts gathering updated parameters that are replicated.
@@ -241,69 +243,6 @@ impl ParameterState {
     }
 }
 
-/// Fills a segment's leaves with the gathered values. A single parameter takes `output` as its storage; otherwise the
-/// values are copied and `output` is returned.
-fn fill(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -> Result<Option<Storage>, ZeroError> {
-    let segment = rank.segment(id);
-    let comes_to_gpu = matches!(output, Storage::Cpu(_)) && rank.is_on_gpu();
-    if let Some(parameter) = segment.only_parameter() {
-        let parameter = &rank.model.parameters()[parameter];
-        if comes_to_gpu {
-            parameter.put(memory.upload(&output)?)?;
-            return Ok(Some(output));
-        }
-        parameter.put(output)?;
-        return Ok(None);
-    }
-    // While the leaves are filled, the gathered values are in memory twice. This records the peak.
-    memory.count(Category::Staging, segment.elements(), rank.width(id));
-    memory.uncount(Category::Staging, segment.elements(), rank.width(id));
-    let on_gpu = matches!(output, Storage::Cuda(_));
-    fill_pieces(rank, memory, id, &output, on_gpu)?;
-    Ok(Some(output))
-}
-
-/// Fills a segment's leaves with copies of the values, made on the GPU or on the host.
-fn fill_pieces(
-    rank: &Rank,
-    memory: &mut Memory,
-    id: SegmentId,
-    values: &Storage,
-    on_gpu: bool,
-) -> Result<(), ZeroError> {
-    for piece in &rank.segment(id).pieces {
-        let parameter = &rank.model.parameters()[piece.parameter];
-        let mut copied = memory.blank(rank.dtype, piece.range.len(), on_gpu)?;
-        copy(values, piece.range.clone(), &mut copied, 0..piece.range.len())?;
-        if on_gpu || !rank.is_on_gpu() {
-            parameter.put(copied)?;
-            continue;
-        }
-        parameter.put(memory.upload(&copied)?)?;
-        if let Storage::Cpu(copied) = copied {
-            memory.reuse(copied);
-        }
-    }
-    Ok(())
-}
-
-/// Frees a segment's gathered parameters.
-pub(crate) fn release(rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
-    let segment = rank.segment(id);
-    memory.uncount(Category::Staging, segment.elements(), rank.width(id));
-    // Do not pool memory allocated by the disk, which allocates new memory for each read.
-    let is_kept = !(is_whole(rank, disk, id) && segment.only_parameter().is_some());
-    for piece in &segment.pieces {
-        if let CpuStorage::F32(values) = rank.model.parameters()[piece.parameter].release()?
-            && is_kept
-        {
-            memory.give(values);
-        }
-    }
-    memory.released_on_gpu();
-    Ok(())
-}
-
 fn start_refresh(
     rank: &Rank,
     memory: &mut Memory,
@@ -346,28 +285,6 @@ fn start_refresh(
     };
     let (shard, output) = (outgoing(shard, elements, by_gpu)?, outgoing(output, segment.elements(), by_gpu)?);
     Ok(Some(rank.shards().all_gather(shard, output, &counts)))
-}
-
-/// Stores a refreshed segment in its leaves.
-fn take_over(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -> Result<(), ZeroError> {
-    let segment = rank.segment(id);
-    match segment.only_parameter().map(|parameter| &rank.model.parameters()[parameter]) {
-        Some(parameter) if matches!(output, Storage::Cpu(_)) && rank.is_on_gpu() => {
-            parameter.put(memory.upload(&output)?)?;
-        }
-        Some(parameter) => return Ok(parameter.put(output).map(drop)?),
-        None => {
-            for piece in &segment.pieces {
-                let parameter = &rank.model.parameters()[piece.parameter];
-                overwrite(parameter, 0..piece.range.len(), &output, piece.range.clone())?;
-            }
-        }
-    }
-    memory.uncount(Category::Staging, segment.elements(), rank.width(id));
-    if let Storage::Cpu(used) = output {
-        memory.reuse(used);
-    }
-    Ok(())
 }
 
 /// Recycles a buffer of parameters after it was sent or stored.

@@ -36,6 +36,11 @@ impl Rank {
             layout.ranks(),
             "the number of ranks of the layout must be the size of a shard group"
         );
+        let near = layout.secondary();
+        assert!(
+            near.is_none_or(|near| near == groups.mesh().near()),
+            "secondary shards must be those of the near groups"
+        );
         assert_eq!(stages.count(), groups.mesh().pipe(), "the mesh must have as many stages as the model is cut into");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
         let residents = options.on_gpu.residents(&layout);
@@ -68,6 +73,11 @@ impl Rank {
     /// Returns the range of this rank's shard of a segment.
     pub(crate) fn shard(&self, id: SegmentId) -> Range<usize> {
         self.segment(id).shard(self.groups.at().shard)
+    }
+
+    /// Returns the range of this rank's secondary shard of a segment; an empty one if the segment has none.
+    pub(crate) fn secondary_shard(&self, id: SegmentId) -> Range<usize> {
+        self.segment(id).secondary_shard(self.groups.at().shard)
     }
 
     /// Returns the range of a segment that this rank's optimizer updates.

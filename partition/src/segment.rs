@@ -31,6 +31,8 @@ pub struct Segment {
     pub pieces: Vec<Piece>,
     /// Shard boundaries: the shard of rank `r` is `bounds[r]..bounds[r + 1]`.
     pub bounds: Vec<usize>,
+    /// Boundaries of the secondary shards of a near group, as `bounds`; empty if there are none.
+    pub secondary: Vec<usize>,
     /// Placement of its parameters, gradients and optimizer state over the ranks.
     pub placements: Placements,
     /// Memory tiers of each rank's part.
@@ -151,6 +153,27 @@ impl Segment {
     #[must_use]
     pub fn shard(&self, rank: usize) -> Range<usize> {
         self.bounds[rank]..self.bounds[rank + 1]
+    }
+
+    /// Returns whether near groups hold secondary shards of its parameters.
+    #[must_use]
+    pub fn has_secondary(&self) -> bool {
+        !self.secondary.is_empty()
+    }
+
+    /// Returns the element range of the secondary shard of rank `rank` of the shard group; an empty one if there are none.
+    #[must_use]
+    pub fn secondary_shard(&self, rank: usize) -> Range<usize> {
+        match self.secondary.len().checked_sub(1) {
+            Some(near) => self.secondary[rank % near]..self.secondary[rank % near + 1],
+            None => 0..0,
+        }
+    }
+
+    /// Returns the number of elements of each secondary shard of a near group, as collectives expect it.
+    #[must_use]
+    pub fn secondary_counts(&self) -> Vec<usize> {
+        self.secondary.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
     /// Returns the offset of `own`, a rank's shard, in the reduced gradients that the rank holds: its start if

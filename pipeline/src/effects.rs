@@ -92,6 +92,8 @@ pub enum Computation {
 pub enum Transfer<'a> {
     /// All-gather of parameters, by the data-parallel group.
     Gather(&'a [SegmentId]),
+    /// All-gather of parameters from secondary shards, by the near group.
+    GatherSecondary(&'a SegmentId),
     /// Reduction of the gradients of a micro-batch, by the data-parallel group.
     Reduce(&'a [SegmentId], usize),
     /// All-gather of updated parameters, by the data-parallel group.
@@ -129,7 +131,7 @@ impl Transfer<'_> {
     #[must_use]
     pub fn lane(self) -> Lane {
         match self {
-            Self::Gather(_) | Self::Reduce(..) | Self::Refresh(_) => Lane::Collectives,
+            Self::Gather(_) | Self::GatherSecondary(_) | Self::Reduce(..) | Self::Refresh(_) => Lane::Collectives,
             Self::Send(message) | Self::Receive(message) => Lane::Channel(message.channel()),
             Self::Fetch(_) | Self::Offload(_) => Lane::Disk,
         }
@@ -140,6 +142,7 @@ impl fmt::Display for Transfer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Gather(_) => "gather",
+            Self::GatherSecondary(_) => "gather from secondary shards",
             Self::Reduce(..) => "reduction",
             Self::Refresh(_) => "refresh",
             Self::Send(_) => "send",
@@ -244,6 +247,7 @@ mod tests {
         let message = Message { content: Content::TiedParameters { segment: 3 }, from: 0, to: 1 };
         let texts = [
             (Instruction::GradientNorm, "gradient_norm"),
+            (Instruction::GatherSecondary { segment: 1 }, "gather_secondary segment 1"),
             (Instruction::Load { micro_batch: 2 }, "load micro-batch 2"),
             (Instruction::Backward { layer: 1, micro_batch: 2 }, "backward layer 1 of micro-batch 2"),
             (Instruction::Accumulate { segment: 1, micro_batch: 2 }, "accumulate segment 1 of micro-batch 2"),

@@ -31,9 +31,19 @@ pub enum Instruction {
         /// Segment with sharded, released parameters.
         segment: SegmentId,
     },
-    /// Waits until the segment's parameters are gathered.
+    /// Waits until the segment's parameters are gathered. Fills this rank's secondary shard, if the segment has one.
     AwaitGather {
         /// Segment whose gather was started.
+        segment: SegmentId,
+    },
+    /// Starts gathering the segment's parameters from the secondary shards of the near group.
+    GatherSecondary {
+        /// Segment with released parameters, whose secondary shards were filled since its last update.
+        segment: SegmentId,
+    },
+    /// Waits until the segment's parameters are gathered from secondary shards.
+    AwaitGatherSecondary {
+        /// Segment whose gather from secondary shards was started.
         segment: SegmentId,
     },
     /// Frees the gathered parameters; the shard stays.
@@ -202,6 +212,12 @@ impl Instruction {
             Self::Gather { segment } => row("gather", [Segment(segment)], Starts(Transfer::Gather(from_ref(segment)))),
             Self::AwaitGather { segment } => {
                 row("await_gather", [Segment(segment)], Awaits(Transfer::Gather(from_ref(segment))))
+            }
+            Self::GatherSecondary { segment } => {
+                row("gather_secondary", [Segment(segment)], Starts(Transfer::GatherSecondary(segment)))
+            }
+            Self::AwaitGatherSecondary { segment } => {
+                row("await_gather_secondary", [Segment(segment)], Awaits(Transfer::GatherSecondary(segment)))
             }
             Self::Release { segment } => row("release", [Segment(segment)], Releases),
             Self::Forward { layer: l, micro_batch: m } => {

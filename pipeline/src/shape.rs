@@ -89,6 +89,8 @@ pub struct SegmentShape {
     pub placements: Placements,
     /// Memory tiers of this rank's parts of them.
     pub tiers: Tiers,
+    /// Whether the near groups hold secondary shards of its parameters (hpZ).
+    pub has_secondary: bool,
     /// Whether training changes the parameters. A frozen segment has no gradient and no optimizer state.
     pub is_trainable: bool,
 }

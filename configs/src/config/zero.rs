@@ -3,11 +3,12 @@
 use serde::{Serialize, Serializer};
 
 use crate::config::Config;
-use crate::config::offload::{self, OffloadOptimizer, OffloadParam, PINNED};
+use crate::config::offload::{self, OffloadDevice, OffloadOptimizer, OffloadParam, PINNED};
 use crate::reader::{Resolver, read_as};
 use crate::schema::*;
 use crate::table::{last, section};
 use crate::value::Leaf;
+use crate::world::World;
 
 pub use zero_pipeline::ZeroStage;
 
@@ -40,6 +41,8 @@ section! {
         pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Maximum number of elements gathered at a time");
         /// Keep parameters gathered that are used again within this number of elements.
         pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Keep parameters gathered that are used again within this number of elements");
+        /// Number of consecutive ranks of a shard group that hold secondary shards (stage 3). 0 and 1 turn them off.
+        pub zero_hpz_partition_size: usize = now(PARTITION, "1", "ZeRO++ hpZ: number of consecutive ranks, such as those of a host, that hold a second copy of the sharded parameters, from which later gathers of a step come; a divisor of the number of ranks over which ZeRO shards; 1, 0 or that number: none");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
         /// gradient is an error that names it.
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)");
@@ -52,7 +55,6 @@ section! {
         pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");
         = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit ones").instead("checkpoints hold f32 weights only");
         = later(SEQUENTIAL, "false", "Gather parameter by parameter").instead("a smaller `stage3_prefetch_bucket_size` takes less memory");
-        = later_unless("zero_hpz_partition_size", &["1", "0"], "ZeRO++ hpZ: ranks of the secondary shard group").instead("`mesh.data_parallel_shard_degree` shards over the ranks of a host, and `pipeline.stages` sends less over a slow network");
         = later("zero_quantized_weights", "false", "ZeRO++ qwZ: gather weights as int8").instead("`pipeline.stages` sends less over a slow network");
         = later("zero_quantized_nontrainable_weights", "false", "Keep frozen weights quantized");
         = later("zero_quantized_gradients", "false", "ZeRO++ qgZ: reduce gradients as int8 and int4").instead("`pipeline.stages` sends less over a slow network");
@@ -99,7 +101,39 @@ impl Zero {
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         offload::check(self, resolver);
     }
+
+    /// Checks that secondary shards are possible: parameters are sharded, in memory, over a multiple of the ranks.
+    pub(crate) fn check_secondary(config: &Config, world: World, resolver: &mut Resolver<'_>) {
+        const KEY: &str = Zero::zero_hpz_partition_size;
+        let (zero, size) = (&config.zero, config.zero.zero_hpz_partition_size);
+        if size <= 1 {
+            return;
+        }
+        if zero.stage != ZeroStage::Three {
+            let message =
+                format!("`{KEY}: {size}` copies sharded parameters, and stage {} shards none", zero.stage.number());
+            let help = format!("write `{}: 3`, or leave `{}` out", Zero::stage, last(KEY));
+            return resolver.contradiction(&[KEY, Zero::stage], message, Some(help));
+        }
+        let shards = config.shard_group_size();
+        if !shards.is_multiple_of(size) {
+            let message = format!("{shards} ranks over which ZeRO shards are not a multiple of {KEY} {size}");
+            let help = format!("write a divisor of {shards}, such as the number of ranks of a host");
+            let own = [(KEY, resolver.at(KEY))];
+            let places: Vec<_> = own.into_iter().chain(world.places(resolver)).collect();
+            return resolver.report.contradiction(&places, message, Some(help));
+        }
+        if config.secondary_group_size().is_some() && zero.offload_param.device == OffloadDevice::Nvme {
+            let device = OffloadParam::device;
+            let message = format!("`{KEY}: {size}` keeps a copy of the parameters in memory, and `{device}` is nvme");
+            let help = format!("write `{device}: cpu`, or leave `{}` out", last(KEY));
+            resolver.contradiction(&[KEY, device], message, Some(help));
+        }
+    }
 }
+
+/// Ranks of a secondary partition group; 0 and 1 turn it off.
+const PARTITION: Kind = Kind::Int { min: 0, max: 65_536 };
 
 /// Keys with older names.
 const GATHER_16BIT: &str = "stage3_gather_16bit_weights_on_model_save";

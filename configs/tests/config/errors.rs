@@ -245,7 +245,6 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "data_efficiency: {enabled: true, data_sampling: {enabled: true, dynamic_batching: {enabled: true}}}",
         "managed_gradient_accumulation: false",
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
-        "zero_optimization: {zero_hpz_partition_size: 8}",
         "checkpoint: {use_node_local_storage: true}",
         "model: {type: gpt2, activation_function: relu}",
         "tensor_parallel: {autotp_size: 2}",

@@ -24,3 +24,4 @@ mod published;
 mod quantization;
 mod resolve;
 mod rope_scaling;
+mod secondary;

@@ -245,7 +245,11 @@ fn between(transfers: &Transfers, costs: &mut Costs, mesh: Mesh, scatters: bool)
         ranks if ranks > 1 && scatters => link(&transfers.of(Group { ranks, apart: mesh.shards() })?.all_reduce),
         _ => Link::FREE,
     };
-    costs.data = Collectives { all_gather, reduce_scatter, replicates, all_reduce };
+    let near = match mesh.near() {
+        ranks if ranks < mesh.shards() => link(&transfers.of(Group { ranks, apart: 1 })?.all_gather),
+        _ => all_gather,
+    };
+    costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce };
     costs.pipe = link(&transfers.send);
     costs.sharing =
         Sharing { computing: transfers.computing_beside.median, transferring: transfers.transferring_beside.median };

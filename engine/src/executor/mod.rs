@@ -144,6 +144,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
             }
             Instruction::Gather { segment } => context.zero.gather(*segment)?,
             Instruction::AwaitGather { segment } => context.zero.await_gather(*segment)?,
+            Instruction::GatherSecondary { segment } => context.zero.gather_secondary(*segment)?,
+            Instruction::AwaitGatherSecondary { segment } => context.zero.await_gather_secondary(*segment)?,
             Instruction::Release { segment } => context.zero.release(*segment)?,
             Instruction::Forward { layer, micro_batch } => {
                 let state = &mut micro_batches[*micro_batch];

@@ -112,7 +112,7 @@ impl Phase {
                 | Computation::UpdateTile(_) => Self::Update,
             },
             Action::Starts(transfer) | Action::Awaits(transfer) => match transfer {
-                Transfer::Gather(_) => Self::Gather,
+                Transfer::Gather(_) | Transfer::GatherSecondary(_) => Self::Gather,
                 Transfer::Reduce(..) => Self::Reduce,
                 Transfer::Refresh(_) => Self::Refresh,
                 Transfer::Send(_) | Transfer::Receive(_) => Self::Messages,

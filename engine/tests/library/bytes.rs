@@ -109,7 +109,8 @@ impl Run {
                     self.bytes_per_element(),
                     &options(&engine, self.dtype),
                     |_| 0,
-                ),
+                )
+                .total(),
                 gathered: engine.program().instructions.iter().map(elements).sum(),
                 layout,
             }

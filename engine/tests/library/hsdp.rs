@@ -229,7 +229,7 @@ fn bytes_held_and_sent_match_the_formulas() {
                 assert_eq!(held, [expected.parameters, expected.gradients, expected.optimizer], "{text}, rank {rank}");
                 let place = (groups.mesh(), groups.at());
                 let options = options(&engine, candle_core::DType::F32);
-                let payload = expected_payload(engine.program(), zero.layout(), place, 4, &options, |_| 0);
+                let payload = expected_payload(engine.program(), zero.layout(), place, 4, &options, |_| 0).total();
                 let losses = if stage >= 2 { MICRO_BATCHES } else { 1 };
                 let [norm, losses] =
                     [zero_optim::exact_sum::LIMBS, losses].map(|elements| all_reduced(elements, ranks, rank));

@@ -28,6 +28,7 @@ mod frozen;
 mod gradients;
 mod group_optimizers;
 mod groups;
+mod hpz;
 mod hsdp;
 mod ignored_targets;
 mod initial_weights;

@@ -17,6 +17,9 @@ pub struct GatherOptions {
 
 /// Inserts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute.
 ///
+/// A segment with secondary shards is gathered from them, by [`Instruction::GatherSecondary`], unless it was not gathered since
+/// the program began or the segment was updated.
+///
 /// No segment stays gathered across an [`Instruction::Update`], which would make it stale.
 #[must_use]
 pub fn gather(program: Program, shape: &ModelShape, options: &GatherOptions) -> Program {
@@ -31,6 +34,9 @@ pub fn gather(program: Program, shape: &ModelShape, options: &GatherOptions) -> 
             pass.after(position);
             position += 1;
         } else {
+            if let Instruction::Update { segment } = instruction {
+                pass.filled[segment] = false;
+            }
             pass.out.push(instruction);
         }
     }
@@ -62,6 +68,7 @@ fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
 enum State {
     Released,
     Gathering,
+    GatheringSecondary,
     Gathered,
 }
 
@@ -75,6 +82,8 @@ struct Pass<'a> {
     /// Total elements of all uses before each use.
     before: Vec<usize>,
     state: Vec<State>,
+    /// For each segment, whether its secondary shards have the values of its parameters.
+    filled: Vec<bool>,
     out: Vec<Instruction>,
 }
 
@@ -88,7 +97,8 @@ impl<'a> Pass<'a> {
         }
         let used = (0..places.len()).filter(|&segment| !places[segment].is_empty()).collect();
         let state = vec![State::Released; shape.segments.len()];
-        Self { shape, options, uses, used, places, before, state, out: vec![] }
+        let filled = vec![false; shape.segments.len()];
+        Self { shape, options, uses, used, places, before, state, filled, out: vec![] }
     }
 
     /// Returns the first use of a segment after a position.
@@ -119,7 +129,7 @@ impl<'a> Pass<'a> {
         let mut released: Vec<_> = self.used.iter().filter_map(order).collect();
         released.sort_unstable();
         for (_, _, segment) in released {
-            let ahead = self.sum(State::Gathering) + self.elements(segment);
+            let ahead = self.in_flight() + self.elements(segment);
             if ahead > self.options.prefetch || ahead + self.sum(State::Gathered) > self.options.max_live {
                 return;
             }
@@ -139,14 +149,18 @@ impl<'a> Pass<'a> {
     fn keep(&self, segment: SegmentId, position: usize) -> bool {
         let Some(next) = self.next(segment, position) else { return false };
         let distance = self.before[next] - self.before[position + 1];
-        let live = self.sum(State::Gathered) + self.sum(State::Gathering);
+        let live = self.sum(State::Gathered) + self.in_flight();
         distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live)
     }
 
     fn start(&mut self, segment: SegmentId) {
         if self.state[segment] == State::Released {
-            self.out.push(Instruction::Gather { segment });
-            self.state[segment] = State::Gathering;
+            let (gather, state) = match self.filled[segment] {
+                true => (Instruction::GatherSecondary { segment }, State::GatheringSecondary),
+                false => (Instruction::Gather { segment }, State::Gathering),
+            };
+            self.out.push(gather);
+            self.state[segment] = state;
             if !self.options.overlap {
                 self.wait(segment);
             }
@@ -154,14 +168,21 @@ impl<'a> Pass<'a> {
     }
 
     fn wait(&mut self, segment: SegmentId) {
-        if self.state[segment] == State::Gathering {
-            self.out.push(Instruction::AwaitGather { segment });
-            self.state[segment] = State::Gathered;
-        }
+        self.out.push(match self.state[segment] {
+            State::Gathering => Instruction::AwaitGather { segment },
+            State::GatheringSecondary => Instruction::AwaitGatherSecondary { segment },
+            State::Released | State::Gathered => return,
+        });
+        self.state[segment] = State::Gathered;
+        self.filled[segment] = self.shape.segments[segment].has_secondary;
     }
 
     fn elements(&self, segment: SegmentId) -> usize {
         self.shape.segments[segment].elements
+    }
+
+    fn in_flight(&self) -> usize {
+        self.sum(State::Gathering) + self.sum(State::GatheringSecondary)
     }
 
     fn sum(&self, state: State) -> usize {

@@ -9,7 +9,7 @@ use zero_pipeline::{Item, LayerId, SegmentId};
 use super::ShardedState;
 use crate::error::ZeroError;
 use crate::optimizer::StepInputs;
-use crate::{gradients, parameters};
+use crate::{gradients, leaves, parameters};
 
 impl ShardedState {
     /// Starts gathering a segment from all shards.
@@ -20,12 +20,28 @@ impl ShardedState {
         self.parameters.gather(&self.rank, &mut self.memory, &self.disk, id)
     }
 
-    /// Waits for the gather and fills the segment's leaves.
+    /// Waits for the gather and fills the segment's leaves, and this rank's secondary shard if there is one.
     ///
     /// # Errors
     /// Returns the error of the collective.
     pub fn await_gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        self.parameters.await_gather(&self.rank, &mut self.memory, &self.disk, id)
+        self.parameters.await_gather(&self.rank, &mut self.memory, &self.disk, &mut self.secondary, id)
+    }
+
+    /// Starts gathering a segment from the secondary shards of the near group.
+    ///
+    /// # Errors
+    /// Fails if the segment has no secondary shards, or is already being gathered.
+    pub fn gather_secondary(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        self.secondary.gather(&self.rank, &mut self.memory, id)
+    }
+
+    /// Waits for the gather from secondary shards and fills the segment's leaves.
+    ///
+    /// # Errors
+    /// Returns the error of the collective.
+    pub fn await_gather_secondary(&mut self, id: SegmentId) -> Result<(), ZeroError> {
+        self.secondary.await_gather(&self.rank, &mut self.memory, id)
     }
 
     /// Frees a segment's gathered parameters.
@@ -33,7 +49,7 @@ impl ShardedState {
     /// # Errors
     /// Returns candle's error.
     pub fn release(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        parameters::release(&self.rank, &mut self.memory, &self.disk, id)
+        leaves::release(&self.rank, &mut self.memory, &self.disk, id)
     }
 
     /// Starts gathering updated parameters that are replicated.

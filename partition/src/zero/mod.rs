@@ -1,7 +1,7 @@
 //! The state of one rank.
 //!
-//! It consists of components, each of which owns its fields: [`ParameterState`], [`LocalGradients`],
-//! [`Reductions`], [`OptimizerState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read
+//! It consists of components, each of which owns its fields: [`ParameterState`], [`SecondaryShards`],
+//! [`LocalGradients`], [`Reductions`], [`OptimizerState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read
 //! [`Rank`], which does not change. The methods of [`ShardedState`] pass them to each other.
 
 mod averages;
@@ -36,6 +36,7 @@ use crate::parameters::ParameterState;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
 use crate::rounding::working;
+use crate::secondary::SecondaryShards;
 use crate::states::{Column, Format, StateBuffer};
 
 /// One rank's share of a model. Its methods execute the instructions of a program.
@@ -43,6 +44,7 @@ pub struct ShardedState {
     rank: Rank,
     memory: Memory,
     parameters: ParameterState,
+    secondary: SecondaryShards,
     local: LocalGradients,
     gradients: Reductions,
     optimizer: OptimizerState,
@@ -85,6 +87,7 @@ impl ShardedState {
         let mut zero = Self {
             memory,
             parameters: ParameterState::default(),
+            secondary: SecondaryShards::default(),
             local: LocalGradients::new(segments),
             gradients: Reductions::new(segments, rank.options.order),
             optimizer: OptimizerState::default(),
@@ -95,6 +98,7 @@ impl ShardedState {
         zero.memory.count(Category::Staging, zero.disk.bounce_bytes() as usize, 1);
         for id in 0..segments {
             zero.initialise(id, seed)?;
+            zero.secondary.push(&zero.rank, &mut zero.memory, id)?;
             zero.disk.initialise(&zero.rank, id, seed)?;
         }
         zero.disk.drop_buffers(&mut zero.memory);

@@ -30,7 +30,13 @@ fn mlp(hidden_sizes: &[usize]) -> Model {
 }
 
 fn options(zero_stage: ZeroStage, ranks: usize) -> LayoutOptions {
-    LayoutOptions { zero_stage, ranks, persistence_threshold: 0, model_persistence_threshold: usize::MAX }
+    LayoutOptions {
+        zero_stage,
+        ranks,
+        secondary: None,
+        persistence_threshold: 0,
+        model_persistence_threshold: usize::MAX,
+    }
 }
 
 /// Layouts with sizes around the block size, and numbers of ranks that do not divide them.
@@ -198,5 +204,35 @@ fn persistence_applies_only_to_parameters() {
         assert_eq!(segment.placements.optimizer, Placement::Sharded);
         let kept = segment.name.ends_with("(persistent)");
         assert_eq!(segment.placements.parameters == Placement::Replicated, kept, "{}", segment.name);
+    }
+}
+
+/// Secondary shards of a near group hold each element once, and have the boundaries of shards.
+#[test]
+fn secondary_shards_are_consecutive_shards() {
+    for (ranks, near) in [(4, 2), (8, 2), (8, 4), (6, 3)] {
+        let options =
+            LayoutOptions { secondary: Some(near), persistence_threshold: 64, ..options(ZeroStage::Three, ranks) };
+        let layout = Layout::new(&gpt2(64), &options);
+        assert_eq!(layout.secondary(), Some(near));
+        for (segment, shape) in layout.segments().iter().zip(&layout.shape().segments) {
+            let is_sharded = segment.placements.parameters == Placement::Sharded;
+            assert_eq!((segment.has_secondary(), shape.has_secondary), (is_sharded, is_sharded));
+            if !is_sharded {
+                assert!((0..ranks).all(|rank| segment.secondary_shard(rank).is_empty()));
+                continue;
+            }
+            assert_eq!(segment.secondary_counts().iter().sum::<usize>(), segment.elements());
+            for rank in 0..ranks {
+                let (place, of) = (rank % near, ranks / near);
+                let expected = segment.shard(place * of).start..segment.shard(place * of + of - 1).end;
+                assert_eq!(segment.secondary_shard(rank), expected);
+                assert_eq!(segment.secondary_counts()[place], expected.len());
+            }
+        }
+    }
+    for stage in [ZeroStage::Zero, ZeroStage::Two] {
+        let layout = Layout::new(&gpt2(64), &LayoutOptions { secondary: Some(2), ..options(stage, 4) });
+        assert!(!layout.segments().iter().any(zero_partition::Segment::has_secondary));
     }
 }

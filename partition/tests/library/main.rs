@@ -31,5 +31,13 @@ fn segment(zero_stage: ZeroStage, elements: usize, stays: bool) -> SegmentShape 
     if stays {
         placements.parameters = Placement::Replicated;
     }
-    SegmentShape { elements, placements, tiers: Tiers::default(), is_trainable: true }
+    SegmentShape { elements, placements, tiers: Tiers::default(), has_secondary: false, is_trainable: true }
+}
+
+/// Gives secondary shards to all segments with sharded parameters.
+fn with_secondary(mut shape: ModelShape) -> ModelShape {
+    for segment in &mut shape.segments {
+        segment.has_secondary = segment.placements.parameters == Placement::Sharded;
+    }
+    shape
 }

@@ -7,7 +7,7 @@ use zero_partition::passes::{
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::{Item, ModelShape, Placement, Program, Schedule, Stages, Tier, Tiers, ZeroStage};
 
-use crate::{layer, segment, validate};
+use crate::{layer, segment, validate, with_secondary};
 
 const WTE: usize = 640;
 const BLOCK: usize = 1200;
@@ -228,6 +228,47 @@ fn inner_layers_are_gathered_twice_per_micro_batch() {
         [0, 1, 3, 5, 7, 0, 1, 3, 5, 7, 0, 1, 3, 5, 7, 0],
         "kept from the head to the embedding"
     );
+}
+
+/// With secondary shards, the program has the same gathers, overlapped in the same way. Only the first of each segment reads all
+/// shards.
+#[test]
+fn segments_are_gathered_from_all_shards_once_a_step() {
+    let shape = with_secondary(shape(ZeroStage::Three));
+    let stages = Stages::single(&shape);
+    let share = Share { shape: &shape, stages: &stages, stage: 0 };
+    let from_all = |program: Program| Program {
+        instructions: program
+            .instructions
+            .into_iter()
+            .map(|instruction| match instruction {
+                GatherSecondary { segment } => Gather { segment },
+                AwaitGatherSecondary { segment } => AwaitGather { segment },
+                other => other,
+            })
+            .collect(),
+        ..program
+    };
+    for micro_batches in 1..=3 {
+        for recompute in
+            [RecomputeOptions::none(), RecomputeOptions { layers: vec![true; 6], interval: 1, on_disk: false }]
+        {
+            for prefetch in [0, BLOCK, ALL] {
+                let gather = GatherOptions { prefetch, overlap: prefetch > 0, ..plain().gather };
+                let options = PassOptions { gather, recompute: recompute.clone(), ..plain() };
+                let program = training_step(&share, Schedule::OneFOneB, micro_batches, &options);
+                assert_eq!(validate(&[program.clone(), program.clone()], &shape), Ok(()), "{program}");
+                assert_eq!(gathers(&program), [0, 1, 3, 5, 7], "{program}");
+                assert_eq!(from_all(program), step(ZeroStage::Three, micro_batches, &options));
+            }
+        }
+    }
+    let program = evaluation(&share, 2, &plain());
+    assert_eq!(validate(std::slice::from_ref(&program), &shape), Ok(()));
+    assert_eq!(gathers(&program), [0, 1, 3, 5, 7]);
+    let of_secondary = |i: &Instruction| if let GatherSecondary { segment } = i { Some(*segment) } else { None };
+    let again: Vec<usize> = program.instructions.iter().filter_map(of_secondary).collect();
+    assert_eq!(again, [0, 1, 3, 5, 7, 0], "the second micro-batch");
 }
 
 #[test]

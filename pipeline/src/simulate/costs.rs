@@ -33,6 +33,8 @@ impl Link {
 pub struct Collectives {
     /// Gathers and refreshes of parameters, by a shard group.
     pub all_gather: Link,
+    /// Gathers of parameters from secondary shards, by a near group.
+    pub near: Link,
     /// Reductions of gradients with sharded optimizer state, by a shard group.
     pub reduce_scatter: Link,
     /// Sums of shards that were reduced, over their replicates.
@@ -45,7 +47,7 @@ impl Collectives {
     /// Uses the same link for all collectives.
     #[must_use]
     pub fn all(link: Link) -> Self {
-        Self { all_gather: link, reduce_scatter: link, replicates: link, all_reduce: link }
+        Self { all_gather: link, near: link, reduce_scatter: link, replicates: link, all_reduce: link }
     }
 }
 
@@ -144,8 +146,8 @@ impl Costs {
         fits("segments", self.segments.len(), world.shape.segments.len())?;
         let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
         let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
-        let Collectives { all_gather, reduce_scatter, replicates, all_reduce } = self.data;
-        let links = [self.pipe, all_gather, reduce_scatter, replicates, all_reduce, self.read, self.write];
+        let Collectives { all_gather, near, reduce_scatter, replicates, all_reduce } = self.data;
+        let links = [self.pipe, all_gather, near, reduce_scatter, replicates, all_reduce, self.read, self.write];
         let others = [self.load, self.gradient_norm].into_iter().chain(links.map(|link| link.latency));
         let is_none = |seconds: &f64| !seconds.is_finite() || *seconds < 0.0;
         if let Some(seconds) = layers.chain(segments).chain(others).find(is_none) {
@@ -206,6 +208,10 @@ impl Costs {
             Transfer::Gather(_) | Transfer::Refresh(_) if mesh.shards() == 1 => 0.0,
             Transfer::Reduce(..) if mesh.data() == 1 => 0.0,
             Transfer::Gather(segments) | Transfer::Refresh(segments) => segments.iter().map(gathered).sum(),
+            Transfer::GatherSecondary(&segment) => {
+                let bytes = self.segments[segment].parameters as f64;
+                self.data.near.seconds(bytes * others(mesh.near()))
+            }
             Transfer::Reduce(segments, _) => segments.iter().map(reduced).sum(),
             Transfer::Send(message) => self.pipe.seconds(self.message(message) as f64),
             Transfer::Receive(_) => 0.0,

@@ -19,6 +19,8 @@ use crate::tier::Item;
 enum Fact<'a> {
     /// All parameters of a sharded segment.
     Gathered(SegmentId),
+    /// The secondary shards of a segment have the values of its parameters.
+    Secondary(SegmentId),
     /// A segment's local gradient of a micro-batch, to which all layers have contributed.
     Complete(SegmentId, usize),
     /// A partial sum of a tied gradient that must be sent.
@@ -96,9 +98,11 @@ impl<'a> State<'a> {
         match transfer {
             Transfer::Fetch(item) => return self.items.await_fetch(*item),
             Transfer::Offload(item) => return self.items.await_offload(*item),
-            Transfer::Gather(&[segment]) if !was_started => return self.parameters_are(segment, "being gathered"),
+            Transfer::Gather(&[segment]) | Transfer::GatherSecondary(&segment) if !was_started => {
+                self.parameters_are(segment, "being gathered")?;
+            }
             Transfer::Send(_) | Transfer::Receive(_) => drop(self.facts.insert(Fact::Moved(transfer))),
-            Transfer::Gather(_) | Transfer::Reduce(..) | Transfer::Refresh(_) => {}
+            Transfer::Gather(_) | Transfer::GatherSecondary(_) | Transfer::Reduce(..) | Transfer::Refresh(_) => {}
         }
         ensure(was_started, || match transfer {
             Transfer::Send(_) => "the message was not sent".into(),
@@ -116,7 +120,21 @@ impl<'a> State<'a> {
                 self.parameters_are(segment, "released")?;
                 self.items.gather(segment)
             }
-            Instruction::AwaitGather { segment } => self.makes(Fact::Gathered(segment), "gathered twice"),
+            Instruction::AwaitGather { segment } => {
+                if self.world.shape.segments[segment].has_secondary {
+                    self.facts.insert(Fact::Secondary(segment));
+                }
+                self.makes(Fact::Gathered(segment), "gathered twice")
+            }
+            Instruction::GatherSecondary { segment } => {
+                self.parameters_are(segment, "released")?;
+                let has_secondary = self.world.shape.segments[segment].has_secondary;
+                ensure(has_secondary, || "it has no secondary shards".into())?;
+                ensure(self.has(Fact::Secondary(segment)), || {
+                    "its secondary shards were not filled since its last update".into()
+                })
+            }
+            Instruction::AwaitGatherSecondary { segment } => self.makes(Fact::Gathered(segment), "gathered twice"),
             Instruction::Release { segment } => {
                 self.parameters_are(segment, "gathered")?;
                 self.removes(Fact::Gathered(segment), "released twice")
@@ -177,6 +195,7 @@ impl<'a> State<'a> {
                 ensure(self.world.shape.segments[segment].tiers.tiles == 0, || {
                     "this segment must be updated tile by tile".into()
                 })?;
+                self.facts.remove(&Fact::Secondary(segment));
                 self.makes(Fact::Updated(segment), "updated twice")
             }
             Instruction::MeasureTile { segment, tile } => {
@@ -186,6 +205,7 @@ impl<'a> State<'a> {
             Instruction::UpdateTile { segment, tile } => {
                 self.can_be_updated(segment)?;
                 self.items.are_measured()?;
+                self.facts.remove(&Fact::Secondary(segment));
                 if self.items.update(segment, tile)? {
                     self.facts.insert(Fact::Updated(segment));
                 }
@@ -274,6 +294,7 @@ impl<'a> State<'a> {
             }
             Content::TiedParameters { segment } => {
                 ensure(self.has(Fact::Norm), || "tied parameters must be received after the gradient norm".into())?;
+                self.facts.remove(&Fact::Secondary(segment));
                 self.cannot_be_stale(segment)
             }
             Content::Activations { layer, micro_batch } => self.micro_batch(micro_batch)?.receive_inputs(layer),
@@ -396,10 +417,15 @@ impl<'a> State<'a> {
 
     fn parameters(&self, segment: SegmentId) -> &'static str {
         match self.placements(segment).parameters {
-            Placement::Sharded if self.has(Fact::InFlight(Transfer::Gather(&[segment]))) => "being gathered",
+            Placement::Sharded if self.is_being_gathered(segment) => "being gathered",
             Placement::Sharded if !self.has(Fact::Gathered(segment)) => "released",
             Placement::Sharded | Placement::Replicated => "gathered",
         }
+    }
+
+    fn is_being_gathered(&self, segment: SegmentId) -> bool {
+        let transfers = [Transfer::Gather(&[segment]), Transfer::GatherSecondary(&segment)];
+        transfers.into_iter().any(|transfer| self.has(Fact::InFlight(transfer)))
     }
 
     fn parameters_are(&self, segment: SegmentId, state: &str) -> Check {

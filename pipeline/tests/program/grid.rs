@@ -29,6 +29,7 @@ fn drawn(
         elements: 10,
         placements: ZeroStage::Zero.placements(),
         tiers: Tiers::default(),
+        has_secondary: false,
         is_trainable: true,
     };
     let shape = ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() };

@@ -22,6 +22,7 @@ fn shape(layers: usize, tied: bool) -> ModelShape {
         elements: 10,
         placements: ZeroStage::Zero.placements(),
         tiers: Tiers::default(),
+        has_secondary: false,
         is_trainable: true,
     };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }

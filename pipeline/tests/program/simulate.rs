@@ -20,6 +20,7 @@ fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
         elements: 10,
         placements: zero_stage.placements(),
         tiers: Tiers::default(),
+        has_secondary: false,
         is_trainable: true,
     };
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
@@ -204,6 +205,32 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     assert_eq!(of(3, Lane::Compute).last(), Some(&("gradient_norm", 9.0, 16.5)));
     assert_eq!(found.busy(), [6.0, 13.0, 6.0, 6.0]);
     assert_eq!(found.communication(), [6.5; 4]);
+}
+
+/// Of 40 bytes, a rank of a shard group of 4 sends 30, and one of a near group of 2 sends 20, over a link of its own.
+#[test]
+fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
+    let shape = shape(1, ZeroStage::Three);
+    let stages = Stages::single(&shape);
+    let mesh = Mesh::new(4, 1).unwrap().with_near(2).unwrap();
+    let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
+    let mut costs = costs(1, layer(0.0, 0.0, 0.0));
+    costs.data = Collectives {
+        near: Link { latency: 1.0, bandwidth: 20.0 },
+        ..Collectives::all(Link { latency: 0.0, bandwidth: 10.0 })
+    };
+    let instructions = vec![
+        Gather { segment: 0 },
+        AwaitGather { segment: 0 },
+        Release { segment: 0 },
+        GatherSecondary { segment: 0 },
+        AwaitGatherSecondary { segment: 0 },
+        Release { segment: 0 },
+    ];
+    let found = simulate(&vec![Program { instructions, micro_batches: 0 }; 4], &world, &costs).unwrap();
+    let of_rank = found.events.iter().filter(|event| event.rank == 3 && event.lane == Lane::Collectives);
+    let times: Vec<_> = of_rank.map(|event| (event.instruction.kind(), event.start, event.end)).collect();
+    assert_eq!(times, [("gather", 0.0, 3.0), ("gather_secondary", 3.0, 5.0)]);
 }
 
 /// With one core per rank, overlap neither saves nor costs time.

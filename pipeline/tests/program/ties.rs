@@ -19,6 +19,7 @@ fn shape(ties: &[&[usize]]) -> ModelShape {
         elements: 10,
         placements: ZeroStage::Zero.placements(),
         tiers: Tiers::default(),
+        has_secondary: false,
         is_trainable: true,
     };
     ModelShape { layers: (0..6).map(layer).collect(), segments: (0..6 + ties.len()).map(segment).collect() }

@@ -23,6 +23,7 @@ fn timeline(forward: f64) -> Timeline {
         elements: 10,
         placements: ZeroStage::Zero.placements(),
         tiers: Tiers::default(),
+        has_secondary: false,
         is_trainable: true,
     };
     let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };

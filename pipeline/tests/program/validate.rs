@@ -24,6 +24,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
         elements,
         placements: zero_stage.placements(),
         tiers: Tiers::default(),
+        has_secondary: false,
         is_trainable: true,
     };
     ModelShape {
@@ -179,6 +180,76 @@ fn parameters_are_gathered_exactly_when_they_are_read() {
     assert_reason(&replicated, "gather segment 0", "its parameters are replicated");
     let released = changed(ZeroStage::Two, |program| program.instructions.insert(0, Release { segment: 0 }));
     assert_reason(&released, "release segment 0", "its parameters are replicated");
+}
+
+/// The plain step with secondary shards: the second gather of each segment reads them.
+fn step_with_secondary() -> (ModelShape, Program) {
+    let mut shape = shape(ZeroStage::Three);
+    shape.segments.iter_mut().for_each(|segment| segment.has_secondary = true);
+    let mut program = plain_step(&shape, 1);
+    let mut filled = [false; 3];
+    for instruction in &mut program.instructions {
+        match *instruction {
+            Gather { segment } if filled[segment] => *instruction = GatherSecondary { segment },
+            AwaitGather { segment } if filled[segment] => *instruction = AwaitGatherSecondary { segment },
+            AwaitGather { segment } => filled[segment] = true,
+            _ => {}
+        }
+    }
+    (shape, program)
+}
+
+#[test]
+fn secondary_shards_are_filled_before_they_are_gathered() {
+    let (shape, program) = step_with_secondary();
+    let refused = |change: &dyn Fn(&mut Program)| {
+        let mut program = program.clone();
+        change(&mut program);
+        validate(&[program.clone(), program], &shape).unwrap_err()
+    };
+    assert_eq!(validate(&[program.clone(), program.clone()], &shape), Ok(()), "{program}");
+    let at = position(&program, &Gather { segment: 1 });
+    let unfilled = refused(&|program| program.instructions[at] = GatherSecondary { segment: 1 });
+    let reason = "its secondary shards were not filled since its last update";
+    assert_reason(&unfilled, "gather_secondary segment 1", reason);
+    // The update changes the parameters, so the secondary shards are stale.
+    let stale = refused(&|program| {
+        program.instructions.extend([GatherSecondary { segment: 1 }, AwaitGatherSecondary { segment: 1 }]);
+    });
+    assert_reason(&stale, "gather_secondary segment 1", reason);
+    let other_await = refused(&|program| {
+        let at = position(program, &AwaitGatherSecondary { segment: 1 });
+        program.instructions[at] = AwaitGather { segment: 1 };
+    });
+    assert_reason(&other_await, "await_gather segment 1", "no such gather was started");
+    let not_started = refused(&|program| {
+        let at = position(program, &GatherSecondary { segment: 1 });
+        program.instructions.remove(at);
+    });
+    assert_reason(&not_started, "await_gather_secondary segment 1", "its parameters are released, not being gathered");
+    let both = refused(&|program| {
+        let at = position(program, &AwaitGatherSecondary { segment: 1 });
+        program.instructions.insert(at, Gather { segment: 1 });
+    });
+    assert_reason(&both, "gather segment 1", "its parameters are being gathered, not released");
+    let mut none = shape.clone();
+    none.segments[1].has_secondary = false;
+    let violation = validate(&[program.clone(), program.clone()], &none).unwrap_err();
+    assert_reason(&violation, "gather_secondary segment 1", "it has no secondary shards");
+    // One rank gathers from all shards, and the other from secondary ones.
+    let mut from_all = program.clone();
+    for instruction in &mut from_all.instructions {
+        match *instruction {
+            GatherSecondary { segment } => *instruction = Gather { segment },
+            AwaitGatherSecondary { segment } => *instruction = AwaitGather { segment },
+            _ => {}
+        }
+    }
+    let violation = validate(&[program.clone(), from_all], &shape).unwrap_err();
+    assert!(
+        violation.rank == 1 && violation.reason.contains("all ranks of a stage must start the same"),
+        "{violation}"
+    );
 }
 
 #[test]

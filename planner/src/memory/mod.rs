@@ -107,8 +107,8 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, &widths))
 }
 
-/// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group. The
-/// shared-memory transport uses no heap.
+/// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group
+/// that reduces. Near groups only gather, straight into place. The shared-memory transport uses no heap.
 fn transport(config: &Config, mesh: Mesh) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;

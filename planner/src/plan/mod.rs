@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use zero_config::Config;
 use zero_model::{Layers, Model};
-use zero_partition::{CATEGORIES, Layout, StateBytes, expected_payload, expected_state};
+use zero_partition::{CATEGORIES, Layout, Payload, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Program, StageId, Timeline, alive, grid};
 
@@ -55,7 +55,7 @@ struct Share {
     trainable: usize,
     state: StateBytes,
     /// Bytes sent per step, except activations and their gradients, whose sizes are only known at run time.
-    sent: u64,
+    sent: Payload,
     alive: usize,
 }
 
@@ -316,7 +316,8 @@ impl Plan {
                 "planned_peak_gpu_bytes": self.has_gpu().then_some(self.memory_plan.needs[stage].peaks.gpu),
                 "activations_known": self.memory_plan.needs[stage].with_activations,
                 "disk_bytes": { "optimizer": self.memory_plan.needs[stage].disk.optimizer, "parameters": self.memory_plan.needs[stage].disk.parameters },
-                "sent_bytes_per_step_besides_activations": share.sent,
+                "sent_bytes_per_step_besides_activations": share.sent.total(),
+                "sent_bytes_across_near_groups": share.sent.across,
                 "micro_batches_alive": share.alive,
                 "keeps_gathered": self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape())
                     .map(|_| self.memory_plan.stage_plan.keeps_gathered(stage)),
@@ -329,6 +330,7 @@ impl Plan {
             "data_parallel_size": mesh.data(),
             "data_parallel_replicate_degree": mesh.replicates(),
             "data_parallel_shard_degree": mesh.shards(),
+            "zero_hpz_partition_size": self.memory_plan.settings.layout.secondary,
             "schedule": self.memory_plan.stage_plan.schedule.to_string(),
             "micro_batches": self.memory_plan.stage_plan.micro_batches,
             "zero_stage": self.memory_plan.settings.layout.zero_stage.number(),

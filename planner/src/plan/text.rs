@@ -37,7 +37,7 @@ impl fmt::Display for Plan {
                 if ranks.len() == 1 { ranks.start.to_string() } else { format!("{}-{}", ranks.start, ranks.end - 1) },
                 grouped(share.parameters as u64),
                 bytes(share.state.total()),
-                bytes(share.sent),
+                bytes(share.sent.total()),
                 share.alive.to_string(),
                 share.layers,
             ]);
@@ -53,6 +53,10 @@ impl fmt::Display for Plan {
             "sent: bytes of collectives and tied parameters, without activations. alive: micro-batches between forward and backward"
         )?;
         let layout = &self.memory_plan.layout;
+        if let Some(near) = layout.secondary() {
+            let across: Vec<String> = (0..mesh.pipe()).map(|stage| bytes(self.share(stage).sent.across)).collect();
+            writeln!(f, "secondary shards in groups of {near} ranks; sent to other groups: {}", across.join(" | "))?;
+        }
         if layout.trainable() < layout.elements() {
             let (trainable, all) = (layout.trainable() as u64, layout.elements() as u64);
             writeln!(f, "trainable: {} of {} parameters; the others are frozen", grouped(trainable), grouped(all))?;
@@ -151,7 +155,7 @@ impl Plan {
                 let zero_stage = ZeroStage::from_number(zero_stage).unwrap_or(ZeroStage::Zero);
                 let layout = Layout::new(
                     &self.memory_plan.model,
-                    &LayoutOptions { zero_stage, ranks, ..self.memory_plan.settings.layout },
+                    &LayoutOptions { zero_stage, ranks, secondary: None, ..self.memory_plan.settings.layout },
                 );
                 let at = Coordinates::first(0);
                 bytes(expected_state(&layout, &stages, at, &widths).total())

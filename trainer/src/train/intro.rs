@@ -35,7 +35,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     corpus.notes.iter().for_each(|line| progress.say(line));
     let state = report::expected(engine).total();
     progress.say(&format!(
-        "world: {} × {} over {}, ZeRO stage {}{}, communication {} with compute, {} of state on rank 0",
+        "world: {} × {} over {}, ZeRO stage {}{}{}, communication {} with compute, {} of state on rank 0",
         counted(comm.size(), "rank", "ranks"),
         counted(zero_model::ops::threads(), "thread", "threads"),
         comm.transport(),
@@ -45,6 +45,10 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
             groups => {
                 format!(" in {groups} shard groups of {}", counted(config.shard_group_size(), "rank", "ranks"))
             }
+        },
+        match config.secondary_group_size() {
+            None => String::new(),
+            Some(near) => format!(" with secondary shards in groups of {}", counted(near, "rank", "ranks")),
         },
         if engine.settings().passes.gather.overlap { "overlapped" } else { "not overlapped" },
         bytes(state),

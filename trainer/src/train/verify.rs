@@ -56,6 +56,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     let mut alone = config.clone();
     alone.world_size = 1;
     alone.mesh.data_parallel_replicate_degree = 1;
+    alone.zero.zero_hpz_partition_size = 1;
     (alone.pipeline.stages, alone.pipeline.virtual_stages) = (1, 1);
     alone.pipeline.schedule = PipelineSchedule::OneFOneB;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();

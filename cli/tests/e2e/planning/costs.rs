@@ -174,4 +174,14 @@ fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
     assert!(collectives(&pipeline) > 0.0);
     with(4, 1, "reduce_scatter");
     assert_eq!((collectives(&hybrid), collectives(&flat), collectives(&pipeline)), (0.0, replicated, 0.0));
+    // Secondary shards move gathers from all ranks to groups of two.
+    let again = "zero_optimization={stage: 3, stage3_max_reuse_distance: 0, stage3_param_persistence_threshold: 0}";
+    let (plain, secondary) = ([again], [again, "zero_optimization.zero_hpz_partition_size=2"]);
+    with(2, 1, "all_gather");
+    let near = collectives(&secondary);
+    assert!(near > 0.0 && collectives(&plain) == 0.0, "{near}");
+    with(4, 1, "all_gather");
+    let all = collectives(&secondary);
+    assert!(all > 0.0, "{all}");
+    assert_eq!(collectives(&plain), all + near);
 }

@@ -110,6 +110,13 @@ fn shard_groups() {
     holds(4, "stage: 3", &["mesh.data_parallel_shard_degree=2", "bf16.enabled=true", "launcher.transport=tcp"]);
 }
 
+#[test]
+fn secondary_shards() {
+    let zero = "stage: 3, zero_hpz_partition_size: 2, stage3_max_reuse_distance: 0";
+    holds(4, zero, &["gradient_accumulation_steps=2"]);
+    holds(4, zero, &["bf16.enabled=true", "launcher.transport=tcp"]);
+}
+
 /// A background save holds a copy of the state and the buffers for writing it.
 #[test]
 fn background_saves() {

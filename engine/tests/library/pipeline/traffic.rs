@@ -91,7 +91,11 @@ impl Run {
                     }] += 1;
                 }
             }
-            Rank { sent, expected: payload + norm_and_loss(&engine, self.zero_stage, self.micro_batches), messages }
+            Rank {
+                sent,
+                expected: payload.total() + norm_and_loss(&engine, self.zero_stage, self.micro_batches),
+                messages,
+            }
         })
     }
 }

@@ -38,8 +38,11 @@ struct Segment {
     full: Values,
     /// Version of the shard, if parameters are sharded.
     shard: u32,
-    /// Result of a gather in flight.
+    /// Version of the secondary shard; before it is filled, one that no parameter has.
+    secondary: u32,
+    /// Results of gathers in flight, from shards and from secondary shards.
     gathering: Option<u32>,
+    gathering_secondary: Option<u32>,
     open: Vec<Contribution>,
     accumulator: Sum,
     reduced: Sum,
@@ -97,7 +100,9 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
         .map(|s| Segment {
             full: if sharded(s) { Values::Absent } else { Values::Version(0) },
             shard: 0,
+            secondary: u32::MAX,
             gathering: None,
+            gathering_secondary: None,
             open: vec![],
             accumulator: vec![],
             reduced: vec![],
@@ -138,6 +143,20 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
             AwaitGather { segment } => {
                 let segment = &mut segments[*segment];
                 match segment.gathering.take() {
+                    Some(version) => (segment.full, segment.secondary) = (Values::Version(version), version),
+                    None => return fail("nothing to wait for"),
+                }
+            }
+            GatherSecondary { segment: id } => {
+                let segment = &mut segments[*id];
+                if !shape.segments[*id].has_secondary || segment.gathering_secondary.is_some() {
+                    return fail("the secondary shard is in use, or there is none");
+                }
+                segment.gathering_secondary = Some(segment.secondary);
+            }
+            AwaitGatherSecondary { segment } => {
+                let segment = &mut segments[*segment];
+                match segment.gathering_secondary.take() {
                     Some(version) => segment.full = Values::Version(version),
                     None => return fail("nothing to wait for"),
                 }

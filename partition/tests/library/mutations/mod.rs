@@ -14,7 +14,7 @@ use zero_partition::passes::{
 };
 use zero_pipeline::{ModelShape, Placement, Placements, Program, Schedule, Stages, Tier, Tiers, ZeroStage};
 
-use crate::{layer, segment, validate};
+use crate::{layer, segment, validate, with_secondary};
 
 /// Three layers, the last one tied to the first; at stage 3, segment 2 stays gathered.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
@@ -52,6 +52,21 @@ fn programs() -> Vec<(ModelShape, Program)> {
             let program = training_step(&share, schedule, 2, &options);
             programs.push((shape, program));
         }
+    }
+    for (overlap, micro_batches, interval) in [(true, 2, None), (false, 1, Some(1))] {
+        let layers = vec![interval.is_some(); 3];
+        let options = PassOptions {
+            offload: OffloadOptions::PLAIN,
+            recompute: RecomputeOptions { layers, interval: interval.unwrap_or(1), on_disk: false },
+            gather: GatherOptions { prefetch: 100, max_live: 1000, max_reuse_distance: 0, overlap },
+            reduce: ReduceOptions { bucket: None, overlap },
+            refresh: RefreshOptions { bucket: None, overlap, last: false },
+        };
+        let shape = with_secondary(shape(ZeroStage::Three));
+        let stages = Stages::single(&shape);
+        let share = Share { shape: &shape, stages: &stages, stage: 0 };
+        let program = training_step(&share, Schedule::OneFOneB, micro_batches, &options);
+        programs.push((shape, program));
     }
     // Without recomputation or accumulation, because the number of mutants grows with the square of the number of
     // instructions.
@@ -202,9 +217,13 @@ fn only_independent_neighbours_can_be_swapped() {
         "await_gather discard",
         "await_gather fetch",
         "await_gather gather",
+        "await_gather gather_secondary",
         "await_gather keep",
         "await_gather load",
         "await_gather release",
+        "await_gather_secondary gather_secondary",
+        "await_gather_secondary load",
+        "await_gather_secondary release",
         "await_offload await_offload",
         "await_offload await_reduce",
         "await_offload await_refresh",
@@ -215,6 +234,7 @@ fn only_independent_neighbours_can_be_swapped() {
         "await_offload refresh",
         "await_offload update",
         "await_reduce backward",
+        "await_reduce gather_secondary",
         "await_reduce load",
         "await_reduce reduce",
         "await_reduce release",
@@ -223,10 +243,13 @@ fn only_independent_neighbours_can_be_swapped() {
         "await_refresh update",
         "backward fetch",
         "backward gather",
+        "backward gather_secondary",
         "backward reduce",
         "backward release",
         "discard forward",
         "discard gather",
+        "discard gather_secondary",
+        "discard keep",
         "discard release",
         "fetch fetch",
         "fetch gather",
@@ -238,12 +261,14 @@ fn only_independent_neighbours_can_be_swapped() {
         "fetch refresh",
         "fetch release",
         "forward gather",
+        "forward gather_secondary",
         "forward offload",
         "gather keep",
         "gather load",
         "gather offload",
         "gather recompute",
         "gather release",
+        "gather_secondary release",
         "load reduce",
         "offload reduce",
         "offload refresh",

@@ -175,6 +175,8 @@ impl<'a> Walk<'a> {
                 let bytes = self.part(id, placements.parameters) * self.width_of(id);
                 self.meter.add_at(Category::Parameters, bytes, is_on_gpu);
             }
+            let secondary = self.segment(id).secondary_shard(self.work.at.shard).len() as u64;
+            self.meter.add(Category::Parameters, secondary * self.width_of(id));
             let is_updated = self.work.stages.owner(id) == self.work.at.stage && self.segment(id).is_trainable;
             if is_updated && tiers.optimizer == Tier::Memory {
                 let own = self.part(id, placements.optimizer);
@@ -259,6 +261,8 @@ impl<'a> Walk<'a> {
             }
             Instruction::Gather { segment } => self.gather(*segment),
             Instruction::AwaitGather { segment } => self.await_gather(*segment),
+            Instruction::GatherSecondary { segment } => self.gather(*segment),
+            Instruction::AwaitGatherSecondary { segment } => self.await_gather(*segment),
             Instruction::Release { segment } => self.release(*segment),
             Instruction::Forward { layer, micro_batch } => self.forward(*layer, *micro_batch, false),
             Instruction::Keep { layer, micro_batch } => {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use zero_comm::Buffer;
 use zero_isa::Isa;
-use zero_partition::{CATEGORIES, StateBytes, expected_payload, expected_state};
+use zero_partition::{CATEGORIES, Payload, StateBytes, expected_payload, expected_state};
 use zero_pipeline::Instruction;
 
 use super::options::Finished;
@@ -92,7 +92,8 @@ impl Report {
         row.push(planned.map_or(-1, |peaks| peaks.total as i64));
         let expected = expected(engine);
         row.extend([expected.parameters, expected.gradients, expected.optimizer].map(|b| b as i64));
-        row.push(expected_step_payload(engine) as i64);
+        let payload = expected_step_payload(engine);
+        row.extend([payload.total(), payload.across].map(|bytes| bytes as i64));
         let disk = engine.zero().disk_use().unwrap_or_default();
         row.extend([disk.bytes, disk.read, disk.written].map(|bytes| bytes as i64));
         row.extend([engine.peak_gpu_bytes(), engine.reserved_gpu_bytes()].map(|b| b.map_or(-1, |bytes| bytes as i64)));
@@ -127,7 +128,8 @@ impl Report {
             "seconds_by_lane": lanes,
             "gpu_timeline": gpu_timeline(engine),
             "instructions": instructions,
-            "layers_gathered": engine.timing().calls().find(|(kind, _)| *kind == "gather").map_or(0, |(_, n)| n),
+            "layers_gathered": engine.timing().calls()
+                .filter(|(kind, _)| ["gather", "gather_secondary"].contains(kind)).map(|(_, n)| n).sum::<u64>(),
             "collectives": collectives,
             "memory": { "measured_peak_bytes": self.peak_bytes, "ranks": ranks },
         }))
@@ -236,12 +238,13 @@ fn of_rank(rank: usize, row: &[i64]) -> Value {
         "planned_peak_total_bytes": known(planned[n]),
         "expected_state_bytes": { "parameters": rest[0], "gradients": rest[1], "optimizer_state": rest[2] },
         "expected_sent_bytes_per_step": rest[3],
-        "disk": { "bytes": rest[4], "read_bytes": rest[5], "written_bytes": rest[6] },
+        "expected_sent_bytes_across_near_groups": rest[4],
+        "disk": { "bytes": rest[5], "read_bytes": rest[6], "written_bytes": rest[7] },
         "gpu_bytes": {
-            "measured_peak": known(rest[7]), "reserved_peak": known(rest[8]), "planned_peak": known(rest[9]),
+            "measured_peak": known(rest[8]), "reserved_peak": known(rest[9]), "planned_peak": known(rest[10]),
         },
         "resident_bytes": {
-            "before": known(rest[10]), "at_the_end": known(rest[11]), "peak_with_shared": known(rest[12]),
+            "before": known(rest[11]), "at_the_end": known(rest[12]), "peak_with_shared": known(rest[13]),
         },
     })
 }
@@ -253,7 +256,7 @@ pub(super) fn expected(engine: &Engine) -> StateBytes {
     expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths)
 }
 
-fn expected_step_payload(engine: &Engine) -> u64 {
+fn expected_step_payload(engine: &Engine) -> Payload {
     let zero = engine.zero();
     let place = (zero.groups().mesh(), zero.groups().at());
     let width = engine.settings().dtype.size_in_bytes();

@@ -1,0 +1,82 @@
+//! `zero_hpz_partition_size`: which ranks hold secondary shards, and messages for those that cannot.
+
+use zero_config::{Config, Error, ErrorKind, Source, load};
+
+fn text(stage: u8, size: usize, zero: &str, more: &str) -> String {
+    format!(
+        "train_micro_batch_size_per_gpu: 2\n{more}\n\
+         zero_optimization: {{stage: {stage}, zero_hpz_partition_size: {size}{zero}}}"
+    )
+}
+
+fn only(text: String, ranks: usize) -> Error {
+    let source = Source { name: "ds.yaml".to_string(), text };
+    let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(Some(ranks))) else { panic!("accepted") };
+    assert_eq!(errors.count(), 1, "{errors}");
+    errors.iter().next().expect("one error").clone()
+}
+
+#[test]
+fn the_size_of_a_group_is_a_part_of_a_shard_group() {
+    const HSDP: &str = "mesh: {data_parallel_replicate_degree: 2}";
+    for (size, ranks, more, expected) in [
+        (0, 8, "", None),
+        (1, 8, "", None),
+        (2, 8, "", Some(2)),
+        (4, 8, "", Some(4)),
+        // The secondary shards would be the shards themselves.
+        (8, 8, "", None),
+        (4, 8, HSDP, None),
+        (2, 8, HSDP, Some(2)),
+        (2, 8, "pipeline: {stages: 2}", Some(2)),
+    ] {
+        let config = Config::with_world_size("ds.yaml", text(3, size, "", more), ranks)
+            .unwrap_or_else(|errors| panic!("{errors}"));
+        assert_eq!(config.secondary_group_size(), expected, "{size} of {ranks}, {more}");
+        let again = Config::with_world_size("ds.yaml", config.to_yaml(), ranks).unwrap();
+        assert_eq!(again.zero, config.zero);
+    }
+    // Turned off, it is accepted at every stage.
+    for stage in 0..=3 {
+        assert!(Config::with_world_size("ds.yaml", text(stage, 1, "", ""), 6).is_ok());
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_errors() {
+    const KEY: &str = "zero_optimization.zero_hpz_partition_size";
+    let nvme = ", offload_param: {device: nvme, nvme_path: /tmp}";
+    for (text, ranks, message, help) in [
+        (
+            text(3, 4, "", ""),
+            6,
+            format!("6 ranks over which ZeRO shards are not a multiple of {KEY} 4"),
+            "write a divisor of 6, such as the number of ranks of a host",
+        ),
+        (
+            text(3, 4, "", "mesh: {data_parallel_replicate_degree: 4}"),
+            8,
+            format!("2 ranks over which ZeRO shards are not a multiple of {KEY} 4"),
+            "write a divisor of 2, such as the number of ranks of a host",
+        ),
+        (
+            text(2, 2, "", ""),
+            8,
+            format!("`{KEY}: 2` copies sharded parameters, and stage 2 shards none"),
+            "write `zero_optimization.stage: 3`, or leave `zero_hpz_partition_size` out",
+        ),
+        (
+            text(3, 2, nvme, ""),
+            8,
+            format!(
+                "`{KEY}: 2` keeps a copy of the parameters in memory, and `zero_optimization.offload_param.device` is nvme"
+            ),
+            "write `zero_optimization.offload_param.device: cpu`, or leave `zero_hpz_partition_size` out",
+        ),
+    ] {
+        let error = only(text, ranks);
+        assert_eq!(error.kind, ErrorKind::Contradiction);
+        assert_eq!((error.message.as_str(), error.help.as_deref()), (message.as_str(), Some(help)));
+        assert!(error.places.iter().any(|place| place.path == KEY), "{error}");
+    }
+}

@@ -1,0 +1,70 @@
+//! Secondary shards (hpZ of ZeRO++): a second copy of the sharded parameters in each near group, from which later gathers of a
+//! step come.
+//!
+//! Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", arXiv 2306.10209, section 4.2.
+//! The copy has the working dtype, so a gather from it has the bits of one from all shards.
+
+use candle_core::Storage;
+use zero_comm::{Gathered, Pending};
+use zero_pipeline::SegmentId;
+
+use crate::error::ZeroError;
+use crate::leaves::fill_and_give;
+use crate::ledger::Category;
+use crate::memory::Memory;
+use crate::rank::Rank;
+use crate::storage::{copy, incoming, outgoing};
+
+/// The secondary shards of one rank. Each is allocated once, and filled whenever the segment is gathered from all shards.
+#[derive(Default)]
+pub(crate) struct SecondaryShards {
+    /// By segment; `None` if it has no secondary shards, and while a gather reads it.
+    shards: Vec<Option<Storage>>,
+    /// Gathers in flight, by segment.
+    gathering: Vec<Option<Pending<Gathered>>>,
+}
+
+impl SecondaryShards {
+    /// Adds the next segment, and allocates its shard if this rank's stage uses it and it has secondary shards.
+    pub(crate) fn push(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
+        let shard = match rank.holds(id) && rank.segment(id).has_secondary() {
+            true => {
+                let elements = rank.secondary_shard(id).len();
+                memory.count(Category::Parameters, elements, rank.width(id));
+                Some(memory.blank(rank.stored_as(id), elements, false)?)
+            }
+            false => None,
+        };
+        self.shards.push(shard);
+        self.gathering.push(None);
+        Ok(())
+    }
+
+    /// Copies this rank's part of the values of a whole segment, if it has secondary shards.
+    pub(crate) fn fill(&mut self, rank: &Rank, id: SegmentId, full: &Storage) -> Result<(), ZeroError> {
+        let Some(shard) = &mut self.shards[id] else { return Ok(()) };
+        let own = rank.secondary_shard(id);
+        copy(full, own.clone(), shard, 0..own.len())
+    }
+
+    /// Starts gathering a segment over the near group.
+    pub(crate) fn gather(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
+        let missing = || ZeroError::internal("the segment has no secondary shard, or was gathered twice");
+        let near = rank.groups.near().ok_or_else(missing)?;
+        let shard = self.shards[id].take().ok_or_else(missing)?;
+        let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).secondary_counts());
+        memory.count(Category::Staging, elements, rank.width(id));
+        let sent = outgoing(shard, counts[near.rank()], false)?;
+        let output = outgoing(memory.blank(rank.stored_as(id), elements, false)?, elements, false)?;
+        self.gathering[id] = Some(near.all_gather(sent, output, &counts));
+        Ok(())
+    }
+
+    /// Waits for the gather and fills the segment's leaves.
+    pub(crate) fn await_gather(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
+        let not_started = || ZeroError::internal("no gather from secondary shards was started");
+        let Gathered { shard, output } = self.gathering[id].take().ok_or_else(not_started)?.wait()?;
+        self.shards[id] = Some(incoming(shard)?);
+        fill_and_give(rank, memory, id, incoming(output)?)
+    }
+}
