@@ -74,6 +74,40 @@ fn a_run_reports_its_plan() {
     assert_eq!(of_ranks.into_iter().max(), Some(planned));
 }
 
+/// With secondary shards in groups of two ranks, four ranks send each parameter and, for each of two micro-batches, its gradient to
+/// the two ranks of the other group. Plan and report state these bytes, and the run has the losses of plain stage 3.
+#[test]
+fn bytes_for_other_near_groups_are_reported() {
+    let case = Case::new();
+    let zero = "zero_optimization={stage: 3, stage3_max_reuse_distance: 0, stage3_param_persistence_threshold: 0";
+    let plain = format!("{zero}}}");
+    let secondary = format!("{zero}, zero_hpz_partition_size: 2}}");
+    let batches =
+        ["--set", "train_micro_batch_size_per_gpu=1", "--set", "train_batch_size=8", "--set", "training.trace=true"];
+    let args = |zero| [&["-n", "4", "--set", zero][..], &batches].concat();
+    case.train(&[&args(&plain)[..], &["--max-steps", "3", "--out", "plain"]].concat());
+    let told = case.train(&[&args(&secondary)[..], &["--max-steps", "3", "--plain"]].concat());
+    assert!(told.contains("ZeRO stage 3 with secondary shards in groups of 2 ranks, "), "{told}");
+    assert_eq!(case.losses("run"), case.losses("plain"));
+    let report = case.report("run");
+    let ranks = report["memory"]["ranks"].as_array().unwrap();
+    let sent = |key: &str| ranks.iter().map(|rank| rank[key].as_u64().unwrap()).collect::<Vec<_>>();
+    let across = sent("expected_sent_bytes_across_near_groups");
+    assert_eq!(across.iter().sum::<u64>(), 2 * (1 + 2) * report["parameters"].as_u64().unwrap() * 4);
+    assert!(sent("expected_sent_bytes_per_step").iter().zip(&across).all(|(all, across)| all > across));
+    let instructions = &report["instructions"];
+    let [first, again] = ["gather", "gather_secondary"].map(|kind| instructions[kind].as_u64().unwrap());
+    assert!(first > 0 && again > first, "{instructions}");
+    assert_eq!(report["layers_gathered"], first + again);
+    let trace = std::fs::read_to_string(case.path("run/trace.json")).unwrap();
+    assert!(trace.contains("gather_secondary segment"), "the trace names the gathers");
+    let planned = json(&case, &args(&secondary));
+    assert_eq!((&planned["zero_hpz_partition_size"], &planned["data_parallel_shard_degree"]), (&2.into(), &4.into()));
+    assert_eq!(planned["stages"][0]["sent_bytes_across_near_groups"], across[0]);
+    let told = plan(&case, &args(&secondary));
+    assert!(told.contains("secondary shards in groups of 2 ranks; sent to other groups: "), "{told}");
+}
+
 /// Plans a trillion parameters over a thousand ranks without allocating weights.
 #[test]
 fn a_trillion_parameters_can_be_planned_on_one_machine() {
