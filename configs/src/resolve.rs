@@ -240,6 +240,12 @@ fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
         let help = "write `grad_accum_dtype: fp32`, or leave it out".to_string();
         resolver.contradiction(&[KEY, DataTypes::grad_accum_dtype], message, Some(help));
     }
+    if config.zero.zero_quantized_gradients {
+        let message =
+            "gradients that travel as int8 or int4 are rounded differently at every number of ranks".to_string();
+        let help = "leave `zero_quantized_gradients` out".to_string();
+        resolver.contradiction(&[KEY, Zero::zero_quantized_gradients], message, Some(help));
+    }
     let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
     let micro_batches = config.gradient_accumulation_steps.saturating_mul(ranks);
     if !ranks.is_power_of_two() || !micro_batches.is_power_of_two() {

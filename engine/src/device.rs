@@ -99,6 +99,15 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let help = "leave it out, or train on the CPU";
         return not_there("zero_optimization.zero_hpz_partition_size", message, help);
     }
+    let coded = [
+        ("zero_quantized_weights", zero.zero_quantized_weights),
+        ("zero_quantized_nontrainable_weights", zero.zero_quantized_nontrainable_weights),
+        ("zero_quantized_gradients", zero.zero_quantized_gradients),
+    ];
+    if let Some((key, _)) = coded.into_iter().find(|(_, is_on)| *is_on) {
+        let message = "collectives in 8 or 4 bits are implemented on the CPU only";
+        return not_there(&format!("zero_optimization.{key}"), message, "leave it out, or train on the CPU");
+    }
     if config.preference.is_some() {
         return not_there("preference", "losses of pairs are computed on the CPU only", "train on the CPU");
     }

@@ -11,7 +11,7 @@ use zero_optim::{
     RAdam, RmsProp, RmsPropVariant, Schedule, ScheduleFree, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
-use zero_partition::{LayoutOptions, Order, TierOptions, ZeroOptions};
+use zero_partition::{Coded, LayoutOptions, Order, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
 
 use crate::batch::MicrobatchOrder;
@@ -116,6 +116,12 @@ impl Settings {
                 stochastic_rounding: config.bf16.stochastic_rounding.then_some(config.training.seed),
                 order: if reproducible { Order::Tree } else { Order::Arrival },
                 communication: communication(config, dtype),
+                coded: Coded {
+                    weights: config.zero.zero_quantized_weights,
+                    frozen_weights: config.zero.zero_quantized_weights
+                        || config.zero.zero_quantized_nontrainable_weights,
+                    gradients: config.zero.zero_quantized_gradients,
+                },
                 reduce_scatter: config.zero.reduce_scatter,
                 decay_all: config.training.weight_decay_on == config::WeightDecayOn::All,
                 ignore_unused: config.zero.ignore_unused_parameters,

@@ -137,6 +137,21 @@ fn secondary_shards_are_refused_by_their_key() {
     }
 }
 
+#[test]
+fn collectives_in_8_or_4_bits_are_refused_by_their_key() {
+    for key in ["zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"] {
+        let text =
+            format!("train_batch_size: 1\ntraining: {{device: cuda}}\nzero_optimization: {{stage: 3, {key}: true}}");
+        let error = world(1, |comm| {
+            let layers = zoo::gpt2(&gpt2_config());
+            Engine::with_communicator(config(1, &text), layers, comm).err().expect("it has no kernel").to_string()
+        })
+        .remove(0);
+        assert!(error.contains("collectives in 8 or 4 bits are implemented on the CPU only"), "{error}");
+        assert!(error.contains(&format!("in: zero_optimization.{key}")), "{error}");
+    }
+}
+
 /// Everything between load and loss is enqueued on the GPU's stream without a wait. The host reads results together
 /// with the loss.
 #[test]

@@ -8,6 +8,7 @@ use zero_pipeline::{
     ZeroStage,
 };
 
+use crate::coded::CodedLevel;
 use crate::layout::Layout;
 use crate::zero::{Widths, ZeroOptions};
 
@@ -121,18 +122,33 @@ pub fn expected_payload(
     let elements = |id: SegmentId| segment(id).elements();
     let width = |id: SegmentId| segment(id).width(width);
     // A shard goes to every other rank. In a reduce-scatter, every range but the rank's own goes to its owner.
-    let gathered = |id: SegmentId| Payload::of(shard(id) * near, shard(id) * (mesh.shards() - 1), width(id));
+    let gathered = |id: SegmentId| {
+        let (own, codes) = (segment(id).shard(at.shard), segment(id).gathered_as(options.coded));
+        let bytes = codes.map_or(own.len() * width(id), |codes| segment(id).code_bytes(codes, &own));
+        Payload::of(bytes * near, bytes * (mesh.shards() - 1), 1)
+    };
     let secondary = |id: SegmentId| {
         let sent = segment(id).secondary_shard(at.shard).len() * near;
         Payload::of(sent, sent, width(id))
     };
+    // The replicates of a shard all-reduce it after its reduction.
+    let replicated = |id: SegmentId| all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate);
+    let coded = |id: SegmentId, levels: &[CodedLevel]| {
+        let leaving = |level: &CodedLevel| level.leaving(segment(id));
+        // The first level is within the near group, unless that is the rank alone.
+        let within = if mesh.near() > 1 { leaving(&levels[0]) } else { 0 };
+        Payload::of(within, levels.iter().map(leaving).sum(), 1)
+    };
     let reduced = |id: SegmentId| {
+        let levels = segment(id).reduced_as(options.coded, mesh, at);
+        if !levels.is_empty() {
+            let replicated = replicated(id) * options.communication.size_in_bytes();
+            return [coded(id, &levels), Payload::of(0, replicated, 1)].into_iter().sum();
+        }
         let (within, sent) = match segment(id).placements.optimizer {
             Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => {
                 let bounds = &segment(id).bounds;
-                // The replicates of a shard all-reduce it afterwards.
-                let replicated = all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate);
-                (bounds[hosted.end] - bounds[hosted.start] - shard(id), elements(id) - shard(id) + replicated)
+                (bounds[hosted.end] - bounds[hosted.start] - shard(id), elements(id) - shard(id) + replicated(id))
             }
             _ => {
                 let (ranks, replica) = (mesh.data(), mesh.replica(at));

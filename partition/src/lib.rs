@@ -6,6 +6,7 @@
 //! instructions.
 
 mod accumulator;
+mod coded;
 mod disk;
 mod error;
 mod expected;
@@ -35,6 +36,7 @@ mod trust;
 mod zero;
 
 pub use accumulator::Order;
+pub use coded::{Coded, CodedLevel};
 pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_buffers, disk_bytes};
 pub use error::ZeroError;
 pub use expected::{Payload, StateBytes, expected_payload, expected_state, state_formula};

@@ -6,6 +6,7 @@ use candle_core::{DType, Storage};
 use zero_comm::{Buffer, Dtype, Gathered, Pending};
 use zero_pipeline::{Placement, SegmentId};
 
+use crate::coded;
 use crate::disk::{Disk, Stored};
 use crate::error::ZeroError;
 use crate::leaves::{fill, fill_and_give, fill_pieces, take_over};
@@ -40,9 +41,10 @@ struct PendingRefresh {
     started: Vec<Option<Pending<Gathered>>>,
 }
 
-/// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy.
+/// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy, unless it rounds
+/// values to codes.
 pub(crate) fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
-    rank.shards().size() == 1 && disk.has(id, Stored::Parameters)
+    rank.shards().size() == 1 && disk.has(id, Stored::Parameters) && rank.gathered_as(id).is_none()
 }
 
 impl ParameterState {
@@ -84,6 +86,11 @@ impl ParameterState {
         }
         let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).counts());
         let shard = self.shards[id].take().ok_or_else(gathered_twice)?;
+        if let Some(codes) = rank.gathered_as(id) {
+            let pending = coded::gather(rank, memory, id, codes, &shard)?;
+            self.gathering[id] = Some(Gathering { pending, kept: Some(shard) });
+            return Ok(());
+        }
         memory.count(Category::Staging, elements, rank.width(id));
         let on_gpu = rank.options.on_gpu;
         if on_gpu.parameters && counts.len() == 1 {
@@ -124,13 +131,19 @@ impl ParameterState {
             return fill_pieces(rank, memory, id, shard, true);
         }
         let Gathering { pending, kept } = self.gathering[id].take().ok_or_else(not_started)?;
-        let Gathered { shard, output } = pending.wait()?;
+        let gathered = pending.wait()?;
+        let (kept, output) = match rank.gathered_as(id) {
+            Some(codes) => (kept, coded::gathered(rank, memory, id, codes, gathered)?),
+            None => {
+                let Gathered { shard, output } = gathered;
+                (Some(kept.map_or_else(|| incoming(shard), Ok)?), incoming(output)?)
+            }
+        };
         match disk.has(id, Stored::Parameters) {
             // The shard on the disk is unchanged, so drop the copy in memory.
-            true => memory.uncount(Category::Staging, shard.len(), rank.width(id)),
-            false => self.shards[id] = Some(kept.map_or_else(|| incoming(shard), Ok)?),
+            true => memory.uncount(Category::Staging, rank.shard(id).len(), rank.width(id)),
+            false => self.shards[id] = kept,
         }
-        let output = incoming(output)?;
         secondary.fill(rank, id, &output)?;
         fill_and_give(rank, memory, id, output)
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, TensorId};
 use zero_comm::Communicator;
 use zero_model::{Model, ParameterId, init};
-use zero_optim::Optimizer;
+use zero_optim::{BlockCodes, Optimizer};
 use zero_pipeline::{Placement, Placements, SegmentId, Stages};
 
 use crate::error::ZeroError;
@@ -144,6 +144,11 @@ impl Rank {
     /// Returns the dtype of the storage of a segment's working parameters.
     pub(crate) fn stored_as(&self, id: SegmentId) -> DType {
         if self.is_quantized(id) { QUANTIZED } else { self.dtype }
+    }
+
+    /// Returns the codes that gathers of a segment send; `None` if they send values.
+    pub(crate) fn gathered_as(&self, id: SegmentId) -> Option<BlockCodes> {
+        self.segment(id).gathered_as(self.options.coded)
     }
 
     /// Returns whether a segment is quantized: its storage is bytes.

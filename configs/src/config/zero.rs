@@ -43,6 +43,12 @@ section! {
         pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Keep parameters gathered that are used again within this number of elements");
         /// Number of consecutive ranks of a shard group that hold secondary shards (stage 3). 0 and 1 turn them off.
         pub zero_hpz_partition_size: usize = now(PARTITION, "1", "ZeRO++ hpZ: number of consecutive ranks, such as those of a host, that hold a second copy of the sharded parameters, from which later gathers of a step come; a divisor of the number of ranks over which ZeRO shards; 1, 0 or that number: none");
+        /// Gather sharded parameters as int8 (stage 3).
+        pub zero_quantized_weights: bool = now(Kind::Bool, "false", "ZeRO++ qwZ: gather sharded parameters as int8, in blocks of 512 elements with a scale each; stage 3 only. It changes the numbers");
+        /// Gather sharded parameters that are not trained as int8 (stage 3).
+        pub zero_quantized_nontrainable_weights: bool = now(Kind::Bool, "false", "Gather sharded parameters that are not trained as int8; stage 3 only. Each rank keeps its shard in the working dtype, where DeepSpeed keeps int8: `quantization_config` takes less memory");
+        /// Reduce sharded gradients as int8, and between near groups as int4 (stages 2 and 3).
+        pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between the groups of `zero_hpz_partition_size` ranks as int4, in blocks of 512 and 256 elements with a scale each, and sum them in f32; stages 2 and 3. It changes the numbers");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
         /// gradient is an error that names it.
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)");
@@ -55,9 +61,6 @@ section! {
         pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");
         = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit ones").instead("checkpoints hold f32 weights only");
         = later(SEQUENTIAL, "false", "Gather parameter by parameter").instead("a smaller `stage3_prefetch_bucket_size` takes less memory");
-        = later("zero_quantized_weights", "false", "ZeRO++ qwZ: gather weights as int8").instead("`pipeline.stages` sends less over a slow network");
-        = later("zero_quantized_nontrainable_weights", "false", "Keep frozen weights quantized");
-        = later("zero_quantized_gradients", "false", "ZeRO++ qgZ: reduce gradients as int8 and int4").instead("`pipeline.stages` sends less over a slow network");
         = later("save_muon_momentum_buffer_in_memory", "false", "Keep Muon's momentum out of the swap");
         = later_section("zenflow", &ZENFLOW, "Update important gradients at once, the others now and then").instead("`offload_optimizer` on nvme updates one tile while it reads and writes others");
         = later_section("leaf_module", &LEAF_MODULE, "Modules gathered as a whole").instead("each layer of a model is gathered as a whole anyway");
@@ -100,6 +103,37 @@ section! {
 impl Zero {
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         offload::check(self, resolver);
+        let weights = "gathers sharded parameters";
+        for (path, is_on, does, lowest) in [
+            (Self::zero_quantized_weights, self.zero_quantized_weights, weights, ZeroStage::Three),
+            (
+                Self::zero_quantized_nontrainable_weights,
+                self.zero_quantized_nontrainable_weights,
+                weights,
+                ZeroStage::Three,
+            ),
+            (
+                Self::zero_quantized_gradients,
+                self.zero_quantized_gradients,
+                "reduces sharded gradients",
+                ZeroStage::Two,
+            ),
+        ] {
+            if is_on && self.stage < lowest {
+                let message = format!("`{path}` {does}, and ZeRO stage {} has none", self.stage.number());
+                let help = format!("write `{}: {}`, or leave `{}` out", Self::stage, lowest.number(), last(path));
+                resolver.contradiction(&[path, Self::stage], message, Some(help));
+            }
+        }
+        if self.zero_quantized_gradients && !self.reduce_scatter {
+            let message = format!(
+                "`{}` sends to each rank the codes of its own part, and `{}: false` reduces all of them on all ranks",
+                Self::zero_quantized_gradients,
+                Self::reduce_scatter
+            );
+            let help = "leave one of the two out".to_string();
+            resolver.contradiction(&[Self::zero_quantized_gradients, Self::reduce_scatter], message, Some(help));
+        }
     }
 
     /// Checks that secondary shards are possible: parameters are sharded, in memory, over a multiple of the ranks.

@@ -68,7 +68,7 @@ optimizer: {type: AdamW, params: {lr: -1, betas: [0.9, 1.5]}}
 zero_optimization:
   stage: 4
   mics_shard_size: 8
-  zero_quantized_weights: true
+  load_from_fp32_weights: false
 fp16: {enabled: true, auto_cast: true}
 model: {type: gpt2, n_embd: 100, n_head: 12}
 data: {format: txt}
@@ -82,7 +82,7 @@ data: {format: txt}
         (ErrorKind::Value, "optimizer.params.betas"),
         (ErrorKind::Value, "zero_optimization.stage"),
         (ErrorKind::Rejected, "zero_optimization.mics_shard_size"),
-        (ErrorKind::NotImplemented, "zero_optimization.zero_quantized_weights"),
+        (ErrorKind::NotImplemented, "zero_optimization.load_from_fp32_weights"),
         (ErrorKind::NotImplemented, "fp16.auto_cast"),
         (ErrorKind::Contradiction, "model.n_head"),
         (ErrorKind::Missing, "data.train"),

@@ -3,6 +3,7 @@
 
 mod activations;
 mod autotuning;
+mod codes;
 mod contradictions;
 mod curriculum;
 mod data;

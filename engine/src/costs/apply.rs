@@ -189,7 +189,8 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
     let of = &subject.layout.shape().segments[segment];
     let (layout, settings, stages) = (subject.layout, subject.settings, &subject.stage_plan.stages);
     let width = settings.dtype.size_in_bytes();
-    let stored = layout.segments()[segment].width(width);
+    let (whole, coded) = (&layout.segments()[segment], settings.zero.coded);
+    let stored = whole.width(width);
     let accumulate = match of.placements.gradients {
         Placement::Sharded => 0.0,
         Placement::Replicated => table.accumulate.median * of.elements as f64,
@@ -197,7 +198,8 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
     let at = Coordinates::first(stages.owner(segment));
     let widths = settings.zero.widths(width);
     let moved = |item: Item| disk_buffers(layout, stages, at, &widths, item);
-    let shard = layout.segments()[segment].shard(0).len() as u64;
+    let shard = whole.shard(0).len() as u64;
+    let codes = whole.reduced_as(coded, subject.stage_plan.mesh, at);
     let tile: Vec<u64> = if of.tiers.tiles > 0 { moved(Item::Tile { segment, index: 0 }) } else { vec![] };
     let read: u64 = tile.iter().sum();
     // A tile includes its gradients, which are read but not written back.
@@ -213,6 +215,8 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
     SegmentCosts {
         parameters: (of.elements * stored) as u64,
         gradients: (of.elements * settings.zero.communication.size_in_bytes()) as u64,
+        gathered_codes: whole.gathered_as(coded).map(|codes| whole.code_bytes(codes, &(0..of.elements)) as u64),
+        reduced_codes: (!codes.is_empty()).then(|| codes.iter().map(|level| level.leaving(whole) as u64).sum()),
         accumulate,
         update,
         stored_parameters: shard * stored as u64,

@@ -152,6 +152,7 @@ pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
         stochastic_rounding: None,
         order: Order::Arrival,
         communication: dtype,
+        coded: engine.settings().zero.coded,
         reduce_scatter: engine.config().zero.reduce_scatter,
         decay_all: false,
         ignore_unused: false,

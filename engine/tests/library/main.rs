@@ -16,6 +16,7 @@ mod bytes;
 mod changed_config;
 mod checkpoint;
 mod clipping;
+mod codes;
 mod custom;
 mod dealt;
 mod docs;

@@ -1,5 +1,7 @@
 //! Sums of gradients: over the micro-batches of a rank, and over the ranks.
 
+mod coded;
+mod in_flight;
 mod squares;
 
 use std::collections::VecDeque;
@@ -13,6 +15,7 @@ use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
+use in_flight::{PendingReduce, Reduction};
 use squares::clipping;
 pub(crate) use squares::no_squares;
 
@@ -52,24 +55,6 @@ enum Late {
     Reduce(Vec<SegmentId>, usize, Vec<Option<Open>>),
 }
 
-/// A bucket whose reduction is in flight.
-struct PendingReduce {
-    segments: Vec<SegmentId>,
-    micro_batch: usize,
-    started: Vec<Reduction>,
-}
-
-enum Reduction {
-    /// With one rank, the local gradient is the sum.
-    Alone(KeptGradient),
-    /// An all-reduce over the data-parallel group.
-    All(Pending<Buffer>),
-    /// A reduce-scatter over the shard group.
-    Scatter(Pending<Scattered>),
-    /// The all-reduce of the shard over its replicates that follows, and the input of the reduce-scatter.
-    Replicates(Buffer, Pending<Buffer>),
-}
-
 impl Reductions {
     /// Creates the state of `segments` segments without gradients.
     pub(crate) fn new(segments: usize, order: Order) -> Self {
@@ -82,9 +67,9 @@ impl Reductions {
         }
     }
 
-    /// Starts all-reduces over replicates that can start, and runs the instructions that wait for gradients from the GPU.
+    /// Starts the next collectives of reductions that can go on, and runs the instructions that wait for gradients from the GPU.
     pub(crate) fn catch_up(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
-        self.pass_on(rank, 0)?;
+        self.pass_on(rank, memory, 0)?;
         while let Some(late) = self.late.pop_front() {
             match late {
                 Late::Accumulate(id, open) => {
@@ -184,7 +169,9 @@ impl Reductions {
             };
             let is_shared = rank.data().size() > 1;
             let is_cut = rank.shards().size() > 1 && rank.placements(id).optimizer == Placement::Sharded;
-            started.push(if is_cut && rank.options.reduce_scatter {
+            started.push(if !coded::levels(rank, id).is_empty() {
+                Reduction::Coded(0, coded::exchange(rank, memory, id, 0, local)?)
+            } else if is_cut && rank.options.reduce_scatter {
                 Reduction::Scatter(scatter(rank, memory, id, local)?)
             } else if !is_shared {
                 Reduction::Alone(match local {
@@ -200,31 +187,6 @@ impl Reductions {
         Ok(())
     }
 
-    /// Starts the all-reduces over replicates, if shards have any: those whose reduce-scatter is complete, and those of the
-    /// first `due` buckets. All replicates start them in the order of the reduce-scatters.
-    fn pass_on(&mut self, rank: &Rank, due: usize) -> Result<(), ZeroError> {
-        let Some(replicates) = rank.groups.replicate() else { return Ok(()) };
-        for (index, bucket) in self.reducing.iter_mut().enumerate() {
-            let mut is_late = false;
-            let mut next = |reduction| match reduction {
-                Reduction::Scatter(pending) if !is_late && (index < due || pending.is_done()) => {
-                    let Scattered { input, shard } = pending.wait()?;
-                    Ok(Reduction::Replicates(input, replicates.all_reduce(shard, ReduceOp::Sum)))
-                }
-                other => {
-                    is_late |= matches!(other, Reduction::Scatter(_));
-                    Ok(other)
-                }
-            };
-            let started = std::mem::take(&mut bucket.started).into_iter().map(&mut next);
-            bucket.started = started.collect::<Result<_, ZeroError>>()?;
-            if is_late {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     /// Waits for a bucket's reduction and stores the result.
     pub(crate) fn await_reduce(
         &mut self,
@@ -235,7 +197,7 @@ impl Reductions {
     ) -> Result<(), ZeroError> {
         self.catch_up(rank, memory)?;
         let position = self.reducing.iter().position(|p| p.segments == ids && p.micro_batch == micro_batch);
-        self.pass_on(rank, position.map_or(0, |position| position + 1))?;
+        self.pass_on(rank, memory, position.map_or(0, |position| position + 1))?;
         let pending = position
             .and_then(|position| self.reducing.remove(position))
             .ok_or_else(|| ZeroError::internal("no such reduction was started"))?;
@@ -250,7 +212,16 @@ impl Reductions {
                     let Scattered { input, shard } = pending.wait()?;
                     self.file(rank, memory, id, input, shard)?;
                 }
-                Reduction::Replicates(input, pending) => self.file(rank, memory, id, input, pending.wait()?)?,
+                Reduction::Coded(level, pending) => {
+                    let shard = coded::sum(rank, memory, id, level, pending.wait()?)?;
+                    let shard = memory.kept(rank, shard)?;
+                    self.add_up(memory, id, shard)?;
+                }
+                Reduction::Replicates(Some(input), pending) => self.file(rank, memory, id, input, pending.wait()?)?,
+                Reduction::Replicates(None, pending) => {
+                    let shard = memory.received(rank, id, pending.wait()?)?;
+                    self.add_up(memory, id, shard)?;
+                }
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ use zero_optim::norm::Clipping;
 use zero_optim::{Average, Optimizer};
 
 use crate::accumulator::Order;
+use crate::coded::Coded;
 use crate::disk::DiskOptions;
 use crate::placement::OnGpu;
 
@@ -34,6 +35,8 @@ pub struct ZeroOptions {
     pub sums_micro_batches: bool,
     /// Dtype of gradients in collectives: f32, bf16 or f16.
     pub communication: DType,
+    /// What collectives send as codes of 8 or 4 bits.
+    pub coded: Coded,
     /// Whether sharded gradients use reduce-scatter. With `reduce_scatter: false` they use all-reduce, and each rank
     /// keeps its part.
     pub reduce_scatter: bool,

@@ -90,6 +90,10 @@ pub struct SegmentCosts {
     pub parameters: u64,
     /// Bytes of the gradients of all its parameters.
     pub gradients: u64,
+    /// Bytes of all its parameters in a gather that sends them as codes.
+    pub gathered_codes: Option<u64>,
+    /// Bytes that a rank sends in a reduction over shards that sends codes.
+    pub reduced_codes: Option<u64>,
     /// Seconds to add one micro-batch's gradient to the accumulator.
     pub accumulate: f64,
     /// Seconds of the optimizer step on one rank's part.
@@ -190,14 +194,17 @@ impl Costs {
         let (shards, mesh) = (world.mesh.shards() as f64, world.mesh);
         let others = |members: usize| (members as f64 - 1.0) / members as f64;
         let gathered = |&segment: &SegmentId| {
-            self.data.all_gather.seconds(self.segments[segment].parameters as f64 * others(mesh.shards()))
+            let of = &self.segments[segment];
+            let bytes = of.gathered_codes.unwrap_or(of.parameters);
+            self.data.all_gather.seconds(bytes as f64 * others(mesh.shards()))
         };
         let all_reduced = |link: Link, bytes: f64, members| link.seconds(2.0 * bytes * others(members));
         let reduced = |&segment: &SegmentId| {
-            let bytes = self.segments[segment].gradients as f64;
+            let (bytes, codes) = (self.segments[segment].gradients as f64, self.segments[segment].reduced_codes);
             match world.shape.segments[segment].placements.optimizer {
                 Placement::Sharded if mesh.shards() > 1 => {
-                    let scattered = self.data.reduce_scatter.seconds(bytes * others(mesh.shards()));
+                    let sent = codes.map_or(bytes * others(mesh.shards()), |codes| codes as f64);
+                    let scattered = self.data.reduce_scatter.seconds(sent);
                     let replicated = || all_reduced(self.data.replicates, bytes / shards, mesh.replicates());
                     scattered + if mesh.replicates() > 1 { replicated() } else { 0.0 }
                 }

@@ -40,13 +40,7 @@ pub(crate) struct Script<'a> {
 
 /// Returns the peak bytes of a rank over two steps, of which the second reuses the buffers of the first, and an
 /// evaluation after them.
-pub(crate) fn peaks(
-    work: WalkInputs<'_>,
-    config: &Config,
-    mesh: Mesh,
-    step: Script<'_>,
-    evaluation: Script<'_>,
-) -> Peaks {
+pub(crate) fn peaks(work: WalkInputs<'_>, config: &Config, step: Script<'_>, evaluation: Script<'_>) -> Peaks {
     let mut walk = Walk::new(work);
     walk.run(step);
     walk.run(step);
@@ -56,7 +50,7 @@ pub(crate) fn peaks(
     walk.drop_weights(weights);
     walk.run(step);
     let mut peaks = walk.peaks();
-    let transport = transport(config, mesh);
+    let transport = transport(config, work.mesh);
     let lists = lists(config, step.program, evaluation.program);
     let copy = copy(&work, config);
     let kept = kept_once(&work);
@@ -136,6 +130,7 @@ pub fn planned(engine: &Engine) -> Option<Peaks> {
     let work = WalkInputs {
         layout: zero.layout(),
         stages: &stage_plan.stages,
+        mesh: stage_plan.mesh,
         at,
         options: &engine.settings().zero,
         width: engine.settings().dtype.size_in_bytes() as u64,
@@ -143,5 +138,5 @@ pub fn planned(engine: &Engine) -> Option<Peaks> {
     };
     let step = Script { program: &steps[at.stage], arrivals: &in_steps[at.stage] };
     let evaluation = Script { program: &evaluations[at.stage], arrivals: &in_evaluations[at.stage] };
-    Some(peaks(work, engine.config(), stage_plan.mesh, step, evaluation))
+    Some(peaks(work, engine.config(), step, evaluation))
 }

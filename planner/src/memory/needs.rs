@@ -51,12 +51,13 @@ fn of_stage(
         let work = WalkInputs {
             layout: subject.layout,
             stages: &subject.stage_plan.stages,
+            mesh: subject.stage_plan.mesh,
             at,
             options: &subject.settings.zero,
             width: width as u64,
             table,
         };
-        let found = peaks(work, subject.config, subject.stage_plan.mesh, step, evaluation);
+        let found = peaks(work, subject.config, step, evaluation);
         needs.peaks.total = needs.peaks.total.max(found.total);
         needs.peaks.gpu = needs.peaks.gpu.max(found.gpu);
         for category in CATEGORIES {

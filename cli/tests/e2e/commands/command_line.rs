@@ -472,7 +472,7 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (&["--set", "nothing"], 2, "nothing"),
         (&["--resume", "nowhere"], 3, "nowhere: no such folder\n  in: --resume"),
         (&["--set", "training.reproducible=true", "-n", "3"], 2, "reproducible"),
-        (&["--set", "zero_optimization.zero_quantized_weights=true"], 2, "not implemented"),
+        (&["--set", "zero_optimization.load_from_fp32_weights=false"], 2, "not implemented"),
         (&["--set", "pipeline={schedule: 2f2b}"], 2, "pipeline.schedule"),
         (&["--set", "pipeline={stages: 5}", "-n", "4"], 2, "pipeline.stages"),
         (&["--set", "pipeline={stages: 6}", "-n", "6"], 2, "pipeline.stages"),

@@ -1,6 +1,6 @@
 //! The buffers of `ShardedState`: gradients, gathered parameters, and the pool that they come from.
 
-use zero_partition::{Category, Order};
+use zero_partition::{Category, CodedLevel, Order};
 use zero_pipeline::{LayerId, Placement, SegmentId, Tier};
 
 use super::Walk;
@@ -164,6 +164,10 @@ impl Walk<'_> {
                 Category::Gradients
             }
         };
+        if let [first, ..] = &self.coded(id)[..] {
+            self.meter.add(Category::Staging, first.bytes(segment) as u64);
+            return self.give(Category::Staging, elements);
+        }
         let sends_narrow = self.sends_narrow();
         if self.scatters(id) {
             match sends_narrow {
@@ -214,7 +218,10 @@ impl Walk<'_> {
         let (placements, elements, shard) = (self.segment(id).placements, self.elements(id), self.shard(id));
         let is_sharded = placements.gradients == Placement::Sharded;
         let category = if is_sharded { Category::Staging } else { Category::Gradients };
-        if self.scatters(id) {
+        let coded = self.coded(id);
+        if !coded.is_empty() {
+            self.await_coded(id, &coded);
+        } else if self.scatters(id) {
             self.receive(Category::Staging, shard);
             if !is_sharded {
                 self.receive(category, elements);
@@ -237,6 +244,34 @@ impl Walk<'_> {
             }
         }
         self.reduced[id] = !is_sharded;
+    }
+
+    /// Returns the all-to-alls of a reduction that sends codes.
+    fn coded(&self, id: SegmentId) -> Vec<CodedLevel> {
+        self.segment(id).reduced_as(self.work.options.coded, self.work.mesh, self.work.at)
+    }
+
+    /// Adds up the codes of each level, sends the sum to the next one, and adds the last sum to the shard.
+    fn await_coded(&mut self, id: SegmentId, levels: &[CodedLevel]) {
+        let (segment, shard) = (self.segment(id), self.shard(id));
+        let bytes = |level: &CodedLevel| level.bytes(segment) as u64;
+        for (index, level) in levels.iter().enumerate() {
+            self.take(Category::Staging, level.elements() as u64);
+            self.meter.free(Category::Staging, bytes(level));
+            if let Some(next) = levels.get(index + 1) {
+                self.meter.add(Category::Staging, bytes(next));
+                self.give(Category::Staging, level.elements() as u64);
+            }
+        }
+        if self.work.mesh.replicates() == 1 {
+            return self.add_up(id, shard);
+        }
+        if self.sends_narrow() {
+            self.add(Category::Staging, shard * 2);
+            self.give(Category::Staging, shard);
+        }
+        self.receive(Category::Staging, shard);
+        self.add_up_kept(id, shard);
     }
 
     /// Replaces sharded gradients by the reduced ones.
@@ -262,13 +297,29 @@ impl Walk<'_> {
 
     /// Returns whether gathering this segment just uses the only shard, read from the disk.
     fn is_whole(&self, id: SegmentId) -> bool {
-        self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme
+        let sends_codes = self.segment(id).gathered_as(self.work.options.coded).is_some();
+        self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme && !sends_codes
+    }
+
+    /// Returns the bytes of the codes that a gather of the segment sends and receives, if it does.
+    fn gathered_codes(&self, id: SegmentId) -> Option<u64> {
+        let (segment, own) = (self.segment(id), self.segment(id).shard(self.work.at.shard));
+        let codes = segment.gathered_as(self.work.options.coded)?;
+        Some((segment.code_bytes(codes, &own) + segment.code_bytes(codes, &(0..segment.elements()))) as u64)
     }
 
     pub(super) fn gather(&mut self, id: SegmentId) {
         if self.is_whole(id) {
             return;
         }
+        if let Some(bytes) = self.gathered_codes(id) {
+            return self.meter.add(Category::Staging, bytes);
+        }
+        self.gather_values(id);
+    }
+
+    /// Starts a gather of values, which a gather from secondary shards always is.
+    pub(super) fn gather_values(&mut self, id: SegmentId) {
         match self.segment(id).quantization {
             // Bytes are not kept for reuse.
             Some(_) => self.meter.add(Category::Staging, self.elements(id)),
@@ -277,6 +328,15 @@ impl Walk<'_> {
     }
 
     pub(super) fn await_gather(&mut self, id: SegmentId) {
+        if let Some(bytes) = self.gathered_codes(id) {
+            self.add_gathered(self.elements(id));
+            self.meter.free(Category::Staging, bytes);
+        }
+        self.await_values(id);
+    }
+
+    /// Awaits a gather of values.
+    pub(super) fn await_values(&mut self, id: SegmentId) {
         let (segment, is_whole) = (self.segment(id), self.is_whole(id));
         if segment.tiers.parameters == Tier::Nvme && !is_whole {
             self.meter.free(Category::Staging, self.shard(id) * self.width_of(id));

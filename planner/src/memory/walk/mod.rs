@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use zero_model::memory::room_of_a_thread;
 use zero_partition::{Category, Layout, OnGpu, Segment, Widths, ZeroOptions};
-use zero_pipeline::{Content, Coordinates, Instruction, Item, LayerId, Message, Placement, SegmentId, Stages, Tier};
+use zero_pipeline::{
+    Content, Coordinates, Instruction, Item, LayerId, Mesh, Message, Placement, SegmentId, Stages, Tier,
+};
 
 mod buffers;
 mod disk;
@@ -21,6 +23,7 @@ use zero_engine::costs::forms::Table;
 pub(crate) struct WalkInputs<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) stages: &'a Stages,
+    pub(crate) mesh: Mesh,
     pub(crate) at: Coordinates,
     pub(crate) options: &'a ZeroOptions,
     /// Bytes per element of the working dtype.
@@ -261,8 +264,8 @@ impl<'a> Walk<'a> {
             }
             Instruction::Gather { segment } => self.gather(*segment),
             Instruction::AwaitGather { segment } => self.await_gather(*segment),
-            Instruction::GatherSecondary { segment } => self.gather(*segment),
-            Instruction::AwaitGatherSecondary { segment } => self.await_gather(*segment),
+            Instruction::GatherSecondary { segment } => self.gather_values(*segment),
+            Instruction::AwaitGatherSecondary { segment } => self.await_values(*segment),
             Instruction::Release { segment } => self.release(*segment),
             Instruction::Forward { layer, micro_batch } => self.forward(*layer, *micro_batch, false),
             Instruction::Keep { layer, micro_batch } => {

@@ -1,0 +1,52 @@
+//! `zero_quantized_weights`, `zero_quantized_nontrainable_weights` and `zero_quantized_gradients`: the stages that they need, and what they
+//! exclude.
+
+use zero_config::{Config, Error, ErrorKind, Source, load};
+
+/// Returns the only error of a text on two ranks.
+fn only(text: &str) -> Error {
+    let text = format!("train_micro_batch_size_per_gpu: 2\n{text}");
+    let source = Source { name: "ds.yaml".to_string(), text: text.clone() };
+    let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(Some(2))) else { panic!("accepted: {text}") };
+    assert_eq!(errors.count(), 1, "{errors}");
+    errors.iter().next().expect("one error").clone()
+}
+
+#[test]
+fn codes_are_off_unless_they_are_written() {
+    let text = "train_micro_batch_size_per_gpu: 2\nzero_optimization: {stage: 3, zero_quantized_weights: true, zero_quantized_gradients: true}";
+    let config = Config::with_world_size("ds.yaml", text, 2).unwrap_or_else(|errors| panic!("{errors}"));
+    let zero = &config.zero;
+    assert!(zero.zero_quantized_weights && zero.zero_quantized_gradients && !zero.zero_quantized_nontrainable_weights);
+    let plain = Config::with_world_size("ds.yaml", "train_micro_batch_size_per_gpu: 2", 2).unwrap();
+    assert!(!plain.zero.zero_quantized_weights && !plain.zero.zero_quantized_gradients);
+    assert_eq!(Config::with_world_size("ds.yaml", config.to_yaml(), 2).unwrap().zero, config.zero);
+}
+
+#[test]
+fn what_is_sent_as_codes_must_be_sharded() {
+    for (key, stage, lowest) in [
+        ("zero_quantized_weights", 2, 3),
+        ("zero_quantized_nontrainable_weights", 0, 3),
+        ("zero_quantized_gradients", 1, 2),
+    ] {
+        let error = only(&format!("zero_optimization: {{stage: {stage}, {key}: true}}"));
+        assert_eq!(error.kind, ErrorKind::Contradiction);
+        assert!(error.message.contains(key) && error.message.contains(&format!("stage {stage} has none")), "{error}");
+        let help = error.help.as_deref().unwrap_or_default();
+        assert!(help.contains(&format!("zero_optimization.stage: {lowest}")), "{error}");
+    }
+}
+
+#[test]
+fn gradients_in_codes_are_neither_all_reduced_nor_reproducible() {
+    let zero = "zero_optimization: {stage: 2, zero_quantized_gradients: true";
+    for (text, other) in [
+        (format!("{zero}, reduce_scatter: false}}"), "zero_optimization.reduce_scatter"),
+        (format!("{zero}}}\ntraining: {{reproducible: true}}"), "training.reproducible"),
+    ] {
+        let error = only(&text);
+        assert_eq!(error.kind, ErrorKind::Contradiction);
+        assert!(error.places.iter().any(|place| place.path == other) && error.help.is_some(), "{error}");
+    }
+}

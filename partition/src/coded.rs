@@ -1,0 +1,254 @@
+//! Gathers and reductions that send codes instead of values (ZeRO++: Wang et al., 2023, arXiv 2306.10209).
+//!
+//! The blocks of [`BlockCodes`] are counted from the start of each parameter. Shards are cut at multiples of a block, so the
+//! codes of a segment are those of its shards, one after the other, and do not depend on the number of ranks.
+//!
+//! A gather (qwZ) sends the codes of the working parameters. Every rank decodes all of them, its own shard's too, so all
+//! ranks compute with equal weights.
+//!
+//! A reduction (qgZ, `reductions/coded.rs`) sends to each rank the codes of its shard, which it decodes and adds in f32, in the
+//! order of the ranks. If the shard group is divided into near groups, a first all-to-all within each of them adds up what
+//! its ranks have of every shard, and a second one adds these sums over the near groups. Within near groups, where links are
+//! fast, codes have 8 bits, and between them 4.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, Storage};
+use zero_comm::{Buffer, Gathered, Pending};
+use zero_model::ops::in_parallel;
+use zero_optim::norm::BLOCK;
+use zero_optim::{BlockCodes, LengthError};
+use zero_pipeline::{Coordinates, Mesh, Placement, SegmentId};
+
+use crate::error::ZeroError;
+use crate::ledger::Category;
+use crate::memory::Memory;
+use crate::rank::Rank;
+use crate::segment::Segment;
+use crate::storage::not_floats;
+use crate::threads::share;
+
+/// What ranks send as codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Coded {
+    /// Sharded parameters that are trained, in gathers: `zero_quantized_weights`.
+    pub weights: bool,
+    /// Sharded parameters that are frozen, in gathers: `zero_quantized_nontrainable_weights`. Those that are stored in 8 or 4
+    /// bits are sent as they are.
+    pub frozen_weights: bool,
+    /// Sharded gradients, in reductions: `zero_quantized_gradients`.
+    pub gradients: bool,
+}
+
+/// One all-to-all of a reduction that sends codes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CodedLevel {
+    /// The codes.
+    pub codes: BlockCodes,
+    /// For each rank of the communicator, the ranges of the segment that it receives from all others and adds up.
+    pub ranges: Vec<Vec<Range<usize>>>,
+    /// This rank's place in the communicator.
+    pub own: usize,
+}
+
+impl CodedLevel {
+    /// Returns the bytes that the rank sends to each rank, itself included.
+    #[must_use]
+    pub fn counts(&self, segment: &Segment) -> Vec<usize> {
+        let bytes = |ranges: &Vec<Range<usize>>| ranges.iter().map(|range| segment.code_bytes(self.codes, range)).sum();
+        self.ranges.iter().map(bytes).collect()
+    }
+
+    /// Returns the ranges that the rank adds up.
+    #[must_use]
+    pub fn summed(&self) -> &[Range<usize>] {
+        &self.ranges[self.own]
+    }
+
+    /// Returns the number of elements that the rank adds up.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.summed().iter().map(Range::len).sum()
+    }
+
+    /// Returns the bytes of the codes that the rank sends and receives, those for itself included.
+    #[must_use]
+    pub fn bytes(&self, segment: &Segment) -> usize {
+        let counts = self.counts(segment);
+        counts.iter().sum::<usize>() + counts[self.own] * counts.len()
+    }
+
+    /// Returns the bytes of the codes that leave the rank.
+    #[must_use]
+    pub fn leaving(&self, segment: &Segment) -> usize {
+        let counts = self.counts(segment);
+        counts.iter().sum::<usize>() - counts[self.own]
+    }
+}
+
+impl Segment {
+    /// Returns the codes that gathers of the segment send; `None` if they send values.
+    #[must_use]
+    pub fn gathered_as(&self, coded: Coded) -> Option<BlockCodes> {
+        let is_wanted = if self.is_trainable { coded.weights } else { coded.frozen_weights };
+        let is_gathered = self.placements.parameters == Placement::Sharded && self.quantization.is_none();
+        (is_wanted && is_gathered).then_some(BlockCodes::Int8)
+    }
+
+    /// Returns the all-to-alls of a reduction of the segment's gradients for the rank at `at`, in their order; none if it
+    /// sends values. The sum of each is what the next one sends, and that of the last is the rank's shard. One is over the
+    /// shard group, and two are within the near group and between near groups.
+    #[must_use]
+    pub fn reduced_as(&self, coded: Coded, mesh: Mesh, at: Coordinates) -> Vec<CodedLevel> {
+        if !coded.gradients || self.placements.gradients == Placement::Replicated {
+            return vec![];
+        }
+        let (near, groups) = (mesh.near(), mesh.shards() / mesh.near());
+        let (place, group) = (at.shard % near, at.shard / near);
+        let at_place = |place| (0..groups).map(|group| self.shard(group * near + place)).collect();
+        let within = CodedLevel { codes: BlockCodes::Int8, ranges: (0..near).map(at_place).collect(), own: place };
+        let in_group = |group| vec![self.shard(group * near + place)];
+        let between = CodedLevel { codes: BlockCodes::Int4, ranges: (0..groups).map(in_group).collect(), own: group };
+        [within, between].into_iter().filter(|level| level.ranges.len() > 1).collect()
+    }
+
+    /// Returns the bytes of the codes of a range, which begins and ends at bounds of shards.
+    #[must_use]
+    pub fn code_bytes(&self, codes: BlockCodes, range: &Range<usize>) -> usize {
+        self.overlaps(range.clone()).map(|(_, inside, _)| codes.bytes(inside.len())).sum()
+    }
+
+    /// Returns the bytes of the codes of each rank's shard.
+    #[must_use]
+    pub fn shard_code_bytes(&self, codes: BlockCodes) -> Vec<usize> {
+        self.bounds.windows(2).map(|bounds| self.code_bytes(codes, &(bounds[0]..bounds[1]))).collect()
+    }
+
+    /// Cuts ranges into parts for each thread: parts of a range, counted from its start, with the index of the range and
+    /// the bytes of the codes.
+    fn shares(&self, codes: BlockCodes, ranges: &[Range<usize>]) -> Vec<Vec<(usize, Range<usize>, usize)>> {
+        let size = share(ranges.iter().map(Range::len).sum());
+        let (mut shares, mut room) = (vec![vec![]], size);
+        for (index, range) in ranges.iter().enumerate() {
+            for (.., at) in self.overlaps(range.clone()) {
+                let mut start = at.start;
+                while start < at.end {
+                    let end = at.end.min(start + room.next_multiple_of(BLOCK));
+                    shares.last_mut().into_iter().for_each(|share| {
+                        share.push((index, start..end, codes.bytes(end - start)));
+                    });
+                    room = room.saturating_sub(end - start);
+                    if room == 0 {
+                        shares.push(vec![]);
+                        room = size;
+                    }
+                    start = end;
+                }
+            }
+        }
+        shares.retain(|share| !share.is_empty());
+        shares
+    }
+}
+
+/// Runs `work` on several threads, on parts of ranges and on their bytes. `firsts` are the places of the ranges' first values.
+pub(crate) fn encode(
+    segment: &Segment,
+    codes: BlockCodes,
+    (ranges, firsts): (&[Range<usize>], &[usize]),
+    mut bytes: &mut [u8],
+    work: impl Fn(Range<usize>, &mut [u8]) -> Result<(), LengthError> + Sync,
+) -> Result<(), ZeroError> {
+    let mut cut = |(index, part, count): (usize, Range<usize>, usize)| {
+        let (now, later) = std::mem::take(&mut bytes).split_at_mut(count);
+        bytes = later;
+        (firsts[index] + part.start..firsts[index] + part.end, now)
+    };
+    let shares = segment.shares(codes, ranges).into_iter();
+    let shares = shares.map(|share| share.into_iter().map(&mut cut).collect());
+    run(shares.collect(), |(part, bytes)| work(part.clone(), bytes))
+}
+
+/// Runs `work` on several threads, on the bytes of parts of ranges and on their places in `values`, where the ranges follow each
+/// other.
+pub(crate) fn decode<T: Send>(
+    segment: &Segment,
+    codes: BlockCodes,
+    ranges: &[Range<usize>],
+    (mut bytes, mut values): (&[u8], &mut [T]),
+    work: impl Fn(&[u8], &mut [T]) -> Result<(), LengthError> + Sync,
+) -> Result<(), ZeroError> {
+    let mut cut = |(_, part, count): (usize, Range<usize>, usize)| {
+        let (now, later) = bytes.split_at(count);
+        let (place, places) = std::mem::take(&mut values).split_at_mut(part.len());
+        (bytes, values) = (later, places);
+        (now, place)
+    };
+    let shares = segment.shares(codes, ranges).into_iter();
+    let shares = shares.map(|share| share.into_iter().map(&mut cut).collect());
+    run(shares.collect(), |(bytes, values)| work(bytes, values))
+}
+
+/// Runs `work` on the parts of each share, on a thread of its own.
+fn run<P: Send>(shares: Vec<Vec<P>>, work: impl Fn(&mut P) -> Result<(), LengthError> + Sync) -> Result<(), ZeroError> {
+    let mut shares: Vec<_> = shares.into_iter().map(|share| (share, Ok(()))).collect();
+    in_parallel(&mut shares, |(share, result)| *result = share.iter_mut().try_for_each(&work));
+    Ok(shares.into_iter().try_for_each(|(_, result)| result)?)
+}
+
+/// Starts gathering the codes of a segment, of which this rank has `shard`. They count as staging until they are decoded.
+pub(crate) fn gather(
+    rank: &Rank,
+    memory: &mut Memory,
+    id: SegmentId,
+    codes: BlockCodes,
+    shard: &Storage,
+) -> Result<Pending<Gathered>, ZeroError> {
+    let (segment, counts) = (rank.segment(id), rank.segment(id).shard_code_bytes(codes));
+    let (range, first) = ([rank.shard(id)], [0]);
+    let own = (&range[..], &first[..]);
+    let mut sent = vec![0; counts[rank.shards().rank()]];
+    match shard {
+        Storage::Cpu(CpuStorage::F32(values)) => {
+            encode(segment, codes, own, &mut sent, |at, bytes| codes.quantize(&values[at], bytes))?;
+        }
+        Storage::Cpu(CpuStorage::BF16(values)) => {
+            encode(segment, codes, own, &mut sent, |at, bytes| codes.quantize_half(&values[at], bytes))?;
+        }
+        Storage::Cpu(CpuStorage::F16(values)) => {
+            encode(segment, codes, own, &mut sent, |at, bytes| codes.quantize_half(&values[at], bytes))?;
+        }
+        _ => return Err(not_floats()),
+    }
+    let output = vec![0; counts.iter().sum()];
+    memory.count(Category::Staging, sent.len() + output.len(), 1);
+    Ok(rank.shards().all_gather(Buffer::U8(sent), Buffer::U8(output), &counts))
+}
+
+/// Decodes a gathered segment, of which this rank has sent the codes of its shard. The values count as staging.
+pub(crate) fn gathered(
+    rank: &Rank,
+    memory: &mut Memory,
+    id: SegmentId,
+    codes: BlockCodes,
+    Gathered { shard: sent, output }: Gathered,
+) -> Result<Storage, ZeroError> {
+    let (segment, bytes) = (rank.segment(id), output.into_u8()?);
+    let (elements, all) = (segment.elements(), [0..segment.elements()]);
+    memory.count(Category::Staging, elements, rank.width(id));
+    let mut values = memory.blank(rank.dtype, elements, false)?;
+    match &mut values {
+        Storage::Cpu(CpuStorage::F32(values)) => {
+            decode(segment, codes, &all, (&bytes, values), |bytes, values| codes.dequantize(bytes, values))?;
+        }
+        Storage::Cpu(CpuStorage::BF16(values)) => {
+            decode(segment, codes, &all, (&bytes, values), |bytes, values| codes.dequantize_half(bytes, values))?;
+        }
+        Storage::Cpu(CpuStorage::F16(values)) => {
+            decode(segment, codes, &all, (&bytes, values), |bytes, values| codes.dequantize_half(bytes, values))?;
+        }
+        _ => return Err(not_floats()),
+    }
+    memory.uncount(Category::Staging, sent.len() + bytes.len(), 1);
+    Ok(values)
+}
