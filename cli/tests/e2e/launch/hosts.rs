@@ -41,6 +41,9 @@ fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
     [0, 1].map(|host| start(case, hosts, host, args))
 }
 
+/// Secondary shards on each host, from which the gathers of backwards come.
+const SECONDARY: [&str; 2] = ["--set", "zero_optimization.zero_hpz_partition_size=2"];
+
 fn steps(case: &Case) -> usize {
     fs::read_to_string(case.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
@@ -77,11 +80,58 @@ fn two_hosts_with_two_ranks_are_bit_identical_to_one_host_with_four() {
     }
 }
 
+/// Each host sends its half of the parameters once for each gather from all shards, and once for each reduction the sums of its
+/// ranks for the other half. Plain stage 3 gathers twice for each of M micro-batches, except for two of the layers: 3MΨ/2
+/// elements. With secondary shards it gathers once a step: (1 + M)Ψ/2.
+#[test]
+fn secondary_shards_keep_later_gathers_within_a_host() {
+    const STEPS: u64 = 5;
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let model = "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 192, n_layer: 6, n_head: 4, tie_word_embeddings: false}";
+    for micro_batches in [1, 3] {
+        let batch = format!("train_batch_size={}", 8 * micro_batches);
+        // The bytes of steps are the difference between a long and a short run.
+        let sent = |out: &str, secondary: &[&str]| {
+            let [short, long] = [2, 2 + STEPS].map(|steps| {
+                let before = [0, 1].map(|host| hosts.sent(host));
+                let (out, steps) = (format!("{out}-{steps}"), steps.to_string());
+                let args = ["--out", &out, "--max-steps", &steps, "--set", model, "--set", &batch];
+                for launcher in start_both(&case, &hosts, &[&args[..], secondary].concat()) {
+                    assert_eq!(launcher.end(), (Some(0), String::new()));
+                }
+                [0, 1].map(|host| hosts.sent(host) - before[host])
+            });
+            [0, 1].map(|host| ((long[host] - short[host]) / STEPS) as f64)
+        };
+        let (plain, secondary) = (format!("plain-{micro_batches}"), format!("secondary-{micro_batches}"));
+        let of_plain = sent(&plain, &[]);
+        let of_secondary = sent(&secondary, &SECONDARY);
+        let last = 2 + STEPS;
+        assert_eq!(case.losses(&format!("{plain}-{last}")), case.losses(&format!("{secondary}-{last}")));
+        let parameters = case.report(&format!("{plain}-{last}"))["parameters"].as_u64().unwrap();
+        let half = parameters as f64 / 2.0 * 4.0;
+        for host in [0, 1] {
+            let (times, plain) = (of_secondary[host] / half, of_plain[host] / half);
+            let (expected, expected_plain) = (1.0 + micro_batches as f64, 3.0 * micro_batches as f64);
+            assert!((1.0..1.01).contains(&(times / expected)), "host {host} sends {times:.3}Ψ/2, not {expected}Ψ/2");
+            assert!((0.9..1.01).contains(&(plain / expected_plain)), "host {host} sends {plain:.3}Ψ/2 without");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_dies_on_the_other_host_is_restarted_bit_identically() {
+    for more in [&[][..], &SECONDARY] {
+        restarts_bit_identically(more);
+    }
+}
+
+fn restarts_bit_identically(more: &[&str]) {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let args = ["--out", "run", "--max-steps", "200", "--set", "training.save_every=10", "--max-restarts", "2"];
+    let args = [&args[..], more].concat();
     let launchers = start_both(&case, &hosts, &args);
     wait_for(|| steps(&case) >= 30);
     signal(ranks_of(&launchers[1])[0], "KILL");
@@ -113,9 +163,16 @@ fn both_launchers_exit_with_the_status_of_the_failed_rank_and_name_it() {
 
 #[test]
 fn a_network_failure_ends_both_launchers_and_each_names_a_rank_of_the_other_host() {
+    for more in [&[][..], &SECONDARY] {
+        both_launchers_end(more);
+    }
+}
+
+fn both_launchers_end(more: &[&str]) {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
+    let args = [&args[..], more].concat();
     let launchers = start_both(&case, &hosts, &args);
     wait_for(|| steps(&case) >= 3);
     hosts.link("down");

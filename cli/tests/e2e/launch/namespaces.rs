@@ -64,6 +64,12 @@ impl Hosts {
         case.command_of(Path::new("ip"), &[&there, args].concat())
     }
 
+    /// Returns the bytes that the host has sent over the cable, with the headers of all layers.
+    pub fn sent(&self, host: usize) -> u64 {
+        let counter = "/sys/class/net/eth0/statistics/tx_bytes";
+        ip(&["netns", "exec", self.name(host), "cat", counter]).unwrap().trim().parse().unwrap()
+    }
+
     /// Returns the TCP ports on which a process of the host listens.
     pub fn listening(&self, host: usize) -> Vec<u16> {
         let table = ip(&["netns", "exec", self.name(host), "cat", "/proc/net/tcp"]).unwrap();
