@@ -234,18 +234,19 @@ pub(crate) fn gathered(
     Gathered { shard: sent, output }: Gathered,
 ) -> Result<Storage, ZeroError> {
     let (segment, bytes) = (rank.segment(id), output.into_u8()?);
-    let (elements, all) = (segment.elements(), [0..segment.elements()]);
+    let elements = segment.elements();
+    let all = &[Range { start: 0, end: elements }];
     memory.count(Category::Staging, elements, rank.width(id));
     let mut values = memory.blank(rank.dtype, elements, false)?;
     match &mut values {
         Storage::Cpu(CpuStorage::F32(values)) => {
-            decode(segment, codes, &all, (&bytes, values), |bytes, values| codes.dequantize(bytes, values))?;
+            decode(segment, codes, all, (&bytes, values), |bytes, values| codes.dequantize(bytes, values))?;
         }
         Storage::Cpu(CpuStorage::BF16(values)) => {
-            decode(segment, codes, &all, (&bytes, values), |bytes, values| codes.dequantize_half(bytes, values))?;
+            decode(segment, codes, all, (&bytes, values), |bytes, values| codes.dequantize_half(bytes, values))?;
         }
         Storage::Cpu(CpuStorage::F16(values)) => {
-            decode(segment, codes, &all, (&bytes, values), |bytes, values| codes.dequantize_half(bytes, values))?;
+            decode(segment, codes, all, (&bytes, values), |bytes, values| codes.dequantize_half(bytes, values))?;
         }
         _ => return Err(not_floats()),
     }

@@ -428,7 +428,7 @@ fn a_lost_rank_is_named_with_the_collective() {
                     _ => Ok(batch(0, 1)),
                 }
             });
-            step.err().expect("a rank is lost").to_string()
+            step.expect_err("a rank is lost").to_string()
         });
         assert!(errors[0].contains("rank 1") && errors[0].contains(operation), "{errors:?}");
     }

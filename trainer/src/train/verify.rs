@@ -61,13 +61,10 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     alone.pipeline.schedule = PipelineSchedule::OneFOneB;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
-    let zero = &mut alone.zero;
-    let coded = [
-        &mut zero.zero_quantized_weights,
-        &mut zero.zero_quantized_nontrainable_weights,
-        &mut zero.zero_quantized_gradients,
-    ];
-    let sends_codes = coded.into_iter().fold(false, |any, key| std::mem::take(key) || any);
+    // Stage 0 sends no codes.
+    let zero = &config.zero;
+    let sends_codes =
+        zero.zero_quantized_weights || zero.zero_quantized_nontrainable_weights || zero.zero_quantized_gradients;
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
     let comm = threads(1, &Options::default()).remove(0);
     let mut engine = Engine::resolved(alone, layers, comm)?;
