@@ -117,6 +117,20 @@ fn secondary_shards() {
     holds(4, zero, &["bf16.enabled=true", "launcher.transport=tcp"]);
 }
 
+/// Buffers of codes take the place of those of values.
+#[test]
+fn collectives_in_8_bits() {
+    let codes = "zero_quantized_weights: true, zero_quantized_gradients: true";
+    holds(2, &format!("stage: 3, {codes}"), &["gradient_accumulation_steps=2"]);
+    holds(3, &format!("stage: 3, stage3_max_reuse_distance: 0, {codes}"), &["bf16.enabled=true"]);
+    holds(2, "stage: 2, zero_quantized_gradients: true", &["gradient_accumulation_steps=2", "bf16.enabled=true"]);
+    holds(4, &format!("stage: 3, {codes}"), &["mesh.data_parallel_replicate_degree=2", "bf16.enabled=true"]);
+    holds(2, &format!("stage: 3, {PARAMETERS}, zero_quantized_weights: true"), &[BLOCKS]);
+    let near = format!("stage: 3, stage3_max_reuse_distance: 0, zero_hpz_partition_size: 2, {codes}");
+    holds(4, &near, &["bf16.enabled=true"]);
+    holds(2, "stage: 3, zero_quantized_nontrainable_weights: true", &[GPT2, "adapter={r: 8}"]);
+}
+
 /// A background save holds a copy of the state and the buffers for writing it.
 #[test]
 fn background_saves() {
