@@ -1,5 +1,7 @@
 //! `zero-train plan`: prints how much memory a configuration needs, and which changes would make it fit.
 
+mod hosts;
+
 use zero_config::Config;
 use zero_planner::{Limit, Plan, Planner, Ranks};
 
@@ -22,8 +24,14 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     zero_model::ops::set_threads(process::threads(Some(&config.launcher), config.world_size));
     let planner = zero_train::train::planner(&config)?;
     let plan = planner.plan(&config)?;
+    let hosts =
+        args.hosts.map(|hosts| hosts::compare(args, hosts as usize, &overrides, &config, &planner)).transpose()?;
     if args.json {
-        show(&format!("{:#}\n", plan.value()));
+        let mut value = plan.value();
+        if let Some(hosts) = hosts {
+            value["hosts"] = hosts.value();
+        }
+        show(&format!("{value:#}\n"));
         return Ok(0);
     }
     show(&format!("{plan}\n"));
@@ -43,6 +51,9 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
             false => does_not_fit(&plan, limit, &args.config, &overrides, &config, &planner)?,
         };
         show(&format!("{told}\n"));
+    }
+    if let Some(hosts) = hosts {
+        show(&format!("{}\n", hosts.text(limit.map(|limit| limit.bytes))));
     }
     if args.stages {
         show("\nstate per rank (parameters, gradients, optimizer), without pipeline and offload:\n");

@@ -73,6 +73,7 @@ pub use communicator::{Communicator, Exchanged, Gathered, Options, ReduceOp, Sca
 pub use connect::connect;
 pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION};
 pub use error::CommError;
+pub use hierarchy::cells;
 pub use launcher_environment::{LauncherEnvironment, LauncherEnvironmentError};
 pub use pending::Pending;
 pub use shm::{SharedAllocator, shared_memory};

@@ -9,11 +9,13 @@
 mod advice;
 pub mod autotune;
 mod disk;
+mod hosts;
 pub mod memory;
 pub mod page;
 mod plan;
 pub mod processor;
 
 pub use advice::{Advice, Ranks, advice, other_ranks};
+pub use hosts::{OnHosts, layouts_on_hosts};
 pub use memory::Limit;
 pub use plan::{MemoryPlan, Plan, Planner};

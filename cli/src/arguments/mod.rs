@@ -9,12 +9,13 @@ mod bench;
 mod checkpoint;
 mod generate;
 mod launch;
+mod plan;
 
-use self::checkpoint::size;
 pub(crate) use bench::{Bench, BenchArgs};
 pub(crate) use checkpoint::{Checkpoint, CheckpointArgs, ExportArgs, Floats};
 pub(crate) use generate::GenerateArgs;
 pub(crate) use launch::LaunchArgs;
+pub(crate) use plan::PlanArgs;
 
 /// ZeRO-style memory-optimized training for candle models.
 #[derive(Debug, Parser)]
@@ -119,32 +120,6 @@ pub(crate) struct CheckArgs {
     /// Where the configuration comes from.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-}
-
-/// Options of `plan`.
-#[derive(Debug, Args)]
-pub(crate) struct PlanArgs {
-    /// Where the configuration comes from.
-    #[command(flatten)]
-    pub(crate) config: ConfigArgs,
-    /// Draw the schedule of a step: one row per pipeline stage, one column per time slot
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) grid: bool,
-    /// Plan for N ranks, which may run on other machines
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) world_size: Option<u32>,
-    /// Memory that a rank may use, for example 80GiB [default: training.memory_limit, else its share of this machine]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub(crate) device_memory: Option<u64>,
-    /// Print the bytes of state per rank at each ZeRO stage on 1 to 1024 ranks
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) stages: bool,
-    /// Cost table written by `bench costs`, to predict the time of a step [default: training.cost_table]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) costs: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Options of `autotune`.

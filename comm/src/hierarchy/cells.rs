@@ -8,8 +8,10 @@
 
 use std::ops::Range;
 
-/// Returns the cells of a group, in rank order, given the host of each rank.
-pub(crate) fn cells(hosts: &[&str]) -> Vec<Range<usize>> {
+/// Returns the cells of a group, in rank order, given the host of each rank: runs of ranks on one host that form partial sums
+/// before ranks on other hosts see them. Each cell sends what another lacks once.
+#[must_use]
+pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
     let size = hosts.len();
     let mut cells = Vec::new();
     let mut start = 0;

@@ -24,7 +24,7 @@ use crate::signature::Signature;
 use crate::step::{Carried, Collective, Deadline, Reduction, Step, consecutive, even_counts};
 use crate::tree;
 
-pub(crate) use cells::cells;
+pub use cells::cells;
 
 /// One rank's end of a group on several hosts.
 pub(crate) struct Hierarchy {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use zero_config::Config;
 use zero_model::{Layers, Model};
-use zero_partition::{CATEGORIES, Layout, Payload, StateBytes, expected_payload, expected_state};
+use zero_partition::{CATEGORIES, Hosts, Layout, Payload, StateBytes, expected_payload, expected_state, network_bytes};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Coordinates, Program, StageId, Timeline, alive, grid};
+use zero_pipeline::{Content, Coordinates, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
@@ -132,6 +132,32 @@ impl MemoryPlan {
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
+    }
+
+    /// Returns the bytes that hosts of `ranks` ranks send to each other in a step: the sum over the hosts. `None` if the sizes of
+    /// activations that cross hosts are only known in a run.
+    ///
+    /// The hosts' ranks communicate over shared memory among themselves, as [`zero_partition::network_bytes`] says.
+    #[must_use]
+    pub fn network_bytes(&self, ranks: usize) -> Option<u64> {
+        let hosts = Hosts { mesh: self.stage_plan.mesh, ranks };
+        let table = (self.stage_plan.mesh.pipe() > 1).then(|| self.subject().table());
+        if let Some(None) = table {
+            return None;
+        }
+        let table = table.flatten();
+        let activations = |content: &Content| {
+            let Some(table) = &table else { return 0 };
+            match *content {
+                Content::Activations { layer, .. } => table.inputs[layer] as usize,
+                Content::Gradients { layer, .. } => {
+                    table.layers.get(layer).map_or(table.loss.input_gradients, |memory| memory.input_gradients) as usize
+                }
+                Content::TiedGradient { .. } | Content::TiedParameters { .. } => 0,
+            }
+        };
+        let width = self.settings.dtype.size_in_bytes();
+        Some(network_bytes(&self.programs, &self.layout, hosts, width, &self.settings.zero, activations))
     }
 
     fn subject(&self) -> Subject<'_> {

@@ -8,4 +8,5 @@ mod network;
 mod notice;
 mod processes;
 pub(crate) mod ranks;
+mod traffic;
 mod watch;

@@ -74,13 +74,17 @@ impl Report {
         let stats = engine.stats();
         let mut collectives = BTreeMap::new();
         // One row for all operations, because ranks of different pipeline stages use different ones.
-        let all = over_ranks(engine, stats.iter().map(|(_, counter)| counter.sent_bytes as i64).collect())?;
+        let own = stats.iter().flat_map(|(_, counter)| [counter.sent_bytes as i64, counter.network_bytes as i64]);
+        let all = over_ranks(engine, own.collect())?;
         for (index, (operation, counter)) in stats.iter().enumerate() {
-            let sent: i64 = all.iter().map(|rank| rank[index]).sum();
+            let [sent, network] =
+                [2 * index, 2 * index + 1].map(|column| all.iter().map(|row| row[column]).sum::<i64>());
             if counter.calls == 0 && sent == 0 {
                 continue;
             }
-            let entry = json!({ "calls": counter.calls, "sent_bytes": sent, "seconds": round(counter.seconds) });
+            let entry = json!({
+                "calls": counter.calls, "sent_bytes": sent, "network_bytes": network, "seconds": round(counter.seconds),
+            });
             collectives.insert(operation.to_string(), entry);
         }
         let ledger = engine.zero().ledger();

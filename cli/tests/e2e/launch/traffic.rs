@@ -1,0 +1,85 @@
+//! Bytes between two hosts of two ranks: what processes write to sockets is what `plan --hosts` predicts.
+
+use crate::case;
+use crate::launch::namespaces;
+
+use case::{Alone, Case, text};
+use namespaces::Hosts;
+use serde_json::Value;
+
+const MODEL: [&str; 6] =
+    ["--set", "model.n_embd=64", "--set", "gradient_accumulation_steps=2", "--set", "data.eval_fraction=0"];
+
+/// Trains on both hosts. Returns the bytes of all ranks' sockets.
+fn network_bytes(case: &Case, hosts: &Hosts, steps: u32, layout: &[&str]) -> f64 {
+    let steps = steps.to_string();
+    let both = ["0", "1"].map(|host| {
+        let launch = [
+            "launch",
+            "--nnodes",
+            "2",
+            "--node-rank",
+            host,
+            "--nproc-per-node",
+            "2",
+            "--master-addr",
+            namespaces::ADDRESSES[0],
+        ];
+        let usual = [
+            "--config",
+            "ds.yaml",
+            "--quiet",
+            "--out",
+            "run",
+            "--max-steps",
+            &steps,
+            "--set",
+            "launcher.interface=eth0",
+        ];
+        let fixed = ["--set", "training.save_last=false"];
+        let args = [&launch[..], &usual, &fixed, &MODEL, layout].concat();
+        let mut command = hosts.command(case, host.parse().unwrap(), &args);
+        command.env("ZERO_TRAIN_TOKEN", "what the job's ranks know");
+        Alone::start(command)
+    });
+    for launcher in both {
+        assert_eq!(launcher.end(), (Some(0), String::new()), "{layout:?}");
+    }
+    let report: Value = serde_json::from_slice(&std::fs::read(case.path("run/report.json")).unwrap()).unwrap();
+    std::fs::remove_dir_all(case.path("run")).unwrap();
+    let operations = report["collectives"].as_object().unwrap();
+    operations.values().map(|operation| operation["network_bytes"].as_f64().unwrap()).sum()
+}
+
+#[test]
+fn hosts_send_the_bytes_that_the_plan_predicts() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let groups = "mesh={data_parallel_replicate_degree: 2}";
+    for layout in [
+        &["--set", "zero_optimization.stage=1"][..],
+        &["--set", "zero_optimization.stage=2", "--set", "bf16.enabled=true"],
+        &["--set", "zero_optimization.stage=3"],
+        &["--set", "zero_optimization.zero_hpz_partition_size=2"],
+        &["--set", "zero_optimization.stage=2", "--set", "zero_optimization.zero_quantized_gradients=true"],
+        &[
+            "--set",
+            "zero_optimization={stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0, \
+             zero_hpz_partition_size: 2, zero_quantized_weights: true, zero_quantized_gradients: true}",
+        ],
+        &["--set", "zero_optimization.stage=2", "--set", groups],
+        &["--set", "zero_optimization.stage=3", "--set", groups, "--set", "bf16.enabled=true"],
+        &["--set", "zero_optimization.stage=1", "--set", "pipeline.stages=2"],
+    ] {
+        let args = [&["plan", "--config", "ds.yaml", "--json", "-n", "4", "--hosts", "2"], &MODEL[..], layout].concat();
+        let output = case.command(&args).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let planned = plan["hosts"]["layouts"][0]["network_bytes_per_step"].as_f64().unwrap();
+        // The difference contains no bytes of the start and the end of a run.
+        let [few, many] = [2, 6].map(|steps| network_bytes(&case, &hosts, steps, layout));
+        let sent = (many - few) / 4.0;
+        println!("{layout:?}: planned {planned}, sent {sent}");
+        assert!((sent / planned - 1.0).abs() < 0.01, "{layout:?}: planned {planned}, sent {sent}");
+    }
+}

@@ -1,0 +1,160 @@
+//! Predicts the bytes that the hosts of a job send to each other.
+
+use zero_comm::cells;
+use zero_pipeline::{Action, Content, Coordinates, Mesh, Message, Placement, Program, SegmentId, StageId, Transfer};
+
+use crate::coded::{Coded, CodedLevel};
+use crate::layout::Layout;
+use crate::segment::Segment;
+use crate::zero::ZeroOptions;
+
+/// The ranks of a job on hosts of equal size. Ranks are numbered host by host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hosts {
+    /// Axes of the ranks.
+    pub mesh: Mesh,
+    /// Ranks per host.
+    pub ranks: usize,
+}
+
+/// The cells of a group: its ranks on one host that form a partial sum before others see it.
+#[derive(Debug, Clone, Copy)]
+struct Cells {
+    count: usize,
+    /// Whether each has one rank.
+    are_single: bool,
+}
+
+impl Hosts {
+    fn host(&self, at: Coordinates) -> usize {
+        self.mesh.rank(at) / self.ranks
+    }
+
+    fn cells(&self, ranks: impl Iterator<Item = Coordinates>) -> Cells {
+        let hosts: Vec<usize> = ranks.map(|at| self.host(at)).collect();
+        let count = cells(&hosts).len();
+        Cells { count, are_single: count == hosts.len() }
+    }
+
+    /// Returns the cells of each shard group of a stage.
+    fn shard_groups(&self, stage: StageId) -> impl Iterator<Item = Cells> + '_ {
+        let group = move |replicate| (0..self.mesh.shards()).map(move |shard| Coordinates { stage, replicate, shard });
+        (0..self.mesh.replicates()).map(move |replicate| self.cells(group(replicate)))
+    }
+
+    /// Returns the cells of each near group of a stage.
+    fn near_groups(&self, stage: StageId) -> impl Iterator<Item = Cells> + '_ {
+        let ranks: Vec<Coordinates> = self.mesh.ranks(stage).map(|rank| self.mesh.coordinates(rank)).collect();
+        let groups: Vec<Cells> =
+            ranks.chunks(self.mesh.near()).map(|group| self.cells(group.iter().copied())).collect();
+        groups.into_iter()
+    }
+
+    /// Returns the cells of the replicates of a shard.
+    fn replicates(&self, stage: StageId, shard: usize) -> Cells {
+        self.cells((0..self.mesh.replicates()).map(|replicate| Coordinates { stage, replicate, shard }))
+    }
+
+    /// Returns the bytes of codes that the rank at `at` sends to other hosts in a reduction of a segment's gradients. Each part of an
+    /// all-to-all goes directly to its rank.
+    fn coded(&self, segment: &Segment, coded: Coded, at: Coordinates) -> usize {
+        let (near, levels) = (self.mesh.near(), segment.reduced_as(coded, self.mesh, at));
+        let crossing = |(index, level): (usize, &CodedLevel)| -> usize {
+            // The first level is within the near group, unless that is the rank alone.
+            let shard = |member: usize| match index == 0 && near > 1 {
+                true => at.shard / near * near + member,
+                false => member * near + at.shard % near,
+            };
+            let parts = level.counts(segment).into_iter().enumerate();
+            let is_elsewhere = |member| self.host(Coordinates { shard: shard(member), ..at }) != self.host(at);
+            parts.filter(|(member, _)| is_elsewhere(*member)).map(|(_, bytes)| bytes).sum()
+        };
+        levels.iter().enumerate().map(crossing).sum()
+    }
+
+    /// Returns the cells of the data-parallel group of a stage.
+    fn data(&self, stage: StageId) -> Cells {
+        self.cells(self.mesh.ranks(stage).map(|rank| self.mesh.coordinates(rank)))
+    }
+}
+
+/// Returns the payload bytes that all hosts together send to other hosts in a step, in the gathers, reductions, refreshes and
+/// messages of `programs`, one for each stage. `width` is the width in bytes of the working dtype, and `activations` returns the
+/// bytes of a message with activations or their gradients.
+///
+/// A collective sends each cell of a group what it lacks once (`comm/src/hierarchy`): a gather or a reduce-scatter of n elements
+/// over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of several ranks, sums of 16-bit floats travel in
+/// f32, so that they are rounded once. As in [`expected_payload`](crate::expected_payload), the all-reduces of the norm and of the
+/// loss are not included.
+#[must_use]
+pub fn network_bytes(
+    programs: &[Program],
+    layout: &Layout,
+    hosts: Hosts,
+    width: usize,
+    options: &ZeroOptions,
+    activations: impl Fn(&Content) -> usize,
+) -> u64 {
+    let mesh = hosts.mesh;
+    let segment = |id: SegmentId| &layout.segments()[id];
+    let elements = |id: SegmentId| segment(id).elements();
+    let width = |id: SegmentId| segment(id).width(width);
+    let summed = |cells: Cells| match cells.are_single {
+        true => options.communication.size_in_bytes(),
+        false => options.communication.size_in_bytes().max(size_of::<f32>()),
+    };
+    let others = |cells: Cells| cells.count - 1;
+    let gathered = |stage: StageId, id: SegmentId| -> usize {
+        let codes = segment(id).gathered_as(options.coded);
+        let bytes = codes.map_or(elements(id) * width(id), |codes| segment(id).shard_code_bytes(codes).iter().sum());
+        hosts.shard_groups(stage).map(|cells| bytes * others(cells)).sum()
+    };
+    let secondary = |stage: StageId, id: SegmentId| -> usize {
+        hosts.near_groups(stage).map(|cells| elements(id) * width(id) * others(cells)).sum()
+    };
+    let all_reduced = |cells: Cells, elements: usize| 2 * elements * others(cells) * summed(cells);
+    let replicated = |stage: StageId, id: SegmentId| -> usize {
+        let of_shard = |shard| all_reduced(hosts.replicates(stage, shard), segment(id).shard(shard).len());
+        (0..mesh.shards()).map(of_shard).sum()
+    };
+    let reduced = |stage: StageId, id: SegmentId| -> usize {
+        let coded = |rank: usize| hosts.coded(segment(id), options.coded, mesh.coordinates(rank));
+        match segment(id).placements.optimizer {
+            _ if !segment(id).reduced_as(options.coded, mesh, Coordinates::first(stage)).is_empty() => {
+                mesh.ranks(stage).map(coded).sum::<usize>() + replicated(stage, id)
+            }
+            Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => {
+                let scattered = hosts.shard_groups(stage).map(|cells| elements(id) * others(cells) * summed(cells));
+                scattered.sum::<usize>() + replicated(stage, id)
+            }
+            _ => all_reduced(hosts.data(stage), elements(id)),
+        }
+    };
+    // Of the ranks of a stage, those that send to another host, with their shards.
+    let sent = |message: &Message| -> usize {
+        let to = |rank: usize| Coordinates { stage: message.to, ..mesh.coordinates(rank) };
+        let crossing = mesh.ranks(message.from).filter(|&rank| rank / hosts.ranks != hosts.host(to(rank)));
+        let bytes = |rank: usize| match message.content {
+            content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
+            Content::TiedGradient { segment, .. } => elements(segment) * 4,
+            Content::TiedParameters { segment: id } => match segment(id).placements.parameters {
+                Placement::Replicated => elements(id) * width(id),
+                Placement::Sharded => segment(id).shard(mesh.coordinates(rank).shard).len() * width(id),
+            },
+        };
+        crossing.map(bytes).sum()
+    };
+    let of_stage = |(stage, program): (StageId, &Program)| -> usize {
+        let of_instruction = |action| match action {
+            Action::Starts(Transfer::Gather(ids) | Transfer::Refresh(ids)) => {
+                ids.iter().map(|&id| gathered(stage, id)).sum()
+            }
+            Action::Starts(Transfer::GatherSecondary(&id)) => secondary(stage, id),
+            Action::Starts(Transfer::Reduce(ids, _)) => ids.iter().map(|&id| reduced(stage, id)).sum(),
+            Action::Starts(Transfer::Send(message)) => sent(message),
+            _ => 0,
+        };
+        program.instructions.iter().map(|instruction| of_instruction(instruction.effects().action)).sum()
+    };
+    programs.iter().enumerate().map(of_stage).sum::<usize>() as u64
+}

@@ -1,0 +1,108 @@
+//! Compares layouts of a job on several hosts by the bytes that the hosts send to each other.
+
+use zero_config::Config;
+use zero_engine::Error;
+
+use crate::plan::MemoryPlan;
+
+/// A layout of a job on several hosts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OnHosts {
+    /// What it is called.
+    pub name: String,
+    /// The settings that select it, as `--set` takes them; none for the configuration itself.
+    pub settings: Vec<String>,
+    /// Whether its collectives send codes of 8 or 4 bits, which rounds gradients and the weights that ranks compute with.
+    pub rounds: bool,
+    /// Bytes that all hosts together send to other hosts in a step; `None` if they are only known in a run.
+    pub network_bytes: Option<u64>,
+    /// Peak bytes of the busiest rank.
+    pub peak_bytes: u64,
+    /// Predicted seconds per step, or what the cost table lacks; `None` without a table.
+    pub seconds: Option<Result<f64, String>>,
+}
+
+/// Plans a configuration and other layouts of its ranks on hosts of `ranks` ranks each. `change` returns the configuration with
+/// further settings, given as `--set` takes them. Layouts that contradict the configuration are left out. The layouts are in the
+/// order of their bytes, the configuration itself first.
+///
+/// # Errors
+/// Fails if a layout cannot be planned at all.
+pub fn layouts_on_hosts(
+    config: &Config,
+    ranks: usize,
+    change: impl Fn(&[String]) -> Result<Config, Error>,
+    memory_plan: impl Fn(&Config) -> Result<MemoryPlan, Error>,
+) -> Result<Vec<OnHosts>, Error> {
+    let planned = |name: String, settings: Vec<String>, config: &Config| -> Result<OnHosts, Error> {
+        let plan = memory_plan(config)?;
+        let seconds = plan.prediction().map(|time| time.map(|time| time.step_seconds));
+        let (network_bytes, peak_bytes) = (plan.network_bytes(ranks), plan.peak_bytes());
+        let rounds = config.zero.zero_quantized_weights || config.zero.zero_quantized_gradients;
+        Ok(OnHosts { name, settings, rounds, network_bytes, peak_bytes, seconds })
+    };
+    let mut others = vec![];
+    for (name, settings) in candidates(config, ranks) {
+        let Ok(changed) = change(&settings) else { continue };
+        if is_same(&changed, config) {
+            continue;
+        }
+        others.push(planned(name, settings, &changed)?);
+    }
+    others.sort_by_key(|layout| (layout.network_bytes.is_none(), layout.network_bytes, layout.peak_bytes));
+    let mut all = vec![planned("as configured".into(), vec![], config)?];
+    all.append(&mut others);
+    Ok(all)
+}
+
+/// Returns whether two configurations divide the same state over the same groups.
+fn is_same(a: &Config, b: &Config) -> bool {
+    let layout = |config: &Config| {
+        let codes = (config.zero.zero_quantized_weights, config.zero.zero_quantized_gradients);
+        (config.zero.stage, config.shard_group_size(), config.pipeline.stages, config.secondary_group_size(), codes)
+    };
+    layout(a) == layout(b)
+}
+
+const HPZ: &str = "zero_optimization.zero_hpz_partition_size";
+
+/// Returns names and settings of layouts for hosts of `ranks` ranks.
+fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
+    let hosts = config.world_size / ranks.max(1);
+    // Only the settings that change something.
+    let stage = |stage: u8| (config.zero.stage.number() != stage).then(|| format!("zero_optimization.stage={stage}"));
+    let one_stage = || (config.pipeline.stages > 1).then(|| "pipeline.stages=1".to_string());
+    let one_group = || {
+        let is_one = config.mesh.data_parallel_replicate_degree == 1;
+        (!is_one).then(|| "mesh={data_parallel_replicate_degree: 1}".to_string())
+    };
+    let no_copy = || config.secondary_group_size().map(|_| format!("{HPZ}=1"));
+    let chosen = |name: &str, zero: u8, more: [Option<String>; 3]| {
+        (format!("stage {zero}{name}"), [stage(zero)].into_iter().chain(more).flatten().collect::<Vec<_>>())
+    };
+    let flat = |zero: u8| chosen("", zero, [one_group(), one_stage(), no_copy()]);
+    let groups = |zero: u8| {
+        let mesh = format!("mesh={{data_parallel_shard_degree: {ranks}}}");
+        chosen(", a shard group per host (HSDP)", zero, [Some(mesh), one_stage(), no_copy()])
+    };
+    let pipeline = |zero: u8| {
+        let stages = format!("pipeline.stages={hosts}");
+        chosen(", a pipeline stage per host", zero, [one_group(), Some(stages), no_copy()])
+    };
+    let mut all: Vec<_> = (1..=3).map(flat).collect();
+    if ranks > 1 && hosts > 1 {
+        all.extend((1..=3).map(groups));
+    }
+    if ranks > 1 && hosts > 1 {
+        let (name, mut settings) = chosen(", secondary shards per host (hpZ)", 3, [one_group(), one_stage(), None]);
+        settings.push(format!("{HPZ}={ranks}"));
+        settings.push("zero_optimization.stage3_max_reuse_distance=0".to_string());
+        let codes = ["weights", "gradients"].map(|what| format!("zero_optimization.zero_quantized_{what}=true"));
+        all.push((format!("{name}, codes (qwZ, qgZ)"), settings.iter().cloned().chain(codes).collect()));
+        all.push((name, settings));
+    }
+    if hosts > 1 {
+        all.extend((1..=2).map(pipeline));
+    }
+    all
+}
