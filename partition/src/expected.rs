@@ -131,24 +131,31 @@ pub fn expected_payload(
         let sent = segment(id).secondary_shard(at.shard).len() * near;
         Payload::of(sent, sent, width(id))
     };
-    // The replicates of a shard all-reduce it after its reduction.
-    let replicated = |id: SegmentId| all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate);
+    // The replicates of a shard all-reduce it after its reduction: that of each micro-batch, or the sum after the last one.
+    let sums_first = layout.sums_before_replicates(options.order, program.micro_batches);
+    let replicated = |id: SegmentId, micro_batch: usize| match micro_batch + 1 == program.micro_batches || !sums_first {
+        true => all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate),
+        false => 0,
+    };
     let coded = |id: SegmentId, levels: &[CodedLevel]| {
         let leaving = |level: &CodedLevel| level.leaving(segment(id));
         // The first level is within the near group, unless that is the rank alone.
         let within = if mesh.near() > 1 { leaving(&levels[0]) } else { 0 };
         Payload::of(within, levels.iter().map(leaving).sum(), 1)
     };
-    let reduced = |id: SegmentId| {
+    let reduced = |id: SegmentId, micro_batch: usize| {
         let levels = segment(id).reduced_as(options.coded, mesh, at);
         if !levels.is_empty() {
-            let replicated = replicated(id) * options.communication.size_in_bytes();
+            let replicated = replicated(id, micro_batch) * options.communication.size_in_bytes();
             return [coded(id, &levels), Payload::of(0, replicated, 1)].into_iter().sum();
         }
         let (within, sent) = match segment(id).placements.optimizer {
             Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => {
                 let bounds = &segment(id).bounds;
-                (bounds[hosted.end] - bounds[hosted.start] - shard(id), elements(id) - shard(id) + replicated(id))
+                (
+                    bounds[hosted.end] - bounds[hosted.start] - shard(id),
+                    elements(id) - shard(id) + replicated(id, micro_batch),
+                )
             }
             _ => {
                 let (ranks, replica) = (mesh.data(), mesh.replica(at));
@@ -172,7 +179,9 @@ pub fn expected_payload(
             segments.iter().map(|&id| gathered(id)).sum()
         }
         Action::Starts(Transfer::GatherSecondary(&id)) => secondary(id),
-        Action::Starts(Transfer::Reduce(segments, _)) => segments.iter().map(|&id| reduced(id)).sum(),
+        Action::Starts(Transfer::Reduce(segments, micro_batch)) => {
+            segments.iter().map(|&id| reduced(id, micro_batch)).sum()
+        }
         Action::Starts(Transfer::Send(message)) => Payload::of(0, sent(message), 1),
         _ => Payload::default(),
     };

@@ -27,6 +27,7 @@ use zero_model::{Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
+use crate::accumulator::Order;
 use crate::segment::{Matrix, Piece, Segment};
 
 /// Minimum number of elements of a parameter with a segment of its own. Copying it would cost more than a separate
@@ -235,6 +236,14 @@ impl Layout {
     /// Returns the number of elements per tile of a segment: a matrix that is updated as a whole is one tile.
     pub(crate) fn tile_of(&self, segment: &Segment) -> usize {
         if segment.matrix.is_some() { segment.elements() } else { self.tile }
+    }
+
+    /// Returns whether sharded gradients of several micro-batches are first summed, and then once over the replicates of a shard:
+    /// in order of arrival, if they stay in memory. Otherwise those of each micro-batch are summed over the replicates.
+    #[must_use]
+    pub fn sums_before_replicates(&self, order: Order, micro_batches: usize) -> bool {
+        let are_in_memory = || self.segments.iter().all(|segment| segment.tiers.gradients == Tier::Memory);
+        micro_batches > 1 && order == Order::Arrival && are_in_memory()
     }
 
     /// Returns the number of ranks of a shard group.

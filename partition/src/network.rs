@@ -117,7 +117,8 @@ pub fn network_bytes(
         let of_shard = |shard| all_reduced(hosts.replicates(stage, shard), segment(id).shard(shard).len());
         (0..mesh.shards()).map(of_shard).sum()
     };
-    let reduced = |stage: StageId, id: SegmentId| -> usize {
+    let reduced = |stage: StageId, id: SegmentId, replicates_sum: bool| -> usize {
+        let replicated = |stage, id| if replicates_sum { replicated(stage, id) } else { 0 };
         let coded = |rank: usize| hosts.coded(segment(id), options.coded, mesh.coordinates(rank));
         match segment(id).placements.optimizer {
             _ if !segment(id).reduced_as(options.coded, mesh, Coordinates::first(stage)).is_empty() => {
@@ -150,7 +151,11 @@ pub fn network_bytes(
                 ids.iter().map(|&id| gathered(stage, id)).sum()
             }
             Action::Starts(Transfer::GatherSecondary(&id)) => secondary(stage, id),
-            Action::Starts(Transfer::Reduce(ids, _)) => ids.iter().map(|&id| reduced(stage, id)).sum(),
+            Action::Starts(Transfer::Reduce(ids, micro_batch)) => {
+                let is_last = micro_batch + 1 == program.micro_batches;
+                let sums_first = layout.sums_before_replicates(options.order, program.micro_batches);
+                ids.iter().map(|&id| reduced(stage, id, is_last || !sums_first)).sum()
+            }
             Action::Starts(Transfer::Send(message)) => sent(message),
             _ => 0,
         };

@@ -168,7 +168,9 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
                 context.zero.backward_weight(*layer, *micro_batch)?;
             }
             Instruction::Accumulate { segment, .. } => context.zero.accumulate(*segment)?,
-            Instruction::Reduce { segments, micro_batch } => context.zero.reduce(segments, *micro_batch)?,
+            Instruction::Reduce { segments, micro_batch } => {
+                context.zero.reduce(segments, *micro_batch, program.micro_batches)?;
+            }
             Instruction::AwaitReduce { segments, micro_batch } => context.zero.await_reduce(segments, *micro_batch)?,
             Instruction::GradientNorm => context.zero.gradient_norm(&context.limits)?,
             Instruction::Update { segment } => context.zero.update(*segment, context.rate)?,

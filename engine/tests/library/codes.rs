@@ -395,7 +395,8 @@ fn bytes_sent_match_the_closed_form() {
                 false => (n / k * (k - 1) * in_8_bits, (n / k - 1) * in_4_bits),
             };
             let within = r * ((k - 1) * gathers + m * reduced + n / k * (k - 1) * again * 2);
-            let replicated = m * 2 * (r - 1) * 2 * elements;
+            // Replicates sum the shards of all micro-batches at once.
+            let replicated = 2 * (r - 1) * 2 * elements;
             let across = r * ((n - k) * gathers + m * between) + replicated;
             let sum = |of: fn(&Payload) -> u64| measured.iter().map(|(_, payload, ..)| of(payload)).sum::<u64>();
             assert_eq!(sum(|payload| payload.within), within as u64, "{text}");

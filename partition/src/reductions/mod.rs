@@ -15,7 +15,7 @@ use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
-use in_flight::{PendingReduce, Reduction};
+use in_flight::{PendingReduce, Reduction, sums_first};
 use squares::clipping;
 pub(crate) use squares::no_squares;
 
@@ -43,22 +43,39 @@ pub(crate) struct Reductions {
 /// The sums of one segment.
 struct Sums {
     accumulated: Accumulator,
+    /// The all-reduce of the sum of several micro-batches over the replicates of the shard.
+    over_replicates: Option<Pending<Buffer>>,
     /// Reduced gradients: the shard, or the whole segment if gradients are replicated.
     reduced: Option<KeptGradient>,
     /// Sums of squares of reduced gradients that have been offloaded, for the norms.
     squares: Option<Vec<ExactSum>>,
 }
 
+/// A micro-batch of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MicroBatch {
+    pub(crate) index: usize,
+    /// Number of micro-batches in the step.
+    pub(crate) of: usize,
+}
+
+impl MicroBatch {
+    fn is_last(self) -> bool {
+        self.index + 1 == self.of
+    }
+}
+
 /// An instruction that waits for gradients from the GPU. It runs after the next layer's backward has been launched.
 enum Late {
     Accumulate(SegmentId, Box<Open>),
-    Reduce(Vec<SegmentId>, usize, Vec<Option<Open>>),
+    Reduce(Vec<SegmentId>, MicroBatch, Vec<Option<Open>>),
 }
 
 impl Reductions {
     /// Creates the state of `segments` segments without gradients.
     pub(crate) fn new(segments: usize, order: Order) -> Self {
-        let empty = |_| Sums { accumulated: Accumulator::new(order), reduced: None, squares: None };
+        let empty =
+            |_| Sums { accumulated: Accumulator::new(order), over_replicates: None, reduced: None, squares: None };
         Self {
             segments: (0..segments).map(empty).collect(),
             late: VecDeque::new(),
@@ -110,7 +127,7 @@ impl Reductions {
         memory: &mut Memory,
         local: &mut LocalGradients,
         ids: &[SegmentId],
-        micro_batch: usize,
+        micro_batch: MicroBatch,
     ) -> Result<(), ZeroError> {
         let mut opens = Vec::with_capacity(ids.len());
         for &id in ids {
@@ -154,7 +171,7 @@ impl Reductions {
         rank: &Rank,
         memory: &mut Memory,
         segments: Vec<SegmentId>,
-        micro_batch: usize,
+        micro_batch: MicroBatch,
         opens: Vec<Option<Open>>,
     ) -> Result<(), ZeroError> {
         let mut started = Vec::with_capacity(segments.len());
@@ -196,7 +213,7 @@ impl Reductions {
         micro_batch: usize,
     ) -> Result<(), ZeroError> {
         self.catch_up(rank, memory)?;
-        let position = self.reducing.iter().position(|p| p.segments == ids && p.micro_batch == micro_batch);
+        let position = self.reducing.iter().position(|p| p.segments == ids && p.micro_batch.index == micro_batch);
         self.pass_on(rank, memory, position.map_or(0, |position| position + 1))?;
         let pending = position
             .and_then(|position| self.reducing.remove(position))
@@ -223,7 +240,19 @@ impl Reductions {
                     self.add_up(memory, id, shard)?;
                 }
             }
+            if pending.micro_batch.is_last() && sums_first(rank, id, pending.micro_batch) {
+                self.start_over_replicates(rank, memory, id)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Starts the all-reduce of the sum of all micro-batches over the replicates of the shard.
+    fn start_over_replicates(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
+        let Some(replicates) = rank.groups.replicate() else { return Ok(()) };
+        let total = self.total(memory, id)?;
+        let sum = memory.packed(rank, total)?;
+        self.segments[id].over_replicates = Some(replicates.all_reduce(sum, ReduceOp::Sum));
         Ok(())
     }
 
@@ -287,7 +316,10 @@ impl Reductions {
     pub(crate) fn settle(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         self.catch_up(rank, memory)?;
         if self.segments[id].reduced.is_none() {
-            self.segments[id].reduced = Some(self.total(memory, id)?);
+            self.segments[id].reduced = Some(match self.segments[id].over_replicates.take() {
+                Some(pending) => memory.received(rank, id, pending.wait()?)?,
+                None => self.total(memory, id)?,
+            });
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use zero_pipeline::{Item, LayerId, SegmentId};
 use super::ShardedState;
 use crate::error::ZeroError;
 use crate::optimizer::StepInputs;
+use crate::reductions::MicroBatch;
 use crate::{gradients, leaves, parameters};
 
 impl ShardedState {
@@ -121,11 +122,12 @@ impl ShardedState {
     }
 
     /// Starts reducing a bucket over the ranks: the micro-batch's gradients if they are sharded, or the accumulated
-    /// ones if they are replicated.
+    /// ones if they are replicated. `micro_batches` is their number in the step.
     ///
     /// # Errors
     /// Fails if a gradient is incomplete.
-    pub fn reduce(&mut self, ids: &[SegmentId], micro_batch: usize) -> Result<(), ZeroError> {
+    pub fn reduce(&mut self, ids: &[SegmentId], micro_batch: usize, micro_batches: usize) -> Result<(), ZeroError> {
+        let micro_batch = MicroBatch { index: micro_batch, of: micro_batches };
         self.gradients.reduce(&self.rank, &mut self.memory, &mut self.local, ids, micro_batch)
     }
 

@@ -121,6 +121,9 @@ pub struct Costs {
     pub gradient_norm: f64,
     /// Link between pipeline stages.
     pub pipe: Link,
+    /// If gradients of all micro-batches are summed before replicates are: the last micro-batch, whose reduction includes both.
+    /// `None` if replicates sum those of each micro-batch.
+    pub replicates_after: Option<usize>,
     /// Links between the ranks of a data-parallel group.
     pub data: Collectives,
     /// Mutual slowdown of compute and communication.
@@ -136,8 +139,8 @@ impl Costs {
     #[must_use]
     pub fn of_compute(layers: Vec<LayerCosts>, segments: Vec<SegmentCosts>) -> Self {
         let (pipe, read, write) = (Link::FREE, Link::FREE, Link::FREE);
-        let (data, sharing) = (Collectives::all(Link::FREE), Sharing::NONE);
-        Self { layers, segments, load: 0.0, gradient_norm: 0.0, pipe, data, sharing, read, write }
+        let (data, replicates_after, sharing) = (Collectives::all(Link::FREE), None, Sharing::NONE);
+        Self { layers, segments, load: 0.0, gradient_norm: 0.0, replicates_after, pipe, data, sharing, read, write }
     }
 
     /// Checks that the table fits the world's model and holds valid values.
@@ -199,14 +202,15 @@ impl Costs {
             self.data.all_gather.seconds(bytes as f64 * others(mesh.shards()))
         };
         let all_reduced = |link: Link, bytes: f64, members| link.seconds(2.0 * bytes * others(members));
-        let reduced = |&segment: &SegmentId| {
+        let reduced = |segment: SegmentId, micro_batch: usize| {
+            let replicates_sum = self.replicates_after.is_none_or(|last| micro_batch == last);
             let (bytes, codes) = (self.segments[segment].gradients as f64, self.segments[segment].reduced_codes);
             match world.shape.segments[segment].placements.optimizer {
                 Placement::Sharded if mesh.shards() > 1 => {
                     let sent = codes.map_or(bytes * others(mesh.shards()), |codes| codes as f64);
                     let scattered = self.data.reduce_scatter.seconds(sent);
                     let replicated = || all_reduced(self.data.replicates, bytes / shards, mesh.replicates());
-                    scattered + if mesh.replicates() > 1 { replicated() } else { 0.0 }
+                    scattered + if replicates_sum && mesh.replicates() > 1 { replicated() } else { 0.0 }
                 }
                 _ => all_reduced(self.data.all_reduce, bytes, mesh.data()),
             }
@@ -219,7 +223,7 @@ impl Costs {
                 let bytes = self.segments[segment].parameters as f64;
                 self.data.near.seconds(bytes * others(mesh.near()))
             }
-            Transfer::Reduce(segments, _) => segments.iter().map(reduced).sum(),
+            Transfer::Reduce(segments, micro_batch) => segments.iter().map(|&id| reduced(id, micro_batch)).sum(),
             Transfer::Send(message) => self.pipe.seconds(self.message(message) as f64),
             Transfer::Receive(_) => 0.0,
             Transfer::Fetch(item) => self.read.seconds(self.item(item).0 as f64),

@@ -176,7 +176,12 @@ impl Walk<'_> {
             }
         }
         let is_narrow = segment.placements.gradients == Placement::Replicated && self.keeps_narrow();
-        match (is_narrow, sends_narrow) {
+        self.pack(category, elements, is_narrow);
+    }
+
+    /// Converts a gradient in f32, or in bf16 if it `is_narrow`, to the communication dtype.
+    fn pack(&mut self, category: Category, elements: u64, is_narrow: bool) {
+        match (is_narrow, self.sends_narrow()) {
             (false, true) => {
                 self.add(category, elements * 2);
                 self.give(category, elements);
@@ -213,7 +218,7 @@ impl Walk<'_> {
         is_sharded && self.work.options.reduce_scatter && self.work.layout.ranks() > 1
     }
 
-    pub(super) fn await_reduce(&mut self, id: SegmentId) {
+    pub(super) fn await_reduce(&mut self, id: SegmentId, micro_batch: usize) {
         self.about(id);
         let (placements, elements, shard) = (self.segment(id).placements, self.elements(id), self.shard(id));
         let is_sharded = placements.gradients == Placement::Sharded;
@@ -244,6 +249,21 @@ impl Walk<'_> {
             }
         }
         self.reduced[id] = !is_sharded;
+        if micro_batch + 1 == self.micro_batches && self.sums_first(id) {
+            self.total(id, shard);
+            self.pack(Category::Gradients, shard, self.keeps_narrow());
+            self.over_replicates[id] = true;
+        }
+    }
+
+    /// Returns whether the gradients of micro-batches are summed before replicates are.
+    fn sums_first(&self, id: SegmentId) -> bool {
+        let is_sharded = self.segment(id).placements.gradients == Placement::Sharded;
+        let is_cut = self.scatters(id) || !self.coded(id).is_empty();
+        self.work.mesh.replicates() > 1
+            && is_sharded
+            && is_cut
+            && self.work.layout.sums_before_replicates(self.work.options.order, self.micro_batches)
     }
 
     /// Returns the all-to-alls of a reduction that sends codes.
@@ -263,7 +283,7 @@ impl Walk<'_> {
                 self.give(Category::Staging, level.elements() as u64);
             }
         }
-        if self.work.mesh.replicates() == 1 {
+        if self.work.mesh.replicates() == 1 || self.sums_first(id) {
             return self.add_up(id, shard);
         }
         if self.sends_narrow() {
@@ -278,7 +298,10 @@ impl Walk<'_> {
     pub(super) fn settle(&mut self, id: SegmentId) {
         self.about(id);
         let elements = self.part(id, self.segment(id).placements.gradients);
-        self.total(id, elements);
+        match std::mem::take(&mut self.over_replicates[id]) {
+            true => self.receive(Category::Gradients, elements),
+            false => self.total(id, elements),
+        }
         self.reduced[id] = true;
     }
 

@@ -58,6 +58,8 @@ pub(crate) struct Walk<'a> {
     open: Vec<bool>,
     sums: Vec<Vec<u32>>,
     reduced: Vec<bool>,
+    /// By segment, whether the all-reduce of its sum over replicates is in flight.
+    over_replicates: Vec<bool>,
     /// By producing layer and micro-batch.
     values: BTreeMap<(LayerId, usize), Values>,
     /// Bytes that forwards have saved for backwards.
@@ -71,6 +73,8 @@ pub(crate) struct Walk<'a> {
     /// The position in the program from which on each message has certainly arrived.
     arrivals: Arrivals,
     place: usize,
+    /// Number of micro-batches of the program.
+    micro_batches: usize,
     loaded: u64,
     trains: bool,
     /// The layers before it have no backward.
@@ -99,6 +103,7 @@ impl<'a> Walk<'a> {
             open: vec![false; segments],
             sums: vec![vec![]; segments],
             reduced: vec![false; segments],
+            over_replicates: vec![false; segments],
             values: BTreeMap::new(),
             saved: BTreeMap::new(),
             upstream: BTreeMap::new(),
@@ -107,6 +112,7 @@ impl<'a> Walk<'a> {
             leaving: BTreeSet::new(),
             arrivals: Arrivals::new(),
             place: 0,
+            micro_batches: 0,
             loaded: 0,
             trains: false,
             first_trained: work.layout.shape().first_trained(),
@@ -226,6 +232,7 @@ impl<'a> Walk<'a> {
         let program = script.program;
         self.arrivals.clone_from(script.arrivals);
         self.trains = program.trains();
+        self.micro_batches = program.micro_batches;
         for (place, instruction) in program.instructions.iter().enumerate() {
             self.place = place;
             self.step(instruction);
@@ -296,10 +303,12 @@ impl<'a> Walk<'a> {
                 self.add_up(*segment, self.elements(*segment));
             }
             Instruction::Reduce { segments, .. } => segments.iter().for_each(|&id| self.reduce(id)),
-            Instruction::AwaitReduce { segments, .. } => segments.iter().for_each(|&id| self.await_reduce(id)),
+            Instruction::AwaitReduce { segments, micro_batch } => {
+                segments.iter().for_each(|&id| self.await_reduce(id, *micro_batch));
+            }
             Instruction::GradientNorm => {
                 for id in 0..self.sums.len() {
-                    if !self.sums[id].is_empty() {
+                    if !self.sums[id].is_empty() || self.over_replicates[id] {
                         self.settle(id);
                     }
                 }
