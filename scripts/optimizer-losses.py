@@ -15,7 +15,7 @@ EVERY = 25
 SEEDS = [1, 2, 3]
 OPTIMIZERS = {
     "AdamW": ("#1f77b4", "{type: AdamW, params: {lr: %g, betas: [0.9, 0.98], weight_decay: 0.1}}", [1e-3, 2e-3, 4e-3, 8e-3], True),
-    "Muon": ("#d62728", "{type: Muon, params: {muon_lr: %g, adam_lr: 0.004, betas: [0.9, 0.98], weight_decay: 0.1}}", [0.02, 0.04, 0.08, 0.16], True),
+    "Muon": ("#d62728", "{type: Muon, params: {muon_lr: %g, adam_lr: 0.004, betas: [0.9, 0.98], weight_decay: 0.1}}", [0.02, 0.04, 0.08, 0.16, 0.32], True),
     "AdamWScheduleFree": ("#2ca02c", "{type: AdamWScheduleFree, params: {lr: %g, betas: [0.9, 0.98], weight_decay: 0.1, warmup_steps: 50}}", [2e-3, 4e-3, 8e-3, 1.6e-2], False),
 }
 

@@ -134,7 +134,8 @@ pub enum Instruction {
         /// Micro-batch of the gradients, or the last micro-batch if they were accumulated before.
         micro_batch: usize,
     },
-    /// Waits for a reduction. Adds the result to the shard where gradients are sharded.
+    /// Waits for a reduction. Adds the result to the shard where gradients are sharded. The replicates of a shard sum it in the
+    /// reduction of each micro-batch, or in that of the last one, which the norm then awaits.
     AwaitReduce {
         /// The same bucket as in the `Reduce`.
         segments: Vec<SegmentId>,
