@@ -108,6 +108,10 @@ fn shard_groups() {
     }
     holds(2, "stage: 2", &["mesh.data_parallel_replicate_degree=2", "bf16.enabled=true"]);
     holds(4, "stage: 3", &["mesh.data_parallel_shard_degree=2", "bf16.enabled=true", "launcher.transport=tcp"]);
+    let summed_first = ["mesh.data_parallel_replicate_degree=2", "gradient_accumulation_steps=3", "bf16.enabled=true"];
+    holds(4, "stage: 2", &summed_first);
+    let in_bf16 = "data_types={grad_accum_dtype: bf16}";
+    holds(4, "stage: 3", &[&summed_first[..], &[in_bf16]].concat());
 }
 
 #[test]
