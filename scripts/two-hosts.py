@@ -12,13 +12,16 @@ root on Linux, with `ip` and `tc` (iproute2). The configuration must train at fo
 import argparse, contextlib, json, os, pathlib, secrets, statistics, subprocess, tempfile
 
 EACH = "zero_optimization.stage3_max_reuse_distance=0"
+KEPT = "zero_optimization.stage3_max_reuse_distance=1000000000"
 LAYOUTS = {
-    "stage 3": [],
+    "stage 3": [KEPT],
     "stage 2": ["zero_optimization.stage=2"],
-    "HSDP 2 × 2, stage 3": ["mesh={data_parallel_replicate_degree: 2}"],
+    "HSDP 2 × 2, stage 3": ["mesh={data_parallel_replicate_degree: 2}", KEPT],
     "HSDP 2 × 2, stage 2": ["mesh={data_parallel_replicate_degree: 2}", "zero_optimization.stage=2"],
     "stage 3, gathered for each use": [EACH],
     "stage 3, gathered for each use, hpZ": [EACH, "zero_optimization.zero_hpz_partition_size=2"],
+    "stage 3, gathered for each use, hpZ, qwZ, qgZ": [
+        EACH, "zero_optimization.zero_hpz_partition_size=2", "zero_optimization.zero_quantized_weights=true", "zero_optimization.zero_quantized_gradients=true"],
     "2 pipeline stages, stage 2": ["pipeline={stages: 2}", "zero_optimization.stage=2"],
 }
 COLORS = ["#1f77b4", "#aec7e8", "#d62728", "#ff9896", "#2ca02c", "#98df8a", "#9467bd", "#8c564b"]

@@ -6,7 +6,7 @@ use zero_config::Config;
 use zero_planner::{Limit, Plan, Planner, Ranks};
 
 use crate::arguments::{ConfigArgs, PlanArgs};
-use crate::input::load;
+use crate::input::{load, load_sources, read};
 use crate::printed::{show, warn};
 use zero_train::process;
 
@@ -17,15 +17,18 @@ use zero_train::process;
 pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let mut overrides = args.config.set.clone();
     overrides.extend(args.costs.iter().map(|table| format!("training.cost_table={:?}", table.display().to_string())));
-    let (typed, _) = load(&args.config, &overrides)?;
+    let sources = read(&args.config)?;
+    let typed = load_sources(&args.config, sources.clone(), &overrides)?;
     let ranks = args.world_size.or(args.config.num_processes);
     let config = typed.resolve(ranks.map(|n| n as usize))?;
     warn(&config);
     zero_model::ops::set_threads(process::threads(Some(&config.launcher), config.world_size));
     let planner = zero_train::train::planner(&config)?;
     let plan = planner.plan(&config)?;
-    let hosts =
-        args.hosts.map(|hosts| hosts::compare(args, hosts as usize, &overrides, &config, &planner)).transpose()?;
+    let hosts = args
+        .hosts
+        .map(|hosts| hosts::compare(args, hosts as usize, (&sources, &overrides), &config, &planner))
+        .transpose()?;
     if args.json {
         let mut value = plan.value();
         if let Some(hosts) = hosts {

@@ -237,8 +237,8 @@ impl Meeting<'_> {
         let home = network(&hosts[0]);
         match hosts.iter().position(|host| network(host) != home) {
             Some(other) if self.interface.is_loopback() => Err(self.error(&format!(
-                "ranks 0 and {other} are on different hosts: set `interface`, in a configuration `launcher.interface`, to the network that \
-                 connects them"
+                "ranks 0 and {other} are on different hosts: set `launcher.interface` (in code `interface`) to the network \
+                 interface that connects them"
             ))),
             _ => Ok(()),
         }

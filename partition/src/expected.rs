@@ -132,7 +132,7 @@ pub fn expected_payload(
         Payload::of(sent, sent, width(id))
     };
     // The replicates of a shard all-reduce it after its reduction: that of each micro-batch, or the sum after the last one.
-    let sums_first = layout.sums_before_replicates(options.order, program.micro_batches);
+    let sums_first = layout.sums_before_replicates(options, program.micro_batches);
     let replicated = |id: SegmentId, micro_batch: usize| match micro_batch + 1 == program.micro_batches || !sums_first {
         true => all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate),
         false => 0,

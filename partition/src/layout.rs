@@ -23,12 +23,14 @@
 
 use std::collections::BTreeSet;
 
+use candle_core::DType;
 use zero_model::{Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
 use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
 use crate::accumulator::Order;
 use crate::segment::{Matrix, Piece, Segment};
+use crate::zero::ZeroOptions;
 
 /// Minimum number of elements of a parameter with a segment of its own. Copying it would cost more than a separate
 /// collective.
@@ -108,7 +110,10 @@ impl Layout {
     pub fn new(model: &Model, options: &LayoutOptions) -> Self {
         assert!(options.ranks > 0, "a layout needs at least one rank");
         let near = options.secondary.unwrap_or(options.ranks);
-        assert!(options.ranks.is_multiple_of(near), "near groups must divide a shard group");
+        assert!(near > 0 && options.ranks.is_multiple_of(near), "near groups must divide a shard group");
+        // A near group of one rank, or of all, would repeat what its ranks have.
+        let options =
+            &LayoutOptions { secondary: options.secondary.filter(|_| 1 < near && near < options.ranks), ..*options };
         let persistent = persistent(model, options);
         let mut work = vec![0; options.ranks];
         let mut segments: Vec<Segment> = vec![];
@@ -238,12 +243,14 @@ impl Layout {
         if segment.matrix.is_some() { segment.elements() } else { self.tile }
     }
 
-    /// Returns whether sharded gradients of several micro-batches are first summed, and then once over the replicates of a shard:
-    /// in order of arrival, if they stay in memory. Otherwise those of each micro-batch are summed over the replicates.
+    /// Returns whether sharded gradients of the micro-batches are first summed, and then once over the replicates of a shard,
+    /// while further backwards run. Otherwise those of each micro-batch are summed over the replicates: where the order of the
+    /// sums is a tree, where gradients are on a disk, and where a single one would be rounded before that.
     #[must_use]
-    pub fn sums_before_replicates(&self, order: Order, micro_batches: usize) -> bool {
-        let are_in_memory = || self.segments.iter().all(|segment| segment.tiers.gradients == Tier::Memory);
-        micro_batches > 1 && order == Order::Arrival && are_in_memory()
+    pub fn sums_before_replicates(&self, options: &ZeroOptions, micro_batches: usize) -> bool {
+        let is_exact = options.gradient_dtype == DType::F32 || options.gradient_dtype == options.communication;
+        let may_wait = if micro_batches > 1 { options.order == Order::Arrival } else { is_exact };
+        may_wait && self.segments.iter().all(|segment| segment.tiers.gradients == Tier::Memory)
     }
 
     /// Returns the number of ranks of a shard group.

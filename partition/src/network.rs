@@ -153,7 +153,7 @@ pub fn network_bytes(
             Action::Starts(Transfer::GatherSecondary(&id)) => secondary(stage, id),
             Action::Starts(Transfer::Reduce(ids, micro_batch)) => {
                 let is_last = micro_batch + 1 == program.micro_batches;
-                let sums_first = layout.sums_before_replicates(options.order, program.micro_batches);
+                let sums_first = layout.sums_before_replicates(options, program.micro_batches);
                 ids.iter().map(|&id| reduced(stage, id, is_last || !sums_first)).sum()
             }
             Action::Starts(Transfer::Send(message)) => sent(message),

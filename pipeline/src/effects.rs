@@ -90,7 +90,7 @@ pub enum Computation {
 /// A transfer, which proceeds from the instruction that starts it until it is awaited. Both halves name an equal value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transfer<'a> {
-    /// All-gather of parameters, by the data-parallel group.
+    /// All-gather of parameters, by the shard group.
     Gather(&'a [SegmentId]),
     /// All-gather of parameters from secondary shards, by the near group.
     GatherSecondary(&'a SegmentId),

@@ -135,7 +135,7 @@ pub enum Instruction {
         micro_batch: usize,
     },
     /// Waits for a reduction. Adds the result to the shard where gradients are sharded. The replicates of a shard sum it in the
-    /// reduction of each micro-batch, or in that of the last one, which the norm then awaits.
+    /// reduction of each micro-batch, or once after that of the last one, while the program goes on to the norm.
     AwaitReduce {
         /// The same bucket as in the `Reduce`.
         segments: Vec<SegmentId>,

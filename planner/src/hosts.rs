@@ -23,11 +23,14 @@ pub struct OnHosts {
 }
 
 /// Plans a configuration and other layouts of its ranks on hosts of `ranks` ranks each. `change` returns the configuration with
-/// further settings, given as `--set` takes them. Layouts that contradict the configuration are left out. The layouts are in the
-/// order of their bytes, the configuration itself first.
+/// further settings, given as `--set` takes them. Layouts that contradict the configuration or that its model cannot have are left
+/// out. The layouts are in the order of their bytes, the configuration itself first.
 ///
 /// # Errors
-/// Fails if a layout cannot be planned at all.
+/// Fails if the configuration itself cannot be planned.
+///
+/// # Panics
+/// Panics if `ranks` is 0.
 pub fn layouts_on_hosts(
     config: &Config,
     ranks: usize,
@@ -38,16 +41,24 @@ pub fn layouts_on_hosts(
         let plan = memory_plan(config)?;
         let seconds = plan.prediction().map(|time| time.map(|time| time.step_seconds));
         let (network_bytes, peak_bytes) = (plan.network_bytes(ranks), plan.peak_bytes());
-        let rounds = config.zero.zero_quantized_weights || config.zero.zero_quantized_gradients;
-        Ok(OnHosts { name, settings, rounds, network_bytes, peak_bytes, seconds })
+        Ok(OnHosts { name, settings, rounds: config.zero.sends_codes(), network_bytes, peak_bytes, seconds })
     };
     let mut others = vec![];
-    for (name, settings) in candidates(config, ranks) {
-        let Ok(changed) = change(&settings) else { continue };
+    for (name, mut settings) in candidates(config, ranks) {
+        let Ok(mut changed) = change(&settings) else { continue };
+        if changed.train_batch_size != config.train_batch_size {
+            // Another number of replicas must not make another global batch.
+            settings.push(format!("train_batch_size={}", config.train_batch_size));
+            match change(&settings) {
+                Ok(same_batch) => changed = same_batch,
+                Err(_) => continue,
+            }
+        }
         if is_same(&changed, config) {
             continue;
         }
-        others.push(planned(name, settings, &changed)?);
+        // A model may have too few layers for a pipeline.
+        others.extend(planned(name, settings, &changed));
     }
     others.sort_by_key(|layout| (layout.network_bytes.is_none(), layout.network_bytes, layout.peak_bytes));
     let mut all = vec![planned("as configured".into(), vec![], config)?];
@@ -58,8 +69,9 @@ pub fn layouts_on_hosts(
 /// Returns whether two configurations divide the same state over the same groups.
 fn is_same(a: &Config, b: &Config) -> bool {
     let layout = |config: &Config| {
-        let codes = (config.zero.zero_quantized_weights, config.zero.zero_quantized_gradients);
-        (config.zero.stage, config.shard_group_size(), config.pipeline.stages, config.secondary_group_size(), codes)
+        let zero = &config.zero;
+        let codes = (zero.sends_codes(), zero.zero_quantized_weights, zero.zero_quantized_gradients);
+        (zero.stage, config.shard_group_size(), config.pipeline.stages, config.secondary_group_size(), codes)
     };
     layout(a) == layout(b)
 }
@@ -68,7 +80,7 @@ const HPZ: &str = "zero_optimization.zero_hpz_partition_size";
 
 /// Returns names and settings of layouts for hosts of `ranks` ranks.
 fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
-    let hosts = config.world_size / ranks.max(1);
+    let hosts = config.world_size / ranks;
     // Only the settings that change something.
     let stage = |stage: u8| (config.zero.stage.number() != stage).then(|| format!("zero_optimization.stage={stage}"));
     let one_stage = || (config.pipeline.stages > 1).then(|| "pipeline.stages=1".to_string());

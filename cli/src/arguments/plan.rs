@@ -25,7 +25,7 @@ pub(crate) struct PlanArgs {
     /// Print the bytes of state per rank at each ZeRO stage on 1 to 1024 ranks
     #[arg(long, conflicts_with = "json")]
     pub(crate) stages: bool,
-    /// Compare layouts by the bytes that H hosts, each with as many ranks, send to each other
+    /// Compare layouts by the bytes that H hosts with equal numbers of ranks send to each other
     #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) hosts: Option<u32>,
     /// Speed of a host's link, such as 100Gb or 12.5GB (per second), to print the time that it needs

@@ -1,12 +1,12 @@
 //! `zero-train plan --hosts`: compares layouts by the bytes that hosts send to each other.
 
 use serde_json::{Value, json};
-use zero_config::Config;
+use zero_config::{Config, Source};
 use zero_engine::bytes;
 use zero_planner::{OnHosts, Planner, layouts_on_hosts};
 
 use crate::arguments::PlanArgs;
-use crate::input::load;
+use crate::input::load_sources;
 
 /// Layouts of a job on hosts.
 pub(super) struct Comparison {
@@ -21,11 +21,11 @@ pub(super) struct Comparison {
 /// Plans the configuration and other layouts on this number of hosts.
 ///
 /// # Errors
-/// Fails if the hosts cannot have as many ranks each, or a layout cannot be planned.
+/// Fails if the ranks do not divide evenly among the hosts.
 pub(super) fn compare(
     args: &PlanArgs,
     hosts: usize,
-    overrides: &[String],
+    (sources, overrides): (&[Source], &[String]),
     config: &Config,
     planner: &Planner,
 ) -> anyhow::Result<Comparison> {
@@ -36,8 +36,8 @@ pub(super) fn compare(
     );
     let ranks = world / hosts;
     let change = |settings: &[String]| {
-        let typed = load(&args.config, &[overrides, settings].concat());
-        let typed = typed.map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
+        let typed = load_sources(&args.config, sources.to_vec(), &[overrides, settings].concat());
+        let typed = typed.map_err(|e| zero_train::Error::Batch(e.to_string()))?;
         Ok(typed.resolve(Some(world))?)
     };
     let layouts = layouts_on_hosts(config, ranks, change, |config| planner.memory_plan(config))?;
@@ -57,7 +57,7 @@ impl Comparison {
 
     /// Returns the comparison for the user. `limit` is the memory that a rank may use.
     pub(super) fn text(&self, limit: Option<u64>) -> String {
-        let mut rows = vec![["layout", "a host sends", "on its link", "memory/rank", "settings"].map(String::from)];
+        let mut rows = vec![["layout", "a host sends", "link time", "memory/rank", "settings"].map(String::from)];
         for layout in &self.layouts {
             let fits = limit.is_none_or(|limit| layout.peak_bytes <= limit);
             rows.push([
@@ -90,11 +90,15 @@ impl Comparison {
         let Some(limit) = limit else {
             return "help: with --device-memory SIZE, the plan recommends the layout that sends the least of those that fit".into();
         };
-        let is_same = |layout: &&OnHosts| !layout.rounds || layout.settings.is_empty();
+        let rounds = self.layouts.first().is_some_and(|configured| configured.rounds);
+        let is_same = |layout: &&OnHosts| rounds || !layout.rounds;
         let fits = |layout: &&OnHosts| layout.peak_bytes <= limit && layout.network_bytes.is_some();
         match self.layouts.iter().filter(fits).filter(is_same).min_by_key(|layout| layout.network_bytes) {
-            None => "no layout fits".into(),
-            Some(least) => format!("recommended: {}, which sends the least of the layouts that fit", least.name),
+            None => "no layout fits whose bytes are known and that rounds no more than the configuration".into(),
+            Some(least) => {
+                let exact = if rounds { "" } else { " and send no codes" };
+                format!("recommended: {}, which sends the least of the layouts that fit{exact}", least.name)
+            }
         }
     }
 

@@ -101,6 +101,12 @@ section! {
 }
 
 impl Zero {
+    /// Returns whether collectives send codes of 8 or 4 bits, of weights or of gradients.
+    #[must_use]
+    pub fn sends_codes(&self) -> bool {
+        self.zero_quantized_weights || self.zero_quantized_nontrainable_weights || self.zero_quantized_gradients
+    }
+
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         offload::check(self, resolver);
         let weights = "gathers sharded parameters";

@@ -137,7 +137,7 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     let mut costs = Costs::of_compute(layers.collect::<Result<_, _>>()?, segments.collect());
     costs.load = table.load.median;
     let micro_batches = subject.programs.first().map_or(0, |program| program.micro_batches);
-    let sums_first = subject.layout.sums_before_replicates(settings.zero.order, micro_batches);
+    let sums_first = subject.layout.sums_before_replicates(&settings.zero, micro_batches);
     costs.replicates_after = sums_first.then(|| micro_batches - 1);
     costs.gradient_norm = table.gradient_norm.median * in_norm(subject) as f64;
     if config.world_size > 1 {

@@ -36,7 +36,7 @@ pub(super) fn sums_first(rank: &Rank, id: SegmentId, micro_batch: MicroBatch) ->
     is_cut
         && is_sharded
         && rank.groups.replicate().is_some()
-        && rank.layout.sums_before_replicates(rank.options.order, micro_batch.of)
+        && rank.layout.sums_before_replicates(&rank.options, micro_batch.of)
 }
 
 impl Reductions {

@@ -102,7 +102,7 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
 }
 
 /// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group
-/// that reduces. Near groups only gather, straight into place. The shared-memory transport uses no heap.
+/// that reduces. Near groups gather straight into place. The shared-memory transport uses no heap.
 fn transport(config: &Config, mesh: Mesh) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;

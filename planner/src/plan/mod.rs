@@ -5,7 +5,7 @@ mod text;
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use zero_config::Config;
+use zero_config::{Config, Transport};
 use zero_model::{Layers, Model};
 use zero_partition::{CATEGORIES, Hosts, Layout, Payload, StateBytes, expected_payload, expected_state, network_bytes};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
@@ -135,11 +135,16 @@ impl MemoryPlan {
     }
 
     /// Returns the bytes that hosts of `ranks` ranks send to each other in a step: the sum over the hosts. `None` if the sizes of
-    /// activations that cross hosts are only known in a run.
+    /// activations that cross hosts are only known in a run, or if `launcher.transport` keeps the ranks of a host from using shared
+    /// memory among themselves.
     ///
-    /// The hosts' ranks communicate over shared memory among themselves, as [`zero_partition::network_bytes`] says.
+    /// # Panics
+    /// Panics if `ranks` is 0.
     #[must_use]
     pub fn network_bytes(&self, ranks: usize) -> Option<u64> {
+        if ranks > 1 && self.config.launcher.transport != Transport::Auto {
+            return None;
+        }
         let hosts = Hosts { mesh: self.stage_plan.mesh, ranks };
         let table = (self.stage_plan.mesh.pipe() > 1).then(|| self.subject().table());
         if let Some(None) = table {

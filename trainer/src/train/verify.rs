@@ -62,9 +62,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
     // Stage 0 sends no codes.
-    let zero = &config.zero;
-    let sends_codes =
-        zero.zero_quantized_weights || zero.zero_quantized_nontrainable_weights || zero.zero_quantized_gradients;
+    let sends_codes = config.zero.sends_codes();
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
     let comm = threads(1, &Options::default()).remove(0);
     let mut engine = Engine::resolved(alone, layers, comm)?;

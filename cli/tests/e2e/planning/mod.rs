@@ -2,6 +2,7 @@
 
 mod autotune;
 mod costs;
+mod hosts;
 mod memory;
 mod plan;
 mod resident;

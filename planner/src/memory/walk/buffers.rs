@@ -263,7 +263,7 @@ impl Walk<'_> {
         self.work.mesh.replicates() > 1
             && is_sharded
             && is_cut
-            && self.work.layout.sums_before_replicates(self.work.options.order, self.micro_batches)
+            && self.work.layout.sums_before_replicates(self.work.options, self.micro_batches)
     }
 
     /// Returns the all-to-alls of a reduction that sends codes.

@@ -1,0 +1,86 @@
+//! `plan --hosts`: layouts, their bytes between hosts, and the recommendation.
+
+use std::process::Stdio;
+
+use crate::case;
+
+use case::{Case, text};
+use serde_json::Value;
+
+fn plan(case: &Case, args: &[&str]) -> String {
+    let output = case.command(&[&["plan", "--config", "ds.yaml", "-n", "4"], args].concat()).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn layouts(case: &Case, args: &[&str]) -> Vec<Value> {
+    let plan: Value = serde_json::from_str(&plan(case, &[&["--json"], args].concat())).unwrap();
+    plan["hosts"]["layouts"].as_array().unwrap().clone()
+}
+
+#[test]
+fn layouts_on_hosts_are_compared() {
+    let case = Case::new();
+    let bytes = |layout: &Value| layout["network_bytes_per_step"].as_u64();
+    let all = layouts(&case, &["--hosts", "2", "--link", "1Gb"]);
+    let names: Vec<&str> = all.iter().map(|layout| layout["name"].as_str().unwrap()).collect();
+    assert_eq!(names[0], "as configured");
+    for name in [
+        "stage 1",
+        "stage 2",
+        "stage 3, a shard group per host (HSDP)",
+        "stage 3, secondary shards per host (hpZ)",
+        "stage 3, secondary shards per host (hpZ), codes (qwZ, qgZ)",
+        "stage 2, a pipeline stage per host",
+    ] {
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    assert!(!names.contains(&"stage 3"), "the configuration is listed twice");
+    assert!(all[1..].is_sorted_by_key(bytes), "{all:?}");
+    for layout in &all {
+        let seconds = bytes(layout).unwrap() as f64 / 2.0 / 125e6;
+        assert!((layout["link_seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-9, "{layout}");
+        // Its settings select it, with the same global batch.
+        let settings = layout["settings"].as_array().unwrap().iter().map(|setting| setting.as_str().unwrap());
+        let sets: Vec<&str> = settings.flat_map(|setting| ["--set", setting]).collect();
+        let selected = &layouts(&case, &[&["--hosts", "2"], &sets[..]].concat())[0];
+        assert_eq!(
+            (bytes(selected), &selected["planned_peak_bytes"]),
+            (bytes(layout), &layout["planned_peak_bytes"]),
+            "{layout}"
+        );
+        assert_eq!(layout["rounds"], layout["name"].as_str().unwrap().contains("codes"), "{layout}");
+    }
+    // Codes send the least, and only a run that rounds anyway is told to use them.
+    let told = plan(&case, &["--hosts", "2", "--device-memory", "1GiB"]);
+    assert!(
+        all[1]["rounds"] == true && told.contains("which sends the least of the layouts that fit and send no codes"),
+        "{told}"
+    );
+    let told = plan(&case, &["--hosts", "2", "--device-memory", "1KiB"]);
+    assert!(told.contains("no layout fits") && told.contains(", too much"), "{told}");
+    // Alone, a host sends nothing. With one rank on each, no group is within a host.
+    assert!(layouts(&case, &["--hosts", "1"]).iter().all(|layout| bytes(layout) == Some(0)));
+    assert!(
+        layouts(&case, &["--hosts", "4"]).iter().all(|layout| !layout["name"].as_str().unwrap().contains("per host ("))
+    );
+    // Over TCP alone, each rank sends to each rank.
+    let flat = layouts(&case, &["--hosts", "2", "--set", "launcher.transport=tcp"]);
+    assert!(flat.iter().all(|layout| bytes(layout).is_none()), "{flat:?}");
+}
+
+#[test]
+fn what_does_not_divide_is_refused_and_a_configuration_may_come_from_standard_input() {
+    let case = Case::new();
+    let output = case.command(&["plan", "--config", "ds.yaml", "-n", "4", "--hosts", "3"]).output().unwrap();
+    let told = text(&output.stderr);
+    assert!(
+        told.starts_with("error: 4 ranks cannot be divided evenly among 3 hosts") && told.contains("help: "),
+        "{told}"
+    );
+    let file = std::fs::File::open(case.path("ds.yaml")).unwrap();
+    let mut command = case.command(&["plan", "--config", "-", "-n", "4", "--hosts", "2", "--json"]);
+    let output = command.stdin(Stdio::from(file)).output().unwrap();
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["hosts"]["layouts"], Value::from(layouts(&case, &["--hosts", "2"])));
+}
