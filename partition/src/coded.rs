@@ -33,8 +33,8 @@ use crate::threads::share;
 pub struct Coded {
     /// Sharded parameters that are trained, in gathers: `zero_quantized_weights`.
     pub weights: bool,
-    /// Sharded parameters that are frozen, in gathers: `zero_quantized_nontrainable_weights`. Those that are stored in 8 or 4
-    /// bits are sent as they are.
+    /// Sharded parameters that are frozen, in gathers: `zero_quantized_weights` or `zero_quantized_nontrainable_weights`.
+    /// Those that are stored in 8 or 4 bits are sent as they are.
     pub frozen_weights: bool,
     /// Sharded gradients, in reductions: `zero_quantized_gradients`.
     pub gradients: bool,
@@ -49,6 +49,8 @@ pub struct CodedLevel {
     pub ranges: Vec<Vec<Range<usize>>>,
     /// This rank's place in the communicator.
     pub own: usize,
+    /// Whether the communicator is the near group, or the shard group if that is not divided.
+    pub is_near: bool,
 }
 
 impl CodedLevel {
@@ -106,9 +108,19 @@ impl Segment {
         let (near, groups) = (mesh.near(), mesh.shards() / mesh.near());
         let (place, group) = (at.shard % near, at.shard / near);
         let at_place = |place| (0..groups).map(|group| self.shard(group * near + place)).collect();
-        let within = CodedLevel { codes: BlockCodes::Int8, ranges: (0..near).map(at_place).collect(), own: place };
+        let within = CodedLevel {
+            codes: BlockCodes::Int8,
+            ranges: (0..near).map(at_place).collect(),
+            own: place,
+            is_near: true,
+        };
         let in_group = |group| vec![self.shard(group * near + place)];
-        let between = CodedLevel { codes: BlockCodes::Int4, ranges: (0..groups).map(in_group).collect(), own: group };
+        let between = CodedLevel {
+            codes: BlockCodes::Int4,
+            ranges: (0..groups).map(in_group).collect(),
+            own: group,
+            is_near: false,
+        };
         [within, between].into_iter().filter(|level| level.ranges.len() > 1).collect()
     }
 
@@ -169,8 +181,8 @@ pub(crate) fn encode(
     run(shares.collect(), |(part, bytes)| work(part.clone(), bytes))
 }
 
-/// Runs `work` on several threads, on the bytes of parts of ranges and on their places in `values`, where the ranges follow each
-/// other.
+/// Runs `work` on several threads, on the bytes of parts of ranges and on their places in `values`, where the ranges follow
+/// each other.
 pub(crate) fn decode<T: Send>(
     segment: &Segment,
     codes: BlockCodes,

@@ -139,8 +139,7 @@ pub fn expected_payload(
     };
     let coded = |id: SegmentId, levels: &[CodedLevel]| {
         let leaving = |level: &CodedLevel| level.leaving(segment(id));
-        // The first level is within the near group, unless that is the rank alone.
-        let within = if mesh.near() > 1 { leaving(&levels[0]) } else { 0 };
+        let within = levels.iter().filter(|level| level.is_near).map(leaving).sum();
         Payload::of(within, levels.iter().map(leaving).sum(), 1)
     };
     let reduced = |id: SegmentId, micro_batch: usize| {

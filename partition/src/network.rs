@@ -17,7 +17,7 @@ pub struct Hosts {
     pub ranks: usize,
 }
 
-/// The cells of a group: its ranks on one host that form a partial sum before others see it.
+/// The cells of a group (`comm/src/hierarchy`): runs of its ranks that are on one host.
 #[derive(Debug, Clone, Copy)]
 struct Cells {
     count: usize,
@@ -55,13 +55,12 @@ impl Hosts {
         self.cells((0..self.mesh.replicates()).map(|replicate| Coordinates { stage, replicate, shard }))
     }
 
-    /// Returns the bytes of codes that the rank at `at` sends to other hosts in a reduction of a segment's gradients. Each part of an
-    /// all-to-all goes directly to its rank.
+    /// Returns the bytes of codes that the rank at `at` sends to other hosts in a reduction of a segment's gradients. Each
+    /// part of an all-to-all goes directly to its rank.
     fn coded(&self, segment: &Segment, coded: Coded, at: Coordinates) -> usize {
         let (near, levels) = (self.mesh.near(), segment.reduced_as(coded, self.mesh, at));
-        let crossing = |(index, level): (usize, &CodedLevel)| -> usize {
-            // The first level is within the near group, unless that is the rank alone.
-            let shard = |member: usize| match index == 0 && near > 1 {
+        let crossing = |level: &CodedLevel| -> usize {
+            let shard = |member: usize| match level.is_near {
                 true => at.shard / near * near + member,
                 false => member * near + at.shard % near,
             };
@@ -69,7 +68,7 @@ impl Hosts {
             let is_elsewhere = |member| self.host(Coordinates { shard: shard(member), ..at }) != self.host(at);
             parts.filter(|(member, _)| is_elsewhere(*member)).map(|(_, bytes)| bytes).sum()
         };
-        levels.iter().enumerate().map(crossing).sum()
+        levels.iter().map(crossing).sum()
     }
 
     /// Returns the cells of the data-parallel group of a stage.
@@ -79,13 +78,13 @@ impl Hosts {
 }
 
 /// Returns the payload bytes that all hosts together send to other hosts in a step, in the gathers, reductions, refreshes and
-/// messages of `programs`, one for each stage. `width` is the width in bytes of the working dtype, and `activations` returns the
-/// bytes of a message with activations or their gradients.
+/// messages of `programs`, one for each stage. `width` is the width in bytes of the working dtype, and `activations` returns
+/// the bytes of a message with activations or their gradients.
 ///
-/// A collective sends each cell of a group what it lacks once (`comm/src/hierarchy`): a gather or a reduce-scatter of n elements
-/// over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of several ranks, sums of 16-bit floats travel in
-/// f32, so that they are rounded once. As in [`expected_payload`](crate::expected_payload), the all-reduces of the norm and of the
-/// loss are not included.
+/// A collective sends each cell of a group what it lacks once (`comm/src/hierarchy`): a gather or a reduce-scatter of n
+/// elements over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of several ranks, sums of 16-bit
+/// floats travel in f32, so that they are rounded once. As in [`expected_payload`](crate::expected_payload), the all-reduces
+/// of the norm and of the loss are not included.
 #[must_use]
 pub fn network_bytes(
     programs: &[Program],
@@ -131,7 +130,7 @@ pub fn network_bytes(
             _ => all_reduced(hosts.data(stage), elements(id)),
         }
     };
-    // Of the ranks of a stage, those that send to another host, with their shards.
+    // The bytes of those ranks of a stage whose receiver is on another host.
     let sent = |message: &Message| -> usize {
         let to = |rank: usize| Coordinates { stage: message.to, ..mesh.coordinates(rank) };
         let crossing = mesh.ranks(message.from).filter(|&rank| rank / hosts.ranks != hosts.host(to(rank)));

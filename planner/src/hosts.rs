@@ -22,9 +22,9 @@ pub struct OnHosts {
     pub seconds: Option<Result<f64, String>>,
 }
 
-/// Plans a configuration and other layouts of its ranks on hosts of `ranks` ranks each. `change` returns the configuration with
-/// further settings, given as `--set` takes them. Layouts that contradict the configuration or that its model cannot have are left
-/// out. The layouts are in the order of their bytes, the configuration itself first.
+/// Plans a configuration and other layouts of its ranks on hosts of `ranks` ranks each. `change` returns the configuration
+/// with further settings, given as `--set` takes them. Layouts that contradict the configuration or that its model cannot
+/// have are left out. The layouts are in the order of their bytes, the configuration itself first.
 ///
 /// # Errors
 /// Fails if the configuration itself cannot be planned.

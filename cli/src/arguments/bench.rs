@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::ConfigArgs;
+use super::config::ConfigArgs;
 
 /// Options of `bench`.
 #[derive(Debug, Args)]

@@ -7,12 +7,14 @@ use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod bench;
 mod checkpoint;
+mod config;
 mod generate;
 mod launch;
 mod plan;
 
 pub(crate) use bench::{Bench, BenchArgs};
 pub(crate) use checkpoint::{Checkpoint, CheckpointArgs, ExportArgs, Floats};
+pub(crate) use config::ConfigArgs;
 pub(crate) use generate::GenerateArgs;
 pub(crate) use launch::LaunchArgs;
 pub(crate) use plan::PlanArgs;
@@ -53,24 +55,6 @@ pub(crate) enum Command {
     Report(ReportArgs),
     /// Print the machine's cores, instruction sets, memory, GPUs and NCCL, and which NVIDIA libraries are missing
     Doctor,
-}
-
-/// Where the configuration comes from.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct ConfigArgs {
-    /// ds.yaml or ds_config.json, or - for standard input; required. May be repeated: keys of later files override earlier ones
-    // Optional for clap, which would otherwise also require it for a subcommand.
-    #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
-    pub(crate) config: Vec<PathBuf>,
-    /// Number of ranks [default: launcher.num_processes, else pipeline.stages]
-    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) num_processes: Option<u32>,
-    /// Override a value, for example zero_optimization.stage=2; may be repeated
-    #[arg(long, value_name = "PATH=VALUE")]
-    pub(crate) set: Vec<String>,
-    /// Warn about unknown top-level keys, which DeepSpeed ignores, instead of rejecting them
-    #[arg(long)]
-    pub(crate) ignore_unknown_keys: bool,
 }
 
 /// Options of training.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::ConfigArgs;
 use super::checkpoint::size;
+use super::config::ConfigArgs;
 
 /// Options of `plan`.
 #[derive(Debug, Args)]

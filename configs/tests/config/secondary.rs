@@ -50,13 +50,13 @@ fn sizes_that_do_not_fit_are_errors() {
         (
             text(3, 4, "", ""),
             6,
-            format!("6 ranks over which ZeRO shards are not a multiple of {KEY} 4"),
+            format!("ZeRO shards over 6 ranks, which is not a multiple of {KEY} 4"),
             "write a divisor of 6, such as the number of ranks of a host",
         ),
         (
             text(3, 4, "", "mesh: {data_parallel_replicate_degree: 4}"),
             8,
-            format!("2 ranks over which ZeRO shards are not a multiple of {KEY} 4"),
+            format!("ZeRO shards over 2 ranks, which is not a multiple of {KEY} 4"),
             "write a divisor of 2, such as the number of ranks of a host",
         ),
         (

@@ -1,5 +1,5 @@
-//! Collectives in 8 and 4 bits (qwZ and qgZ of ZeRO++): equal to their definition, deterministic, resumable, near the exact run, and
-//! with the bytes of the closed form.
+//! Collectives in 8 and 4 bits (qwZ and qgZ of ZeRO++): equal to their definition, deterministic, resumable, near the exact
+//! run, and with the bytes of the closed form.
 
 use candle_core::{Device, Tensor};
 use zero_engine::pipeline::Instruction;
@@ -333,10 +333,10 @@ fn noisy(step: u64, samples: usize) -> Batch {
     Batch::new(tensor(0), tensor(1))
 }
 
-/// Near groups of k of n ranks, with R shard groups: a gather of Ψ elements sends their codes in 8 bits to each other rank of its
-/// shard group. A reduction sends codes in 8 bits of all Ψ elements to each other rank of the near group, and codes in 4 bits to
-/// each other near group. Between hosts of k ranks, if each host sends what several ranks need only once, that is 0.75Ψ(n − k)/n
-/// values of 16 bits.
+/// Near groups of k of n ranks, with R shard groups: a gather of Ψ elements sends their codes in 8 bits to each other rank of
+/// its shard group. A reduction sends codes in 8 bits of all Ψ elements to each other rank of the near group, and codes in 4
+/// bits to each other near group. Between hosts of k ranks, if each host sends what several ranks need only once, that is
+/// 0.75Ψ(n − k)/n values of 16 bits.
 #[test]
 fn bytes_sent_match_the_closed_form() {
     const MICRO_BATCHES: usize = 2;

@@ -1,4 +1,4 @@
-//! Reductions that send codes (qgZ): one all-to-all or two, of which each rank decodes what it receives and adds it up in f32, in the
+//! Reductions that send codes (qgZ): one all-to-all or two. Each rank decodes what it receives and adds it up in f32, in the
 //! order of the ranks.
 
 use std::ops::Range;
@@ -50,9 +50,9 @@ pub(super) fn exchange(
         }
         None => return Err(ZeroError::internal("gradients on a GPU are not sent as codes")),
     }
+    memory.count(Category::Staging, of.bytes(segment), 1);
     memory.uncount(Category::Staging, values.len(), 4);
     memory.give_kept_back(values);
-    memory.count(Category::Staging, of.bytes(segment), 1);
     let (own, ranks) = (counts[of.own], counts.len());
     let received = Buffer::U8(vec![0; own * ranks]);
     Ok(communicator(rank, level).all_to_all(Buffer::U8(sent), received, &counts, &vec![own; ranks]))

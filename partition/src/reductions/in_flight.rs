@@ -40,8 +40,8 @@ pub(super) fn sums_first(rank: &Rank, id: SegmentId, micro_batch: MicroBatch) ->
 }
 
 impl Reductions {
-    /// Starts the next collectives of reductions whose last one is complete, and of those of the first `due` buckets. All
-    /// ranks start the collectives of a communicator in the order of the reductions.
+    /// Starts the next collective of each reduction that has several and whose current one is complete. Waits for the current
+    /// ones of the first `due` buckets. All ranks start the collectives of a communicator in the order of the reductions.
     pub(super) fn pass_on(&mut self, rank: &Rank, memory: &mut Memory, due: usize) -> Result<(), ZeroError> {
         if rank.groups.across().is_some() {
             let is_done = |_: SegmentId, _: MicroBatch, reduction: &Reduction| match reduction {

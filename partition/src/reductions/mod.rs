@@ -84,7 +84,8 @@ impl Reductions {
         }
     }
 
-    /// Starts the next collectives of reductions that can go on, and runs the instructions that wait for gradients from the GPU.
+    /// Starts the next collectives of reductions that can go on, and runs the instructions that wait for gradients from the
+    /// GPU.
     pub(crate) fn catch_up(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
         self.pass_on(rank, memory, 0)?;
         while let Some(late) = self.late.pop_front() {
@@ -329,8 +330,8 @@ impl Reductions {
         self.segments[id].reduced.as_ref().ok_or_else(not_reduced)
     }
 
-    /// Returns the reduced gradients of a part of this rank's part of a segment, which are on the host: those in a tile's buffer, or
-    /// those in memory.
+    /// Returns the reduced gradients of a part of this rank's part of a segment, which are on the host: those in a tile's
+    /// buffer, or those in memory.
     pub(crate) fn part<'a>(
         &'a self,
         rank: &Rank,

@@ -1,8 +1,8 @@
 //! The state of one rank.
 //!
-//! It consists of components, each of which owns its fields: [`ParameterState`], [`SecondaryShards`],
-//! [`LocalGradients`], [`Reductions`], [`OptimizerState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read
-//! [`Rank`], which does not change. The methods of [`ShardedState`] pass them to each other.
+//! It consists of components, each of which owns its fields: [`ParameterState`], [`SecondaryShards`], [`LocalGradients`],
+//! [`Reductions`], [`OptimizerState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read [`Rank`],
+//! which does not change. The methods of [`ShardedState`] pass them to each other.
 
 mod averages;
 mod instructions;

@@ -121,8 +121,8 @@ pub struct Costs {
     pub gradient_norm: f64,
     /// Link between pipeline stages.
     pub pipe: Link,
-    /// If gradients of all micro-batches are summed before replicates are: the last micro-batch, whose reduction includes both.
-    /// `None` if replicates sum those of each micro-batch.
+    /// The last micro-batch, if the reductions of only this one include the sum over replicates. `None` if those of each
+    /// micro-batch do.
     pub replicates_after: Option<usize>,
     /// Links between the ranks of a data-parallel group.
     pub data: Collectives,

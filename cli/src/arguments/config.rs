@@ -1,0 +1,23 @@
+//! Options that say where the configuration comes from.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Where the configuration comes from.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConfigArgs {
+    /// ds.yaml or ds_config.json, or - for standard input; required. May be repeated: keys of later files override earlier ones
+    // Optional for clap, which would otherwise also require it for a subcommand.
+    #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
+    pub(crate) config: Vec<PathBuf>,
+    /// Number of ranks [default: launcher.num_processes, else pipeline.stages]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) num_processes: Option<u32>,
+    /// Override a value, for example zero_optimization.stage=2; may be repeated
+    #[arg(long, value_name = "PATH=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Warn about unknown top-level keys, which DeepSpeed ignores, instead of rejecting them
+    #[arg(long)]
+    pub(crate) ignore_unknown_keys: bool,
+}
