@@ -120,7 +120,7 @@ pub fn expected_payload(
     let (near, hosted) = (mesh.near() - 1, mesh.near_shards(at));
     let shard = |id: SegmentId| segment(id).shard(at.shard).len();
     let elements = |id: SegmentId| segment(id).elements();
-    let width = |id: SegmentId| segment(id).width(width);
+    let (working, width) = (width, |id: SegmentId| segment(id).width(width));
     // A shard goes to every other rank. In a reduce-scatter, every range but the rank's own goes to its owner.
     let gathered = |id: SegmentId| {
         let (own, codes) = (segment(id).shard(at.shard), segment(id).gathered_as(options.coded));
@@ -132,8 +132,8 @@ pub fn expected_payload(
         Payload::of(sent, sent, width(id))
     };
     // The replicates of a shard all-reduce it after its reduction: that of each micro-batch, or the sum after the last one.
-    let sums_first = layout.sums_before_replicates(options, program.micro_batches);
-    let replicated = |id: SegmentId, micro_batch: usize| match micro_batch + 1 == program.micro_batches || !sums_first {
+    let replicates_sum = |micro_batch| layout.replicates_sum(options, micro_batch, program.micro_batches);
+    let replicated = |id: SegmentId, micro_batch: usize| match replicates_sum(micro_batch) {
         true => all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate),
         false => 0,
     };
@@ -165,14 +165,6 @@ pub fn expected_payload(
         };
         Payload::of(within, sent, options.communication.size_in_bytes())
     };
-    let sent = |message: &Message| match message.content {
-        content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
-        Content::TiedGradient { segment, .. } => elements(segment) * 4,
-        Content::TiedParameters { segment } => match layout.segments()[segment].placements.parameters {
-            Placement::Replicated => elements(segment) * width(segment),
-            Placement::Sharded => shard(segment) * width(segment),
-        },
-    };
     let of_instruction = |instruction: &Instruction| match instruction.effects().action {
         Action::Starts(Transfer::Gather(segments) | Transfer::Refresh(segments)) => {
             segments.iter().map(|&id| gathered(id)).sum()
@@ -181,10 +173,31 @@ pub fn expected_payload(
         Action::Starts(Transfer::Reduce(segments, micro_batch)) => {
             segments.iter().map(|&id| reduced(id, micro_batch)).sum()
         }
-        Action::Starts(Transfer::Send(message)) => Payload::of(0, sent(message), 1),
+        Action::Starts(Transfer::Send(message)) => {
+            Payload::of(0, message_bytes(message, layout, at, working, &activations), 1)
+        }
         _ => Payload::default(),
     };
     program.instructions.iter().map(of_instruction).sum()
+}
+
+/// Returns the bytes of a message that the rank at `at` sends. `width` and `activations` are as in [`expected_payload`].
+pub(crate) fn message_bytes(
+    message: &Message,
+    layout: &Layout,
+    at: Coordinates,
+    width: usize,
+    activations: impl Fn(&Content) -> usize,
+) -> usize {
+    let segment = |id: SegmentId| &layout.segments()[id];
+    match message.content {
+        content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
+        Content::TiedGradient { segment: id, .. } => segment(id).elements() * 4,
+        Content::TiedParameters { segment: id } => match segment(id).placements.parameters {
+            Placement::Replicated => segment(id).elements() * segment(id).width(width),
+            Placement::Sharded => segment(id).shard(at.shard).len() * segment(id).width(width),
+        },
+    }
 }
 
 /// Returns the elements that `rank` of `ranks` sends to `members`, of which it is one, in an all-reduce: their ranges to their

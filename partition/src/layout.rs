@@ -250,7 +250,16 @@ impl Layout {
     pub fn sums_before_replicates(&self, options: &ZeroOptions, micro_batches: usize) -> bool {
         let is_exact = options.gradient_dtype == DType::F32 || options.gradient_dtype == options.communication;
         let may_wait = if micro_batches > 1 { options.order == Order::Arrival } else { is_exact };
-        may_wait && self.segments.iter().all(|segment| segment.tiers.gradients == Tier::Memory)
+        let waits = |segment: &Segment| {
+            segment.placements.gradients == Placement::Sharded && segment.tiers.gradients == Tier::Memory
+        };
+        may_wait && self.segments.iter().filter(|segment| segment.is_trainable).all(waits)
+    }
+
+    /// Returns whether the reduction of a micro-batch includes the sum over the replicates of a shard.
+    #[must_use]
+    pub fn replicates_sum(&self, options: &ZeroOptions, micro_batch: usize, micro_batches: usize) -> bool {
+        micro_batch + 1 == micro_batches || !self.sums_before_replicates(options, micro_batches)
     }
 
     /// Returns the number of ranks of a shard group.

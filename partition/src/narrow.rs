@@ -17,7 +17,8 @@ use crate::kept::Grads;
 use crate::threads::share;
 
 /// Elements that are widened at a time where their type has no loop of its own: parameters that are rounded at random, and
-/// states in 8 bits; twice as many of gradients in bf16. They stay in the L1 cache, and are whole blocks of states in 8 bits.
+/// states in 8 bits. Of gradients in bf16, two chunks are widened at a time. A chunk stays in the L1 cache, and consists of
+/// whole blocks of states in 8 bits.
 const CHUNK: usize = 1024;
 
 /// Values that an update reads and writes.

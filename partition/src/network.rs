@@ -4,6 +4,7 @@ use zero_comm::cells;
 use zero_pipeline::{Action, Content, Coordinates, Mesh, Message, Placement, Program, SegmentId, StageId, Transfer};
 
 use crate::coded::{Coded, CodedLevel};
+use crate::expected::message_bytes;
 use crate::layout::Layout;
 use crate::segment::Segment;
 use crate::zero::ZeroOptions;
@@ -97,7 +98,7 @@ pub fn network_bytes(
     let mesh = hosts.mesh;
     let segment = |id: SegmentId| &layout.segments()[id];
     let elements = |id: SegmentId| segment(id).elements();
-    let width = |id: SegmentId| segment(id).width(width);
+    let (working, width) = (width, |id: SegmentId| segment(id).width(width));
     let summed = |cells: Cells| match cells.are_single {
         true => options.communication.size_in_bytes(),
         false => options.communication.size_in_bytes().max(size_of::<f32>()),
@@ -132,17 +133,9 @@ pub fn network_bytes(
     };
     // The bytes of those ranks of a stage whose receiver is on another host.
     let sent = |message: &Message| -> usize {
-        let to = |rank: usize| Coordinates { stage: message.to, ..mesh.coordinates(rank) };
-        let crossing = mesh.ranks(message.from).filter(|&rank| rank / hosts.ranks != hosts.host(to(rank)));
-        let bytes = |rank: usize| match message.content {
-            content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
-            Content::TiedGradient { segment, .. } => elements(segment) * 4,
-            Content::TiedParameters { segment: id } => match segment(id).placements.parameters {
-                Placement::Replicated => elements(id) * width(id),
-                Placement::Sharded => segment(id).shard(mesh.coordinates(rank).shard).len() * width(id),
-            },
-        };
-        crossing.map(bytes).sum()
+        let senders = mesh.ranks(message.from).map(|rank| mesh.coordinates(rank));
+        let crossing = senders.filter(|&at| hosts.host(at) != hosts.host(Coordinates { stage: message.to, ..at }));
+        crossing.map(|at| message_bytes(message, layout, at, working, &activations)).sum()
     };
     let of_stage = |(stage, program): (StageId, &Program)| -> usize {
         let of_instruction = |action| match action {
@@ -151,9 +144,8 @@ pub fn network_bytes(
             }
             Action::Starts(Transfer::GatherSecondary(&id)) => secondary(stage, id),
             Action::Starts(Transfer::Reduce(ids, micro_batch)) => {
-                let is_last = micro_batch + 1 == program.micro_batches;
-                let sums_first = layout.sums_before_replicates(options, program.micro_batches);
-                ids.iter().map(|&id| reduced(stage, id, is_last || !sums_first)).sum()
+                let replicates_sum = layout.replicates_sum(options, micro_batch, program.micro_batches);
+                ids.iter().map(|&id| reduced(stage, id, replicates_sum)).sum()
             }
             Action::Starts(Transfer::Send(message)) => sent(message),
             _ => 0,

@@ -1,7 +1,7 @@
 //! Reductions in flight. Some of them are several collectives, one after the other.
 
 use zero_comm::{Buffer, Exchanged, Pending, ReduceOp, Scattered};
-use zero_pipeline::{Placement, SegmentId};
+use zero_pipeline::SegmentId;
 
 use super::{MicroBatch, Reductions, coded};
 use crate::error::ZeroError;
@@ -13,6 +13,8 @@ use crate::rank::Rank;
 pub(super) struct PendingReduce {
     pub(super) segments: Vec<SegmentId>,
     pub(super) micro_batch: MicroBatch,
+    /// Whether micro-batches are summed before the replicates of a shard are.
+    pub(super) sums_first: bool,
     pub(super) started: Vec<Reduction>,
 }
 
@@ -29,22 +31,12 @@ pub(super) enum Reduction {
     Replicates(Option<Buffer>, Pending<Buffer>),
 }
 
-/// Returns whether the gradient of a micro-batch is summed with those of the others before replicates are summed.
-pub(super) fn sums_first(rank: &Rank, id: SegmentId, micro_batch: MicroBatch) -> bool {
-    let is_cut = rank.shards().size() > 1 && (rank.options.reduce_scatter || !coded::levels(rank, id).is_empty());
-    let is_sharded = rank.placements(id).gradients == Placement::Sharded;
-    is_cut
-        && is_sharded
-        && rank.groups.replicate().is_some()
-        && rank.layout.sums_before_replicates(&rank.options, micro_batch.of)
-}
-
 impl Reductions {
     /// Starts the next collective of each reduction that has several and whose current one is complete. Waits for the current
     /// ones of the first `due` buckets. All ranks start the collectives of a communicator in the order of the reductions.
     pub(super) fn pass_on(&mut self, rank: &Rank, memory: &mut Memory, due: usize) -> Result<(), ZeroError> {
         if rank.groups.across().is_some() {
-            let is_done = |_: SegmentId, _: MicroBatch, reduction: &Reduction| match reduction {
+            let is_done = |_: bool, reduction: &Reduction| match reduction {
                 Reduction::Coded(0, pending) => Some(pending.is_done()),
                 _ => None,
             };
@@ -58,8 +50,8 @@ impl Reductions {
         }
         let Some(replicates) = rank.groups.replicate() else { return Ok(()) };
         let last = usize::from(rank.groups.across().is_some());
-        let is_done = |id: SegmentId, micro_batch: MicroBatch, reduction: &Reduction| match reduction {
-            _ if sums_first(rank, id, micro_batch) => None,
+        let is_done = |sums_first: bool, reduction: &Reduction| match reduction {
+            _ if sums_first => None,
             Reduction::Scatter(pending) => Some(pending.is_done()),
             Reduction::Coded(level, pending) => Some(*level == last && pending.is_done()),
             _ => None,
@@ -79,17 +71,16 @@ impl Reductions {
     }
 
     /// Replaces reductions by what `next` starts, in their order: those that are due, and the others up to the first one that
-    /// is not complete. `is_done` returns `None` for a reduction that is not to be replaced.
+    /// is not complete. `is_done` returns `None` for a reduction that is not to be replaced; it gets [`PendingReduce::sums_first`].
     fn advance(
         &mut self,
         due: usize,
-        is_done: impl Fn(SegmentId, MicroBatch, &Reduction) -> Option<bool>,
+        is_done: impl Fn(bool, &Reduction) -> Option<bool>,
         mut next: impl FnMut(SegmentId, Reduction) -> Result<Reduction, ZeroError>,
     ) -> Result<(), ZeroError> {
         for (index, bucket) in self.reducing.iter_mut().enumerate() {
             let mut is_late = false;
-            let replace = |(&id, reduction): (&SegmentId, Reduction)| match is_done(id, bucket.micro_batch, &reduction)
-            {
+            let replace = |(&id, reduction): (&SegmentId, Reduction)| match is_done(bucket.sums_first, &reduction) {
                 Some(is_done) if !is_late && (index < due || is_done) => next(id, reduction),
                 waits => {
                     is_late |= waits.is_some();

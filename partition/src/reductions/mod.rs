@@ -15,7 +15,7 @@ use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
-use in_flight::{PendingReduce, Reduction, sums_first};
+use in_flight::{PendingReduce, Reduction};
 use squares::clipping;
 pub(crate) use squares::no_squares;
 
@@ -201,7 +201,8 @@ impl Reductions {
                 Reduction::All(rank.data().all_reduce(local, ReduceOp::Sum))
             });
         }
-        self.reducing.push_back(PendingReduce { segments, micro_batch, started });
+        let sums_first = rank.layout.sums_before_replicates(&rank.options, micro_batch.of);
+        self.reducing.push_back(PendingReduce { segments, micro_batch, sums_first, started });
         Ok(())
     }
 
@@ -219,7 +220,9 @@ impl Reductions {
         let pending = position
             .and_then(|position| self.reducing.remove(position))
             .ok_or_else(|| ZeroError::internal("no such reduction was started"))?;
+        let sums_replicates = pending.sums_first && pending.micro_batch.is_last();
         for (id, reduction) in pending.segments.into_iter().zip(pending.started) {
+            let is_of_shards = matches!(reduction, Reduction::Scatter(_) | Reduction::Coded(..));
             match reduction {
                 Reduction::Alone(full) => self.file_all(rank, memory, id, full)?,
                 Reduction::All(pending) => {
@@ -241,7 +244,7 @@ impl Reductions {
                     self.add_up(memory, id, shard)?;
                 }
             }
-            if pending.micro_batch.is_last() && sums_first(rank, id, pending.micro_batch) {
+            if sums_replicates && is_of_shards {
                 self.start_over_replicates(rank, memory, id)?;
             }
         }

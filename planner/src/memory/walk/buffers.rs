@@ -258,10 +258,8 @@ impl Walk<'_> {
 
     /// Returns whether the gradients of micro-batches are summed before replicates are.
     fn sums_first(&self, id: SegmentId) -> bool {
-        let is_sharded = self.segment(id).placements.gradients == Placement::Sharded;
         let is_cut = self.scatters(id) || !self.coded(id).is_empty();
         self.work.mesh.replicates() > 1
-            && is_sharded
             && is_cut
             && self.work.layout.sums_before_replicates(self.work.options, self.micro_batches)
     }
