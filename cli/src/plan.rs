@@ -19,8 +19,14 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     overrides.extend(args.costs.iter().map(|table| format!("training.cost_table={:?}", table.display().to_string())));
     let sources = read(&args.config)?;
     let typed = load_sources(&args.config, sources.clone(), &overrides)?;
-    let ranks = args.world_size.or(args.config.num_processes);
-    let config = typed.resolve(ranks.map(|n| n as usize))?;
+    let ranks = args.world_size.or(args.config.num_processes).map(|ranks| ranks as usize);
+    let config = match args.hosts {
+        Some(hosts) => {
+            let world = ranks.map_or_else(|| Ok(typed.resolve(None)?.world_size), anyhow::Ok)?;
+            typed.on_hosts(hosts::ranks_of_each(hosts as usize, world)?).resolve(Some(world))?
+        }
+        None => typed.resolve(ranks)?,
+    };
     warn(&config);
     zero_model::ops::set_threads(process::threads(Some(&config.launcher), config.world_size));
     let planner = zero_train::train::planner(&config)?;
@@ -66,7 +72,11 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
             show(&format!("\ntime of a step with {ranks}, from the cost table:\n"));
             for stage in 0..=3 {
                 let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
-                let told = match load(&args.config, &overrides)?.0.resolve(Some(config.world_size)) {
+                let told = match load(&args.config, &overrides)?
+                    .0
+                    .on_hosts(config.ranks_per_host())
+                    .resolve(Some(config.world_size))
+                {
                     Err(_) => "conflicts with the rest of the file".to_string(),
                     Ok(config) => match planner.memory_plan(&config)?.prediction() {
                         Some(Ok(time)) => format!("{:.1} ms", time.step_seconds * 1e3),
@@ -100,7 +110,7 @@ pub(crate) fn does_not_fit(
     let with = |settings: &[String], ranks: usize| {
         let all = [overrides, settings].concat();
         let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
-        Ok(typed.resolve(Some(ranks))?)
+        Ok(typed.on_hosts(config.ranks_per_host()).resolve(Some(ranks))?)
     };
     let memory_plan = |config: &Config| planner.memory_plan(config);
     let found = zero_planner::advice(config, limit.bytes, |settings| with(settings, config.world_size), memory_plan)?;

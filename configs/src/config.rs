@@ -239,6 +239,11 @@ impl Config {
         self.data_parallel_size() / self.mesh.data_parallel_replicate_degree.max(1)
     }
 
+    /// Number of ranks of each host, as [`Typed::on_hosts`] has set it; all ranks if it has not.
+    pub fn ranks_per_host(&self) -> usize {
+        self.typed.ranks_per_host.unwrap_or(self.world_size)
+    }
+
     /// Number of ranks that together hold secondary shards of all parameters (hpZ); `None` without secondary shards, and if
     /// that is the whole shard group, whose shards they would repeat.
     pub fn secondary_group_size(&self) -> Option<usize> {

@@ -112,6 +112,8 @@ pub(crate) struct Facts {
     pub(crate) ranks: usize,
     /// Shard groups per pipeline stage.
     pub(crate) replicates: usize,
+    /// Ranks of a shard group, if `auto` is written for them.
+    pub(crate) shards: Option<usize>,
     pub(crate) batch: Batch,
     /// The optimizer's learning rate.
     pub(crate) lr: f64,
@@ -133,6 +135,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
     let facts = Facts {
         ranks: world.ranks,
         replicates: world.replicates,
+        shards: world.shards,
         batch,
         lr: Optimizer::read(&mut keys, Config::optimizer).lr(),
         max_steps: training.max_steps,

@@ -23,6 +23,8 @@ pub struct Typed {
     /// The tree that the values were read from.
     root: Node,
     ignores_unknown_keys: bool,
+    /// Ranks of each host; `None` if one host has all ranks.
+    pub(crate) ranks_per_host: Option<usize>,
 }
 
 /// Parses YAML or JSON and applies `path.to.key=value` overrides, whose values are YAML; an empty value unsets the
@@ -63,7 +65,7 @@ impl Typed {
     pub(crate) fn of_tree(mut root: Node, mut report: Report) -> Result<Self, Errors> {
         pretrained::apply(&mut root, &mut report);
         match check::check(&root, &mut report) {
-            Some(fields) => Ok(Self { report, fields, root, ignores_unknown_keys: false }),
+            Some(fields) => Ok(Self { report, fields, root, ignores_unknown_keys: false, ranks_per_host: None }),
             None => Err(report.into_errors()),
         }
     }
@@ -74,7 +76,7 @@ impl Typed {
         for (path, value) in values {
             overrides::set(&mut root, &path.split('.').collect::<Vec<_>>(), value.clone());
         }
-        let typed = Self::of_tree(root, self.report.anew())?;
+        let typed = Self { ranks_per_host: self.ranks_per_host, ..Self::of_tree(root, self.report.anew())? };
         Ok(if self.ignores_unknown_keys { typed.ignore_unknown_keys() } else { typed })
     }
 
@@ -84,6 +86,13 @@ impl Typed {
             Leaf::Int(number) => usize::try_from(number).ok(),
             _ => None,
         }
+    }
+
+    /// Sets the number of ranks of each host, from which `mesh.data_parallel_shard_degree: auto` follows. Without it, one
+    /// host has all ranks.
+    #[must_use]
+    pub fn on_hosts(self, ranks_per_host: usize) -> Self {
+        Self { ranks_per_host: Some(ranks_per_host), ..self }
     }
 
     /// Returns the unknown keys at the top of the files, each of which is an error. Returns none if there are more

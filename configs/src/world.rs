@@ -22,6 +22,8 @@ pub(crate) struct World {
     stages: usize,
     /// Shard groups of each stage; divides its ranks unless an error has been reported.
     pub(crate) replicates: usize,
+    /// Ranks of a shard group, if `auto` is written for them.
+    pub(crate) shards: Option<usize>,
     /// Origin of the number of ranks.
     at: At,
 }
@@ -33,7 +35,8 @@ impl World {
         let stages = Pipeline::read(&mut keys, Config::pipeline).stages;
         let written = usize::find(&mut keys.section(Config::launcher), last(RANKS));
         let mut mesh = keys.section(Config::mesh);
-        let degrees = [REPLICATES, SHARDS].map(|path| usize::find(&mut mesh, last(path)));
+        let mut degrees = [REPLICATES, SHARDS].map(|path| usize::find(&mut mesh, last(path)));
+        let is_auto = [REPLICATES, SHARDS].map(|path| resolver.fields.is_auto(path));
         let at = started.map_or(resolver.at(RANKS), At::Launch);
         let ranks = started.or(written).unwrap_or(stages);
         if ranks == 0 || ranks > MAX_RANKS {
@@ -43,9 +46,14 @@ impl World {
         if started.is_some() && started != written {
             resolver.origins.record(RANKS.to_string(), Origin::Launch);
         }
-        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, replicates: 1, at };
+        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, replicates: 1, shards: None, at };
         world.divide(resolver);
-        Self { replicates: world.replicates(resolver, degrees), ..world }
+        if is_auto.contains(&true) && degrees == [None, None] {
+            degrees[1] = Some(world.in_a_host(resolver.typed.ranks_per_host));
+        }
+        let replicates = world.replicates(resolver, degrees);
+        let shards = is_auto[1].then(|| world.data_parallel() / replicates);
+        Self { replicates, shards, ..world }
     }
 
     fn divide(self, resolver: &mut Resolver<'_>) {
@@ -60,6 +68,13 @@ impl World {
         }
         // Suppress errors that would only follow from this one, such as batch sizes that are not divisible.
         resolver.report.poison(RANKS.to_string());
+    }
+
+    /// Returns the largest number of consecutive ranks of a stage that divides its ranks into groups that each are on one host.
+    fn in_a_host(self, ranks_per_host: Option<usize>) -> usize {
+        let data = self.data_parallel();
+        let host = ranks_per_host.unwrap_or(data);
+        (1..=data).rev().find(|&size| host.is_multiple_of(size) && data.is_multiple_of(size)).unwrap_or(1)
     }
 
     /// Returns the number of shard groups of a stage, from the degrees that are written.

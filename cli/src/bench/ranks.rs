@@ -27,8 +27,10 @@ pub(super) fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
     let is_rank = place != LauncherEnvironment::alone();
     let (typed, text) = load(args, &args.set)?;
-    let ranks = if is_rank { Some(place.world_size) } else { args.num_processes.map(|n| n as usize) };
-    let config = typed.resolve(ranks)?;
+    let config = match is_rank {
+        true => typed.on_hosts(place.local_world_size).resolve(Some(place.world_size))?,
+        false => typed.resolve(args.num_processes.map(|ranks| ranks as usize))?,
+    };
     if !is_rank {
         let threads = process::threads(Some(&config.launcher), config.world_size);
         let team = Team::new(config.world_size, threads);

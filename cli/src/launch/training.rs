@@ -120,7 +120,7 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
     let threads = threads_before_reading(args, place.local_world_size)?;
     process::prepare(threads, place.world_size)?;
     let (typed, _) = load(&args.config, &args.overrides())?;
-    let config = typed.resolve(Some(place.world_size))?;
+    let config = typed.on_hosts(place.local_world_size).resolve(Some(place.world_size))?;
     rank::run(&config, &options, place)
 }
 
@@ -151,7 +151,10 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         let message = format!("{least} is more than the {ranks} ranks of this run");
         return Err(setting("--min-ranks", &message, &format!("write at most {ranks}, or start more ranks")));
     }
-    let config = typed.resolve(ranks.map(|ranks| ranks * hosts.count))?;
+    let config = match ranks {
+        Some(ranks) => typed.on_hosts(ranks).resolve(Some(ranks * hosts.count))?,
+        None => typed.resolve(None)?,
+    };
     config.model_and_data()?;
     if options.output != Printing::Quiet && config.log_level >= LogLevel::Warning && hosts.index == 0 {
         warn(&config);

@@ -18,6 +18,18 @@ pub(super) struct Comparison {
     layouts: Vec<OnHosts>,
 }
 
+/// Returns the number of ranks of each host.
+///
+/// # Errors
+/// Fails if the ranks do not divide evenly among the hosts.
+pub(super) fn ranks_of_each(hosts: usize, world: usize) -> anyhow::Result<usize> {
+    anyhow::ensure!(
+        world.is_multiple_of(hosts),
+        "{world} ranks cannot be divided evenly among {hosts} hosts\n  in: --hosts\n  help: write a divisor of {world}, or set the number of ranks with --world-size"
+    );
+    Ok(world / hosts)
+}
+
 /// Plans the configuration and other layouts on this number of hosts.
 ///
 /// # Errors
@@ -29,16 +41,11 @@ pub(super) fn compare(
     config: &Config,
     planner: &Planner,
 ) -> anyhow::Result<Comparison> {
-    let world = config.world_size;
-    anyhow::ensure!(
-        world.is_multiple_of(hosts),
-        "{world} ranks cannot be divided evenly among {hosts} hosts\n  in: --hosts\n  help: write a divisor of {world}, or set the number of ranks with --world-size"
-    );
-    let ranks = world / hosts;
+    let (world, ranks) = (config.world_size, ranks_of_each(hosts, config.world_size)?);
     let change = |settings: &[String]| {
         let typed = load_sources(&args.config, sources.to_vec(), &[overrides, settings].concat());
         let typed = typed.map_err(|e| zero_train::Error::Batch(e.to_string()))?;
-        Ok(typed.resolve(Some(world))?)
+        Ok(typed.on_hosts(ranks).resolve(Some(world))?)
     };
     let layouts = layouts_on_hosts(config, ranks, change, |config| planner.memory_plan(config))?;
     Ok(Comparison { hosts, ranks, link: args.link, layouts })

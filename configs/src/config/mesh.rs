@@ -13,9 +13,9 @@ section! {
     pub struct Mesh(keys) in Config::mesh {
         /// Number of shard groups per pipeline stage. Ranks at the same place of several groups hold the same shards of
         /// ZeRO's state.
-        pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all of ZeRO's shards (HSDP); 1: one group of all ranks of a pipeline stage") [is keys.facts().replicates];
+        pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all of ZeRO's shards (HSDP); 1: one group of all ranks of a pipeline stage; auto: one group per host, unless the other key is a number") [is keys.facts().replicates];
         /// Number of ranks over which ZeRO shards; `None` is the rest of the ranks.
-        pub data_parallel_shard_degree: Option<usize> = key(RANKS, "null", "Number of ranks over which ZeRO shards; null: the data-parallel ranks / data_parallel_replicate_degree");
+        pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks over which ZeRO shards; null: the data-parallel ranks / data_parallel_replicate_degree; auto: those of a host, unless the other key is a number") [or keys.facts().shards];
     }
 }
 

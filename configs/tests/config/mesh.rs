@@ -36,6 +36,34 @@ fn one_degree_determines_the_other() {
 }
 
 #[test]
+fn auto_shards_inside_a_host_and_replicates_across_hosts() {
+    let of = |mesh: &str, ranks: usize, per_host: usize| {
+        let source = Source { name: "ds.yaml".to_string(), text: format!("{HEAD}mesh: {{{mesh}}}") };
+        load(source, &[]).unwrap().on_hosts(per_host).resolve(Some(ranks)).unwrap_or_else(|errors| panic!("{errors}"))
+    };
+    for (mesh, ranks, per_host, degrees) in [
+        ("data_parallel_shard_degree: auto", 16, 4, (4, 4)),
+        ("data_parallel_replicate_degree: auto", 16, 4, (4, 4)),
+        ("data_parallel_replicate_degree: auto, data_parallel_shard_degree: auto", 16, 8, (2, 8)),
+        ("data_parallel_shard_degree: auto", 8, 8, (1, 8)),
+        ("data_parallel_shard_degree: auto", 4, 1, (4, 1)),
+        // The written degree determines the other.
+        ("data_parallel_replicate_degree: 2, data_parallel_shard_degree: auto", 16, 4, (2, 8)),
+        ("data_parallel_replicate_degree: auto, data_parallel_shard_degree: 2", 16, 4, (8, 2)),
+        // Each stage begins with a new group, and a group never spans hosts.
+        ("data_parallel_shard_degree: auto}\npipeline: {stages: 2", 8, 8, (1, 4)),
+        ("data_parallel_shard_degree: auto}\npipeline: {stages: 2", 16, 4, (2, 4)),
+        ("data_parallel_shard_degree: auto}\npipeline: {stages: 3", 12, 6, (2, 2)),
+        ("", 16, 4, (1, 16)),
+    ] {
+        let config = of(mesh, ranks, per_host);
+        assert_eq!((config.mesh.data_parallel_replicate_degree, config.shard_group_size()), degrees, "{mesh}");
+        let is_auto = mesh.contains("shard_degree: auto");
+        assert!(!is_auto || config.mesh.data_parallel_shard_degree == Some(degrees.1), "{mesh}");
+    }
+}
+
+#[test]
 fn degrees_divide_the_ranks() {
     for (mesh, ranks, message, help) in [
         (

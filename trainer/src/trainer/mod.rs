@@ -103,7 +103,7 @@ impl<'a> Trainer<'a> {
         let place = process::place()?;
         let typed = arguments.load(own)?;
         one_process_is_one_rank(arguments.ranks, typed.num_processes(), &place)?;
-        let config = typed.resolve(Some(place.world_size))?;
+        let config = typed.on_hosts(place.local_world_size).resolve(Some(place.world_size))?;
         let threads = process::threads_of_rank(Some(&config.launcher), place.local_world_size);
         process::prepare(threads, place.world_size)?;
         let cores = process::settle(&config, &place)?;

@@ -68,7 +68,14 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
              zero_hpz_partition_size: 2, zero_quantized_weights: true, zero_quantized_gradients: true}",
         ],
         &["--set", "zero_optimization.stage=2", "--set", groups],
-        &["--set", "zero_optimization.stage=3", "--set", groups, "--set", "bf16.enabled=true"],
+        &[
+            "--set",
+            "zero_optimization.stage=3",
+            "--set",
+            "mesh.data_parallel_shard_degree=auto",
+            "--set",
+            "bf16.enabled=true",
+        ],
         &["--set", "zero_optimization.stage=1", "--set", "pipeline.stages=2"],
     ] {
         let args = [&["plan", "--config", "ds.yaml", "--json", "-n", "4", "--hosts", "2"], &MODEL[..], layout].concat();
