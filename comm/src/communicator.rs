@@ -33,19 +33,41 @@ pub trait Communicator: Send + Sync {
 
     /// Reduces the buffers of all ranks and returns the result on all ranks. Each rank sends 2(N−1)/N of the buffer's
     /// bytes.
-    fn all_reduce(&self, buffer: Buffer, op: ReduceOp) -> Pending<Buffer>;
+    fn all_reduce(&self, buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
+        self.all_reduce_coalesced(vec![buffer], op).map(only)
+    }
 
     /// Concatenates the shards of all ranks in rank order, on all ranks.
     ///
     /// `counts[r]` is the number of elements of rank r's shard and may be zero; `output` must have their sum. Each rank
     /// sends N−1 times its shard's bytes.
-    fn all_gather(&self, shard: Buffer, output: Buffer, counts: &[usize]) -> Pending<Gathered>;
+    fn all_gather(&self, shard: Buffer, output: Buffer, counts: &[usize]) -> Pending<Gathered> {
+        self.all_gather_coalesced(vec![ToGather { shard, output, counts: counts.to_vec() }]).map(only)
+    }
 
     /// Reduces the inputs of all ranks and returns range r of the result on rank r.
     ///
     /// The ranges are consecutive, and range r has `counts[r]` elements. The input is returned unchanged. Each rank
     /// sends the bytes of the other ranks' ranges.
-    fn reduce_scatter(&self, input: Buffer, shard: Buffer, counts: &[usize], op: ReduceOp) -> Pending<Scattered>;
+    fn reduce_scatter(&self, input: Buffer, shard: Buffer, counts: &[usize], op: ReduceOp) -> Pending<Scattered> {
+        self.reduce_scatter_coalesced(vec![ToScatter { input, shard, counts: counts.to_vec() }], op).map(only)
+    }
+
+    /// Runs [`all_reduce`](Communicator::all_reduce) on several buffers as one operation, as PyTorch's
+    /// `all_reduce_coalesced` does.
+    ///
+    /// A coalesced operation takes at least one buffer. All of them are on the host or all on the device, and their
+    /// element types may differ. The results are those of separate operations, in the order of the buffers, and no buffer
+    /// is copied. The ranks meet once, exchange one header, and the operation counts as one call.
+    fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>>;
+
+    /// Runs [`all_gather`](Communicator::all_gather) on several vectors as one operation, as PyTorch's
+    /// `all_gather_into_tensor_coalesced` does; see [`all_reduce_coalesced`](Communicator::all_reduce_coalesced).
+    fn all_gather_coalesced(&self, vectors: Vec<ToGather>) -> Pending<Vec<Gathered>>;
+
+    /// Runs [`reduce_scatter`](Communicator::reduce_scatter) on several vectors as one operation, as PyTorch's
+    /// `reduce_scatter_tensor_coalesced` does; see [`all_reduce_coalesced`](Communicator::all_reduce_coalesced).
+    fn reduce_scatter_coalesced(&self, vectors: Vec<ToScatter>, op: ReduceOp) -> Pending<Vec<Scattered>>;
 
     /// Copies the buffer of rank `root` of the group to all ranks. The root sends N−1 times the buffer's bytes.
     fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer>;
@@ -118,6 +140,33 @@ pub enum ReduceOp {
     Sum,
     /// Largest value; NaN if any is NaN.
     Max,
+}
+
+/// A vector to gather.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToGather {
+    /// This rank's shard.
+    pub shard: Buffer,
+    /// Destination of the shards of all ranks.
+    pub output: Buffer,
+    /// Elements of each rank's shard.
+    pub counts: Vec<usize>,
+}
+
+/// A vector to reduce, of which each rank gets a range.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToScatter {
+    /// This rank's values.
+    pub input: Buffer,
+    /// Destination of this rank's range of the reduction.
+    pub shard: Buffer,
+    /// Elements of each rank's range.
+    pub counts: Vec<usize>,
+}
+
+/// Returns the only result of a coalesced operation on one buffer.
+fn only<T>(results: Vec<T>) -> Result<T, CommError> {
+    Ok(results.into_iter().next().expect("an operation returns a result for each buffer"))
 }
 
 /// The result of an `all_gather`.

@@ -38,6 +38,7 @@ fn header(bytes: &[u8]) {
     let signature = Signature {
         operation: Operation::Recv,
         sequence: 1,
+        vectors: 1,
         dtype,
         length: 2,
         reduce: None,

@@ -4,6 +4,7 @@
 mod arguments;
 mod on_device;
 mod submission;
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered};
+use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered, ToGather, ToScatter};
 use crate::device::{DeviceEnd, DeviceFabric};
 use crate::error::CommError;
 use crate::health::{Cause, Health};
@@ -20,10 +21,11 @@ use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
 use crate::stats::{Sent, SizeCounter, Stats};
-use crate::step::{Carried, Collective, Fabric, Inbox, Membership, Outbox, Reduction, Step, consecutive, even_counts};
+use crate::step::{Carried, Collective, Fabric, Inbox, Membership, Outbox, Step, Vector, consecutive};
 
 use arguments::BufferKind;
 use submission::{Context, Ordered, lane_to, lock};
+use vectors::{coalesced, describe, divided};
 
 pub(crate) struct Group {
     // Fields drop in this order: the lanes finish their jobs before the fabric and the rank's `Health` are dropped.
@@ -113,77 +115,71 @@ impl Communicator for Group {
         self.membership().size()
     }
 
-    fn all_reduce(&self, mut buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
+    fn all_reduce_coalesced(&self, mut buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>> {
         let (rank, size) = (self.rank(), self.size());
-        let signature = Signature { reduce: Some(op), ..describe(Operation::AllReduce, &buffer) };
-        match self.place(&[&buffer]) {
+        let counts: Vec<[usize; 1]> = buffers.iter().map(|buffer| [buffer.len()]).collect();
+        let wholes = buffers.iter().zip(&counts).map(|(buffer, counts)| (buffer, &counts[..]));
+        let signature = Signature { reduce: Some(op), ..coalesced(Operation::AllReduce, wholes) };
+        match self.place_all(buffers.iter()) {
             Err(detail) => return self.invalid(Operation::AllReduce, detail),
             Ok(BufferKind::Host) => {}
-            Ok(BufferKind::Device) => return self.all_reduce_on_device(signature, buffer, op),
+            Ok(BufferKind::Device) => return self.all_reduce_on_device(signature, buffers, op),
         }
         self.collective(signature, move |endpoint, signature, deadline| {
-            let ranges = consecutive(even_counts(buffer.len(), size), buffer.dtype().size());
-            let own = ranges[rank].len();
+            let vectors: Vec<Vector<'_>> = buffers.iter_mut().map(|buffer| divided(buffer, size)).collect();
             // Each rank sends the other ranks' ranges to their owners, then its own reduced range to everyone.
-            let sent = buffer.size_bytes() - own + own * (size - 1);
-            let reduce = Some(Reduction { op, dtype: buffer.dtype() });
-            let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            let step =
-                Step { signature, reduce, buffer: bytes, source: None, shard: None, ranges, gather: true, deadline };
+            let sent = |vector: &Vector<'_>| {
+                let own = vector.ranges[rank].len();
+                vector.buffer.len() - own + own * (size - 1)
+            };
+            let sent = vectors.iter().map(sent).sum();
+            let step = Step { signature: *signature, reduce: Some(op), vectors, gather: true, deadline };
             let carried = endpoint.run(step)?;
-            Ok((buffer, Sent { bytes: sent, carried }))
+            Ok((buffers, Sent { bytes: sent, carried }))
         })
     }
 
-    fn all_gather(&self, shard: Buffer, mut output: Buffer, counts: &[usize]) -> Pending<Gathered> {
-        if let Err(detail) = self.check_counts(&output, &shard, counts) {
-            return self.invalid(Operation::AllGather, detail);
-        }
-        let (size, counts) = (self.size(), counts.to_vec());
-        let signature = Signature { layout: digest("counts", &counts), ..describe(Operation::AllGather, &output) };
-        match self.place(&[&shard, &output]) {
+    fn all_gather_coalesced(&self, mut vectors: Vec<ToGather>) -> Pending<Vec<Gathered>> {
+        let check = |ToGather { shard, output, counts }: &ToGather| self.check_counts(output, shard, counts);
+        let buffers = vectors.iter().flat_map(|ToGather { shard, output, .. }| [shard, output]);
+        let place = vectors.iter().try_for_each(check).and_then(|()| self.place_all(buffers));
+        let wholes = vectors.iter().map(|ToGather { output, counts, .. }| (output, &counts[..]));
+        let (size, signature) = (self.size(), coalesced(Operation::AllGather, wholes));
+        match place {
             Err(detail) => return self.invalid(Operation::AllGather, detail),
             Ok(BufferKind::Host) => {}
-            Ok(BufferKind::Device) => return self.all_gather_on_device(signature, shard, output, counts),
+            Ok(BufferKind::Device) => return self.all_gather_on_device(signature, vectors),
         }
         self.collective(signature, move |endpoint, signature, deadline| {
-            let ranges = consecutive(counts, output.dtype().size());
-            let (signature, bytes) = (*signature, output.as_bytes_mut());
-            let source = Some(shard.as_bytes());
-            let (reduce, shard_to, gather) = (None, None, true);
-            let step = Step { signature, reduce, buffer: bytes, source, shard: shard_to, ranges, gather, deadline };
+            let whole = vectors.iter_mut().map(ToGather::vector).collect();
+            let step = Step { signature: *signature, reduce: None, vectors: whole, gather: true, deadline };
             let carried = endpoint.run(step)?;
-            let sent = shard.size_bytes() * (size - 1);
-            Ok((Gathered { shard, output }, Sent { bytes: sent, carried }))
+            let sent =
+                Sent { bytes: vectors.iter().map(|vector| vector.shard.size_bytes() * (size - 1)).sum(), carried };
+            let gathered = |ToGather { shard, output, .. }| Gathered { shard, output };
+            Ok((vectors.into_iter().map(gathered).collect(), sent))
         })
     }
 
-    fn reduce_scatter(
-        &self,
-        mut input: Buffer,
-        mut shard: Buffer,
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Pending<Scattered> {
-        if let Err(detail) = self.check_counts(&input, &shard, counts) {
-            return self.invalid(Operation::ReduceScatter, detail);
-        }
-        let counts = counts.to_vec();
-        let layout = digest("counts", &counts);
-        let signature = Signature { layout, reduce: Some(op), ..describe(Operation::ReduceScatter, &input) };
-        match self.place(&[&input, &shard]) {
+    fn reduce_scatter_coalesced(&self, mut vectors: Vec<ToScatter>, op: ReduceOp) -> Pending<Vec<Scattered>> {
+        let check = |ToScatter { input, shard, counts }: &ToScatter| self.check_counts(input, shard, counts);
+        let buffers = vectors.iter().flat_map(|ToScatter { input, shard, .. }| [input, shard]);
+        let place = vectors.iter().try_for_each(check).and_then(|()| self.place_all(buffers));
+        let wholes = vectors.iter().map(|ToScatter { input, counts, .. }| (input, &counts[..]));
+        let signature = Signature { reduce: Some(op), ..coalesced(Operation::ReduceScatter, wholes) };
+        match place {
             Err(detail) => return self.invalid(Operation::ReduceScatter, detail),
             Ok(BufferKind::Host) => {}
-            Ok(BufferKind::Device) => return self.reduce_scatter_on_device(signature, input, shard, counts, op),
+            Ok(BufferKind::Device) => return self.reduce_scatter_on_device(signature, vectors, op),
         }
         self.collective(signature, move |endpoint, signature, deadline| {
-            let ranges = consecutive(counts, input.dtype().size());
-            let reduce = Some(Reduction { op, dtype: input.dtype() });
-            let (signature, buffer, target) = (*signature, input.as_bytes_mut(), Some(shard.as_bytes_mut()));
-            let step = Step { signature, reduce, buffer, source: None, shard: target, ranges, gather: false, deadline };
+            let whole = vectors.iter_mut().map(ToScatter::vector).collect();
+            let step = Step { signature: *signature, reduce: Some(op), vectors: whole, gather: false, deadline };
             let carried = endpoint.run(step)?;
-            let sent = input.size_bytes() - shard.size_bytes();
-            Ok((Scattered { input, shard }, Sent { bytes: sent, carried }))
+            let sent = |vector: &ToScatter| vector.input.size_bytes() - vector.shard.size_bytes();
+            let sent = Sent { bytes: vectors.iter().map(sent).sum(), carried };
+            let scattered = |ToScatter { input, shard, .. }| Scattered { input, shard };
+            Ok((vectors.into_iter().map(scattered).collect(), sent))
         })
     }
 
@@ -201,17 +197,8 @@ impl Communicator for Group {
         self.collective(signature, move |endpoint, signature, deadline| {
             let all = buffer.size_bytes();
             let ranges = consecutive((0..size).map(|rank| if rank == root { all } else { 0 }), 1);
-            let (signature, bytes) = (*signature, buffer.as_bytes_mut());
-            let step = Step {
-                signature,
-                reduce: None,
-                buffer: bytes,
-                source: None,
-                shard: None,
-                ranges,
-                gather: true,
-                deadline,
-            };
+            let vectors = vec![Vector::new(buffer.dtype(), buffer.as_bytes_mut(), ranges)];
+            let step = Step { signature: *signature, reduce: None, vectors, gather: true, deadline };
             let carried = endpoint.run(step)?;
             let sent = if rank == root { all * (size - 1) } else { 0 };
             Ok((buffer, Sent { bytes: sent, carried }))
@@ -286,22 +273,9 @@ impl Communicator for Group {
     }
 
     fn barrier(&self) -> Pending<()> {
-        let size = self.size();
-        let operation = Operation::Barrier;
-        let signature =
-            Signature { operation, sequence: 0, dtype: None, length: 0, reduce: None, layout: 0, on_device: false };
+        let signature = coalesced(Operation::Barrier, std::iter::empty());
         self.collective(signature, move |endpoint, signature, deadline| {
-            let (signature, ranges) = (*signature, vec![0..0; size]);
-            let step = Step {
-                signature,
-                reduce: None,
-                buffer: &mut [],
-                source: None,
-                shard: None,
-                ranges,
-                gather: false,
-                deadline,
-            };
+            let step = Step { signature: *signature, reduce: None, vectors: vec![], gather: false, deadline };
             let carried = endpoint.run(step)?;
             Ok(((), Sent { bytes: 0, carried }))
         })
@@ -344,9 +318,4 @@ impl Drop for Group {
         lock(&self.outboxes).values().for_each(Ordered::leave_device);
         lock(&self.inboxes).values().for_each(Ordered::leave_device);
     }
-}
-
-fn describe(operation: Operation, buffer: &Buffer) -> Signature {
-    let (dtype, on_device) = (Some(buffer.dtype()), buffer.is_on_device());
-    Signature { operation, sequence: 0, dtype, length: buffer.len() as u64, reduce: None, layout: 0, on_device }
 }

@@ -69,9 +69,11 @@ mod tree;
 
 pub use agreement::agree;
 pub use buffer::{Buffer, Dtype};
-pub use communicator::{Communicator, Exchanged, Gathered, Options, ReduceOp, Scattered, Transport};
+pub use communicator::{
+    Communicator, Exchanged, Gathered, Options, ReduceOp, Scattered, ToGather, ToScatter, Transport,
+};
 pub use connect::connect;
-pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION};
+pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION, ShardedMemory};
 pub use error::CommError;
 pub use hierarchy::cells;
 pub use launcher_environment::{LauncherEnvironment, LauncherEnvironmentError};

@@ -77,14 +77,17 @@ pub(crate) struct Signature {
     pub(crate) operation: Operation,
     /// Position among this group's collectives, or among the messages between two ranks in one direction.
     pub(crate) sequence: u64,
-    /// `None` for a barrier.
+    /// Number of vectors; 0 for a barrier.
+    pub(crate) vectors: u16,
+    /// `None` for a barrier, and if the vectors differ in type.
     pub(crate) dtype: Option<Dtype>,
-    /// Elements of the whole vector. In a header of an all_to_all, of the part from the sender of the header to its
-    /// receiver.
+    /// Elements of all vectors; bytes if they differ in type. In a header of an all_to_all, elements of the part from the
+    /// sender of the header to its receiver.
     pub(crate) length: u64,
     pub(crate) reduce: Option<ReduceOp>,
-    /// Other values that must agree: the root of a broadcast, or a digest of the counts. In a header of an all_to_all,
-    /// the elements of the part that the sender of the header expects from its receiver.
+    /// Other values that must agree: the root of a broadcast, or a digest of the counts and, of several vectors, the
+    /// types. In a header of an all_to_all, the elements of the part that the sender of the header expects from its
+    /// receiver.
     pub(crate) layout: u64,
     /// Whether the buffers are in device memory.
     pub(crate) on_device: bool,
@@ -103,6 +106,11 @@ impl Signature {
             && Signature { operation: other.operation, length, layout, ..*self } == *other
     }
 
+    /// Returns the bytes of all vectors.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.length * self.dtype.map_or(1, |dtype| dtype.size() as u64)
+    }
+
     /// Returns the signature of the part of an all_to_all between this rank and one peer, given the elements that this
     /// rank sends and expects.
     pub(crate) fn between(&self, sent: usize, expected: usize) -> Signature {
@@ -119,8 +127,14 @@ impl Signature {
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} #{}", self.operation, self.sequence)?;
-        if let Some(dtype) = self.dtype {
-            write!(f, " of {} {}", self.length, dtype)?;
+        if self.vectors > 1 {
+            write!(f, " of {} buffers with", self.vectors)?;
+        }
+        match self.dtype {
+            Some(dtype) if self.vectors > 1 => write!(f, " {} {dtype}", self.length)?,
+            Some(dtype) => write!(f, " of {} {dtype}", self.length)?,
+            None if self.vectors > 1 => write!(f, " {} bytes", self.length)?,
+            None => {}
         }
         match self.reduce {
             Some(ReduceOp::Max) => f.write_str(" (max)")?,
@@ -130,6 +144,7 @@ impl fmt::Display for Signature {
         match self.operation {
             Operation::Broadcast => write!(f, " from rank {} of the group", self.layout)?,
             Operation::AllGather | Operation::ReduceScatter => write!(f, " (counts {:08x})", self.layout as u32)?,
+            Operation::AllReduce if self.vectors > 1 => write!(f, " (lengths {:08x})", self.layout as u32)?,
             Operation::AllToAll => write!(f, " to the other rank and {} from it", self.layout)?,
             _ => {}
         }
@@ -151,7 +166,8 @@ pub(crate) struct Header {
     /// Identifies the communicator within the job.
     pub(crate) group: u64,
     pub(crate) signature: Signature,
-    /// Offset of the sender's buffer in its arena, if peers may access the buffer there. May differ between ranks.
+    /// Offset of the sender's buffer in its arena, if peers may access the buffer there. May differ between ranks. The
+    /// offsets of several vectors follow the header.
     pub(crate) place: Option<u64>,
 }
 
@@ -174,6 +190,7 @@ impl Header {
             Some(ReduceOp::Max) => 2,
         };
         bytes[52] = u8::from(signature.on_device);
+        bytes[53..55].copy_from_slice(&signature.vectors.to_le_bytes());
         if let Some(place) = self.place {
             bytes[51] = 1;
             bytes[56..64].copy_from_slice(&place.to_le_bytes());
@@ -199,9 +216,16 @@ impl Header {
             _ => return None,
         };
         let operation = *Operation::ALL.get(usize::from(bytes[48]))?;
-        let on_device = bytes[52] == 1;
-        let signature =
-            Signature { operation, sequence: word(24), dtype, length: word(32), reduce, layout: word(40), on_device };
+        let signature = Signature {
+            operation,
+            sequence: word(24),
+            vectors: u16::from_le_bytes([bytes[53], bytes[54]]),
+            dtype,
+            length: word(32),
+            reduce,
+            layout: word(40),
+            on_device: bytes[52] == 1,
+        };
         let place = (bytes[51] == 1).then(|| word(56));
         Some(Header { job: word(8), attempt: half_word(4), group: word(16), signature, place })
     }
@@ -238,8 +262,16 @@ mod tests {
 
     fn header(operation: Operation) -> Header {
         let dtype = Some(Dtype::Bf16);
-        let signature =
-            Signature { operation, sequence: 17, dtype, length: 4096, reduce: None, layout: 3, on_device: false };
+        let signature = Signature {
+            operation,
+            sequence: 17,
+            vectors: 1,
+            dtype,
+            length: 4096,
+            reduce: None,
+            layout: 3,
+            on_device: false,
+        };
         Header { job: 0x1234, attempt: 2, group: 9, signature, place: None }
     }
 
@@ -250,6 +282,7 @@ mod tests {
             for reduce in [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)] {
                 sent.signature.reduce = reduce;
                 sent.signature.on_device = reduce.is_some();
+                sent.signature.vectors = if reduce.is_some() { u16::MAX } else { 1 };
                 for place in [None, Some(0), Some(u64::MAX)] {
                     sent.place = place;
                     assert_eq!(Header::decode(&sent.encode()), Some(sent));
@@ -280,6 +313,11 @@ mod tests {
         other.signature = exchange.signature.between(5, 6);
         let (ours, _) = exchange.difference(&other).expect("5 are sent where 6 are expected");
         assert_eq!(ours, "all_to_all #17 of 5 bf16 to the other rank and 6 from it");
+        let mut several = header(Operation::AllGather);
+        several.signature = Signature { vectors: 3, dtype: None, ..several.signature };
+        let (ours, theirs) = several.difference(&header(Operation::AllGather)).expect("the numbers of vectors differ");
+        assert_eq!(ours, "all_gather #17 of 3 buffers with 4096 bytes (counts 00000003)");
+        assert_eq!(theirs, "all_gather #17 of 4096 bf16 (counts 00000003)");
         let mut old = header(Operation::Send);
         old.attempt = 1;
         let (ours, theirs) = here.difference(&old).expect("attempts differ");

@@ -21,9 +21,10 @@ pub struct Stats {
 /// Counters of one kind of operation on this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Counter {
-    /// Operations that succeeded.
+    /// Operations that succeeded. A coalesced operation counts once.
     pub calls: u64,
-    /// Calls in which ranks read and wrote each other's buffers directly: all collectives and messages between threads
+    /// Calls in which ranks read and wrote each other's buffers directly, all or some of a coalesced call: all collectives
+    /// and messages between threads
     /// and, under the [`SharedAllocator`](crate::SharedAllocator), those on large vectors between processes of one
     /// host. Messages and the parts of an all_to_all are counted at the sender.
     pub in_place: u64,
@@ -62,7 +63,8 @@ impl Stats {
 pub struct SizeCounter {
     /// The kind of operation.
     pub operation: Operation,
-    /// Size of the whole vector in bytes, the parts of all ranks together. Of an all_to_all, size of this rank's input.
+    /// Size of the whole vector in bytes, the parts of all ranks together, or of all vectors of a coalesced operation. Of an
+    /// all_to_all, size of this rank's input.
     pub bytes: u64,
     /// Number of ranks in the group.
     pub ranks: usize,

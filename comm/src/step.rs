@@ -1,7 +1,7 @@
 //! A collective in the form that every transport executes, and the traits that make up a transport.
 //!
-//! All collectives consist of two phases over a vector that is divided into one range per rank. In *reduce*, the owner
-//! of a range combines the contributions of all ranks to it. In *gather*, every rank copies each range from its owner.
+//! All collectives consist of two phases over vectors, each of which is divided into one range per rank. In *reduce*, the
+//! owner of a range combines the contributions of all ranks to it. In *gather*, every rank copies each range from its owner.
 //! An all_reduce is both, a reduce_scatter only the first, an all_gather only the second. A broadcast is a gather in
 //! which the root owns the whole vector. A barrier has neither phase. An all_to_all is not of this form, because no two
 //! ranks have the same vector; [`Parts`] describes it.
@@ -23,7 +23,17 @@ use crate::signature::Signature;
 pub(crate) struct Step<'a> {
     /// The operation that the caller requested.
     pub(crate) signature: Signature,
-    pub(crate) reduce: Option<Reduction>,
+    pub(crate) reduce: Option<ReduceOp>,
+    /// The vectors of a coalesced operation, or one; none in a barrier.
+    pub(crate) vectors: Vec<Vector<'a>>,
+    pub(crate) gather: bool,
+    pub(crate) deadline: Deadline,
+}
+
+/// A vector that a collective reduces or gathers.
+pub(crate) struct Vector<'a> {
+    /// Element type. A gather moves bytes, and its ranges need not end between elements.
+    pub(crate) dtype: Dtype,
     /// The whole vector: the ranges of all ranks one after another.
     pub(crate) buffer: &'a mut [u8],
     /// This rank's range of a gather, if it is not in `buffer` yet.
@@ -32,11 +42,14 @@ pub(crate) struct Step<'a> {
     pub(crate) shard: Option<&'a mut [u8]>,
     /// Each rank's range of `buffer`, in bytes.
     pub(crate) ranges: Vec<Range<usize>>,
-    pub(crate) gather: bool,
-    pub(crate) deadline: Deadline,
 }
 
-impl Step<'_> {
+impl<'a> Vector<'a> {
+    /// Creates a vector that is changed in place.
+    pub(crate) fn new(dtype: Dtype, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Vector<'a> {
+        Vector { dtype, buffer, source: None, shard: None, ranges }
+    }
+
     /// Copies the source to its range in the buffer, where peers read it.
     pub(crate) fn place_source(&mut self, rank: usize) {
         if let Some(source) = self.source.take() {
@@ -79,10 +92,12 @@ pub(crate) trait Collective: Send {
 pub(crate) struct Alone;
 
 impl Collective for Alone {
-    fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
-        step.place_source(0);
-        if let Some(shard) = step.shard {
-            copy(step.buffer, shard, step.buffer.len());
+    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+        for mut vector in step.vectors {
+            vector.place_source(0);
+            if let Some(shard) = vector.shard {
+                copy(vector.buffer, shard, vector.buffer.len());
+            }
         }
         Ok(Carried::IN_PLACE)
     }
@@ -96,8 +111,8 @@ impl Collective for Alone {
 /// How the payload of an operation was transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {
-    /// Whether ranks read or wrote each other's buffers; otherwise the payload was copied into and out of rings or
-    /// sockets.
+    /// Whether ranks read or wrote each other's buffers, or some of those of a coalesced operation; otherwise the payload
+    /// was copied into and out of rings or sockets.
     pub(crate) in_place: bool,
     /// Bytes that this rank wrote to sockets.
     pub(crate) network_bytes: usize,

@@ -4,6 +4,8 @@
 #[path = "conformance/suite.rs"]
 #[macro_use]
 mod suite;
+#[path = "conformance/coalesced.rs"]
+mod coalesced;
 #[path = "conformance/collectives.rs"]
 mod collectives;
 #[path = "conformance/faults.rs"]

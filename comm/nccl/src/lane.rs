@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
 use cudarc::nccl::sys::{self, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
-use zero_comm::{DeviceLane, DeviceMemory, DeviceWork, Dtype, INVITATION, ReduceOp};
+use zero_comm::{DeviceLane, DeviceMemory, DeviceWork, Dtype, INVITATION, ReduceOp, ShardedMemory};
 use zero_cuda::{Begun, CudaError, Device, Event, Recorder, Stream, Transfer};
 
 /// One end of a connection.
@@ -67,8 +67,7 @@ impl Lane {
             DeviceWork::Send { .. } => Transfer::Send,
             DeviceWork::Recv { .. } => Transfer::Receive,
         };
-        let bytes = work.buffers().iter().map(|buffer| buffer.len() * buffer.dtype().size()).max().unwrap_or(0);
-        self.begun = recorder.begin_transfer(&self.stream, kind, bytes)?;
+        self.begun = recorder.begin_transfer(&self.stream, kind, work.bytes())?;
         Ok(())
     }
 
@@ -116,21 +115,22 @@ impl Lane {
     fn launch(&self, work: &DeviceWork<'_>) -> Result<(), String> {
         let (comm, stream) = (self.comm, self.stream.raw().cast());
         match *work {
-            DeviceWork::AllReduce { buffer, op } => {
-                let (at, count, dtype) = place(buffer);
+            DeviceWork::AllReduce { ref buffers, op } => buffers.iter().try_for_each(|buffer| {
+                let (at, count, dtype) = place(*buffer);
                 // SAFETY: here and below, the buffers hold `count` elements of `dtype` on this lane's device and live
                 // until the stream is done with them; communicator and stream are valid.
                 let result = unsafe { sys::ncclAllReduce(at, at, count, dtype, reduction(op), comm, stream) };
                 self.check("ncclAllReduce", result)
-            }
+            }),
             DeviceWork::Broadcast { buffer, root } => {
                 let (at, count, dtype) = place(buffer);
                 // SAFETY: as in `AllReduce`.
                 let result = unsafe { sys::ncclBroadcast(at, at, count, dtype, root as c_int, comm, stream) };
                 self.check("ncclBroadcast", result)
             }
-            DeviceWork::AllGather { shard, output, counts } => {
-                let ((from, count, dtype), (to, ..)) = (place(shard), place(output));
+            DeviceWork::AllGather { ref vectors } => vectors.iter().try_for_each(|vector| {
+                let ShardedMemory { whole, shard, counts } = *vector;
+                let ((from, count, dtype), (to, ..)) = (place(shard), place(whole));
                 if let Some(count) = even(counts) {
                     // SAFETY: as in `AllReduce`.
                     let result = unsafe { sys::ncclAllGather(from, to, count, dtype, comm, stream) };
@@ -146,23 +146,24 @@ impl Lane {
                     self.check("ncclBroadcast", result)?;
                 }
                 Ok(())
-            }
-            DeviceWork::ReduceScatter { input, shard, counts, op } => {
-                let ((from, _, dtype), (to, ..), op) = (place(input), place(shard), reduction(op));
+            }),
+            DeviceWork::ReduceScatter { ref vectors, op } => vectors.iter().try_for_each(|vector| {
+                let ShardedMemory { whole, shard, counts } = *vector;
+                let ((from, _, dtype), (to, ..), op) = (place(whole), place(shard), reduction(op));
                 if let Some(count) = even(counts) {
                     // SAFETY: as in `AllReduce`.
                     let result = unsafe { sys::ncclReduceScatter(from, to, count, dtype, op, comm, stream) };
                     return self.check("ncclReduceScatter", result);
                 }
                 for (root, (start, count)) in ranges(counts).filter(|(_, (_, count))| *count > 0) {
-                    let from = offset(from, start, input.dtype());
+                    let from = offset(from, start, whole.dtype());
                     // SAFETY: as in `AllReduce`; the ranges lie within the input, and NCCL writes only to the root's
                     // shard.
                     let result = unsafe { sys::ncclReduce(from, to, count, dtype, op, root as c_int, comm, stream) };
                     self.check("ncclReduce", result)?;
                 }
                 Ok(())
-            }
+            }),
             DeviceWork::AllToAll { input, output, send_counts, receive_counts } => {
                 let (sends, receives) = (parts(input, send_counts), parts(output, receive_counts));
                 let (dtype, size) = (dtype(input.dtype()), sends.len());

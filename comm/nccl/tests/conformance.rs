@@ -7,6 +7,8 @@
 #[path = "../../tests/conformance/suite.rs"]
 #[macro_use]
 mod suite;
+#[path = "../../tests/conformance/coalesced.rs"]
+mod coalesced;
 #[path = "../../tests/conformance/collectives.rs"]
 mod collectives;
 #[path = "../../tests/conformance/faults.rs"]
@@ -58,6 +60,9 @@ mod shared_memory {
             every_operation_matches_its_definition,
             results_may_be_awaited_in_any_order,
             random_programs;
+        coalesced:
+            coalesced_operations_match_separate_ones,
+            different_vectors_are_reported_with_both_sides;
         messages:
             every_rank_sends_to_every_other_before_receiving,
             messages_keep_their_order;
@@ -76,6 +81,9 @@ mod tcp {
         collectives:
             every_operation_matches_its_definition,
             random_programs;
+        coalesced:
+            coalesced_operations_match_separate_ones,
+            different_vectors_are_reported_with_both_sides;
         messages:
             every_rank_sends_to_every_other_before_receiving,
             messages_keep_their_order,

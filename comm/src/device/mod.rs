@@ -171,28 +171,20 @@ pub trait DeviceLane: Send {
 pub enum DeviceWork<'a> {
     /// Reduces the buffers of all ranks, in place on all ranks.
     AllReduce {
-        /// The input and the result.
-        buffer: &'a dyn DeviceMemory,
+        /// The inputs and the results.
+        buffers: Vec<&'a dyn DeviceMemory>,
         /// The reduction.
         op: ReduceOp,
     },
     /// Concatenates the shards of all ranks, on all ranks.
     AllGather {
-        /// This rank's shard.
-        shard: &'a dyn DeviceMemory,
-        /// The shards of all ranks.
-        output: &'a dyn DeviceMemory,
-        /// Elements of each rank's shard.
-        counts: &'a [usize],
+        /// The outputs and this rank's shards of them.
+        vectors: Vec<ShardedMemory<'a>>,
     },
     /// Reduces the inputs of all ranks; each rank gets its range of the result.
     ReduceScatter {
-        /// The input, which stays unchanged.
-        input: &'a dyn DeviceMemory,
-        /// This rank's range of the result.
-        shard: &'a dyn DeviceMemory,
-        /// Elements of each rank's range.
-        counts: &'a [usize],
+        /// The inputs, which stay unchanged, and this rank's ranges of the results.
+        vectors: Vec<ShardedMemory<'a>>,
         /// The reduction.
         op: ReduceOp,
     },
@@ -230,17 +222,42 @@ pub enum DeviceWork<'a> {
     },
 }
 
+/// A vector of an operation on device memory, and this rank's range of it.
+#[derive(Debug, Clone, Copy)]
+pub struct ShardedMemory<'a> {
+    /// The values of all ranges.
+    pub whole: &'a dyn DeviceMemory,
+    /// This rank's range.
+    pub shard: &'a dyn DeviceMemory,
+    /// Elements of each rank's range.
+    pub counts: &'a [usize],
+}
+
 impl DeviceWork<'_> {
     /// Returns all buffers of the operation.
     pub fn buffers(&self) -> Vec<&dyn DeviceMemory> {
-        match *self {
-            DeviceWork::AllReduce { buffer, .. }
-            | DeviceWork::Broadcast { buffer, .. }
+        match self {
+            DeviceWork::AllReduce { buffers, .. } => buffers.clone(),
+            DeviceWork::AllGather { vectors } | DeviceWork::ReduceScatter { vectors, .. } => {
+                vectors.iter().flat_map(|vector| [vector.whole, vector.shard]).collect()
+            }
+            DeviceWork::Broadcast { buffer, .. }
             | DeviceWork::Send { buffer, .. }
-            | DeviceWork::Recv { buffer, .. } => vec![buffer],
-            DeviceWork::AllGather { shard, output, .. } => vec![shard, output],
-            DeviceWork::ReduceScatter { input, shard, .. } => vec![input, shard],
-            DeviceWork::AllToAll { input, output, .. } => vec![input, output],
+            | DeviceWork::Recv { buffer, .. } => vec![*buffer],
+            DeviceWork::AllToAll { input, output, .. } => vec![*input, *output],
+        }
+    }
+
+    /// Returns the size of the vectors in bytes, the parts of all ranks together; of an all_to_all, the size of the larger
+    /// buffer.
+    pub fn bytes(&self) -> usize {
+        let bytes = |buffer: &dyn DeviceMemory| buffer.len() * buffer.dtype().size();
+        match self {
+            DeviceWork::AllGather { vectors } | DeviceWork::ReduceScatter { vectors, .. } => {
+                vectors.iter().map(|vector| bytes(vector.whole)).sum()
+            }
+            DeviceWork::AllToAll { input, output, .. } => bytes(*input).max(bytes(*output)),
+            _ => self.buffers().into_iter().map(bytes).sum(),
         }
     }
 }

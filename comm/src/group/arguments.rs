@@ -8,6 +8,9 @@ use crate::pending::Pending;
 use crate::signature::Operation;
 use crate::step::Membership;
 
+/// Maximum buffers of a coalesced operation; a header states their number in 16 bits.
+const MOST: usize = u16::MAX as usize;
+
 /// The kind of memory that holds the buffers of an operation.
 pub(super) enum BufferKind {
     Host,
@@ -44,6 +47,16 @@ impl Group {
             _ if peer == rank => Err("a rank cannot send to itself".into()),
             _ if peer >= self.size() => Err(format!("rank {peer} does not exist in a group of {}", self.size())),
             _ => Ok(()),
+        }
+    }
+
+    /// Returns where the buffers of a coalesced operation are, or why they cannot take part in one.
+    pub(super) fn place_all<'a>(&self, buffers: impl Iterator<Item = &'a Buffer>) -> Result<BufferKind, String> {
+        let buffers: Vec<&Buffer> = buffers.collect();
+        match buffers.len() {
+            0 => Err("the operation has no buffers".into()),
+            1..=MOST => self.place(&buffers),
+            more => Err(format!("the operation has {more} buffers, more than {MOST}")),
         }
     }
 

@@ -1,20 +1,20 @@
 //! Operations on device buffers: the ranks synchronize over the host fabric, then their devices run the operation.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::Group;
 use super::submission::{Ordered, lock};
-use crate::buffer::Buffer;
-use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered};
-use crate::device::{DeviceEnd, DeviceMemory, DeviceWork};
+use super::vectors::memory;
+use crate::buffer::{Buffer, Dtype};
+use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered, ToGather, ToScatter};
+use crate::device::{DeviceEnd, DeviceWork};
 use crate::health::Failure;
 use crate::inquiry::{Topic, Waiters};
 use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature};
 use crate::stats::Sent;
-use crate::step::{Carried, Collective, Deadline, Inbox, Membership, Outbox, Step, even_counts};
+use crate::step::{Carried, Collective, Deadline, Inbox, Membership, Outbox, Step, Vector, even_counts};
 
 impl Group {
     /// Returns this rank's end of the device connection for messages with a peer, in the direction of `operation`. The
@@ -32,56 +32,53 @@ impl Group {
         })
     }
 
-    pub(super) fn all_reduce_on_device(&self, signature: Signature, buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
+    pub(super) fn all_reduce_on_device(
+        &self,
+        signature: Signature,
+        buffers: Vec<Buffer>,
+        op: ReduceOp,
+    ) -> Pending<Vec<Buffer>> {
         let (rank, size) = (self.rank(), self.size());
-        let own = even_counts(buffer.len(), size).nth(rank).unwrap_or(0) * buffer.dtype().size();
-        let sent = buffer.size_bytes() - own + own * (size - 1);
+        let sent = |buffer: &Buffer| {
+            let own = even_counts(buffer.len(), size).nth(rank).unwrap_or(0) * buffer.dtype().size();
+            buffer.size_bytes() - own + own * (size - 1)
+        };
         self.collective_on_device(
             signature,
-            sent,
-            buffer,
-            move |buffer| DeviceWork::AllReduce { buffer: memory(buffer), op },
-            |buffer| buffer,
+            buffers.iter().map(sent).sum(),
+            buffers,
+            move |buffers| DeviceWork::AllReduce { buffers: buffers.iter().map(memory).collect(), op },
+            |buffers| buffers,
         )
     }
 
-    pub(super) fn all_gather_on_device(
-        &self,
-        signature: Signature,
-        shard: Buffer,
-        output: Buffer,
-        counts: Vec<usize>,
-    ) -> Pending<Gathered> {
-        let sent = shard.size_bytes() * (self.size() - 1);
+    pub(super) fn all_gather_on_device(&self, signature: Signature, vectors: Vec<ToGather>) -> Pending<Vec<Gathered>> {
+        let sent = vectors.iter().map(|vector| vector.shard.size_bytes() * (self.size() - 1)).sum();
         self.collective_on_device(
             signature,
             sent,
-            (shard, output, counts),
-            |(shard, output, counts)| DeviceWork::AllGather { shard: memory(shard), output: memory(output), counts },
-            |(shard, output, _)| Gathered { shard, output },
+            vectors,
+            move |vectors| DeviceWork::AllGather { vectors: vectors.iter().map(ToGather::on_device).collect() },
+            |vectors| vectors.into_iter().map(|ToGather { shard, output, .. }| Gathered { shard, output }).collect(),
         )
     }
 
     pub(super) fn reduce_scatter_on_device(
         &self,
         signature: Signature,
-        input: Buffer,
-        shard: Buffer,
-        counts: Vec<usize>,
+        vectors: Vec<ToScatter>,
         op: ReduceOp,
-    ) -> Pending<Scattered> {
-        let sent = input.size_bytes() - shard.size_bytes();
+    ) -> Pending<Vec<Scattered>> {
+        let sent = vectors.iter().map(|vector| vector.input.size_bytes() - vector.shard.size_bytes()).sum();
         self.collective_on_device(
             signature,
             sent,
-            (input, shard, counts),
-            move |(input, shard, counts)| DeviceWork::ReduceScatter {
-                input: memory(input),
-                shard: memory(shard),
-                counts,
+            vectors,
+            move |vectors| DeviceWork::ReduceScatter {
+                vectors: vectors.iter().map(ToScatter::on_device).collect(),
                 op,
             },
-            |(input, shard, _)| Scattered { input, shard },
+            |vectors| vectors.into_iter().map(|ToScatter { input, shard, .. }| Scattered { input, shard }).collect(),
         )
     }
 
@@ -132,9 +129,8 @@ impl Group {
         work: impl FnOnce(&B) -> DeviceWork<'_> + Send + 'static,
         result: impl FnOnce(B) -> T + Send + 'static,
     ) -> Pending<T> {
-        let size = self.size();
         let meet = move |endpoint: &mut dyn Collective, signature: &Signature, deadline| {
-            endpoint.run(step(signature, &mut [], vec![0..0; size], false, deadline))
+            endpoint.run(step(signature, vec![], false, deadline))
         };
         self.collective_on_device_after(meet, signature, sent, buffers, work, result)
     }
@@ -158,7 +154,8 @@ impl Group {
             let tell = |invitation: &mut [u8; _]| {
                 let mut ranges = vec![invitation.len()..invitation.len(); size];
                 ranges[0] = 0..invitation.len();
-                endpoint.run(step(signature, invitation, ranges, true, deadline)).map(|_| ())
+                let vectors = vec![Vector::new(Dtype::U8, invitation, ranges)];
+                endpoint.run(step(signature, vectors, true, deadline)).map(|_| ())
             };
             let buffers = lock(&end).carry_out(buffers, work, tell, signature, deadline)?;
             Ok((result(buffers), Sent { bytes: sent, carried: Carried::IN_PLACE }))
@@ -213,21 +210,7 @@ impl Group {
     }
 }
 
-fn memory(buffer: &Buffer) -> &dyn DeviceMemory {
-    match buffer {
-        Buffer::Device(buffer) => buffer.memory(),
-        _ => unreachable!("`place` has looked"),
-    }
-}
-
 /// Builds a host step that carries the signature of a device operation.
-fn step<'a>(
-    signature: &Signature,
-    buffer: &'a mut [u8],
-    ranges: Vec<Range<usize>>,
-    gather: bool,
-    deadline: Deadline,
-) -> Step<'a> {
-    let signature = signature.of_all();
-    Step { signature, reduce: None, buffer, source: None, shard: None, ranges, gather, deadline }
+fn step<'a>(signature: &Signature, vectors: Vec<Vector<'a>>, gather: bool, deadline: Deadline) -> Step<'a> {
+    Step { signature: signature.of_all(), reduce: None, vectors, gather, deadline }
 }

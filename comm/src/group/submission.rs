@@ -106,8 +106,8 @@ impl Context {
         let outcome = self.health.check().and_then(|()| work(endpoint, signature, deadline));
         match outcome {
             Ok((result, sent)) => {
-                let bytes = signature.dtype.map_or(0, |dtype| signature.length * dtype.size() as u64);
-                lock(&self.log).count(signature.operation, bytes, sent, deadline.started.elapsed().as_secs_f64());
+                let seconds = deadline.started.elapsed().as_secs_f64();
+                lock(&self.log).count(signature.operation, signature.bytes(), sent, seconds);
                 Ok(result)
             }
             Err(failure) => {

@@ -14,17 +14,19 @@
 //! memory for it.
 
 mod cells;
+mod sums;
 
 use std::ops::Range;
 
-use crate::buffer::Dtype;
+use crate::communicator::ReduceOp;
 use crate::health::Failure;
 use crate::parts::Parts;
 use crate::signature::Signature;
-use crate::step::{Carried, Collective, Deadline, Reduction, Step, consecutive, even_counts};
+use crate::step::{Carried, Collective, Deadline, Step, Vector, consecutive, even_counts};
 use crate::tree;
 
 pub use cells::cells;
+use sums::{CellSum, Sums, Wide, is_half};
 
 /// One rank's end of a group on several hosts.
 pub(crate) struct Hierarchy {
@@ -47,9 +49,9 @@ pub(crate) fn rails(cells: &[Range<usize>]) -> usize {
 
 impl Collective for Hierarchy {
     fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
-        step.place_source(self.rank);
+        step.vectors.iter_mut().for_each(|vector| vector.place_source(self.rank));
         match step.reduce {
-            Some(Reduction { dtype: Dtype::Bf16 | Dtype::F16, .. }) => self.widened(step),
+            Some(_) if step.vectors.iter().any(is_half) => self.widened(step),
             Some(_) if step.gather => self.all_reduce(step),
             Some(_) => self.reduce_scatter(step),
             None if step.gather => self.gather(step),
@@ -74,7 +76,7 @@ impl Collective for Hierarchy {
 /// What the steps of a collective have in common.
 struct Task {
     signature: Signature,
-    reduce: Option<Reduction>,
+    reduce: Option<ReduceOp>,
     deadline: Deadline,
 }
 
@@ -83,122 +85,140 @@ impl Task {
         Task { signature: step.signature, reduce: step.reduce, deadline: step.deadline }
     }
 
-    fn gather<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
+    fn gather<'a>(&self, vectors: Vec<Vector<'a>>) -> Step<'a> {
         let Task { signature, deadline, .. } = *self;
-        Step { signature, reduce: None, buffer, source: None, shard: None, ranges, gather: true, deadline }
+        Step { signature, reduce: None, vectors, gather: true, deadline }
     }
 
-    fn reduce<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
-        Step { reduce: self.reduce, gather: false, ..self.gather(buffer, ranges) }
+    fn reduce<'a>(&self, vectors: Vec<Vector<'a>>) -> Step<'a> {
+        Step { reduce: self.reduce, gather: false, ..self.gather(vectors) }
     }
 
-    fn reduce_into<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>, shard: &'a mut [u8]) -> Step<'a> {
-        Step { shard: Some(shard), ..self.reduce(buffer, ranges) }
+    fn all_reduce<'a>(&self, vectors: Vec<Vector<'a>>) -> Step<'a> {
+        Step { reduce: self.reduce, ..self.gather(vectors) }
     }
+}
 
-    fn all_reduce<'a>(&self, buffer: &'a mut [u8], ranges: Vec<Range<usize>>) -> Step<'a> {
-        Step { reduce: self.reduce, ..self.gather(buffer, ranges) }
-    }
-
-    /// Returns the size of an element in bytes; 1 without a reduction.
-    fn unit(&self) -> usize {
-        self.reduce.map_or(1, |reduce| reduce.dtype.size())
-    }
+/// Returns the vectors with other ranges, which are changed in place.
+fn with_ranges<'a>(
+    vectors: &'a mut [Vector<'_>],
+    ranges: impl Fn(usize, &[Range<usize>]) -> Vec<Range<usize>>,
+) -> Vec<Vector<'a>> {
+    let with_ranges = |(index, vector): (usize, &'a mut Vector<'_>)| {
+        let ranges = ranges(index, &vector.ranges);
+        Vector::new(vector.dtype, vector.buffer, ranges)
+    };
+    vectors.iter_mut().enumerate().map(with_ranges).collect()
 }
 
 impl Hierarchy {
     fn barrier(&mut self, task: &Task) -> Result<Carried, Failure> {
-        let nothing = |ranks: usize| vec![0..0; ranks];
-        let (ranks, cells) = (self.cells[self.own()].len(), self.cells.len());
-        self.cell.run(task.gather(&mut [], nothing(ranks)))?;
+        self.cell.run(task.gather(vec![]))?;
         if let Some(rail) = &mut self.rail {
-            rail.run(task.gather(&mut [], nothing(cells)))?;
+            rail.run(task.gather(vec![]))?;
         }
-        self.cell.run(task.gather(&mut [], nothing(ranks)))?;
+        self.cell.run(task.gather(vec![]))?;
         Ok(Carried::streamed(0))
     }
 
     fn all_reduce(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
-        let (task, buffer) = (Task::of(&step), step.buffer);
-        let slices = cut(&(0..buffer.len()), rails(&self.cells), task.unit());
-        let in_cell = self.one_each(&slices);
+        let (task, mut vectors) = (Task::of(&step), step.vectors);
+        let (place, cells, rails) = (self.place(), self.cells.len(), rails(&self.cells));
+        let slices = |vector: &Vector<'_>| cut(&(0..vector.buffer.len()), rails, vector.dtype.size());
+        let slices: Vec<Vec<Range<usize>>> = vectors.iter().map(slices).collect();
+        let ranks = self.cells[self.own()].len();
+        let in_cell = |index: usize, _: &[Range<usize>]| one_each(&slices[index], ranks);
         let mut carried = Carried::streamed(0);
-        carried += self.cell.run(task.reduce(buffer, in_cell.clone()))?;
-        let (place, cells) = (self.place(), self.cells.len());
+        carried += self.cell.run(task.reduce(with_ranges(&mut vectors, in_cell)))?;
         if let Some(rail) = &mut self.rail {
-            let slice = &mut buffer[slices[place].clone()];
-            let parts = cut(&(0..slice.len()), cells, task.unit());
-            carried += rail.run(task.all_reduce(slice, parts))?;
+            let of_rail = vectors.iter_mut().zip(&slices).map(|(vector, slices)| {
+                let slice = &mut vector.buffer[slices[place].clone()];
+                let parts = cut(&(0..slice.len()), cells, vector.dtype.size());
+                Vector::new(vector.dtype, slice, parts)
+            });
+            carried += rail.run(task.all_reduce(of_rail.collect()))?;
         }
-        carried += self.cell.run(task.gather(buffer, in_cell))?;
+        carried += self.cell.run(task.gather(with_ranges(&mut vectors, in_cell)))?;
         Ok(carried)
     }
 
     fn reduce_scatter(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
-        let task = Task::of(&step);
-        let Step { buffer, shard, ranges, .. } = step;
-        let shard = shard.unwrap_or_default();
+        let (task, mut vectors) = (Task::of(&step), step.vectors);
         let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
         // If all cells have the same size, each rank's slice of a cell is exactly the range of the rank with the same
         // index.
         let even = self.cells.iter().all(|cell| cell.len() == rails);
-        let slices = |cell: &Range<usize>| match even {
-            true => ranges[cell.clone()].to_vec(),
-            false => cut(&region(&ranges, cell), rails, task.unit()),
+        let slices = |vector: &Vector<'_>, cell: &Range<usize>| match even {
+            true => vector.ranges[cell.clone()].to_vec(),
+            false => cut(&region(&vector.ranges, cell), rails, vector.dtype.size()),
         };
-        // The sums that this rank's cell computes for this rank's rail: one slice per cell.
-        let mut end = 0;
-        let mut sums_at = Vec::new();
-        for cell in &self.cells {
-            let length = slices(cell).get(place).map_or(0, ExactSizeIterator::len);
-            let start = usize::next_multiple_of(end, size_of::<u64>());
-            end = start + length;
-            sums_at.push(start..end);
-        }
-        let mut sums = vec![0u64; end.div_ceil(size_of::<u64>())];
-        let sums: &mut [u8] = bytemuck::cast_slice_mut(&mut sums);
+        // The sums that this rank's cell computes for this rank's rail: one slice of each vector per cell.
+        let length = |vector: &Vector<'_>, cell| slices(vector, cell).get(place).map_or(0, ExactSizeIterator::len);
+        let of_vector = |vector: &Vector<'_>| Sums::new(self.cells.iter().map(|cell| length(vector, cell)));
+        let mut sums: Vec<Sums> = vectors.iter().map(of_vector).collect();
         let mut carried = Carried::streamed(0);
-        for (cell, sum) in self.cells.iter().zip(&sums_at) {
-            let in_cell = one_each(&slices(cell), self.cells[own].len());
-            carried += self.cell.run(task.reduce_into(buffer, in_cell, &mut sums[sum.clone()]))?;
+        for (index, cell) in self.cells.iter().enumerate() {
+            let in_cell = vectors.iter_mut().zip(&mut sums).map(|(vector, sums)| {
+                let (ranges, at) = (one_each(&slices(vector, cell), self.cells[own].len()), sums.at[index].clone());
+                let shard = Some(&mut sums.bytes()[at]);
+                Vector { shard, ..Vector::new(vector.dtype, vector.buffer, ranges) }
+            });
+            carried += self.cell.run(task.reduce(in_cell.collect()))?;
         }
         if even {
             if let Some(rail) = &mut self.rail {
-                carried += rail.run(task.reduce_into(sums, sums_at, shard))?;
+                let of_rail = vectors.iter_mut().zip(&mut sums).map(|(vector, sums)| {
+                    let (shard, at) = (vector.shard.as_deref_mut(), sums.at.clone());
+                    Vector { shard, ..Vector::new(vector.dtype, sums.bytes(), at) }
+                });
+                carried += rail.run(task.reduce(of_rail.collect()))?;
             }
             return Ok(carried);
         }
-        let region = region(&ranges, &self.cells[own]);
-        let from_start = |range: &Range<usize>| range.start - region.start..range.end - region.start;
-        let slices: Vec<Range<usize>> = slices(&self.cells[own]).iter().map(from_start).collect();
-        let mut result = vec![0u64; region.len().div_ceil(size_of::<u64>())];
-        let result: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut result)[..region.len()];
+        let cell = &self.cells[own];
+        let of_vector = |vector: &Vector<'_>| CellSum::new(region(&vector.ranges, cell), slices(vector, cell));
+        let mut cell_sums: Vec<CellSum> = vectors.iter().map(of_vector).collect();
         if let Some(rail) = &mut self.rail {
-            carried += rail.run(task.reduce_into(sums, sums_at, &mut result[slices[place].clone()]))?;
+            let of_rail = vectors.iter().zip(&mut sums).zip(&mut cell_sums).map(|((vector, sums), of_cell)| {
+                let (shard, at) = (Some(of_cell.slice(place)), sums.at.clone());
+                Vector { shard, ..Vector::new(vector.dtype, sums.bytes(), at) }
+            });
+            carried += rail.run(task.reduce(of_rail.collect()))?;
         }
-        carried += self.cell.run(task.gather(result, self.one_each(&slices)))?;
-        shard.copy_from_slice(&result[from_start(&ranges[self.rank])]);
+        let in_cell = vectors.iter().zip(&mut cell_sums).map(|(vector, of_cell)| {
+            let ranges = one_each(&of_cell.slices, cell.len());
+            Vector::new(vector.dtype, of_cell.bytes(), ranges)
+        });
+        carried += self.cell.run(task.gather(in_cell.collect()))?;
+        for (vector, mut of_cell) in vectors.into_iter().zip(cell_sums) {
+            let own = of_cell.within(&vector.ranges[self.rank]);
+            vector.shard.unwrap_or_default().copy_from_slice(&of_cell.bytes()[own]);
+        }
         Ok(carried)
     }
 
     /// Runs an all_gather or a broadcast, in which one rank owns the whole vector.
     fn gather(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
-        let task = Task::of(&step);
-        let Step { buffer, ranges, .. } = step;
+        let (task, mut vectors) = (Task::of(&step), step.vectors);
         let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
-        let slices: Vec<Vec<Range<usize>>> =
-            self.cells.iter().map(|cell| cut(&region(&ranges, cell), rails, task.unit())).collect();
+        let ranks = self.cells[own].len();
+        let slices = |ranges: &[Range<usize>], cell: &Range<usize>| cut(&region(ranges, cell), rails, 1);
+        let is_empty = |vectors: &[Vector<'_>], cell| vectors.iter().all(|v| region(&v.ranges, cell).is_empty());
         let mut carried = Carried::streamed(0);
-        if !region(&ranges, &self.cells[own]).is_empty() {
-            carried += self.cell.run(task.gather(buffer, ranges[self.cells[own].clone()].to_vec()))?;
+        if !is_empty(&vectors, &self.cells[own]) {
+            let in_cell = |_, ranges: &[Range<usize>]| ranges[self.cells[own].clone()].to_vec();
+            carried += self.cell.run(task.gather(with_ranges(&mut vectors, in_cell)))?;
         }
         if let Some(rail) = &mut self.rail {
-            let of_rail = slices.iter().map(|slices| slices[place].clone()).collect();
-            carried += rail.run(task.gather(buffer, of_rail))?;
+            let cells = &self.cells;
+            let of_rail =
+                |_, ranges: &[Range<usize>]| cells.iter().map(|cell| slices(ranges, cell)[place].clone()).collect();
+            carried += rail.run(task.gather(with_ranges(&mut vectors, of_rail)))?;
         }
-        for (cell, slices) in slices.iter().enumerate() {
-            if cell != own && !region(&ranges, &self.cells[cell]).is_empty() {
-                carried += self.cell.run(task.gather(buffer, self.one_each(slices)))?;
+        for (index, cell) in self.cells.iter().enumerate() {
+            if index != own && !is_empty(&vectors, cell) {
+                let in_cell = |_, ranges: &[Range<usize>]| one_each(&slices(ranges, cell), ranks);
+                carried += self.cell.run(task.gather(with_ranges(&mut vectors, in_cell)))?;
             }
         }
         Ok(carried)
@@ -206,23 +226,15 @@ impl Hierarchy {
 
     /// Runs a reduction of 16-bit floats as one of f32, because partial sums must not be rounded.
     fn widened(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
-        let Some(Reduction { op, dtype }) = step.reduce else { return self.run(step) };
-        let mut wide = tree::widened(dtype, step.buffer);
-        let mut wide_shard = step.shard.as_ref().map(|shard| vec![0f32; shard.len() / dtype.size()]);
-        let scale = |at: usize| at / dtype.size() * Dtype::F32.size();
-        let carried = self.run(Step {
-            signature: step.signature,
-            reduce: Some(Reduction { op, dtype: Dtype::F32 }),
-            buffer: bytemuck::cast_slice_mut(&mut wide),
-            source: None,
-            shard: wide_shard.as_mut().map(|shard| bytemuck::cast_slice_mut(shard)),
-            ranges: step.ranges.iter().map(|range| scale(range.start)..scale(range.end)).collect(),
-            gather: step.gather,
-            deadline: step.deadline,
-        })?;
-        match (step.shard, wide_shard) {
-            (Some(shard), Some(wide)) => tree::narrow(dtype, &wide, shard),
-            _ => tree::narrow(dtype, &wide, step.buffer),
+        let mut vectors = step.vectors;
+        let mut wide: Vec<Wide> = vectors.iter().map(Wide::of).collect();
+        let widened = vectors.iter_mut().zip(&mut wide).map(|(vector, wide)| wide.vector(vector)).collect();
+        let carried = self.run(Step { vectors: widened, ..step })?;
+        for (vector, wide) in vectors.into_iter().zip(wide).filter(|(vector, _)| is_half(vector)) {
+            match vector.shard {
+                Some(shard) => tree::narrow(vector.dtype, &wide.shard, shard),
+                None => tree::narrow(vector.dtype, &wide.buffer, vector.buffer),
+            }
         }
         Ok(carried)
     }
@@ -235,10 +247,6 @@ impl Hierarchy {
     /// Returns this rank's index in its cell.
     fn place(&self) -> usize {
         self.rank - self.cells[self.own()].start
-    }
-
-    fn one_each(&self, slices: &[Range<usize>]) -> Vec<Range<usize>> {
-        one_each(slices, self.cells[self.own()].len())
     }
 }
 

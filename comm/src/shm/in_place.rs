@@ -13,9 +13,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arena::PeerArena;
+use crate::communicator::ReduceOp;
 use crate::copy::copy;
 use crate::health::{Cause, Failure, Health};
-use crate::step::{Membership, Reduction, Step};
+use crate::step::{Membership, Reduction, Step, Vector};
 use crate::tree;
 
 /// Bytes that are combined at a time: the blocks of all ranks should fit into the L2 cache.
@@ -60,24 +61,26 @@ impl Lease {
 }
 
 impl Neighbours {
-    /// Runs this rank's part of a collective, after the headers were exchanged: all ranks have lent their buffers and
-    /// published the offsets. `places` lists (rank, offset) of all peers.
+    /// Runs this rank's part of a collective on the vector with this index, after the headers were exchanged: all ranks
+    /// have lent their buffers and published the offsets. `places` lists (rank, offset) of all peers.
     pub(crate) fn carry_out(
         &self,
         step: &mut Step<'_>,
+        index: usize,
         membership: &Membership,
         places: &[(usize, u64)],
         health: &Health,
     ) -> Result<(), Failure> {
-        let length = step.buffer.len();
-        let own = Lease { rank: membership.rank, bytes: step.buffer.as_mut_ptr(), length };
+        let (op, gathers, vector) = (step.reduce, step.gather, &mut step.vectors[index]);
+        let length = vector.buffer.len();
+        let own = Lease { rank: membership.rank, bytes: vector.buffer.as_mut_ptr(), length };
         let lease = |&(peer, place): &(usize, u64)| self.lease(peer, place, length, membership);
         let peers: Vec<Lease> = places.iter().map(lease).collect::<Result<_, _>>()?;
-        match step.reduce {
-            Some(reduction) => reduce(step, reduction, &membership.weights, &own, peers, health),
-            None if step.gather => match step.source.take() {
-                Some(source) => hand_out(step, source, &own, &peers, health),
-                None => gather(step, &own, &peers, health),
+        match op {
+            Some(op) => reduce(vector, op, gathers, &membership.weights, &own, peers, health),
+            None if gathers => match vector.source.take() {
+                Some(source) => hand_out(vector, source, &own, &peers, health),
+                None => gather(vector, &own, &peers, health),
             },
             None => Ok(()),
         }
@@ -130,22 +133,24 @@ fn lease(
 
 /// Combines this rank's range of all buffers and, for an all_reduce, writes the result to all of them.
 fn reduce(
-    step: &mut Step<'_>,
-    reduction: Reduction,
+    vector: &mut Vector<'_>,
+    op: ReduceOp,
+    gathers: bool,
     weights: &[usize],
     own: &Lease,
     mut peers: Vec<Lease>,
     health: &Health,
 ) -> Result<(), Failure> {
+    let reduction = Reduction { op, dtype: vector.dtype };
     // The tree combines contributions in rank order.
     peers.sort_unstable_by_key(|peer| peer.rank);
-    let range = step.ranges[own.rank].clone();
+    let range = vector.ranges[own.rank].clone();
     for block in blocks(&range) {
         health.check()?;
         // SAFETY: for all accesses below, only this rank reads or writes its range, in any buffer, during this
         // collective, and each slice is in a different buffer.
-        match &mut step.shard {
-            None if step.gather => {
+        match &mut vector.shard {
+            None if gathers => {
                 // SAFETY: as above.
                 let mut peers: Vec<&mut [u8]> = peers.iter().map(|peer| unsafe { peer.write(&block) }).collect();
                 // SAFETY: as above.
@@ -173,13 +178,13 @@ fn reduce(
 /// Copies the peers' ranges from their buffers into this rank's. If only one rank has data, as in a broadcast, that
 /// rank would have nothing to copy, so it writes the last part of its range to every buffer. All ranks then copy the
 /// same amount.
-fn gather(step: &Step<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
-    let whole = step.buffer.len();
-    let alone = step.ranges.iter().filter(|range| !range.is_empty()).count() == 1;
+fn gather(vector: &Vector<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
+    let (whole, ranges) = (vector.buffer.len(), &vector.ranges);
+    let alone = ranges.iter().filter(|range| !range.is_empty()).count() == 1;
     let parts = |owner: usize| {
-        let Range { start, end } = step.ranges[owner];
+        let Range { start, end } = ranges[owner];
         let middle =
-            if alone { end - ((end - start) / step.ranges.len()).next_multiple_of(64).min(end - start) } else { end };
+            if alone { end - ((end - start) / ranges.len()).next_multiple_of(64).min(end - start) } else { end };
         (start..middle, middle..end)
     };
     for peer in peers {
@@ -200,14 +205,14 @@ fn gather(step: &Step<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Res
 
 /// Writes this rank's range from a separate source to all buffers, its own and the peers', so that the source is read
 /// from memory only once.
-fn hand_out(step: &Step<'_>, source: &[u8], own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
-    let range = &step.ranges[own.rank];
+fn hand_out(vector: &Vector<'_>, source: &[u8], own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
+    let range = &vector.ranges[own.rank];
     for block in blocks(range) {
         health.check()?;
         let source = &source[block.start - range.start..block.end - range.start];
         for lease in peers.iter().chain([own]) {
             // SAFETY: in this collective only this rank accesses its range, in any buffer.
-            copy(source, unsafe { lease.write(&block) }, step.buffer.len());
+            copy(source, unsafe { lease.write(&block) }, vector.buffer.len());
         }
     }
     Ok(())

@@ -4,13 +4,15 @@
 //! rank's range is reduced as soon as the contributions of all peers have arrived. Every stream starts with the header,
 //! and no payload of a peer is used before its header has been compared.
 //!
-//! If all ranks can access each other's buffers, only the headers pass through the streams and the collective runs in
-//! place.
+//! A vector whose buffer all ranks can access in each other's memory is reduced or gathered in place; only the headers
+//! and the places of the buffers pass through the streams. The other vectors of a coalesced operation are streamed, one
+//! after another, as one sequence of chunks.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::order::{Item, Order, chunk_of};
+use super::order::{Chunk, Item, Order, chunk_of, chunks_of};
 use super::{Wait, Watch, Wires};
 use crate::buffer::Dtype;
 use crate::health::{Cause, Failure, Health};
@@ -18,7 +20,7 @@ use crate::inquiry::Topic;
 use crate::parts::Parts;
 use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
-use crate::step::{Carried, Collective, Deadline, Membership, Step, consecutive};
+use crate::step::{Carried, Collective, Deadline, Membership, Reduction, Step, Vector, consecutive};
 use crate::tree;
 
 /// One rank's end of a group's collectives.
@@ -42,6 +44,10 @@ struct Streams {
     sent: usize,
     header: [u8; HEADER_BYTES],
     header_received: usize,
+    places_sent: usize,
+    /// The places of the peer's buffers, as [`Run::places`].
+    places: Vec<u8>,
+    places_received: usize,
     receiving: Order,
     /// Bytes of the current chunk that have arrived.
     received: usize,
@@ -53,44 +59,57 @@ struct Streams {
 struct Run<'a> {
     step: Step<'a>,
     header: Header,
+    /// Offsets of this rank's buffers that peers may access, as words; [`NOWHERE`] for others. Empty if the header says
+    /// it all.
+    places: Vec<u8>,
     streams: Vec<Streams>,
     rank: usize,
     weights: &'a [usize],
     chunk: usize,
     /// Payload bytes sent, without headers.
     payload: usize,
-    /// Number of reduced chunks of this rank's range.
+    /// By rank, the chunks of its ranges of all vectors that are streamed. Empty until these vectors are known.
+    chunks: Vec<Vec<Chunk>>,
+    /// Number of reduced chunks of this rank's ranges.
     reduced: usize,
-    /// Whether payload is streamed. Becomes true once some buffer is known to be inaccessible.
-    streaming: bool,
 }
+
+/// The place of a buffer that peers cannot access.
+const NOWHERE: u64 = u64::MAX;
 
 impl Collective for Exchange {
     fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let mut watch = Watch::new(&self.health, &self.membership, &self.topic, step.deadline);
         let wires = &mut *self.wires;
         let (job, attempt) = self.job;
-        // From here until their farewell, peers may read and write the buffer.
-        let mut lent = self.neighbours.as_ref().and_then(|_| lend(step.buffer));
-        let place = lent.as_ref().map(Lent::place);
+        // From here until their farewell, peers may read and write these buffers.
+        let offer = |vector: &Vector<'_>| self.neighbours.as_ref().and_then(|_| lend(vector.buffer));
+        let mut lent: Vec<Option<Lent>> = step.vectors.iter().map(offer).collect();
+        let places: Vec<Option<u64>> = lent.iter().map(|lent| lent.as_ref().map(Lent::place)).collect();
+        // Whether to send places is the same on all ranks.
+        let place = if let [place] = places[..] { place } else { None };
+        let follow = self.neighbours.is_some() && places.len() > 1;
         let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
-        let mut run = Run::new(step, header, &self.membership, wires.chunk());
-        if lent.is_none() {
-            run.step.place_source(run.rank);
+        let words = places.iter().filter(|_| follow).flat_map(|place| place.unwrap_or(NOWHERE).to_le_bytes());
+        let mut run = Run::new(step, header, words.collect(), &self.membership, wires.chunk());
+        let mut is_open = places.iter().any(Option::is_some);
+        if !is_open {
+            run.stream(|_| true);
         }
         loop {
-            if let Some(offer) = lent.take_if(|_| run.headers_exchanged()) {
-                let (neighbours, theirs) = (self.neighbours.as_ref(), run.places());
-                if let Some((neighbours, theirs)) = neighbours.zip(theirs) {
-                    neighbours.carry_out(&mut run.step, &self.membership, &theirs, watch.health)?;
-                    farewell(wires, &self.membership, &mut watch)?;
-                    offer.returned();
-                    return Ok(Carried::IN_PLACE);
+            if is_open && run.is_introduced() {
+                is_open = false;
+                for (index, lent) in lent.iter_mut().enumerate() {
+                    let theirs = if lent.is_some() { run.places(index) } else { None };
+                    match self.neighbours.as_ref().zip(theirs) {
+                        Some((neighbours, theirs)) => {
+                            neighbours.carry_out(&mut run.step, index, &self.membership, &theirs, watch.health)?;
+                        }
+                        // Every rank has seen that some rank offers no buffer, so none accesses this one.
+                        None => lent.take().into_iter().for_each(Lent::returned),
+                    }
                 }
-                // Every rank has seen that some rank offers no buffer, so none accesses this one.
-                offer.returned();
-                run.step.place_source(run.rank);
-                run.streaming = true;
+                run.stream(|index| lent[index].is_none());
             }
             let mark = wires.mark();
             let mut moved = false;
@@ -106,10 +125,16 @@ impl Collective for Exchange {
             }
             let waits = run.waits();
             if waits.is_empty() {
-                return Ok(Carried::streamed(if wires.is_network() { run.payload } else { 0 }));
+                break;
             }
             watch.idle(wires, mark, &waits)?;
         }
+        let in_place = lent.iter().any(Option::is_some);
+        if in_place {
+            farewell(wires, &self.membership, &mut watch)?;
+            lent.into_iter().flatten().for_each(Lent::returned);
+        }
+        Ok(Carried { in_place, network_bytes: if wires.is_network() { run.payload } else { 0 } })
     }
 
     fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
@@ -118,38 +143,57 @@ impl Collective for Exchange {
 }
 
 impl<'a> Run<'a> {
-    fn new(step: Step<'a>, header: Header, membership: &'a Membership, chunk: usize) -> Run<'a> {
-        let rank = membership.rank;
-        let chunks = |rank: usize| step.ranges[rank].len().div_ceil(chunk);
-        let (reduces, gathers) = (step.reduce.is_some(), step.gather);
-        let order = |to: usize, from: usize| {
-            Order::new(if reduces { chunks(to) } else { 0 }, if gathers { chunks(from) } else { 0 })
-        };
+    fn new(step: Step<'a>, header: Header, places: Vec<u8>, membership: &'a Membership, chunk: usize) -> Run<'a> {
         let streams = membership.peers().into_iter().map(|peer| Streams {
             peer,
             header_sent: 0,
-            sending: order(peer, rank),
+            sending: Order::new(0, 0),
             sent: 0,
             header: [0; HEADER_BYTES],
             header_received: 0,
-            receiving: order(rank, peer),
+            places_sent: 0,
+            places: vec![0; places.len()],
+            places_received: 0,
+            receiving: Order::new(0, 0),
             received: 0,
             ready: false,
         });
-        let streaming = header.place.is_none();
-        let (streams, weights) = (streams.collect(), &membership.weights[..]);
-        Run { header, streams, rank, weights, chunk, payload: 0, reduced: 0, streaming, step }
+        let (rank, weights, streams) = (membership.rank, &membership.weights[..], streams.collect());
+        Run { header, places, streams, rank, weights, chunk, payload: 0, chunks: vec![], reduced: 0, step }
     }
 
-    fn headers_exchanged(&self) -> bool {
-        let exchanged = |s: &Streams| s.header_sent == HEADER_BYTES && s.header_received == HEADER_BYTES;
-        self.streams.iter().all(exchanged)
+    /// Streams the vectors that `is_streamed` selects by their index.
+    fn stream(&mut self, is_streamed: impl Fn(usize) -> bool) {
+        let streamed = self.step.vectors.iter_mut().enumerate().filter(|(index, _)| is_streamed(*index));
+        let mut ranges = vec![];
+        for (index, vector) in streamed {
+            vector.place_source(self.rank);
+            ranges.push((index, &vector.ranges[..]));
+        }
+        let of_rank = |rank: usize| chunks_of(ranges.iter().map(|(index, ranges)| (*index, &ranges[rank])), self.chunk);
+        self.chunks = (0..self.weights.len()).map(of_rank).collect();
+        let (reduces, gathers) = (self.step.reduce.is_some(), self.step.gather);
+        let count = |is_sent: bool, rank: usize| if is_sent { self.chunks[rank].len() } else { 0 };
+        let order = |to: usize, from: usize| Order::new(count(reduces, to), count(gathers, from));
+        for streams in &mut self.streams {
+            streams.sending = order(streams.peer, self.rank);
+            streams.receiving = order(self.rank, streams.peer);
+        }
     }
 
-    /// Returns (rank, offset) of each peer's buffer, if all peers have offered theirs.
-    fn places(&self) -> Option<Vec<(usize, u64)>> {
-        let place = |streams: &Streams| Some((streams.peer, Header::decode(&streams.header)?.place?));
-        self.streams.iter().map(place).collect()
+    /// Returns whether all headers and places are exchanged.
+    fn is_introduced(&self) -> bool {
+        let is_told = |s: &Streams| s.header_sent == HEADER_BYTES && s.places_sent == self.places.len();
+        self.streams.iter().all(|streams| is_told(streams) && streams.is_known())
+    }
+
+    /// Returns (rank, offset) of each peer's buffer of a vector, if all peers have offered theirs.
+    fn places(&self, vector: usize) -> Option<Vec<(usize, u64)>> {
+        let place = |streams: &Streams| match streams.places.as_chunks().0.get(vector) {
+            Some(word) => Some(u64::from_le_bytes(*word)).filter(|place| *place != NOWHERE),
+            None => Header::decode(&streams.header)?.place,
+        };
+        self.streams.iter().map(|streams| Some((streams.peer, place(streams)?))).collect()
     }
 
     /// Returns the events that could allow progress; empty when the collective is complete. Peers that have not started
@@ -161,7 +205,7 @@ impl<'a> Run<'a> {
         let mut slow = Vec::new();
         let mut full = Vec::new();
         for streams in &self.streams {
-            if streams.header_received < HEADER_BYTES {
+            if !streams.is_known() {
                 absent.push(Wait::Data(streams.peer));
             } else if !streams.ready {
                 match streams.receiving.item() {
@@ -170,7 +214,8 @@ impl<'a> Run<'a> {
                     None => {}
                 }
             }
-            if streams.header_sent < HEADER_BYTES || streams.sending.item().is_some_and(|item| self.may_send(item)) {
+            let is_told = streams.header_sent == HEADER_BYTES && streams.places_sent == self.places.len();
+            if !is_told || streams.sending.item().is_some_and(|item| self.may_send(item)) {
                 full.push(Wait::Room(streams.peer));
             }
         }
@@ -180,7 +225,6 @@ impl<'a> Run<'a> {
     /// Returns whether a chunk may be sent: a chunk of this rank's range only once it is reduced.
     fn may_send(&self, item: Item) -> bool {
         match item {
-            _ if !self.streaming => false,
             Item::Reduce(_) => true,
             Item::Gather(index) => self.step.reduce.is_none() || index < self.reduced,
         }
@@ -196,13 +240,20 @@ impl<'a> Run<'a> {
             self.streams[index].header_sent += pushed;
             return Ok(pushed > 0);
         }
+        if streams.places_sent < self.places.len() {
+            let rest = rest_of_chunk(self.places.len(), streams.places_sent, self.chunk);
+            let pushed = wires.push(peer, &self.places[rest]).map_err(watch.broken(peer))?;
+            self.streams[index].places_sent += pushed;
+            return Ok(pushed > 0);
+        }
         let Some(item) = streams.sending.item().filter(|item| self.may_send(*item)) else { return Ok(false) };
-        let range = match item {
-            Item::Reduce(index) => chunk_of(&self.step.ranges[peer], index, self.chunk),
-            Item::Gather(index) => chunk_of(&self.step.ranges[self.rank], index, self.chunk),
+        let Chunk { vector, range } = match item {
+            Item::Reduce(index) => &self.chunks[peer][index],
+            Item::Gather(index) => &self.chunks[self.rank][index],
         };
         let rest = range.start + streams.sent..range.end;
-        let pushed = wires.push(peer, &self.step.buffer[rest.clone()]).map_err(watch.broken(peer))?;
+        let buffer = &self.step.vectors[*vector].buffer;
+        let pushed = wires.push(peer, &buffer[rest.clone()]).map_err(watch.broken(peer))?;
         self.payload += pushed;
         let streams = &mut self.streams[index];
         streams.sent += pushed;
@@ -213,7 +264,7 @@ impl<'a> Run<'a> {
         Ok(pushed > 0)
     }
 
-    /// Receives a header, or a finished chunk of the peer's range directly into the buffer.
+    /// Receives a header, places, or a finished chunk of the peer's ranges directly into its buffer.
     fn receive(&mut self, index: usize, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
         let streams = &mut self.streams[index];
         let peer = streams.peer;
@@ -226,10 +277,17 @@ impl<'a> Run<'a> {
             }
             return Ok(pulled > 0);
         }
-        let Some(Item::Gather(index)) = streams.receiving.item().filter(|_| self.streaming) else { return Ok(false) };
-        let range = chunk_of(&self.step.ranges[peer], index, self.chunk);
+        if !streams.is_known() {
+            let rest = rest_of_chunk(streams.places.len(), streams.places_received, self.chunk);
+            let pulled = wires.pull(peer, &mut streams.places[rest]).map_err(watch.broken(peer))?;
+            streams.places_received += pulled;
+            return Ok(pulled > 0);
+        }
+        let Some(Item::Gather(index)) = streams.receiving.item() else { return Ok(false) };
+        let Chunk { vector, range } = &self.chunks[peer][index];
         let rest = range.start + streams.received..range.end;
-        let pulled = wires.pull(peer, &mut self.step.buffer[rest.clone()]).map_err(watch.broken(peer))?;
+        let buffer = &mut self.step.vectors[*vector].buffer;
+        let pulled = wires.pull(peer, &mut buffer[rest.clone()]).map_err(watch.broken(peer))?;
         streams.received += pulled;
         if pulled == rest.len() {
             streams.receiving.advance();
@@ -238,17 +296,14 @@ impl<'a> Run<'a> {
         Ok(pulled > 0)
     }
 
-    /// Reduces the next chunk of this rank's range if all contributions have arrived.
+    /// Reduces the next chunk of this rank's ranges if all contributions have arrived.
     fn reduce(&mut self, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
-        let Some(reduction) = self.step.reduce.filter(|_| self.streaming) else { return Ok(false) };
-        let own = &self.step.ranges[self.rank];
-        let range = chunk_of(own, self.reduced, self.chunk);
-        if range.start >= own.end {
-            return Ok(false);
-        }
+        let Some(op) = self.step.reduce else { return Ok(false) };
+        let next = self.chunks.get(self.rank).and_then(|own| own.get(self.reduced));
+        let Some(Chunk { vector, range }) = next else { return Ok(false) };
         for streams in &mut self.streams {
             let next = streams.receiving.item() == Some(Item::Reduce(self.reduced));
-            if next && streams.header_received == HEADER_BYTES && !streams.ready {
+            if next && streams.is_known() && !streams.ready {
                 streams.ready = wires.arrived(streams.peer, range.len()).map_err(watch.broken(streams.peer))?;
             }
         }
@@ -257,11 +312,13 @@ impl<'a> Run<'a> {
         }
         let others = (0..watch.members.len()).filter(|peer| *peer != self.rank);
         let peers: Vec<&[u8]> = others.map(|peer| wires.view(peer, range.len())).collect();
-        match &mut self.step.shard {
-            None => tree::reduce(reduction, self.weights, self.rank, &mut self.step.buffer[range], &peers),
+        let Vector { dtype, buffer, shard, ranges, .. } = &mut self.step.vectors[*vector];
+        let (reduction, start) = (Reduction { op, dtype: *dtype }, ranges[self.rank].start);
+        match shard {
+            None => tree::reduce(reduction, self.weights, self.rank, &mut buffer[range.clone()], &peers),
             Some(shard) => {
-                let target = &mut shard[range.start - own.start..range.end - own.start];
-                target.copy_from_slice(&self.step.buffer[range]);
+                let target = &mut shard[range.start - start..range.end - start];
+                target.copy_from_slice(&buffer[range.clone()]);
                 tree::reduce(reduction, self.weights, self.rank, target, &peers);
             }
         }
@@ -273,6 +330,18 @@ impl<'a> Run<'a> {
         self.reduced += 1;
         Ok(true)
     }
+}
+
+impl Streams {
+    /// Returns whether the header and the places of the peer have arrived.
+    fn is_known(&self) -> bool {
+        self.header_received == HEADER_BYTES && self.places_received == self.places.len()
+    }
+}
+
+/// Returns what is left of the current chunk of `length` bytes, of which `done` were transferred.
+fn rest_of_chunk(length: usize, done: usize, chunk: usize) -> Range<usize> {
+    done..chunk_of(&(0..length), done / chunk, chunk).end
 }
 
 /// Tells the peers that this rank no longer uses their buffers, and waits until they no longer use this rank's.
@@ -333,16 +402,16 @@ pub(crate) fn gather_all(
     let signature = Signature {
         operation: Operation::Split,
         sequence: round,
+        vectors: 1,
         dtype: Some(Dtype::U8),
         length: buffer.len() as u64,
         reduce: None,
         layout: 0,
         on_device: false,
     };
-    let whole = &mut buffer[..];
+    let vectors = vec![Vector::new(Dtype::U8, &mut buffer, ranges.clone())];
     let deadline = Deadline::after(deadline.saturating_duration_since(Instant::now()));
-    let (reduce, shard, gather) = (None, None, true);
-    let step = Step { signature, reduce, buffer: whole, source: None, shard, ranges: ranges.clone(), gather, deadline };
+    let step = Step { signature, reduce: None, vectors, gather: true, deadline };
     endpoint.run(step).map_err(|failure| (failure, signature))?;
     Ok(ranges.into_iter().map(|range| buffer[range].to_vec()).collect())
 }

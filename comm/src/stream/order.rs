@@ -1,7 +1,7 @@
 //! The order of a collective's chunks in the stream from one rank to another.
 //!
 //! An all_reduce sends chunks of the receiver's range, to be reduced there, and chunks of the sender's own range once
-//! they are reduced. Alternating the two sends a reduced chunk while it is still in the cache and keeps both directions
+//! they are reduced. The chunks of several vectors form one sequence. Alternating the two sends a reduced chunk while it is still in the cache and keeps both directions
 //! busy.
 //!
 //! This cannot deadlock, however little room the streams have: the k-th gathered chunk depends on the k-th chunks to be
@@ -55,6 +55,23 @@ impl Order {
             None => {}
         }
     }
+}
+
+/// A chunk of one vector.
+pub(super) struct Chunk {
+    /// Index of the vector.
+    pub(super) vector: usize,
+    /// Bytes of the vector.
+    pub(super) range: Range<usize>,
+}
+
+/// Cuts ranges of several vectors into chunks.
+pub(super) fn chunks_of<'a>(ranges: impl Iterator<Item = (usize, &'a Range<usize>)>, chunk: usize) -> Vec<Chunk> {
+    let of_range = |(vector, range): (usize, &Range<usize>)| {
+        let range = range.clone();
+        (0..range.len().div_ceil(chunk)).map(move |index| Chunk { vector, range: chunk_of(&range, index, chunk) })
+    };
+    ranges.flat_map(of_range).collect()
 }
 
 /// Returns the `index`-th chunk of a range of bytes.

@@ -12,7 +12,7 @@ use crate::health::{Announce, Board, Cause, Failure, Health};
 use crate::inquiry::{Topic, WaitRegistry, Waiters};
 use crate::parts::{Counts, Parts};
 use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Deadline, Membership, Reduction, Step, consecutive};
+use crate::step::{Collective, Deadline, Membership, Step, Vector, consecutive};
 
 const SIZE: usize = 3;
 const STOPPED: usize = 2;
@@ -56,20 +56,27 @@ impl Scene {
 type Run = fn(&mut Exchange, usize, u64) -> Result<(), Failure>;
 
 fn reduce(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Failure> {
-    let mut buffer = [1; SIZE * CHUNKS * CHUNK];
+    reduce_all(exchange, sequence, &[CHUNKS])
+}
+
+/// Reduces the chunks of `reduce` in several vectors.
+fn reduce_coalesced(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Failure> {
+    reduce_all(exchange, sequence, &[1, 0, CHUNKS - 1])
+}
+
+/// Reduces vectors of which each rank owns this many chunks.
+fn reduce_all(exchange: &mut Exchange, sequence: u64, chunks: &[usize]) -> Result<(), Failure> {
+    let mut buffers: Vec<Vec<u8>> = chunks.iter().map(|chunks| vec![1; SIZE * chunks * CHUNK]).collect();
     let reduce = Some(ReduceOp::Sum);
-    let signature = Signature { reduce, ..signature(Operation::AllReduce, sequence, buffer.len()) };
-    exchange.run(Step {
-        signature,
-        reduce: Some(Reduction { op: ReduceOp::Sum, dtype: Dtype::U8 }),
-        buffer: &mut buffer,
-        source: None,
-        shard: None,
-        ranges: consecutive([CHUNKS * CHUNK; SIZE], 1),
-        gather: true,
-        deadline: Deadline::after(TIMEOUT),
-    })?;
-    assert!(buffer.iter().all(|sum| usize::from(*sum) == SIZE));
+    let length = SIZE * CHUNKS * CHUNK;
+    let signature = Signature { reduce, ..signature(Operation::AllReduce, sequence, length) };
+    let vectors = buffers.iter_mut().zip(chunks);
+    let vectors = vectors
+        .map(|(buffer, chunks)| Vector::new(Dtype::U8, buffer, consecutive([chunks * CHUNK; SIZE], 1)))
+        .collect();
+    let deadline = Deadline::after(TIMEOUT);
+    exchange.run(Step { signature, reduce, vectors, gather: true, deadline })?;
+    assert!(buffers.iter().flatten().all(|sum| usize::from(*sum) == SIZE));
     Ok(())
 }
 
@@ -89,7 +96,7 @@ const PART: usize = 2 * CHUNKS * CHUNK - 1;
 
 fn signature(operation: Operation, sequence: u64, length: usize) -> Signature {
     let (dtype, length) = (Some(Dtype::U8), length as u64);
-    Signature { operation, sequence, dtype, length, reduce: None, layout: 0, on_device: false }
+    Signature { operation, sequence, vectors: 1, dtype, length, reduce: None, layout: 0, on_device: false }
 }
 
 struct End {
@@ -202,6 +209,7 @@ fn the_rank_that_stopped_is_named_wherever_it_stops() {
     // In each of two collectives: two headers, and for each of two peers its chunks to be reduced and the reduced
     // chunks.
     stop_everywhere(reduce, 2 * (2 + 2 * 2 * CHUNKS));
+    stop_everywhere(reduce_coalesced, 2 * (2 + 2 * 2 * CHUNKS));
     // Two headers, and a part for each of two peers.
     stop_everywhere(exchange_parts, 2 * (2 + 2 * 2 * CHUNKS));
 }

@@ -1,4 +1,4 @@
-//! Collectives between threads: every rank posts its buffer, reads those of the others, and leaves once all have read.
+//! Collectives between threads: every rank posts its buffers, reads those of the others, and leaves once all have read.
 //!
 //! A collective has up to three phases with a barrier after each. *Post*: the buffers are posted and the signatures
 //! compared. *Reduce*: the owner of a range combines it; no other rank reads or writes that range in the meantime.
@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use super::Room;
 use crate::bell::{Bell, spin_time};
+use crate::buffer::Dtype;
+use crate::communicator::ReduceOp;
 use crate::copy::copy;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
 use crate::parts::{Pair, Parts};
 use crate::signature::Signature;
-use crate::step::{Carried, Collective, Deadline, Membership, Reduction, Step};
+use crate::step::{Carried, Collective, Deadline, Membership, Reduction, Step, Vector};
 use crate::tree;
 
 pub(super) struct Meeting {
@@ -34,21 +36,27 @@ struct Seat {
     phase: AtomicU64,
 }
 
-/// A buffer that other ranks may read while they hold the lock of its seat.
+/// The buffers of an operation, which other ranks may read while they hold the lock of its seat.
 #[derive(Clone)]
 struct Post {
     signature: Signature,
-    bytes: *mut u8,
-    length: usize,
+    /// One for each vector of a collective, or the input of an all_to_all.
+    buffers: Arc<[Posted]>,
     /// For an all_to_all, what the rank exchanges with each rank.
     pairs: Option<Arc<[Option<Pair>]>>,
 }
 
+/// A buffer of a post.
+struct Posted {
+    bytes: *mut u8,
+    length: usize,
+}
+
 // SAFETY: readers hold the read lock of the seat, and the owner withdraws the post under the write lock before it frees
 // the buffer. The phases keep writes and reads of one range apart.
-unsafe impl Send for Post {}
+unsafe impl Send for Posted {}
 // SAFETY: as above; sharing a post only copies the pointer out of it.
-unsafe impl Sync for Post {}
+unsafe impl Sync for Posted {}
 
 impl Post {
     /// Returns what the rank of this post exchanges with rank `rank`; `None` unless the post is for an all_to_all.
@@ -60,7 +68,9 @@ impl Post {
     fn signature(&self, rank: usize) -> Signature {
         self.pair(rank).map_or(self.signature, |pair| pair.signature(&self.signature))
     }
+}
 
+impl Posted {
     /// Returns a shared slice of the range.
     ///
     /// # Safety
@@ -193,26 +203,29 @@ impl Participant {
     }
 
     /// Combines this rank's range of all buffers.
-    fn reduce(&self, plan: &Plan, reduction: Reduction, mut shard: Option<&mut [u8]>) -> Result<(), Failure> {
+    fn reduce(&self, op: ReduceOp, parts: &mut [Part<'_>]) -> Result<(), Failure> {
         let Membership { rank, ref weights, .. } = self.membership;
         let posts = self.posts()?;
-        let range = &plan.ranges[rank];
-        for start in range.clone().step_by(BLOCK) {
-            let block = start..range.end.min(start + BLOCK);
-            let others = (0..posts.len()).filter(|other| *other != rank);
-            // SAFETY: the posts are locked, and in this phase no rank writes to this rank's range in another rank's
-            // buffer.
-            let peers: Vec<&[u8]> = others.map(|other| unsafe { posts[other].post.read(&block) }).collect();
-            match &mut shard {
-                None => {
-                    // SAFETY: as above; in this phase only this rank accesses its range in its own buffer.
-                    tree::reduce(reduction, weights, rank, unsafe { posts[rank].post.write(&block) }, &peers);
-                }
-                Some(shard) => {
-                    let target = &mut shard[block.start - range.start..block.end - range.start];
-                    // SAFETY: as above.
-                    let own = unsafe { posts[rank].post.read(&block) };
-                    tree::reduce_into(reduction, weights, rank, own, &peers, target, range.len());
+        for (index, Part { dtype, ranges, shard }) in parts.iter_mut().enumerate() {
+            let (reduction, range) = (Reduction { op, dtype: *dtype }, &ranges[rank]);
+            let buffers: Vec<&Posted> = posts.iter().map(|locked| &locked.post.buffers[index]).collect();
+            for start in range.clone().step_by(BLOCK) {
+                let block = start..range.end.min(start + BLOCK);
+                let others = (0..buffers.len()).filter(|other| *other != rank);
+                // SAFETY: the posts are locked, and in this phase no rank writes to this rank's range in another rank's
+                // buffer.
+                let peers: Vec<&[u8]> = others.map(|other| unsafe { buffers[other].read(&block) }).collect();
+                match shard {
+                    None => {
+                        // SAFETY: as above; in this phase only this rank accesses its range in its own buffer.
+                        tree::reduce(reduction, weights, rank, unsafe { buffers[rank].write(&block) }, &peers);
+                    }
+                    Some(shard) => {
+                        let target = &mut shard[block.start - range.start..block.end - range.start];
+                        // SAFETY: as above.
+                        let own = unsafe { buffers[rank].read(&block) };
+                        tree::reduce_into(reduction, weights, rank, own, &peers, target, range.len());
+                    }
                 }
             }
         }
@@ -220,19 +233,21 @@ impl Participant {
     }
 
     /// Copies the other ranks' ranges into this rank's buffer.
-    fn gather(&self, plan: &Plan) -> Result<(), Failure> {
+    fn gather(&self, parts: &[Part<'_>]) -> Result<(), Failure> {
         let rank = self.membership.rank;
         for other in self.membership.peers() {
-            let range = &plan.ranges[other];
-            if range.is_empty() {
+            if parts.iter().all(|part| part.ranges[other].is_empty()) {
                 continue;
             }
             // Lock in rank order, as everywhere.
             let (low, high) = (self.post(rank.min(other))?, self.post(rank.max(other))?);
             let (own, theirs) = if rank < other { (&low, &high) } else { (&high, &low) };
-            // SAFETY: the posts are locked. In this phase every rank writes only the ranges of others in its own buffer
-            // and reads, in others' buffers, only the range of the buffer's owner.
-            unsafe { copy(theirs.post.read(range), own.post.write(range), own.post.length) };
+            let buffers = own.post.buffers.iter().zip(&*theirs.post.buffers);
+            for ((own, theirs), range) in buffers.zip(parts.iter().map(|part| &part.ranges[other])) {
+                // SAFETY: the posts are locked. In this phase every rank writes only the ranges of others in its own
+                // buffer and reads, in others' buffers, only the range of the buffer's owner.
+                unsafe { copy(theirs.read(range), own.write(range), own.length) };
+            }
         }
         Ok(())
     }
@@ -244,7 +259,7 @@ impl Participant {
             let theirs = self.post(other)?;
             if let (Some(ours), Some(pair)) = (&pairs[other], theirs.post.pair(rank)) {
                 // SAFETY: the post is locked, and no rank writes to an input.
-                copy(unsafe { theirs.post.read(&pair.from) }, &mut output[ours.to.clone()], whole);
+                copy(unsafe { theirs.post.buffers[0].read(&pair.from) }, &mut output[ours.to.clone()], whole);
             }
         }
         Ok(())
@@ -268,17 +283,17 @@ impl Participant {
         self.barrier(&mut inquest)
     }
 
-    fn attempt(&mut self, plan: &Plan, post: Post, shard: Option<&mut [u8]>) -> Result<(), Failure> {
+    fn attempt(&mut self, mut plan: Plan<'_>, post: Post) -> Result<(), Failure> {
         let (health, topic) = (Arc::clone(&self.health), self.topic.clone());
         let mut inquest = Inquest::new(&health, &topic, plan.deadline);
         self.meet(post, &mut inquest)?;
-        if let Some(reduction) = plan.reduce {
-            self.reduce(plan, reduction, shard)?;
+        if let Some(op) = plan.reduce {
+            self.reduce(op, &mut plan.parts)?;
         }
         // No rank leaves while another reads its buffer or compares its post.
         self.barrier(&mut inquest)?;
         if plan.gather {
-            self.gather(plan)?;
+            self.gather(&plan.parts)?;
             self.barrier(&mut inquest)?;
         }
         Ok(())
@@ -292,30 +307,44 @@ struct Locked<'a> {
 }
 
 /// The parts of a step other than its buffers.
-struct Plan {
-    reduce: Option<Reduction>,
-    ranges: Vec<Range<usize>>,
+struct Plan<'a> {
+    reduce: Option<ReduceOp>,
+    parts: Vec<Part<'a>>,
     gather: bool,
     deadline: Deadline,
+}
+
+/// The parts of a vector other than its buffer.
+struct Part<'a> {
+    dtype: Dtype,
+    ranges: Vec<Range<usize>>,
+    shard: Option<&'a mut [u8]>,
 }
 
 /// Bytes reduced at a time: a multiple of every element size, small enough for the L2 cache.
 const BLOCK: usize = 64 * 1024;
 
 impl Collective for Participant {
-    fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
-        step.place_source(self.membership.rank);
-        let Step { signature, reduce, buffer, shard, ranges, gather, deadline, .. } = step;
-        let post = Post { signature, bytes: buffer.as_mut_ptr(), length: buffer.len(), pairs: None };
-        let plan = Plan { reduce, ranges, gather, deadline };
-        let outcome = self.attempt(&plan, post, shard);
+    fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
+        let Step { signature, reduce, vectors, gather, deadline } = step;
+        let mut buffers = Vec::with_capacity(vectors.len());
+        let mut parts = Vec::with_capacity(vectors.len());
+        for mut vector in vectors {
+            vector.place_source(self.membership.rank);
+            let Vector { dtype, buffer, shard, ranges, .. } = vector;
+            buffers.push(Posted { bytes: buffer.as_mut_ptr(), length: buffer.len() });
+            parts.push(Part { dtype, ranges, shard });
+        }
+        let post = Post { signature, buffers: buffers.into(), pairs: None };
+        let outcome = self.attempt(Plan { reduce, parts, gather, deadline }, post);
         self.finish(outcome, &signature)
     }
 
     fn exchange(&mut self, mut parts: Parts<'_>) -> Result<Carried, Failure> {
         let (signature, input, pairs) = (parts.signature, parts.input, Some(Arc::from(&parts.pairs[..])));
         // No rank writes to a posted input.
-        let post = Post { signature, bytes: input.as_ptr().cast_mut(), length: input.len(), pairs };
+        let buffers = Arc::new([Posted { bytes: input.as_ptr().cast_mut(), length: input.len() }]);
+        let post = Post { signature, buffers, pairs };
         let outcome = self.attempt_exchange(post, &mut parts);
         self.finish(outcome, &signature)
     }

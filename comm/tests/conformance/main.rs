@@ -8,6 +8,7 @@ mod port;
 #[macro_use]
 mod suite;
 
+mod coalesced;
 mod collectives;
 mod faults;
 mod groups;

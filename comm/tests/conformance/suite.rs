@@ -23,6 +23,13 @@ macro_rules! suite {
                 payload_follows_the_closed_forms,
                 an_all_to_all_sends_all_parts_but_its_own,
                 random_programs;
+            coalesced:
+                coalesced_operations_match_separate_ones,
+                coalesced_vectors_of_many_chunks,
+                a_coalesced_operation_counts_as_one_call,
+                different_vectors_are_reported_with_both_sides,
+                contradicting_vectors_are_refused_without_effect,
+                a_rank_missing_from_a_coalesced_operation_is_named;
             messages:
                 every_rank_sends_to_every_other_before_receiving,
                 receives_may_be_posted_ahead_of_collectives,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zero_comm::{
     Buffer, CommError, Communicator, DeviceFabric, Exchanged, Gathered, Pending, ReduceOp, Scattered, SizeCounter,
-    Stats,
+    Stats, ToGather, ToScatter,
 };
 use zero_cuda::Device;
 use zero_nccl::DeviceVector;
@@ -45,18 +45,25 @@ impl Communicator for Staged {
         self.inner.size()
     }
 
-    fn all_reduce(&self, buffer: Buffer, op: ReduceOp) -> Pending<Buffer> {
-        self.inner.all_reduce(self.up(&buffer), op).map(down)
+    fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>> {
+        let buffers = buffers.iter().map(|buffer| self.up(buffer)).collect();
+        self.inner.all_reduce_coalesced(buffers, op).map(|buffers| buffers.into_iter().map(down).collect())
     }
 
-    fn all_gather(&self, shard: Buffer, output: Buffer, counts: &[usize]) -> Pending<Gathered> {
-        let gathered = self.inner.all_gather(self.up(&shard), self.up(&output), counts);
-        gathered.map(|Gathered { shard, output }| Ok(Gathered { shard: down(shard)?, output: down(output)? }))
+    fn all_gather_coalesced(&self, vectors: Vec<ToGather>) -> Pending<Vec<Gathered>> {
+        let up =
+            |ToGather { shard, output, counts }| ToGather { shard: self.up(&shard), output: self.up(&output), counts };
+        let gathered = self.inner.all_gather_coalesced(vectors.into_iter().map(up).collect());
+        let down = |Gathered { shard, output }| Ok(Gathered { shard: down(shard)?, output: down(output)? });
+        gathered.map(move |gathered| gathered.into_iter().map(down).collect())
     }
 
-    fn reduce_scatter(&self, input: Buffer, shard: Buffer, counts: &[usize], op: ReduceOp) -> Pending<Scattered> {
-        let scattered = self.inner.reduce_scatter(self.up(&input), self.up(&shard), counts, op);
-        scattered.map(|Scattered { input, shard }| Ok(Scattered { input: down(input)?, shard: down(shard)? }))
+    fn reduce_scatter_coalesced(&self, vectors: Vec<ToScatter>, op: ReduceOp) -> Pending<Vec<Scattered>> {
+        let up =
+            |ToScatter { input, shard, counts }| ToScatter { input: self.up(&input), shard: self.up(&shard), counts };
+        let scattered = self.inner.reduce_scatter_coalesced(vectors.into_iter().map(up).collect(), op);
+        let down = |Scattered { input, shard }| Ok(Scattered { input: down(input)?, shard: down(shard)? });
+        scattered.map(move |scattered| scattered.into_iter().map(down).collect())
     }
 
     fn all_to_all(
