@@ -3,10 +3,10 @@
 
     scripts/two-hosts.py [--program target/release/zero-train] [--config FILE] [--links 100mbit 1gbit] [--repeats 3] [--plot FILE]
 
-The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has two ranks of one
-thread. For each link the script measures a cost table, then times the layouts in alternation. Prints a table in Markdown: medians,
+The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has half of the cores, and
+two ranks of one thread. For each link the script measures a cost table, then times the layouts in alternation. Prints a table in Markdown: medians,
 smallest and largest steps, the rate against plain stage 3, and the prediction. `--plot` draws times over link speeds. Must run as
-root on Linux, with `ip` and `tc` (iproute2). The configuration must train at four ranks.
+root on Linux with two cores or more, with `ip` and `tc` (iproute2) and `taskset` (util-linux). The configuration must train at four ranks.
 """
 
 import argparse, contextlib, json, os, pathlib, secrets, statistics, subprocess, tempfile
@@ -50,6 +50,13 @@ def hosts():
             subprocess.run(["ip", "netns", "delete", host], stderr=subprocess.DEVNULL)
 
 
+def cores(host):
+    """Half of this machine's cores for each host, since hosts share none."""
+    all = sorted(os.sched_getaffinity(0))
+    half = len(all) // 2
+    return ",".join(map(str, all[host * half : (host + 1) * half]))
+
+
 def throttle(rate):
     """Limits both directions of the cable to a rate of tc, such as 100mbit."""
     for host in HOSTS:
@@ -62,7 +69,7 @@ def on_both(args, *command):
     running = []
     for index, host in enumerate(HOSTS):
         launch = [args.program, "launch", "--nnodes", "2", "--node-rank", str(index), "--nproc-per-node", "2", "--master-addr", ADDRESSES[0]]
-        line = ["ip", "netns", "exec", host, *launch, "--", args.program, *command]
+        line = ["taskset", "--cpu-list", cores(index), "ip", "netns", "exec", host, *launch, "--", args.program, *command]
         environment = os.environ | {"ZERO_TRAIN_TOKEN_FILE": args.token}
         running.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
     outputs = [process.communicate() for process in running]
