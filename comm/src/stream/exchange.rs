@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::order::{Chunk, Item, Order, chunk_of, chunks_of};
-use super::{Wait, Watch, Wires};
+use super::{Wait, Watch, Wires, small};
 use crate::buffer::Dtype;
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::Topic;
@@ -82,6 +82,10 @@ impl Collective for Exchange {
         let mut watch = Watch::new(&self.health, &self.membership, &self.topic, step.deadline);
         let wires = &mut *self.wires;
         let (job, attempt) = self.job;
+        if small::is_small(&step, &self.membership, wires) {
+            let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place: None };
+            return small::run(step, &header, &self.membership, wires, &mut watch);
+        }
         // From here until their farewell, peers may read and write these buffers.
         let offer = |vector: &Vector<'_>| self.neighbours.as_ref().and_then(|_| lend(vector.buffer));
         let mut lent: Vec<Option<Lent>> = step.vectors.iter().map(offer).collect();

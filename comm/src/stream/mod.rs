@@ -8,6 +8,7 @@ mod exchange;
 mod message;
 mod order;
 mod parts;
+mod small;
 #[cfg(test)]
 mod tests;
 

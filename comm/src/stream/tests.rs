@@ -12,10 +12,9 @@ use crate::health::{Announce, Board, Cause, Failure, Health};
 use crate::inquiry::{Topic, WaitRegistry, Waiters};
 use crate::parts::{Counts, Parts};
 use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Deadline, Membership, Step, Vector, consecutive};
+use crate::step::{Collective, Deadline, Membership, Step, Vector, consecutive, even_counts};
 
 const SIZE: usize = 3;
-const STOPPED: usize = 2;
 const CHUNK: usize = 16;
 const CHUNKS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,26 +22,39 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Chunks from one rank to another.
 type Stream = VecDeque<Vec<u8>>;
 
+/// The ranks of a scene.
+#[derive(Clone, Copy)]
+struct Cast {
+    size: usize,
+    /// The rank that stops.
+    stopped: usize,
+    chunk: usize,
+    is_network: bool,
+}
+
+const FEW: Cast = Cast { size: SIZE, stopped: 2, chunk: CHUNK, is_network: false };
+
 /// An in-memory world in which one rank stops after a number of chunks.
 struct Scene {
+    cast: Cast,
     /// By (sender, receiver).
     streams: Mutex<HashMap<(usize, usize), Stream>>,
-    registries: [Arc<WaitRegistry>; SIZE],
+    registries: Vec<Arc<WaitRegistry>>,
     /// Number of chunks that the stopping rank still sends.
     left: AtomicUsize,
 }
 
 impl Scene {
     fn has_stopped(&self, rank: usize) -> bool {
-        rank == STOPPED && self.left.load(Ordering::SeqCst) == 0
+        rank == self.cast.stopped && self.left.load(Ordering::SeqCst) == 0
     }
 
     /// Runs `times` collectives on one rank, until one fails.
     fn run(self: &Arc<Scene>, rank: usize, times: u64, collective: Run) -> Result<(), Failure> {
-        let membership = Membership::new(5, rank, (0..SIZE).collect());
+        let membership = Membership::new(5, rank, (0..self.cast.size).collect());
         let end = || End { scene: Arc::clone(self), rank };
         let registry = Arc::clone(&self.registries[rank]);
-        let health = Health::new(rank, Board::new(SIZE), registry, Some(Box::new(end())));
+        let health = Health::new(rank, Board::new(self.cast.size), registry, Some(Box::new(end())));
         let waiters = Arc::<Waiters>::default();
         let topic = Topic::collectives(5, &waiters);
         let _seat = waiters.enter();
@@ -80,6 +92,20 @@ fn reduce_all(exchange: &mut Exchange, sequence: u64, chunks: &[usize]) -> Resul
     Ok(())
 }
 
+/// Reduces a few bytes of each of many ranks, over a tree of the ranks.
+fn reduce_small(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Failure> {
+    let mut buffer = [1; 5];
+    let signature = Signature { reduce: Some(ReduceOp::Sum), ..signature(Operation::AllReduce, sequence, 5) };
+    let ranges = consecutive(even_counts(buffer.len(), MANY), 1);
+    let vectors = vec![Vector::new(Dtype::U8, &mut buffer, ranges)];
+    let deadline = Deadline::after(TIMEOUT);
+    exchange.run(Step { signature, reduce: Some(ReduceOp::Sum), vectors, gather: true, deadline })?;
+    assert!(buffer.iter().all(|sum| usize::from(*sum) == MANY));
+    Ok(())
+}
+
+const MANY: usize = 17;
+
 fn exchange_parts(exchange: &mut Exchange, rank: usize, sequence: u64) -> Result<(), Failure> {
     let counts = Counts { send: vec![PART; SIZE], receive: vec![PART; SIZE] };
     let input = [rank as u8; SIZE * PART];
@@ -113,7 +139,7 @@ impl End {
 
 impl Wires for End {
     fn chunk(&self) -> usize {
-        CHUNK
+        self.scene.cast.chunk
     }
 
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken> {
@@ -122,7 +148,7 @@ impl Wires for End {
             return Ok(0);
         }
         self.stream(self.rank, peer, |stream| stream.push_back(bytes.to_vec()));
-        if self.rank == STOPPED {
+        if self.rank == self.scene.cast.stopped {
             self.scene.left.fetch_sub(1, Ordering::SeqCst);
         }
         Ok(bytes.len())
@@ -155,7 +181,7 @@ impl Wires for End {
     }
 
     fn is_network(&self) -> bool {
-        false
+        self.scene.cast.is_network
     }
 
     fn mark(&self) -> u32 {
@@ -179,13 +205,14 @@ impl Announce for End {
 }
 
 /// Runs two collectives in which one rank stops after each number of chunks below `whole`.
-fn stop_everywhere(collective: Run, whole: usize) {
+fn stop_everywhere(cast: Cast, collective: Run, whole: usize) {
     std::thread::scope(|scope| {
         for left in 0..whole {
             scope.spawn(move || {
                 let left = AtomicUsize::new(left);
-                let scene = Arc::new(Scene { streams: Mutex::default(), registries: Default::default(), left });
-                let ranks: Vec<_> = (0..SIZE)
+                let registries = (0..cast.size).map(|_| Arc::default()).collect();
+                let scene = Arc::new(Scene { cast, streams: Mutex::default(), registries, left });
+                let ranks: Vec<_> = (0..cast.size)
                     .map(|rank| {
                         let scene = Arc::clone(&scene);
                         std::thread::spawn(move || scene.run(rank, 2, collective))
@@ -197,8 +224,9 @@ fn stop_everywhere(collective: Run, whole: usize) {
                     Err(Failure::Deadline { peer }) => Some(*peer),
                     Err(Failure::Cause(cause)) => panic!("{cause:?}"),
                 };
-                let named: Vec<usize> = outcomes[..STOPPED].iter().filter_map(named).collect();
-                assert!(!named.is_empty() && named.iter().all(|rank| *rank == STOPPED), "{named:?}");
+                let others = outcomes.iter().enumerate().filter(|(rank, _)| *rank != cast.stopped);
+                let named: Vec<usize> = others.filter_map(|(_, outcome)| named(outcome)).collect();
+                assert!(!named.is_empty() && named.iter().all(|rank| *rank == cast.stopped), "{named:?}");
             });
         }
     });
@@ -208,8 +236,17 @@ fn stop_everywhere(collective: Run, whole: usize) {
 fn the_rank_that_stopped_is_named_wherever_it_stops() {
     // In each of two collectives: two headers, and for each of two peers its chunks to be reduced and the reduced
     // chunks.
-    stop_everywhere(reduce, 2 * (2 + 2 * 2 * CHUNKS));
-    stop_everywhere(reduce_coalesced, 2 * (2 + 2 * 2 * CHUNKS));
+    stop_everywhere(FEW, reduce, 2 * (2 + 2 * 2 * CHUNKS));
+    stop_everywhere(FEW, reduce_coalesced, 2 * (2 + 2 * 2 * CHUNKS));
     // Two headers, and a part for each of two peers.
-    stop_everywhere(exchange_parts, 2 * (2 + 2 * 2 * CHUNKS));
+    stop_everywhere(FEW, exchange_parts, 2 * (2 + 2 * 2 * CHUNKS));
+}
+
+#[test]
+fn the_rank_that_stopped_is_named_in_a_tree_of_ranks() {
+    // In each of two collectives: a header to each rank above and below, a contribution, and results.
+    for (stopped, chunks) in [(0, 5 + 5), (12, 3 + 1 + 2), (13, 1 + 1)] {
+        let cast = Cast { size: MANY, stopped, chunk: 4096, is_network: true };
+        stop_everywhere(cast, reduce_small, 2 * chunks);
+    }
 }

@@ -8,7 +8,7 @@ use crate::oracle::{assert_same, concatenated, exchanged, part, parts_of, reduce
 use crate::world::{Kind, run};
 
 /// Runs one collective and compares it with the oracle.
-fn check(
+pub(crate) fn check(
     comm: &dyn Communicator,
     operation: Operation,
     dtype: Dtype,
@@ -59,7 +59,7 @@ fn check(
     Ok(())
 }
 
-const COLLECTIVES: [Operation; 6] = [
+pub(crate) const COLLECTIVES: [Operation; 6] = [
     Operation::AllReduce,
     Operation::AllGather,
     Operation::ReduceScatter,

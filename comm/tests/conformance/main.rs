@@ -14,6 +14,7 @@ mod faults;
 mod groups;
 mod hosts;
 mod in_place;
+mod many;
 mod meeting;
 mod mesh;
 mod messages;
@@ -46,6 +47,14 @@ mod shared_memory {
 
 mod tcp {
     suite!(Tcp);
+    cases! {
+        Tcp:
+        many:
+            small_operations_of_many_ranks_match_their_definitions,
+            a_small_sum_travels_up_and_down_the_tree,
+            different_operations_of_many_ranks_are_reported,
+            a_missing_rank_of_many_is_named;
+    }
 }
 
 mod two_hosts {

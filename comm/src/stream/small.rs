@@ -1,0 +1,279 @@
+//! Small collectives of many ranks over a network: a tree of the ranks instead of a message between every two of them.
+//!
+//! The ranks form a binomial tree. The parent of rank r is r without its lowest set bit, so rank 0 is the root, and a rank
+//! and those below it are consecutive. The contributions of the ranks travel to the root, which reduces all of them at once,
+//! in the order of `tree.rs`, so the bits are those of `exchange.rs`. The result travels back to all ranks. That takes
+//! 2(N − 1) messages, of which at most 2⌈log₂ N⌉ follow each other, instead of N(N − 1) or twice as many.
+//!
+//! Every rank first sends its header to its parent and to the ranks directly below it. A rank whose operation is so different
+//! that it does not take this path sends its header to all ranks. The tree connects all ranks, so some two of them compare
+//! different headers, and their failure ends the operation on all ranks.
+
+use std::ops::Range;
+
+use super::exchange::{DONE, compare};
+use super::{Wait, Watch, Wires};
+use crate::health::Failure;
+use crate::signature::{HEADER_BYTES, Header};
+use crate::step::{Carried, Membership, Reduction, Step, Vector};
+use crate::tree;
+
+/// Minimum number of ranks. With fewer, messages between all of them, sent at the same time, arrive sooner.
+const RANKS: usize = 16;
+
+/// Returns whether a collective goes over the tree. Ranks with equal headers decide equally. The contributions of all ranks must
+/// fit in one chunk.
+pub(super) fn is_small(step: &Step<'_>, membership: &Membership, wires: &dyn Wires) -> bool {
+    let size = membership.size();
+    let whole: usize = step.vectors.iter().map(|vector| vector.buffer.len()).sum();
+    let all = if step.reduce.is_some() { whole.saturating_mul(size) } else { whole };
+    wires.is_network() && size >= RANKS && all < wires.chunk()
+}
+
+/// Executes a small collective.
+pub(super) fn run(
+    mut step: Step<'_>,
+    header: &Header,
+    membership: &Membership,
+    wires: &mut dyn Wires,
+    watch: &mut Watch<'_>,
+) -> Result<Carried, Failure> {
+    let (rank, size) = (membership.rank, membership.size());
+    step.vectors.iter_mut().for_each(|vector| vector.place_source(rank));
+    let parent = parent(rank);
+    let mut neighbours: Vec<Neighbour> = below(rank, size)
+        .map(|child| {
+            let bytes = (child..end(child, size)).map(|rank| contribution(&step, rank)).sum::<usize>();
+            Neighbour::new(child, header, bytes)
+        })
+        .collect();
+    let result: usize = step.vectors.iter().map(|vector| vector.buffer.len()).sum();
+    neighbours.extend(parent.map(|parent| Neighbour::new(parent, header, result)));
+    let children = neighbours.len() - usize::from(parent.is_some());
+
+    deliver(header, &mut neighbours, wires, watch, |index| index < children)?;
+    // In rank order: this rank, and then those below it.
+    let mut all = own(&step, rank);
+    for child in &neighbours[..children] {
+        all.extend(child.payload());
+    }
+    let mut sent = 0;
+    let whole = match parent {
+        Some(_) => {
+            sent += all.len();
+            neighbours[children].send(all);
+            deliver(header, &mut neighbours, wires, watch, |index| index == children)?;
+            neighbours[children].payload().to_vec()
+        }
+        None => reduced(&step, membership, &all),
+    };
+    for child in &mut neighbours[..children] {
+        sent += whole.len();
+        child.send(whole.clone());
+    }
+    deliver(header, &mut neighbours, wires, watch, |_| false)?;
+    store(&mut step, rank, &whole);
+    Ok(Carried::streamed(sent))
+}
+
+/// A rank directly above or below this one, with what is sent to it and received from it.
+struct Neighbour {
+    rank: usize,
+    /// Chunks to send; the first is the header.
+    sending: Vec<Vec<u8>>,
+    /// Number of chunks that were sent, and bytes of the next one.
+    sent: (usize, usize),
+    header: [u8; HEADER_BYTES],
+    /// The payload, followed by [`DONE`], since there may be no payload.
+    received: Vec<u8>,
+    /// Bytes that have arrived of the header, and of the payload.
+    arrived: (usize, usize),
+}
+
+impl Neighbour {
+    fn new(rank: usize, header: &Header, payload: usize) -> Neighbour {
+        let sending = vec![header.encode().to_vec()];
+        Neighbour {
+            rank,
+            sending,
+            sent: (0, 0),
+            header: [0; HEADER_BYTES],
+            received: vec![0; payload + 1],
+            arrived: (0, 0),
+        }
+    }
+
+    fn send(&mut self, mut payload: Vec<u8>) {
+        payload.push(DONE);
+        self.sending.push(payload);
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.received[..self.received.len() - 1]
+    }
+
+    fn has_room_to_wait_for(&self) -> bool {
+        self.sent.0 < self.sending.len()
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.arrived.1 < self.received.len()
+    }
+
+    /// Sends what can be sent. Returns whether something was.
+    fn push(&mut self, wires: &mut dyn Wires, watch: &Watch<'_>) -> Result<bool, Failure> {
+        let Some(chunk) = self.sending.get(self.sent.0) else { return Ok(false) };
+        let pushed = wires.push(self.rank, &chunk[self.sent.1..]).map_err(watch.broken(self.rank))?;
+        self.sent.1 += pushed;
+        if self.sent.1 == chunk.len() {
+            self.sent = (self.sent.0 + 1, 0);
+        }
+        Ok(pushed > 0)
+    }
+
+    /// Receives what has arrived, and compares the header before the payload. Returns whether something has.
+    fn pull(&mut self, ours: &Header, wires: &mut dyn Wires, watch: &Watch<'_>) -> Result<bool, Failure> {
+        let broken = watch.broken(self.rank);
+        if self.arrived.0 < HEADER_BYTES {
+            let pulled = wires.pull(self.rank, &mut self.header[self.arrived.0..]).map_err(broken)?;
+            self.arrived.0 += pulled;
+            if self.arrived.0 == HEADER_BYTES {
+                compare(ours, &self.header, watch.members[self.rank], watch.health)?;
+            }
+            return Ok(pulled > 0);
+        }
+        let pulled = wires.pull(self.rank, &mut self.received[self.arrived.1..]).map_err(broken)?;
+        self.arrived.1 += pulled;
+        Ok(pulled > 0)
+    }
+}
+
+/// Sends all that is to be sent, and receives the payloads of the neighbours that `is_needed` selects by their index.
+fn deliver(
+    header: &Header,
+    neighbours: &mut [Neighbour],
+    wires: &mut dyn Wires,
+    watch: &mut Watch<'_>,
+    is_needed: impl Fn(usize) -> bool,
+) -> Result<(), Failure> {
+    loop {
+        let mark = wires.mark();
+        let mut moved = false;
+        for (index, neighbour) in neighbours.iter_mut().enumerate() {
+            moved |= neighbour.push(wires, watch)?;
+            if is_needed(index) && neighbour.is_awaited() {
+                moved |= neighbour.pull(header, wires, watch)?;
+            }
+        }
+        if moved {
+            continue;
+        }
+        let needed = neighbours.iter().enumerate().filter(|(index, of)| is_needed(*index) && of.is_awaited());
+        let data = needed.map(|(_, of)| Wait::Data(of.rank));
+        let room = neighbours.iter().filter(|of| of.has_room_to_wait_for()).map(|of| Wait::Room(of.rank));
+        let waits: Vec<Wait> = data.chain(room).collect();
+        if waits.is_empty() {
+            return Ok(());
+        }
+        watch.idle(wires, mark, &waits)?;
+    }
+}
+
+fn parent(rank: usize) -> Option<usize> {
+    (rank > 0).then(|| rank & (rank - 1))
+}
+
+/// Returns the end of the ranks that consist of `rank` and those below it.
+fn end(rank: usize, size: usize) -> usize {
+    if rank == 0 { size } else { size.min(rank + (1 << rank.trailing_zeros())) }
+}
+
+/// Returns the ranks directly below a rank, in order.
+fn below(rank: usize, size: usize) -> impl Iterator<Item = usize> {
+    let end = end(rank, size);
+    (0..usize::BITS).map(move |bit| rank + (1 << bit)).take_while(move |child| *child < end)
+}
+
+/// Returns the bytes that a rank contributes: all vectors to a reduction, and its ranges to a gather.
+fn contribution(step: &Step<'_>, rank: usize) -> usize {
+    let of = |vector: &Vector<'_>| if step.reduce.is_some() { vector.buffer.len() } else { vector.ranges[rank].len() };
+    step.vectors.iter().map(of).sum()
+}
+
+fn own(step: &Step<'_>, rank: usize) -> Vec<u8> {
+    let of =
+        |vector: &Vector<'_>| if step.reduce.is_some() { 0..vector.buffer.len() } else { vector.ranges[rank].clone() };
+    step.vectors.iter().flat_map(|vector| vector.buffer[of(vector)].iter().copied()).collect()
+}
+
+/// Returns the result from the contributions of all ranks: all vectors, one after another.
+fn reduced(step: &Step<'_>, membership: &Membership, all: &[u8]) -> Vec<u8> {
+    let Some(op) = step.reduce else {
+        let whole: usize = step.vectors.iter().map(|vector| vector.buffer.len()).sum();
+        let (mut result, mut next) = (vec![0; whole], 0);
+        for rank in 0..membership.size() {
+            let mut start = 0;
+            for vector in &step.vectors {
+                let Range { start: from, end: to } = vector.ranges[rank];
+                result[start + from..start + to].copy_from_slice(&all[next..next + to - from]);
+                next += to - from;
+                start += vector.buffer.len();
+            }
+        }
+        return result;
+    };
+    let whole = all.len() / membership.size();
+    let mut result = vec![];
+    for vector in step.vectors.iter().filter(|vector| !vector.buffer.is_empty()) {
+        let place = result.len()..result.len() + vector.buffer.len();
+        // Elements are read from words, because bytes may not be aligned.
+        let stride = place.len().next_multiple_of(size_of::<u64>());
+        let mut words = vec![0u64; stride / size_of::<u64>() * membership.size()];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        for (to, from) in bytes.chunks_mut(stride).zip(all.chunks(whole)) {
+            to[..place.len()].copy_from_slice(&from[place.clone()]);
+        }
+        let mut of_ranks = bytes.chunks_mut(stride).map(|of| &mut of[..place.len()]);
+        let Some(sum) = of_ranks.next() else { continue };
+        let peers: Vec<&[u8]> = of_ranks.map(|of| &*of).collect();
+        tree::reduce(Reduction { op, dtype: vector.dtype }, &membership.weights, 0, sum, &peers);
+        result.extend_from_slice(sum);
+    }
+    result
+}
+
+/// Stores the result where the operation wants it: everywhere, or this rank's ranges of a reduction without a gather.
+fn store(step: &mut Step<'_>, rank: usize, mut result: &[u8]) {
+    for vector in &mut step.vectors {
+        let (of, rest) = result.split_at(vector.buffer.len());
+        result = rest;
+        let own = vector.ranges[rank].clone();
+        match (step.gather, &mut vector.shard) {
+            (true, _) => vector.buffer.copy_from_slice(of),
+            (false, Some(shard)) => shard.copy_from_slice(&of[own]),
+            (false, None) => vector.buffer[own.clone()].copy_from_slice(&of[own]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_is_below_its_parent_once_and_subtrees_are_consecutive() {
+        for size in 1..140 {
+            let mut parents = vec![None; size];
+            for rank in 0..size {
+                let mut next = rank + 1;
+                for child in below(rank, size) {
+                    assert_eq!((child, parent(child)), (next, Some(rank)), "{size} ranks");
+                    assert_eq!(parents[child].replace(rank), None);
+                    next = end(child, size);
+                }
+                assert_eq!(next, end(rank, size));
+            }
+            assert_eq!(parents.iter().filter(|parent| parent.is_none()).count(), 1);
+        }
+    }
+}
