@@ -49,6 +49,7 @@ pub(crate) fn exchange(
     let mut counts = vec![2; comm.size()];
     for entry in manifest.parameters.values() {
         entry.pieces.iter().for_each(|piece| counts[piece.shard] += entry.tensors_per_piece(states));
+        entry.local.iter().for_each(|piece| counts[piece.shard] += 1);
     }
     let all = Buffer::I64(vec![0; counts.iter().sum()]);
     let all = comm.all_gather(Buffer::I64(mine), all, &counts).wait()?.output.into_i64()?;
@@ -68,6 +69,7 @@ pub(crate) fn exchange(
         for piece in &mut entry.pieces {
             piece.crc32 = (0..tensors).map(|_| next(piece.shard) as u32).collect();
         }
+        entry.local.iter_mut().for_each(|piece| piece.crc32 = next(piece.shard) as u32);
     }
     Ok(())
 }

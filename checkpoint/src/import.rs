@@ -88,6 +88,7 @@ fn write(
             states: None,
             quantized: None,
             pieces: vec![],
+            local: vec![],
         };
         let entry = entries.entry(name.to_string()).or_insert_with(new);
         entry.pieces.push(piece);
@@ -100,6 +101,7 @@ fn write(
         updates: 0,
         samples: 0,
         loss_scale: None,
+        local_steps: None,
         schedule_free: None,
         world_size: 1,
         zero_stage: 0,

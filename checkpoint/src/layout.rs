@@ -9,6 +9,7 @@ use zero_partition::{Kind, Range, ShardedState};
 use zero_pipeline::Coordinates;
 
 use crate::error::CheckpointError;
+use crate::local;
 use crate::manifest::{ParameterEntry, PieceEntry, QuantizedEntry, shard_file, tensor_name};
 
 /// Returns the number of values of each state of a parameter that is updated as a whole matrix.
@@ -43,15 +44,15 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
                 states: states(zero, p),
                 quantized: QuantizedEntry::of(p),
                 pieces: vec![],
+                local: vec![],
             };
             (p.name().to_string(), entry)
         })
         .collect();
-    let mesh = zero.groups().mesh();
     for (id, segment) in zero.layout().segments().iter().enumerate() {
         let first = Coordinates::first(zero.stages().owner(id));
         for place in 0..zero.layout().ranks() {
-            let shard = mesh.rank(Coordinates { shard: place, ..first });
+            let shard = zero.groups().rank_of(Coordinates { shard: place, ..first }, 0);
             for (parameter, elements, _) in segment.overlaps(segment.shard(place)) {
                 if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
                     let portions = Range { parameter, elements }.portions().map(|range| range.elements);
@@ -62,6 +63,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
             }
         }
     }
+    local::add(zero, &mut entries);
     entries
 }
 
@@ -130,6 +132,8 @@ impl Shard {
                     }
                 }));
             }
+            let own = entry.local.iter().filter(|piece| piece.shard == rank);
+            tensors.extend(own.map(|piece| local::tensor(piece, (name, ids[name.as_str()]), entry, &all)));
         }
         Self { file: shard_file(rank, ranks), tensors }
     }

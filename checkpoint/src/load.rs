@@ -13,6 +13,7 @@ use zero_partition::{Kind, ShardedState};
 
 use crate::error::CheckpointError;
 use crate::layout;
+use crate::local;
 use crate::manifest::{MANIFEST, Manifest, QuantizedEntry, tensor_name};
 use crate::tensors::TensorFile;
 use crate::together::together;
@@ -35,7 +36,8 @@ pub fn load(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> 
     let sums = manifest
         .schedule_free
         .map_or(AverageSums::default(), |sums| AverageSums { weights: sums.weights, largest_lr: sums.largest_lr });
-    zero.set_progress(manifest.updates, sums);
+    let updates = manifest.local_steps.as_ref().and_then(|local| local.updates.get(saved_replicate(&manifest, zero)));
+    zero.set_progress(updates.copied().unwrap_or(manifest.updates), sums);
     Ok(manifest)
 }
 
@@ -51,12 +53,19 @@ fn verify(folder: &Path, zero: &ShardedState, comm: &dyn Communicator) -> Result
 
 fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(), CheckpointError> {
     let mut source = Source::new(folder, manifest);
-    for kind in zero.kinds() {
-        let is_saved = !has_parameters_alone(manifest) || kind == Kind::Parameter;
+    let replicate = saved_replicate(manifest, zero);
+    let has_momentum = manifest.local_steps.as_ref().is_some_and(|local| local.momentum);
+    for kind in zero.kinds().into_iter().chain([Kind::OuterMomentum]) {
+        let is_saved = match kind {
+            Kind::Parameter => true,
+            Kind::State(_) => !has_parameters_alone(manifest),
+            Kind::OuterMomentum => has_momentum,
+        };
         for range in zero.held_ranges(kind).into_iter().flat_map(zero_partition::Range::portions) {
             let name = zero.model().parameters()[range.parameter].name();
             let state = match kind {
                 Kind::Parameter => None,
+                Kind::OuterMomentum => Some(local::MOMENTUM),
                 Kind::State(index) => zero.state_names().get(index).copied(),
             };
             if zero.model().parameters()[range.parameter].quantization().is_some() {
@@ -64,14 +73,26 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
                 zero.write_bytes(&range, &bytes)?;
                 continue;
             }
-            let values = match is_saved {
-                true => source.assemble(name, state, range.elements.clone())?,
-                false => vec![0.0; range.elements.len()],
+            let elements = range.elements.clone();
+            let values = match (is_saved, kind, state) {
+                (true, Kind::State(_), Some(state)) if replicate > 0 => {
+                    source.assemble_local(name, (state, replicate), elements)?
+                }
+                (true, Kind::OuterMomentum, Some(state)) => source.assemble_local(name, (state, 0), elements)?,
+                (true, ..) => source.assemble(name, state, elements)?,
+                (false, ..) => vec![0.0; elements.len()],
             };
             zero.write(kind, &range, &values)?;
         }
     }
     Ok(())
+}
+
+/// Returns the replicate of a checkpoint whose optimizer states this rank continues with: the one of its own number, or if there are
+/// fewer, that number modulo theirs.
+fn saved_replicate(manifest: &Manifest, zero: &ShardedState) -> usize {
+    let saved = manifest.local_steps.as_ref().map_or(1, |local| local.updates.len());
+    zero.outer().map_or(0, |outer| outer.share.replicate % saved.max(1))
 }
 
 fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), CheckpointError> {
@@ -250,6 +271,27 @@ impl<'a> Source<'a> {
             file.piece(tensor, Dtype::F32, to.1)?;
             file.read(tensor, start, &mut values[to.0])
         })?;
+        Ok(values)
+    }
+
+    /// Reads one range of a state of a replicate, or of the outer momentum.
+    fn assemble_local(
+        &mut self,
+        name: &str,
+        (state, replicate): (&str, usize),
+        elements: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let mut values = vec![0.0f32; elements.len()];
+        let entry = &self.manifest.parameters[name];
+        for piece in entry.local.iter().filter(|piece| piece.state == state && piece.replicate == replicate) {
+            let stored = piece.stored(entry, &self.manifest.states);
+            let (start, end) = (stored.start.max(elements.start), stored.end.min(elements.end));
+            if start < end {
+                let (file, tensor) = (self.shard(piece.shard)?, piece.tensor_name(name));
+                file.piece(&tensor, Dtype::F32, stored.len())?;
+                file.read(&tensor, start - stored.start, &mut values[start - elements.start..end - elements.start])?;
+            }
+        }
         Ok(values)
     }
 

@@ -14,6 +14,7 @@ use zero_optim::{Average, AverageSums, ScheduleFree};
 use zero_partition::part_of_state;
 
 use crate::error::CheckpointError;
+use crate::local::{self, LocalPiece, LocalSteps};
 
 /// The name of the file. A folder that has it is a complete checkpoint: it is written last and removed first.
 pub const MANIFEST: &str = "manifest.json";
@@ -47,6 +48,9 @@ pub struct Manifest {
     /// `x_minus_y`. The key is left out with other optimizers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_free: Option<ScheduleFreeSums>,
+    /// The replicates of a run with local steps, which have optimizer states of their own. Otherwise the key is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_steps: Option<LocalSteps>,
     /// Number of ranks that wrote the checkpoint.
     pub world_size: usize,
     /// ZeRO stage of the run that wrote the checkpoint.
@@ -133,6 +137,9 @@ pub struct ParameterEntry {
     /// Consecutive ranges that cover the row-major elements, or the bytes of a quantized parameter, without gaps. The tensors of a piece are named `name@start`
     /// for the parameter and `name@start/state` for an optimizer state; all are F32, and the bytes of a quantized parameter U8.
     pub pieces: Vec<PieceEntry>,
+    /// What replicates that train alone save besides these. The key is left out without local steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub local: Vec<LocalPiece>,
 }
 
 impl ParameterEntry {
@@ -221,15 +228,21 @@ pub(crate) fn tensor_name(parameter: &str, start: usize, state: Option<&str>) ->
 impl Manifest {
     /// Returns name, element type and count, and CRC-32 of each tensor of a shard, in file order.
     pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, (Dtype, usize), u32)> {
-        let pieces = self.parameters.iter().flat_map(|(name, p)| p.pieces.iter().map(move |piece| (name, p, piece)));
-        pieces.filter(move |(.., piece)| piece.shard == shard).flat_map(move |(name, parameter, piece)| {
-            let names = parameter.own_states(&self.states);
-            let states = std::iter::once(None).chain((0..names.len()).map(Some));
-            let tensor = move |(state, &crc32): (Option<usize>, &u32)| {
-                let held = (parameter.dtype(), parameter.stored(state, piece.start..piece.end).len());
-                (tensor_name(name, piece.start, state.map(|state| names[state].as_str())), held, crc32)
-            };
-            states.zip(&piece.crc32).map(tensor)
+        self.parameters.iter().flat_map(move |(name, parameter)| {
+            let of_pieces = parameter.pieces.iter().filter(move |piece| piece.shard == shard).flat_map(move |piece| {
+                let names = parameter.own_states(&self.states);
+                let states = std::iter::once(None).chain((0..names.len()).map(Some));
+                let tensor = move |(state, &crc32): (Option<usize>, &u32)| {
+                    let held = (parameter.dtype(), parameter.stored(state, piece.start..piece.end).len());
+                    (tensor_name(name, piece.start, state.map(|state| names[state].as_str())), held, crc32)
+                };
+                states.zip(&piece.crc32).map(tensor)
+            });
+            let local = parameter.local.iter().filter(move |piece| piece.shard == shard).map(move |piece| {
+                let held = (parameter.dtype(), piece.stored(parameter, &self.states).len());
+                (piece.tensor_name(name), held, piece.crc32)
+            });
+            of_pieces.chain(local)
         })
     }
 
@@ -304,6 +317,9 @@ impl Manifest {
                 return Err(format!("shard {rank} is named `{}`", shard.file));
             }
         }
+        if self.local_steps.as_ref().is_some_and(|local| local.updates.is_empty()) {
+            return Err("`local_steps` has no replicate".into());
+        }
         for (name, parameter) in &self.parameters {
             let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
             if let Some(values) = &parameter.state_values {
@@ -339,6 +355,8 @@ impl Manifest {
             if next != elements {
                 return Err(format!("the pieces of `{name}` cover {next} of {elements} elements"));
             }
+            let of_run = (self.states.as_slice(), elements, self.shards.len());
+            local::check((name, parameter), self.local_steps.as_ref(), of_run)?;
         }
         Ok(())
     }

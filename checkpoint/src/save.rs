@@ -12,6 +12,7 @@ use crate::commit::{self, commit, exchange, unfinished};
 use crate::error::CheckpointError;
 use crate::folders::name;
 use crate::layout::{Shard, entries};
+use crate::local;
 use crate::lock::RunLock;
 use crate::manifest::{FORMAT, LossScale, Manifest, ScheduleFreeSums, VERSION};
 use crate::shard::{self, State, Written};
@@ -80,6 +81,7 @@ fn begin(
         samples: save.samples,
         loss_scale: save.loss_scale,
         schedule_free: ScheduleFreeSums::of(&zero.state_names(), zero.average_sums()),
+        local_steps: local::of(zero, comm)?,
         world_size: comm.size(),
         zero_stage: save.zero_stage,
         states: zero.state_names().iter().map(ToString::to_string).collect(),

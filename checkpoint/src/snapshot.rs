@@ -3,7 +3,7 @@
 use zero_partition::ShardedState;
 
 use crate::error::CheckpointError;
-use crate::layout::{Shard, ShardTensor};
+use crate::layout::{Shard, ShardTensor, entries};
 use crate::shard::Values;
 use crate::writer::BUFFER;
 
@@ -17,6 +17,10 @@ impl Snapshot {
     /// Returns the number of f32 that take as much memory as what a rank saves, over all kinds.
     #[must_use]
     pub fn elements(zero: &ShardedState) -> usize {
+        if zero.outer().is_some() {
+            let groups = (zero.groups().rank(), zero.groups().rank() + 1);
+            return Shard::of(zero, &entries(zero), groups).words();
+        }
         zero.layout().saved_elements(zero.stages(), zero.groups().at(), &zero.widths())
     }
 

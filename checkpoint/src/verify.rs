@@ -150,6 +150,7 @@ mod tests {
             states: None,
             quantized: None,
             pieces,
+            local: vec![],
         };
         let mut manifest = Manifest {
             format: FORMAT.into(),
@@ -158,6 +159,7 @@ mod tests {
             updates: 6,
             samples: 28,
             loss_scale: None,
+            local_steps: None,
             schedule_free: None,
             world_size: 2,
             zero_stage: 3,

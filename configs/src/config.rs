@@ -14,6 +14,7 @@ mod data_efficiency;
 mod datasets;
 mod launcher;
 mod layers;
+mod local_steps;
 mod mesh;
 mod model;
 mod monitor;
@@ -58,6 +59,7 @@ pub use data_efficiency::{
 pub use datasets::{MixedDataset, Share};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
+pub use local_steps::LocalSteps;
 pub use mesh::Mesh;
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};

@@ -193,6 +193,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.zero.check(resolver);
     config.pipeline.check(resolver);
     Mesh::check(config, resolver);
+    LocalSteps::check(config, resolver);
     Zero::check_secondary(config, world, resolver);
     if let Some(activation_checkpointing) = &config.activation_checkpointing {
         activation_checkpointing.check(resolver);

@@ -11,7 +11,7 @@ use zero_optim::{
     RAdam, RmsProp, RmsPropVariant, Schedule, ScheduleFree, Sgd,
 };
 use zero_partition::passes::{GatherOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions};
-use zero_partition::{Coded, LayoutOptions, Order, TierOptions, ZeroOptions};
+use zero_partition::{Coded, LayoutOptions, Order, OuterOptions, OuterShare, TierOptions, ZeroOptions};
 use zero_pipeline::ZeroStage;
 
 use crate::batch::MicrobatchOrder;
@@ -68,6 +68,12 @@ impl Settings {
     /// Fails on an unsupported combination of keys, and if the configuration needs an optimizer that the model lacks.
     pub fn new(config: &Config, model: &Model) -> Result<Self, Error> {
         let dtype = working_dtype(config)?;
+        if let (Some(_), Some(buffer)) = (config.training.local_steps, model.buffers().first()) {
+            let message =
+                format!("outer steps average parameters alone, and the model has the buffer `{}`", buffer.name());
+            let help = "use a model without running statistics, or leave the section out";
+            return Err(Error::setting("training.local_steps", message, help));
+        }
         let ranks = config.shard_group_size();
         let zero_stage = config.zero.stage;
         let micro_batches = config.gradient_accumulation_steps;
@@ -109,6 +115,15 @@ impl Settings {
                 optimizers: optimizers?.concat(),
                 clippings: clippings(config).into_iter().map(|(_, clipping)| clipping).collect(),
                 average: config.training.ema.map(|ema| Average { decay: ema.decay, start: ema.start_step }),
+                outer: config.training.local_steps.map(|local| OuterOptions {
+                    lr: local.outer_lr,
+                    momentum: local.outer_momentum,
+                    share: OuterShare {
+                        replicates: config.mesh.data_parallel_replicate_degree,
+                        replicate: 0,
+                        width: if local.outer_momentum > 0.0 { 8 } else { 4 },
+                    },
+                }),
                 sums_micro_batches: config.training.gradient_noise_scale.is_some(),
                 state_dtype: state_dtype(config),
                 gradient_dtype: self::dtype(config.gradient_dtype()),
@@ -145,8 +160,12 @@ impl Settings {
 
 /// Returns the gradient of the reported loss with respect to the loss of one of `micro_batches` micro-batches per replica.
 pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
+    let ranks = match config.training.local_steps {
+        Some(_) => config.shard_group_size(),
+        None => config.data_parallel_size(),
+    };
     let averaged = match config.gradient_allreduce_op {
-        config::ReduceOp::Mean => micro_batches * config.data_parallel_size(),
+        config::ReduceOp::Mean => micro_batches * ranks,
         config::ReduceOp::Sum => micro_batches,
     };
     1.0 / averaged as f32

@@ -2,7 +2,7 @@
 
 use zero_config::{Config, PartitionMethod, Pipeline};
 use zero_model::Model;
-use zero_partition::passes::{PassOptions, Share, evaluation, training_step};
+use zero_partition::passes::{PassOptions, Share, averaging, evaluation, training_step};
 use zero_partition::{Layout, ZeroError};
 use zero_pipeline::split::{self, SplitError};
 use zero_pipeline::{
@@ -18,8 +18,10 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicates × shards.
+    /// The mesh: pipeline stages × replicates × shards. If replicates train alone, that of one of them.
     pub mesh: Mesh,
+    /// The mesh of all ranks.
+    pub whole: Mesh,
     /// The layers of each stage.
     pub stages: Stages,
     /// The order of micro-batches on each stage.
@@ -58,6 +60,8 @@ impl StagePlan {
             })?,
             None => mesh,
         };
+        let whole = mesh;
+        let mesh = if config.training.local_steps.is_some() { whole.of_one_replicate() } else { whole };
         let schedule = options.schedule;
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
         let cut = cut(options, size, schedule, model, shape, costs)?;
@@ -78,7 +82,7 @@ impl StagePlan {
         let of_stage =
             |stage| PassOptions { gather: gathers(options, passes, shape, &stages, stage), ..passes.clone() };
         let passes = (0..stages.count()).map(of_stage).collect();
-        Ok(Self { mesh, stages, schedule, micro_batches, passes })
+        Ok(Self { mesh, whole, stages, schedule, micro_batches, passes })
     }
 
     /// Builds the program of each stage for a training step.
@@ -94,6 +98,12 @@ impl StagePlan {
     pub fn evaluation(&self, shape: &ModelShape, micro_batches: usize) -> Vec<Program> {
         let of_stage =
             |stage| evaluation(&Share { shape, stages: &self.stages, stage }, micro_batches, &self.passes[stage]);
+        (0..self.stages.count()).map(of_stage).collect()
+    }
+
+    /// Builds the program of each stage for an outer step, which averages replicates that train alone.
+    pub fn averaging(&self, shape: &ModelShape) -> Vec<Program> {
+        let of_stage = |stage| averaging(&Share { shape, stages: &self.stages, stage }, &self.passes[stage]);
         (0..self.stages.count()).map(of_stage).collect()
     }
 
@@ -130,6 +140,12 @@ impl StagePlan {
         Self { mesh, ..self.clone() }
     }
 
+    /// Returns this plan for the ranks of all replicates together, if they train alone.
+    #[must_use]
+    pub fn of_all_replicates(&self) -> Self {
+        Self { mesh: self.whole, ..self.clone() }
+    }
+
     /// Simulates the programs of all ranks with a table of costs.
     ///
     /// # Errors
@@ -150,7 +166,8 @@ impl StagePlan {
         (0..self.mesh.world_size()).map(|rank| programs[self.mesh.coordinates(rank).stage].clone()).collect()
     }
 
-    /// Returns the rank that broadcasts values of the last stage: the first of that stage's data-parallel group.
+    /// Returns the rank that broadcasts values of the last stage: the first of that stage's data-parallel group, or of its
+    /// shard group in a replicate that trains alone.
     pub fn last_rank(&self) -> usize {
         self.mesh.ranks(self.stages.stage_of(self.stages.layers() - 1)).start
     }

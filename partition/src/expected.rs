@@ -54,6 +54,7 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths:
         bytes.parameters += (held(placements.parameters, tiers.parameters) * width + own * widths.master) as u64;
         bytes.gradients += (held(placements.gradients, tiers.gradients) * widths.gradient) as u64;
         bytes.optimizer += segment.state_bytes(own, widths) as u64;
+        bytes.optimizer += widths.outer.map_or(0, |share| share.of(own).len() * share.width) as u64;
     }
     bytes
 }
@@ -165,6 +166,13 @@ pub fn expected_payload(
         };
         Payload::of(within, sent, options.communication.size_in_bytes())
     };
+    let outer = |id: SegmentId| {
+        let own = match segment(id).placements.optimizer {
+            Placement::Replicated => elements(id),
+            Placement::Sharded => shard(id),
+        };
+        Payload::of(0, options.outer.map_or(0, |outer| outer.share.sent_bytes(own)), 1)
+    };
     let of_instruction = |instruction: &Instruction| match instruction.effects().action {
         Action::Starts(Transfer::Gather(segments) | Transfer::Refresh(segments)) => {
             segments.iter().map(|&id| gathered(id)).sum()
@@ -173,6 +181,7 @@ pub fn expected_payload(
         Action::Starts(Transfer::Reduce(segments, micro_batch)) => {
             segments.iter().map(|&id| reduced(id, micro_batch)).sum()
         }
+        Action::Starts(Transfer::OuterStep(&id)) => outer(id),
         Action::Starts(Transfer::Send(message)) => {
             Payload::of(0, message_bytes(message, layout, at, working, &activations), 1)
         }

@@ -7,6 +7,9 @@ use zero_comm::{CommError, Communicator, SizeCounter, Stats};
 use zero_pipeline::{Coordinates, Kind, Mesh};
 
 /// The communicators of one rank.
+///
+/// If replicates train alone, they know each other only in outer steps and evaluations: the mesh, the world and the
+/// data-parallel group are then those of one replicate.
 #[derive(Clone)]
 pub struct Groups {
     mesh: Mesh,
@@ -14,13 +17,17 @@ pub struct Groups {
     world: Arc<dyn Communicator>,
     data: Arc<dyn Communicator>,
     shard: Arc<dyn Communicator>,
-    /// The ranks with the same shard; `None` if a stage has one shard group.
+    /// The ranks with the same shard, if their gradients are summed; `None` if a stage has one shard group.
     replicate: Option<Arc<dyn Communicator>>,
+    /// The ranks with the same shard, if they train alone, and those of the stage in all replicates.
+    apart: Option<[Arc<dyn Communicator>; 2]>,
     /// The ranks of the near group, and those at the same place of all near groups of the shard group. `None` if there is one
     /// near group, or if each has one rank.
     near: Option<[Arc<dyn Communicator>; 2]>,
     /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
     pipe: Vec<Arc<dyn Communicator>>,
+    /// Each communicator of this rank once.
+    all: Vec<Arc<dyn Communicator>>,
 }
 
 /// Kinds of messages, in the order of their communicators.
@@ -38,27 +45,55 @@ impl Groups {
         assert_eq!(world.size(), mesh.world_size(), "the mesh must have as many ranks as the world");
         let at = mesh.coordinates(world.rank());
         let replica = mesh.replica(at);
+        let mut all = vec![world.clone()];
+        let mut split = |of: &Arc<dyn Communicator>, color, key| {
+            let part = of.split(color, key)?;
+            all.push(part.clone());
+            Ok::<_, CommError>(part)
+        };
         let (data, pipe) = match mesh.pipe() {
             1 => (world.clone(), vec![]),
             _ => {
-                let data = world.split(at.stage, replica)?;
-                (data, KINDS.iter().map(|_| world.split(replica, at.stage)).collect::<Result<_, _>>()?)
+                let data = split(&world, at.stage, replica)?;
+                (data, KINDS.iter().map(|_| split(&world, replica, at.stage)).collect::<Result<_, _>>()?)
             }
         };
         let (shard, replicate) = match (mesh.replicates(), mesh.shards()) {
             (1, _) => (data.clone(), None),
-            (_, 1) => (data.split(at.replicate, 0)?, Some(data.clone())),
-            _ => (data.split(at.replicate, at.shard)?, Some(data.split(at.shard, at.replicate)?)),
+            (_, 1) => (split(&data, at.replicate, 0)?, Some(data.clone())),
+            _ => (split(&data, at.replicate, at.shard)?, Some(split(&data, at.shard, at.replicate)?)),
         };
         let near = match mesh.near() {
             1 => None,
             near if near == mesh.shards() => None,
             near => {
                 let (host, place) = (at.shard / near, at.shard % near);
-                Some([shard.split(host, place)?, shard.split(place, host)?])
+                Some([split(&shard, host, place)?, split(&shard, place, host)?])
             }
         };
-        Ok(Self { mesh, at, world, data, shard, replicate, near, pipe })
+        Ok(Self { mesh, at, world, data, shard, replicate, apart: None, near, pipe, all })
+    }
+
+    /// Creates the communicators of a rank in a mesh whose replicates train alone. Collective: every rank must call it.
+    ///
+    /// # Errors
+    /// Fails if a rank is lost.
+    ///
+    /// # Panics
+    /// Panics if the mesh has another number of ranks than the world.
+    pub fn of_replicates_alone(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
+        let Self { at, world, data, shard, replicate, near, pipe, mut all, .. } = Self::new(world, mesh)?;
+        let own = match mesh.pipe() {
+            1 => shard.clone(),
+            _ => {
+                let own = world.split(at.replicate, world.rank())?;
+                all.push(own.clone());
+                own
+            }
+        };
+        let (apart, at) = (replicate.map(|replicate| [replicate, data]), Coordinates { replicate: 0, ..at });
+        let (mesh, data) = (mesh.of_one_replicate(), shard.clone());
+        Ok(Self { mesh, at, world: own, data, shard, replicate: None, apart, near, pipe, all })
     }
 
     /// Creates the communicators for plain data parallelism, with one pipeline stage.
@@ -69,10 +104,11 @@ impl Groups {
     pub fn data_parallel(world: Arc<dyn Communicator>) -> Self {
         let mesh = Mesh::new(world.size(), 1).expect("a world has ranks");
         let at = mesh.coordinates(world.rank());
-        Self { mesh, at, data: world.clone(), shard: world.clone(), replicate: None, near: None, world, pipe: vec![] }
+        let (data, shard, all) = (world.clone(), world.clone(), vec![world.clone()]);
+        Self { mesh, at, data, shard, replicate: None, apart: None, near: None, world, pipe: vec![], all }
     }
 
-    /// Returns the arrangement of the ranks.
+    /// Returns the arrangement of the ranks, or of those of one replicate if they train alone.
     #[must_use]
     pub fn mesh(&self) -> Mesh {
         self.mesh
@@ -84,7 +120,7 @@ impl Groups {
         self.at
     }
 
-    /// Returns the communicator of all ranks.
+    /// Returns the communicator of all ranks, or of those of the replicate if they train alone.
     #[must_use]
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
@@ -104,7 +140,7 @@ impl Groups {
     }
 
     /// Returns the communicator of the ranks that hold the same shard as this rank, in the order of their shard groups.
-    /// `None` if a stage has one shard group, so that no other rank holds the shard.
+    /// `None` if a stage has one shard group, so that no other rank holds the shard, and if they train alone.
     #[must_use]
     pub fn replicate(&self) -> Option<&Arc<dyn Communicator>> {
         self.replicate.as_ref()
@@ -132,24 +168,47 @@ impl Groups {
         self.pipe.get(index)
     }
 
+    /// Returns the communicator of the ranks that hold the same shard and train alone, in the order of the replicates. `None` if
+    /// gradients are summed over all data-parallel ranks.
+    #[must_use]
+    pub fn apart(&self) -> Option<&Arc<dyn Communicator>> {
+        self.apart.as_ref().map(|[same, _]| same)
+    }
+
+    /// Returns the communicator over which evaluations are summed: the ranks of this rank's stage in all replicates.
+    #[must_use]
+    pub fn evaluating(&self) -> &Arc<dyn Communicator> {
+        self.apart.as_ref().map_or(&self.data, |[_, stage]| stage)
+    }
+
+    /// Returns the number of this rank among all ranks.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.all[0].rank()
+    }
+
+    /// Returns the number among all ranks of the rank at a place in the mesh of a replicate.
+    #[must_use]
+    pub fn rank_of(&self, at: Coordinates, replicate: usize) -> usize {
+        match &self.apart {
+            Some([same, _]) => {
+                let Coordinates { stage, shard, .. } = at;
+                (stage * same.size() + replicate) * self.mesh.shards() + shard
+            }
+            None => self.mesh.rank(at),
+        }
+    }
+
     /// Returns the statistics summed over all communicators.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.splits().fold(self.world.stats(), |sum, group| sum + group.stats())
+        self.all.iter().skip(1).fold(self.all[0].stats(), |sum, group| sum + group.stats())
     }
 
     /// Returns the statistics by message size, separately for each communicator.
     #[must_use]
     pub fn sizes(&self) -> Vec<SizeCounter> {
-        std::iter::once(&self.world).chain(self.splits()).flat_map(|group| group.sizes()).collect()
-    }
-
-    /// Returns the communicators other than the world itself.
-    fn splits(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
-        let data = (self.mesh.pipe() > 1).then_some(&self.data);
-        let shard = (self.mesh.replicates() > 1).then_some(&self.shard);
-        let replicate = self.replicate.iter().filter(|_| self.mesh.shards() > 1);
-        self.pipe.iter().chain(data).chain(shard).chain(replicate).chain(self.near.iter().flatten())
+        self.all.iter().flat_map(|group| group.sizes()).collect()
     }
 }
 

@@ -72,9 +72,13 @@ impl Hosts {
         levels.iter().map(crossing).sum()
     }
 
-    /// Returns the cells of the data-parallel group of a stage.
-    fn data(&self, stage: StageId) -> Cells {
-        self.cells(self.mesh.ranks(stage).map(|rank| self.mesh.coordinates(rank)))
+    /// Returns the cells of each group of a stage whose gradients are summed: the data-parallel group, or each shard group if
+    /// the replicates train `alone`.
+    fn summed(&self, stage: StageId, alone: bool) -> Vec<Cells> {
+        match alone {
+            true => self.shard_groups(stage).collect(),
+            false => vec![self.cells(self.mesh.ranks(stage).map(|rank| self.mesh.coordinates(rank)))],
+        }
     }
 }
 
@@ -128,8 +132,20 @@ pub fn network_bytes(
                 let scattered = hosts.shard_groups(stage).map(|cells| elements(id) * others(cells) * summed(cells));
                 scattered.sum::<usize>() + replicated(stage, id)
             }
-            _ => all_reduced(hosts.data(stage), elements(id)),
+            _ => {
+                let groups = hosts.summed(stage, options.outer.is_some()).into_iter();
+                groups.map(|cells| all_reduced(cells, elements(id))).sum()
+            }
         }
+    };
+    // A reduce-scatter and an all-gather in f32.
+    let outer = |stage: StageId, id: SegmentId| -> usize {
+        let own = |shard: usize| match segment(id).placements.optimizer {
+            Placement::Replicated => elements(id),
+            Placement::Sharded => segment(id).shard(shard).len(),
+        };
+        let of_shard = |shard| 2 * own(shard) * size_of::<f32>() * others(hosts.replicates(stage, shard));
+        (0..mesh.shards()).map(of_shard).sum()
     };
     // The bytes of those ranks of a stage whose receiver is on another host.
     let sent = |message: &Message| -> usize {
@@ -144,9 +160,11 @@ pub fn network_bytes(
             }
             Action::Starts(Transfer::GatherSecondary(&id)) => secondary(stage, id),
             Action::Starts(Transfer::Reduce(ids, micro_batch)) => {
-                let replicates_sum = layout.replicates_sum(options, micro_batch, program.micro_batches);
+                let replicates_sum =
+                    options.outer.is_none() && layout.replicates_sum(options, micro_batch, program.micro_batches);
                 ids.iter().map(|&id| reduced(stage, id, replicates_sum)).sum()
             }
+            Action::Starts(Transfer::OuterStep(&id)) => outer(stage, id),
             Action::Starts(Transfer::Send(message)) => sent(message),
             _ => 0,
         };

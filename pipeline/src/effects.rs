@@ -98,6 +98,8 @@ pub enum Transfer<'a> {
     Reduce(&'a [SegmentId], usize),
     /// All-gather of updated parameters, by the data-parallel group.
     Refresh(&'a [SegmentId]),
+    /// Average of parameters and all-gather of the outer optimizer's result, by the replicates of a shard.
+    OuterStep(&'a SegmentId),
     /// A message, seen by its sender.
     Send(&'a Message),
     /// A message, seen by its receiver.
@@ -131,7 +133,9 @@ impl Transfer<'_> {
     #[must_use]
     pub fn lane(self) -> Lane {
         match self {
-            Self::Gather(_) | Self::GatherSecondary(_) | Self::Reduce(..) | Self::Refresh(_) => Lane::Collectives,
+            Self::Gather(_) | Self::GatherSecondary(_) | Self::Reduce(..) | Self::Refresh(_) | Self::OuterStep(_) => {
+                Lane::Collectives
+            }
             Self::Send(message) | Self::Receive(message) => Lane::Channel(message.channel()),
             Self::Fetch(_) | Self::Offload(_) => Lane::Disk,
         }
@@ -145,6 +149,7 @@ impl fmt::Display for Transfer<'_> {
             Self::GatherSecondary(_) => "gather from secondary shards",
             Self::Reduce(..) => "reduction",
             Self::Refresh(_) => "refresh",
+            Self::OuterStep(_) => "outer step",
             Self::Send(_) => "send",
             Self::Receive(_) => "receive",
             Self::Fetch(_) => "fetch",
@@ -252,6 +257,7 @@ mod tests {
             (Instruction::Backward { layer: 1, micro_batch: 2 }, "backward layer 1 of micro-batch 2"),
             (Instruction::Accumulate { segment: 1, micro_batch: 2 }, "accumulate segment 1 of micro-batch 2"),
             (Instruction::Reduce { segments: vec![1, 2], micro_batch: 0 }, "reduce segments [1, 2] of micro-batch 0"),
+            (Instruction::AwaitOuterStep { segment: 4 }, "await_outer_step segment 4"),
             (Instruction::MeasureTile { segment: 1, tile: 2 }, "measure_tile 2 of segment 1"),
             (Instruction::UpdateTile { segment: 1, tile: 2 }, "update_tile 2 of segment 1"),
             (Instruction::Fetch { item: Item::Gradients { segment: 1 } }, "fetch gradients of segment 1"),

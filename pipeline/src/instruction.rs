@@ -184,6 +184,17 @@ pub enum Instruction {
         /// Item whose offload was started.
         item: Item,
     },
+    /// Starts averaging this rank's part of a segment's parameters over replicates that have trained alone.
+    OuterStep {
+        /// Trainable segment of this stage.
+        segment: SegmentId,
+    },
+    /// Waits for the average, runs the outer optimizer on this rank's share of it, and gathers the new parameters from the
+    /// replicates.
+    AwaitOuterStep {
+        /// Segment whose outer step was started.
+        segment: SegmentId,
+    },
     /// Starts gathering updated parameters that are replicated but were updated in parts by different ranks.
     Refresh {
         /// The bucket.
@@ -264,6 +275,10 @@ impl Instruction {
             Self::AwaitFetch { item } => row("await_fetch", [Item(item)], Awaits(Transfer::Fetch(item))),
             Self::Offload { item } => row("offload", [Item(item)], Starts(Transfer::Offload(item))),
             Self::AwaitOffload { item } => row("await_offload", [Item(item)], Awaits(Transfer::Offload(item))),
+            Self::OuterStep { segment } => row("outer_step", [Segment(segment)], Starts(Transfer::OuterStep(segment))),
+            Self::AwaitOuterStep { segment } => {
+                row("await_outer_step", [Segment(segment)], Awaits(Transfer::OuterStep(segment)))
+            }
             Self::Refresh { segments } => row("refresh", [Segments(segments)], Starts(Transfer::Refresh(segments))),
             Self::AwaitRefresh { segments } => {
                 row("await_refresh", [Segments(segments)], Awaits(Transfer::Refresh(segments)))
@@ -282,10 +297,17 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns whether the program trains, that is, has a gradient norm. Other programs only run forwards.
+    /// Returns whether the program trains, that is, has a gradient norm. Other programs only run forwards, or only average
+    /// replicates.
     #[must_use]
     pub fn trains(&self) -> bool {
         self.instructions.contains(&Instruction::GradientNorm)
+    }
+
+    /// Returns whether the program changes parameters: it trains, or it averages replicates.
+    #[must_use]
+    pub fn updates(&self) -> bool {
+        self.trains() || self.instructions.iter().any(|of| matches!(of, Instruction::OuterStep { .. }))
     }
 }
 

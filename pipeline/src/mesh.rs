@@ -102,6 +102,12 @@ impl Mesh {
         Ok(Self { replicates, shards, near: shards, ..self })
     }
 
+    /// Returns the mesh of one of the replicates by itself.
+    #[must_use]
+    pub fn of_one_replicate(self) -> Self {
+        Self { replicates: 1, ..self }
+    }
+
     /// Divides each shard group into near groups of `near` consecutive ranks.
     ///
     /// # Errors

@@ -54,7 +54,9 @@ pub fn layouts_on_hosts(
                 Err(_) => continue,
             }
         }
-        if is_same(&changed, config) {
+        // Another number of replicates that train alone is another training.
+        let replicates = |of: &Config| of.training.local_steps.map(|_| of.mesh.data_parallel_replicate_degree);
+        if is_same(&changed, config) || replicates(&changed) != replicates(config) {
             continue;
         }
         // A model may have too few layers for a pipeline.

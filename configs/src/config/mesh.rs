@@ -21,7 +21,9 @@ section! {
 
 impl Mesh {
     pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
-        if config.mesh.data_parallel_replicate_degree == 1 || config.zero.stage != ZeroStage::Zero {
+        // Replicates that train alone need no shards.
+        let is_alone = config.training.local_steps.is_some();
+        if config.mesh.data_parallel_replicate_degree == 1 || config.zero.stage != ZeroStage::Zero || is_alone {
             return;
         }
         let written = match config.mesh.data_parallel_shard_degree {

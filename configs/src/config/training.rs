@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Config, Data, ParameterGroup, RampUp};
+use crate::config::{Config, Data, LocalSteps, ParameterGroup, RampUp};
 use crate::node::At;
 use crate::reader::{Read as _, Resolver};
 use crate::schema::*;
@@ -73,6 +73,8 @@ section! {
         pub gradient_noise_scale: Option<GradientNoiseScale> = section(&GradientNoiseScale::SECTION, "Measure the gradient noise scale, from the gradients of single micro-batches and of the step");
         /// A batch size that grows.
         pub rampup_batch_size: Option<RampUp> = section(&RampUp::SECTION, "A batch size that grows to train_batch_size, as Megatron-LM's --rampup-batch-size");
+        /// Replicates that train alone between outer steps.
+        pub local_steps: Option<LocalSteps> = section(&LocalSteps::SECTION, "Local steps (DiLoCo): the replicates of the mesh train alone, and an outer optimizer moves their common start to their average every few steps");
         /// A moving average of the weights.
         pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, in 4 bytes a parameter, sharded as the optimizer's states");
         /// Learning rate of a block relative to that of the block after it.

@@ -119,7 +119,15 @@ fn one_of_each() -> Vec<Config> {
             let text = if text.contains("ScheduleFree") { text.replace("ema: {}, ", "") } else { text };
             Config::parse("each", text).unwrap_or_else(|errors| panic!("{errors}"))
         })
+        .chain([of_replicates_alone()])
         .collect()
+}
+
+/// Returns a configuration with local steps, which exclude averages, spikes and the noise scale.
+fn of_replicates_alone() -> Config {
+    let text = "train_batch_size: 2\nmodel: {type: gpt2}\nmesh: {data_parallel_replicate_degree: 2}\n\
+                training: {local_steps: {steps: 5}}";
+    Config::with_world_size("each", text, 2).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod files;
 mod fuzz;
 mod hostile;
 mod keys;
+mod local_steps;
 mod mesh;
 mod offload;
 mod parameter_groups;

@@ -72,6 +72,7 @@ impl Engine {
     /// Fails on every rank if one rank cannot write. Older checkpoints in the folder stay valid.
     pub fn save_checkpoint_with(&mut self, root: impl AsRef<Path>, state: Value) -> Result<PathBuf, Error> {
         self.has_own_weights("a checkpoint")?;
+        self.has_equal_replicates("a checkpoint")?;
         self.finish_save()?;
         Ok(zero_checkpoint::save(root.as_ref(), &self.zero, &*self.comm, &self.save(state))?)
     }
@@ -95,7 +96,12 @@ impl Engine {
     /// Fails on every rank if the folder cannot be created or the previous save failed.
     pub fn save_checkpoint_in_background(&mut self, root: impl AsRef<Path>, state: Value) -> Result<Duration, Error> {
         let started = std::time::Instant::now();
+        if self.zero.outer().is_some() {
+            let message = "a copy of all replicates' states is not implemented";
+            return Err(Error::setting("training.local_steps", message, "use `Engine::save_checkpoint_with`"));
+        }
         self.has_own_weights("a checkpoint")?;
+        self.has_equal_replicates("a checkpoint")?;
         self.finish_save()?;
         let memory = std::mem::take(&mut self.saving.memory);
         let (save, comm) = (self.save(state), self.comm.clone());
@@ -181,7 +187,7 @@ impl Engine {
             }
         }
         let manifest = zero_checkpoint::load(folder, &mut self.zero, &*self.comm)?;
-        self.step = manifest.step;
+        (self.step, self.averaged) = (manifest.step, manifest.step);
         self.samples = manifest.samples;
         self.scaler = self.settings.loss_scaling.map(LossScaler::new);
         // A checkpoint of a run in another dtype has no loss scale: start with the initial one.

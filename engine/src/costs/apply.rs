@@ -59,7 +59,7 @@ pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) ->
 
 /// Returns whether the data-parallel rank with this number in the world updates some of a segment.
 pub(super) fn owns(subject: &Subject<'_>, segment: SegmentId, rank: usize) -> bool {
-    let at = subject.stage_plan.mesh.coordinates(rank);
+    let at = subject.stage_plan.whole.coordinates(rank);
     let segment = &subject.layout.segments()[segment];
     segment.placements.optimizer == Placement::Replicated || !segment.shard(at.shard).is_empty()
 }
@@ -72,7 +72,7 @@ pub(super) fn work(subject: &Subject<'_>, segment: SegmentId) -> Option<f64> {
 
 /// Returns the rank of each stage with the most work on matrices.
 fn busiest(subject: &Subject<'_>) -> Vec<usize> {
-    let (mesh, stages) = (subject.stage_plan.mesh, &subject.stage_plan.stages);
+    let (mesh, stages) = (subject.stage_plan.whole, &subject.stage_plan.stages);
     let matrices = (0..subject.layout.segments().len()).filter_map(|id| Some((id, work(subject, id)?)));
     let matrices: Vec<(SegmentId, f64)> = matrices.collect();
     let of_stage = |stage| {
@@ -144,6 +144,10 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
         let transfers =
             table.transfers.as_ref().ok_or("the table was measured with one rank, so it has no transfer times")?;
         between(transfers, &mut costs, subject.stage_plan.mesh, settings.zero.reduce_scatter)?;
+        if let Some(outer) = settings.zero.outer {
+            let group = Group { ranks: outer.share.replicates, apart: subject.stage_plan.mesh.shards() };
+            costs.data.outer = link(&transfers.of(group)?.all_gather);
+        }
     }
     let keeps = config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Nvme);
     if subject.layout.uses_disk() || keeps {
@@ -222,6 +226,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
         reduced_codes: (!codes.is_empty()).then(|| codes.iter().map(|level| level.leaving(whole) as u64).sum()),
         accumulate,
         update,
+        outer: settings.zero.outer.map_or(0, |outer| outer.share.sent_bytes(updated(subject, segment)) as u64),
         stored_parameters: shard * stored as u64,
         stored_gradients: shard * 4,
         tile_read: read,
@@ -229,12 +234,13 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
     }
 }
 
+fn link(line: &Line) -> Link {
+    let bandwidth = if line.seconds_per_byte > 0.0 { 1.0 / line.seconds_per_byte } else { f64::INFINITY };
+    Link { latency: line.latency, bandwidth }
+}
+
 /// Sets the times of transfers between the ranks of a mesh.
 fn between(transfers: &Transfers, costs: &mut Costs, mesh: Mesh, scatters: bool) -> Result<(), String> {
-    let link = |line: &Line| Link {
-        latency: line.latency,
-        bandwidth: if line.seconds_per_byte > 0.0 { 1.0 / line.seconds_per_byte } else { f64::INFINITY },
-    };
     let all_reduce = match mesh.data() {
         1 => Link::FREE,
         ranks => link(&transfers.of(Group { ranks, apart: 1 })?.all_reduce),
@@ -256,7 +262,7 @@ fn between(transfers: &Transfers, costs: &mut Costs, mesh: Mesh, scatters: bool)
         ranks if ranks < mesh.shards() => link(&transfers.of(Group { ranks, apart: 1 })?.all_gather),
         _ => all_gather,
     };
-    costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce };
+    costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer: Link::FREE };
     costs.pipe = link(&transfers.send);
     costs.sharing =
         Sharing { computing: transfers.computing_beside.median, transferring: transfers.transferring_beside.median };

@@ -145,7 +145,7 @@ impl Found {
         let warming_up = WARM_UP.min(steps / 2);
         let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
         for (rank, done) in ranks.iter().enumerate() {
-            let program = &subject.programs[subject.stage_plan.mesh.coordinates(rank).stage];
+            let program = &subject.programs[subject.stage_plan.whole.coordinates(rank).stage];
             for (step, done) in by_step(done).enumerate().skip(warming_up) {
                 // Seconds in this step, and elements or multiply-adds.
                 let mut sums: BTreeMap<&'static str, (f64, f64)> = BTreeMap::new();

@@ -49,7 +49,14 @@ impl Prediction {
             }
         }
         ranks.iter_mut().for_each(|rank| rank.idle -= rank.computing);
-        let tokens_per_second = tokens.filter(|_| step_seconds > 0.0).map(|tokens| tokens as f64 / step_seconds);
-        Self { step_seconds, tokens_per_second, ranks }
+        Self { step_seconds, tokens_per_second: None, ranks }.with_tokens(tokens)
+    }
+
+    /// Sets the throughput from the number of tokens in a global batch.
+    #[must_use]
+    pub fn with_tokens(self, tokens: Option<usize>) -> Self {
+        let seconds = self.step_seconds;
+        let tokens_per_second = tokens.filter(|_| seconds > 0.0).map(|tokens| tokens as f64 / seconds);
+        Self { tokens_per_second, ..self }
     }
 }

@@ -81,6 +81,7 @@ impl Engine {
         if count == 0 {
             return Ok(vec![]);
         }
+        self.has_equal_replicates("an evaluation")?;
         let signature = self.model().signature().clone();
         let load = |micro_batch: usize| {
             let batch = load(micro_batch)?;
@@ -88,14 +89,20 @@ impl Engine {
             Ok(batch)
         };
         let (model, data, weights) =
-            (self.zero.model().clone(), self.zero.groups().data().clone(), LossWeights::default());
+            (self.zero.model().clone(), self.zero.groups().evaluating().clone(), LossWeights::default());
         let stage = (&*model, &*data, self.has_last_layer());
         let mut load = weights.loader(stage, (Mean::EachMicroBatch, count), load);
         let mut observe = observe.map(|observe| move |seen: Observed<'_>| observe(seen));
         let observe = observe.as_mut().map(|observe| observe as &mut Observe<'_>);
         let outcome = self.evaluate(count, Some(&weights), &mut load, observe)?;
         let losses = match self.has_last_layer() {
-            true => self.sum_over_replicas(outcome.losses)?,
+            true => self
+                .zero
+                .groups()
+                .evaluating()
+                .all_reduce(Buffer::F32(outcome.losses), ReduceOp::Sum)
+                .wait()?
+                .into_f32()?,
             false => vec![0.0; count],
         };
         let replicas = self.replicas() as f32;

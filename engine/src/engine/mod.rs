@@ -2,6 +2,7 @@
 
 mod buffers;
 pub(crate) mod evaluation;
+mod local_steps;
 mod loop_keys;
 mod parts;
 mod step;
@@ -63,6 +64,10 @@ pub struct Engine {
     norm_limit: f64,
     /// Present with `fp16`.
     pub(crate) scaler: Option<LossScaler>,
+    /// The program of an outer step; `None` unless replicates train alone.
+    averaging: Option<Program>,
+    /// The step after which the replicates were last equal.
+    pub(crate) averaged: u64,
     pub(crate) step: u64,
     /// Samples consumed by all steps so far; the data continue at this index.
     pub(crate) samples: u64,
@@ -169,15 +174,26 @@ impl Engine {
         let (mut settings, model) = (Settings::new(&config, &model)?, Arc::new(model));
         let layout = Layout::new(&model, &settings.layout).on_disk(&settings.tiers);
         let stage_plan = StagePlan::new(&config, &settings, &model, &layout, costs)?;
-        let mesh = stage_plan.mesh;
-        let stage = mesh.coordinates(comm.rank()).stage;
+        let whole = stage_plan.whole;
+        let place = whole.coordinates(comm.rank());
+        let stage = place.stage;
+        if let Some(outer) = &mut settings.zero.outer {
+            outer.share.replicate = place.replicate;
+        }
         let program = stage_plan.kept(stage_plan.training(layout.shape()), stage, layout.shape())?;
         let kept = activation_offload::open(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;
         let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu, clock.as_ref());
         let (world, between_gpus) = world.inspect_err(|error| comm.abort(&error.to_string()))?;
-        let groups = Groups::new(world, mesh)?;
+        let groups = match settings.zero.outer {
+            Some(_) => Groups::of_replicates_alone(world, whole)?,
+            None => Groups::new(world, whole)?,
+        };
+        let averaging = match settings.zero.outer {
+            Some(_) => Some(stage_plan.kept(stage_plan.averaging(layout.shape()), stage, layout.shape())?),
+            None => None,
+        };
         let stages = stage_plan.stages.clone();
         let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
         // A disk or a GPU's memory may be full on one rank only: abort, so that the other ranks fail too.
@@ -213,6 +229,8 @@ impl Engine {
             saving,
             norm_limit: f64::INFINITY,
             scaler,
+            averaging,
+            averaged: 0,
             step: 0,
             samples: 0,
             has_exchanged: false,

@@ -61,13 +61,13 @@ impl Engine {
     /// Returns the data-parallel degree.
     #[must_use]
     pub fn replicas(&self) -> usize {
-        self.stage_plan.mesh.data()
+        self.stage_plan.whole.data()
     }
 
     /// This rank's place on the data axis.
     #[must_use]
     pub fn replica(&self) -> usize {
-        self.stage_plan.mesh.replica(self.zero.groups().at())
+        self.stage_plan.whole.replica(self.stage_plan.whole.coordinates(self.comm.rank()))
     }
 
     /// Returns the configuration, resolved for this world.

@@ -16,14 +16,15 @@ use crate::loss_weights::{LossWeights, Mean};
 use crate::noise::GradientNoise;
 use crate::settings::loss_gradient;
 
-/// The result of one optimizer step. All fields but `duration` and `sent_bytes` are the same on every rank.
+/// The result of one optimizer step. All fields but `duration` and `sent_bytes` are the same on every rank, or on every rank of a
+/// replicate if replicates train alone (`training.local_steps`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// Number of the step, counted from 1.
     pub step: u64,
     /// Samples of the global batch.
     pub samples: usize,
-    /// Mean loss of the global batch, before the update.
+    /// Mean loss of the global batch, or of the replicate's part of it if replicates train alone, before the update.
     pub loss: f32,
     /// The part of `loss` that `training.z_loss` adds; `None` without it.
     pub z_loss: Option<f32>,
@@ -37,6 +38,8 @@ pub struct Step {
     pub loss_scale: Option<f64>,
     /// Whether the update was skipped because the gradient was not finite or its norm exceeded [`Engine::skip_beyond`].
     pub skipped: bool,
+    /// Whether an outer step followed, which makes the replicates equal; `false` without `training.local_steps`.
+    pub averaged: bool,
     /// Wall-clock time of this rank.
     pub duration: Duration,
     /// Payload bytes that this rank sent.
@@ -106,10 +109,14 @@ impl Engine {
         let scale = loss_scale.unwrap_or(1.0);
         let sent_before = self.stats().sent_bytes();
         let step = self.step + 1;
-        let (ranks, rank, settings) = (self.replicas(), self.replica(), &self.settings);
+        let (data, settings) = (self.zero.groups().data(), &self.settings);
+        let (ranks, rank) = (data.size(), data.rank());
         let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches) = (settings.deal, settings.micro_batches);
-        let global = |local: usize| deal.global(rank, ranks, local, micro_batches);
+        // A replicate that trains alone has consecutive micro-batches, so that those of others do not depend on its ranks.
+        let replicate = settings.zero.outer.map_or(0, |outer| outer.share.replicate);
+        let own = replicate * ranks * micro_batches;
+        let global = |local: usize| own + deal.global(rank, ranks, local, micro_batches);
         let first = self.samples;
         let sample = |local: usize| first + rows[..global(local)].iter().sum::<usize>() as u64;
         let signature = self.model().signature().clone();
@@ -165,6 +172,10 @@ impl Engine {
         let (norm, is_admitted) =
             outcome.verdict.map_or((f64::NAN, false), |verdict| (verdict.norm, verdict.is_admitted));
         let noise = self.gradient_noise(norm, f64::from(self.settings.loss_gradient) * scale)?;
+        let averaged = self.averages_after(step);
+        if averaged {
+            self.outer_step()?;
+        }
         self.look_after_save()?;
         if let Some(scaler) = &mut self.scaler {
             // All ranks have the same norm, so their scalers stay equal.
@@ -183,6 +194,7 @@ impl Engine {
             noise,
             loss_scale,
             skipped: !is_admitted,
+            averaged,
             duration: started.elapsed(),
             sent_bytes: self.stats().sent_bytes() - sent_before,
         })
@@ -248,7 +260,7 @@ impl Engine {
             false => vec![0.0; 1 + usize::from(with_z)],
         };
         let totals = self.told_by_the_last(Buffer::F32(totals))?.into_f32()?;
-        let count = (self.settings.micro_batches * self.replicas()) as f32;
+        let count = (self.settings.micro_batches * self.stage_plan.mesh.data()) as f32;
         Ok([totals[0] / count, totals.get(1).map_or(0.0, |z| z / count)])
     }
 
@@ -272,13 +284,13 @@ impl Engine {
         Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
     }
 
-    /// Broadcasts values from the stage of the last layer to all ranks. The other stages pass a buffer of the same
+    /// Broadcasts values from the stage of the last layer to all ranks, or to those of the replicate if it trains alone. The other stages pass a buffer of the same
     /// length, whose values are ignored.
     pub(super) fn told_by_the_last(&self, values: Buffer) -> Result<Buffer, Error> {
         if self.stage_plan.mesh.pipe() == 1 {
             return Ok(values);
         }
-        Ok(self.comm.broadcast(values, self.stage_plan.last_rank()).wait()?)
+        Ok(self.zero.groups().world().broadcast(values, self.stage_plan.last_rank()).wait()?)
     }
 
     pub(super) fn has_last_layer(&self) -> bool {

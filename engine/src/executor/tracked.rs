@@ -50,7 +50,7 @@ pub(crate) fn within(limit: u64, zero: &ShardedState, instruction: &Instruction)
     if ledger.peak_total() <= limit {
         return Ok(());
     }
-    let (rank, held) = (zero.groups().world().rank(), bytes(ledger.peak_total()));
+    let (rank, held) = (zero.groups().rank(), bytes(ledger.peak_total()));
     let mut text = format!("rank {rank} needed {held} at `{instruction}`, more than its limit of {}", bytes(limit));
     text += "\n  in: training.memory_limit";
     for category in CATEGORIES {

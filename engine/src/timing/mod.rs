@@ -73,6 +73,8 @@ pub enum Phase {
     Gather,
     /// Gathering updated parameters that are replicated.
     Refresh,
+    /// Outer steps of replicates that train alone.
+    Outer,
     /// Messages between pipeline stages.
     Messages,
     /// As [`TimeCategory::Disk`].
@@ -89,6 +91,7 @@ const PHASES: [Phase; Phase::COUNT] = [
     Phase::Reduce,
     Phase::Gather,
     Phase::Refresh,
+    Phase::Outer,
     Phase::Messages,
     Phase::Disk,
     Phase::Update,
@@ -115,6 +118,7 @@ impl Phase {
                 Transfer::Gather(_) | Transfer::GatherSecondary(_) => Self::Gather,
                 Transfer::Reduce(..) => Self::Reduce,
                 Transfer::Refresh(_) => Self::Refresh,
+                Transfer::OuterStep(_) => Self::Outer,
                 Transfer::Send(_) | Transfer::Receive(_) => Self::Messages,
                 Transfer::Fetch(_) | Transfer::Offload(_) => Self::Disk,
             },
@@ -130,7 +134,7 @@ impl Phase {
             Self::Forward => TimeCategory::Forward,
             Self::Recomputation => TimeCategory::Recomputation,
             Self::Backward => TimeCategory::Backward,
-            Self::Reduce | Self::Gather | Self::Refresh | Self::Messages => TimeCategory::Communication,
+            Self::Reduce | Self::Gather | Self::Refresh | Self::Outer | Self::Messages => TimeCategory::Communication,
             Self::Disk => TimeCategory::Disk,
             Self::Update => TimeCategory::Update,
         }

@@ -136,7 +136,7 @@ pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
 /// The bytes of each element with AdamW, if the working dtype has this width.
 pub(crate) fn widths(parameter: usize) -> Widths {
     let master = if parameter == 4 { 0 } else { 4 };
-    Widths { parameter, gradient: 4, master, average: 0, state: 4, states: vec![2], kept: 0 }
+    Widths { parameter, gradient: 4, master, average: 0, state: 4, states: vec![2], kept: 0, outer: None }
 }
 
 /// Options that determine the payload of an engine's program. Gradients travel in the working dtype.
@@ -145,6 +145,7 @@ pub(crate) fn options(engine: &Engine, dtype: DType) -> ZeroOptions {
         clippings: vec![],
         optimizers: vec![zero_optim::Optimizer::AdamW(zero_optim::AdamW::default())],
         average: None,
+        outer: None,
         sums_micro_batches: false,
         gradient_dtype: DType::F32,
         state_dtype: DType::F32,

@@ -34,6 +34,7 @@ mod hsdp;
 mod ignored_targets;
 mod initial_weights;
 mod lamb;
+mod local_steps;
 mod loss_scale;
 mod module_buffers;
 mod muon;

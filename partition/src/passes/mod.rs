@@ -3,6 +3,7 @@
 mod gather;
 mod keep_on_disk;
 mod offload;
+mod outer;
 mod recompute;
 mod reduce;
 mod refresh;
@@ -11,6 +12,7 @@ mod tie;
 pub use gather::{GatherOptions, gather};
 pub use keep_on_disk::keep_on_disk;
 pub use offload::{OffloadOptions, offload};
+pub use outer::outer_step;
 pub use recompute::{RecomputeOptions, recompute};
 pub use reduce::{ReduceOptions, reduce};
 pub use refresh::{RefreshOptions, refresh};
@@ -56,6 +58,14 @@ pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, op
     let program = refresh(program, shape, &options.refresh);
     let program = tie(program, shape, stages, stage);
     offload(program, shape, &options.offload)
+}
+
+/// Returns the program of an outer step, which averages replicates that train alone.
+#[must_use]
+pub fn averaging(share: &Share, options: &PassOptions) -> Program {
+    let Share { shape, stages, stage } = *share;
+    let program = refresh(outer_step(shape, stages, stage), shape, &options.refresh);
+    tie(program, shape, stages, stage)
 }
 
 /// Returns the program of an evaluation of `micro_batches` micro-batches.

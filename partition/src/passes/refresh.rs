@@ -15,14 +15,16 @@ pub struct RefreshOptions {
     pub last: bool,
 }
 
-/// Inserts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] after the updates.
+/// Inserts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] after the updates and outer steps.
 #[must_use]
 pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -> Program {
     let mut refreshes = Refreshes { shape, options, bucket: vec![], pending: vec![], out: vec![] };
     let mut late = vec![];
     for instruction in program.instructions {
         match instruction {
-            Instruction::Update { segment } if shape.segments[segment].placements.need_refresh() => {
+            Instruction::Update { segment } | Instruction::AwaitOuterStep { segment }
+                if shape.segments[segment].placements.need_refresh() =>
+            {
                 if options.last {
                     refreshes.out.push(instruction);
                     late.push(segment);

@@ -1,12 +1,13 @@
 //! The state of one rank.
 //!
 //! It consists of components, each of which owns its fields: [`ParameterState`], [`SecondaryShards`], [`LocalGradients`],
-//! [`Reductions`], [`OptimizerState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read [`Rank`],
+//! [`Reductions`], [`OptimizerState`], [`OuterState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read [`Rank`],
 //! which does not change. The methods of [`ShardedState`] pass them to each other.
 
 mod averages;
 mod instructions;
 mod options;
+mod outer;
 mod quantized;
 mod replicas;
 mod shards;
@@ -32,6 +33,7 @@ use crate::layout::Layout;
 use crate::ledger::{Category, Ledger};
 use crate::memory::Memory;
 use crate::optimizer::{OptimizerState, SegmentState};
+use crate::outer::OuterState;
 use crate::parameters::ParameterState;
 use crate::rank::Rank;
 use crate::reductions::Reductions;
@@ -48,6 +50,7 @@ pub struct ShardedState {
     local: LocalGradients,
     gradients: Reductions,
     optimizer: OptimizerState,
+    outer: OuterState,
     disk: Disk,
     /// While the averages of a schedule-free optimizer are in the place of the weights, those of this rank's ranges; `None` of
     /// weights on the disk.
@@ -91,6 +94,7 @@ impl ShardedState {
             local: LocalGradients::new(segments),
             gradients: Reductions::new(segments, rank.options.order),
             optimizer: OptimizerState::default(),
+            outer: OuterState::default(),
             disk,
             weights: vec![],
             rank,
@@ -99,6 +103,7 @@ impl ShardedState {
         for id in 0..segments {
             zero.initialise(id, seed)?;
             zero.secondary.push(&zero.rank, &mut zero.memory, id)?;
+            zero.outer.push(&zero.rank, &mut zero.memory, id, seed);
             zero.disk.initialise(&zero.rank, id, seed)?;
         }
         zero.disk.drop_buffers(&mut zero.memory);

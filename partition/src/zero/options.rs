@@ -8,6 +8,7 @@ use zero_optim::{Average, Optimizer};
 use crate::accumulator::Order;
 use crate::coded::Coded;
 use crate::disk::DiskOptions;
+use crate::outer::{OuterOptions, OuterShare};
 use crate::placement::OnGpu;
 
 /// Options of a rank's sharded state.
@@ -20,6 +21,9 @@ pub struct ZeroOptions {
     pub clippings: Vec<Clipping>,
     /// The moving average of the weights, if there is one.
     pub average: Option<Average>,
+    /// The outer optimizer of replicates that train alone; `None` if all data-parallel ranks sum their gradients. Not with state on
+    /// a disk or on a GPU, nor for 16-bit parameters without an f32 copy.
+    pub outer: Option<OuterOptions>,
     /// Dtype of the optimizer's states: f32 or bf16. The average is f32.
     pub state_dtype: DType,
     /// Dtype in which gradients are kept until the update, and in which those of micro-batches are added up: f32, or bf16, which
@@ -89,6 +93,7 @@ impl ZeroOptions {
             state: self.state_dtype.size_in_bytes(),
             states: self.optimizers.iter().map(|optimizer| optimizer.states().len()).collect(),
             kept: if self.is_schedule_free() { 4 } else { 0 },
+            outer: self.outer.map(|outer| outer.share),
         }
     }
 
@@ -139,4 +144,6 @@ pub struct Widths {
     /// The copy of the weights while averages of a schedule-free optimizer are in their place; 0 for other optimizers. It is on
     /// the disk if the optimizer's states are.
     pub kept: usize,
+    /// The outer optimizer's state, which replicates that train alone divide among themselves.
+    pub outer: Option<OuterShare>,
 }

@@ -26,6 +26,8 @@ pub enum Kind {
     Parameter,
     /// The state with this index, in the order of [`ZeroOptions::states`](super::ZeroOptions::states).
     State(usize),
+    /// The momentum of the outer optimizer, of which each replicate holds a share.
+    OuterMomentum,
 }
 
 impl Kind {
@@ -33,7 +35,7 @@ impl Kind {
     #[must_use]
     pub fn state(self) -> Option<usize> {
         match self {
-            Kind::Parameter => None,
+            Kind::Parameter | Kind::OuterMomentum => None,
             Kind::State(index) => Some(index),
         }
     }
@@ -117,7 +119,16 @@ impl Layout {
     /// Returns the bytes of the values in a checkpoint.
     #[must_use]
     pub fn checkpoint_bytes(&self, widths: &Widths) -> u64 {
-        let bytes = |segment: &Segment| segment.width(size_of::<f32>()) * segment.saved(0..segment.elements(), widths);
+        let of_replicates = |segment: &Segment| match widths.outer.filter(|_| segment.is_trainable) {
+            Some(share) => {
+                let states = segment.saved(0..segment.elements(), widths) - segment.elements();
+                let has_momentum = usize::from(share.width > size_of::<f32>());
+                (share.replicates - 1) * states + has_momentum * segment.elements()
+            }
+            None => 0,
+        };
+        let saved = |segment: &Segment| segment.saved(0..segment.elements(), widths) + of_replicates(segment);
+        let bytes = |segment: &Segment| segment.width(size_of::<f32>()) * saved(segment);
         self.segments().iter().map(|segment| bytes(segment) as u64).sum()
     }
 }
@@ -128,7 +139,7 @@ impl ShardedState {
         self.memory.count(Category::Staging, bytes, 1);
     }
 
-    /// Returns the kinds of values of every parameter.
+    /// Returns the kinds of values of every parameter, besides the outer momentum.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind> {
         std::iter::once(Kind::Parameter).chain((0..self.state_names().len()).map(Kind::State)).collect()
@@ -147,14 +158,17 @@ impl ShardedState {
     /// Returns the ranges that this rank holds and must read from a checkpoint.
     #[must_use]
     pub fn held_ranges(&self, kind: Kind) -> Vec<Range> {
+        if kind == Kind::OuterMomentum {
+            return self.momentum_ranges();
+        }
         let is_held = |id| match kind {
-            Kind::Parameter => self.holds(id),
+            Kind::Parameter | Kind::OuterMomentum => self.holds(id),
             Kind::State(index) => self.rank.updates(id) && self.rank.own_state(id, index).is_some(),
         };
         self.ranges(is_held, |id, segment| {
             let placement = match kind {
                 Kind::Parameter => segment.placements.parameters,
-                Kind::State(_) => segment.placements.optimizer,
+                Kind::State(_) | Kind::OuterMomentum => segment.placements.optimizer,
             };
             let held = match placement {
                 Placement::Replicated => 0..segment.elements(),
@@ -210,11 +224,16 @@ impl ShardedState {
         if values.len() != range.elements.len() {
             return Err(ZeroError::internal("the number of values differs from the length of their range"));
         }
+        if kind == Kind::OuterMomentum {
+            values.copy_from_slice(self.outer.momentum(&self.rank, id, local(own.start))?);
+            return Ok(());
+        }
         if let Some(stored) = self.stored_as(kind, id)? {
             return self.disk.read(&self.rank, id, stored, local(own.start).start, values);
         }
         let state = self.optimizer.segment(id);
         match (kind, self.parameters.shard(id)) {
+            (Kind::OuterMomentum, _) => Err(missing()),
             (Kind::State(index), _) => match state.states.get(self.own_state(id, index)?).ok_or_else(missing)? {
                 StateBuffer::F32(state) => read_flat(state, local(own.start), values),
                 StateBuffer::Bf16(state) => Ok(widen(state.get(local(own.start)).ok_or_else(missing)?, values)?),
@@ -275,6 +294,10 @@ impl ShardedState {
         // The range of a replicated parameter may exceed the part with optimizer state on this rank.
         let held = at.start.max(own.start)..at.end.min(own.end);
         let of_held = |values: &[f32]| values[held.start - at.start..held.end - at.start].to_vec();
+        if kind == Kind::OuterMomentum {
+            let start = at.start.checked_sub(own.start).ok_or_else(missing)?;
+            return self.outer.set_momentum(&self.rank, id, start..start + values.len(), values);
+        }
         let master = Stored::State(self.rank.states(id));
         if let Kind::State(index) = kind {
             let index = self.own_state(id, index)?;
@@ -288,6 +311,10 @@ impl ShardedState {
                 return Err(missing());
             }
             return state.write(local.start, values);
+        }
+        if held.start < held.end {
+            let values = &values[held.start - at.start..held.end - at.start];
+            self.outer.follow(&self.rank, id, held.start - own.start, values);
         }
         if held.start < held.end && self.disk.has(id, master) {
             self.disk.write(&self.rank, id, master, held.start - own.start, &of_held(values))?;
@@ -316,6 +343,7 @@ impl ShardedState {
             // The master in memory is exact.
             Kind::Parameter if !self.optimizer.master(id).is_empty() => return Ok(None),
             Kind::Parameter => Stored::Parameters,
+            Kind::OuterMomentum => return Ok(None),
         };
         Ok(self.disk.has(id, stored).then_some(stored))
     }

@@ -2,6 +2,7 @@
 
 mod layout;
 mod mutations;
+mod outer;
 mod passes;
 
 use zero_pipeline::{

@@ -41,13 +41,15 @@ pub struct Collectives {
     pub replicates: Link,
     /// Reductions of all other gradients, by a data-parallel group.
     pub all_reduce: Link,
+    /// Outer steps, by the replicates of a shard.
+    pub outer: Link,
 }
 
 impl Collectives {
     /// Uses the same link for all collectives.
     #[must_use]
     pub fn all(link: Link) -> Self {
-        Self { all_gather: link, near: link, reduce_scatter: link, replicates: link, all_reduce: link }
+        Self { all_gather: link, near: link, reduce_scatter: link, replicates: link, all_reduce: link, outer: link }
     }
 }
 
@@ -98,6 +100,8 @@ pub struct SegmentCosts {
     pub accumulate: f64,
     /// Seconds of the optimizer step on one rank's part.
     pub update: f64,
+    /// Bytes that a rank sends to its replicates in an outer step.
+    pub outer: u64,
     /// Bytes of one rank's parameter shard, if it is read from a disk.
     pub stored_parameters: u64,
     /// Bytes of one rank's accumulated gradients, if they are on a disk.
@@ -153,8 +157,8 @@ impl Costs {
         fits("segments", self.segments.len(), world.shape.segments.len())?;
         let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
         let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
-        let Collectives { all_gather, near, reduce_scatter, replicates, all_reduce } = self.data;
-        let links = [self.pipe, all_gather, near, reduce_scatter, replicates, all_reduce, self.read, self.write];
+        let Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer } = self.data;
+        let links = [all_gather, near, reduce_scatter, replicates, all_reduce, outer, self.pipe, self.read, self.write];
         let others = [self.load, self.gradient_norm].into_iter().chain(links.map(|link| link.latency));
         let is_none = |seconds: &f64| !seconds.is_finite() || *seconds < 0.0;
         if let Some(seconds) = layers.chain(segments).chain(others).find(is_none) {
@@ -224,6 +228,11 @@ impl Costs {
                 self.data.near.seconds(bytes * others(mesh.near()))
             }
             Transfer::Reduce(segments, micro_batch) => segments.iter().map(|&id| reduced(id, micro_batch)).sum(),
+            // A reduce-scatter and an all-gather.
+            Transfer::OuterStep(&segment) => {
+                let bytes = self.segments[segment].outer as f64;
+                2.0 * self.data.outer.seconds(bytes / 2.0)
+            }
             Transfer::Send(message) => self.pipe.seconds(self.message(message) as f64),
             Transfer::Receive(_) => 0.0,
             Transfer::Fetch(item) => self.read.seconds(self.item(item).0 as f64),

@@ -303,7 +303,11 @@ impl<'a> Run<'a> {
                 let lane = self.channel(rank, message);
                 (lane, self.lanes[lane].post())
             }
-            Transfer::Gather(_) | Transfer::GatherSecondary(_) | Transfer::Reduce(..) | Transfer::Refresh(_) => {
+            Transfer::Gather(_)
+            | Transfer::GatherSecondary(_)
+            | Transfer::Reduce(..)
+            | Transfer::Refresh(_)
+            | Transfer::OuterStep(_) => {
                 let (stage, index) = (self.world.mesh.coordinates(rank).stage, self.ranks[rank].started);
                 self.ranks[rank].started += 1;
                 self.lanes[stage].start(index, instruction, seconds);

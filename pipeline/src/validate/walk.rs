@@ -45,7 +45,7 @@ pub(super) fn walk<'a>(rank: usize, program: &'a Program, world: &'a World<'a>) 
     let mut state = State {
         world,
         stage,
-        trains,
+        updates: program.updates(),
         facts: BTreeSet::new(),
         items: Items::new(world.shape, held),
         micro_batches: vec![MicroBatch::new(world.shape, trains); program.micro_batches],
@@ -61,7 +61,8 @@ pub(super) fn walk<'a>(rank: usize, program: &'a Program, world: &'a World<'a>) 
 struct State<'a> {
     world: &'a World<'a>,
     stage: StageId,
-    trains: bool,
+    /// Whether the program must update the segments that it holds.
+    updates: bool,
     facts: BTreeSet<Fact<'a>>,
     items: Items<'a>,
     micro_batches: Vec<MicroBatch>,
@@ -102,7 +103,11 @@ impl<'a> State<'a> {
                 self.parameters_are(segment, "being gathered")?;
             }
             Transfer::Send(_) | Transfer::Receive(_) => drop(self.facts.insert(Fact::Moved(transfer))),
-            Transfer::Gather(_) | Transfer::GatherSecondary(_) | Transfer::Reduce(..) | Transfer::Refresh(_) => {}
+            Transfer::Gather(_)
+            | Transfer::GatherSecondary(_)
+            | Transfer::Reduce(..)
+            | Transfer::Refresh(_)
+            | Transfer::OuterStep(_) => {}
         }
         ensure(was_started, || match transfer {
             Transfer::Send(_) => "the message was not sent".into(),
@@ -222,6 +227,14 @@ impl<'a> State<'a> {
                 }
                 self.items.offload(item)
             }
+            Instruction::OuterStep { segment } => {
+                let is_between = !self.has(Fact::Norm) && self.micro_batches.is_empty();
+                ensure(is_between, || "replicates must be averaged between training steps".into())?;
+                self.is_own(segment)?;
+                ensure(!self.has(Fact::Updated(segment)), || "updated twice".into())?;
+                self.cannot_be_stale(segment)
+            }
+            Instruction::AwaitOuterStep { segment } => self.makes(Fact::Updated(segment), "updated twice"),
             Instruction::Refresh { ref segments } => segments.iter().try_for_each(|&segment| {
                 ensure(self.placements(segment).need_refresh(), || format!("segment {segment} needs no refresh"))?;
                 ensure(self.has(Fact::Updated(segment)), || format!("segment {segment} is not updated"))
@@ -293,7 +306,8 @@ impl<'a> State<'a> {
                 self.hold(segment, micro_batch)
             }
             Content::TiedParameters { segment } => {
-                ensure(self.has(Fact::Norm), || "tied parameters must be received after the gradient norm".into())?;
+                let is_after = self.has(Fact::Norm) || self.micro_batches.is_empty();
+                ensure(is_after, || "tied parameters must be received after the gradient norm".into())?;
                 self.facts.remove(&Fact::Secondary(segment));
                 self.cannot_be_stale(segment)
             }
@@ -341,9 +355,13 @@ impl<'a> State<'a> {
         })
     }
 
-    fn can_be_updated(&self, segment: SegmentId) -> Check {
+    fn is_own(&self, segment: SegmentId) -> Check {
         ensure(self.world.stages.owner(segment) == self.stage, || "another stage owns the segment".into())?;
-        ensure(self.is_trainable(segment), || "the segment is frozen".into())?;
+        ensure(self.is_trainable(segment), || "the segment is frozen".into())
+    }
+
+    fn can_be_updated(&self, segment: SegmentId) -> Check {
+        self.is_own(segment)?;
         ensure(self.has(Fact::Norm), || "the gradient norm must be computed first".into())?;
         ensure(self.has(Fact::Reduced(segment)), || "its gradients are not reduced".into())?;
         self.cannot_be_stale(segment)
@@ -358,7 +376,8 @@ impl<'a> State<'a> {
         })?;
         self.items.finish()?;
         let World { shape, stages, .. } = self.world;
-        let is_held = |&segment: &usize| self.trains && self.is_trainable(segment) && stages.holds(self.stage, segment);
+        let is_held =
+            |&segment: &usize| self.updates && self.is_trainable(segment) && stages.holds(self.stage, segment);
         for segment in (0..shape.segments.len()).filter(is_held) {
             let (content, from, to) = (Content::TiedParameters { segment }, stages.owner(segment), self.stage);
             if from != to {

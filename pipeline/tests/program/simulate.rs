@@ -233,6 +233,28 @@ fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
     assert_eq!(times, [("gather", 0.0, 3.0), ("gather_secondary", 3.0, 5.0)]);
 }
 
+/// A rank sends 30 bytes in each of the two collectives of an outer step, one outer step after the other.
+#[test]
+fn outer_steps_use_the_link_between_replicates() {
+    let shape = shape(2, ZeroStage::One);
+    let stages = Stages::single(&shape);
+    let world = World::data_parallel(&shape, &stages, 2);
+    let mut costs = costs(2, layer(0.0, 0.0, 0.0));
+    costs.segments.iter_mut().for_each(|segment| segment.outer = 60);
+    let outer = Link { latency: 1.0, bandwidth: 10.0 };
+    costs.data = Collectives { outer, ..Collectives::all(Link::FREE) };
+    let instructions = vec![
+        OuterStep { segment: 0 },
+        OuterStep { segment: 1 },
+        AwaitOuterStep { segment: 0 },
+        AwaitOuterStep { segment: 1 },
+    ];
+    let found = simulate(&vec![Program { instructions, micro_batches: 0 }; 2], &world, &costs).unwrap();
+    let of_rank = found.events.iter().filter(|event| event.rank == 1 && event.lane == Lane::Collectives);
+    let times: Vec<_> = of_rank.map(|event| (event.instruction.kind(), event.start, event.end)).collect();
+    assert_eq!(times, [("outer_step", 0.0, 8.0), ("outer_step", 8.0, 16.0)]);
+}
+
 /// With one core per rank, overlap neither saves nor costs time.
 #[test]
 fn compute_and_communication_slow_each_other() {

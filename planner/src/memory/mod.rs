@@ -39,19 +39,29 @@ pub(crate) struct Script<'a> {
 }
 
 /// Returns the peak bytes of a rank over two steps, of which the second reuses the buffers of the first, and an
-/// evaluation after them.
-pub(crate) fn peaks(work: WalkInputs<'_>, config: &Config, step: Script<'_>, evaluation: Script<'_>) -> Peaks {
+/// evaluation after them. Replicates that train alone are averaged after the second step.
+pub(crate) fn peaks(
+    work: WalkInputs<'_>,
+    config: &Config,
+    step: Script<'_>,
+    averaging: Option<Script<'_>>,
+    evaluation: Script<'_>,
+) -> Peaks {
     let mut walk = Walk::new(work);
     walk.run(step);
     walk.run(step);
+    averaging.into_iter().for_each(|averaging| walk.run(averaging));
     let evaluates = config.training.eval_every > 0 || config.training.sample.is_some();
     let weights = if evaluates { walk.keep_weights() } else { 0 };
     walk.run(evaluation);
     walk.drop_weights(weights);
     walk.run(step);
     let mut peaks = walk.peaks();
-    let transport = transport(config, work.mesh);
-    let lists = lists(config, step.program, evaluation.program);
+    let replicates = work.options.outer.map_or(1, |outer| outer.share.replicates);
+    let transport = transport(config, work.mesh, replicates);
+    let programs = [Some(step), averaging, Some(evaluation)].into_iter().flatten();
+    let instructions = programs.map(|script| script.program.instructions.len()).sum();
+    let lists = lists(config, step.program, instructions);
     let copy = copy(&work, config);
     let kept = kept_once(&work);
     peaks.total += OWN + transport + lists + copy + kept;
@@ -61,10 +71,9 @@ pub(crate) fn peaks(work: WalkInputs<'_>, config: &Config, step: Script<'_>, eva
     peaks
 }
 
-/// Returns the memory that the engine keeps for its programs, their timeline and the monitors. Memory outside of the
+/// Returns the memory that the engine keeps for its programs, which have this number of instructions, their timeline and the monitors. Memory outside of the
 /// categories is counted as activations.
-fn lists(config: &Config, step: &Program, evaluation: &Program) -> u64 {
-    let instructions = step.instructions.len() + evaluation.instructions.len();
+fn lists(config: &Config, step: &Program, instructions: usize) -> u64 {
     let monitors = monitors(config);
     let on_gpu = config.training.device == Compute::Cuda;
     let timeline = if timing::is_traced(config) { timing::timeline_bytes(step.instructions.len(), on_gpu) } else { 0 };
@@ -102,20 +111,32 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
 }
 
 /// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group
-/// that reduces. Near groups gather straight into place. The shared-memory transport uses no heap.
-fn transport(config: &Config, mesh: Mesh) -> u64 {
+/// that reduces. Near groups gather straight into place. The shared-memory transport uses no heap. The mesh is that of one of
+/// `alone` replicates that train alone.
+fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;
     }
     let of_stage = match mesh.pipe() {
         1 => 0,
-        pipe => mesh.data() - 1 + 3 * (pipe - 1),
+        pipe => alone * mesh.data() - 1 + 3 * (pipe - 1),
     };
-    let of_shards = match (mesh.replicates(), mesh.shards()) {
+    let of_shards = match (alone * mesh.replicates(), mesh.shards()) {
         (1, _) | (_, 1) => 0,
         (replicates, shards) => shards - 1 + replicates - 1,
     };
-    let peers = mesh.world_size() - 1 + of_stage + of_shards;
+    let all = match alone {
+        1 => mesh.world_size() - 1,
+        // All ranks reduce only in evaluations and saves, unless each is a replicate.
+        _ => {
+            let of_one = if mesh.pipe() > 1 { mesh.world_size() - 1 } else { 0 };
+            let training = &config.training;
+            let are_replicates = mesh.world_size() == 1;
+            let meets = are_replicates || training.eval_every > 0 || training.save_every > 0 || training.save_last;
+            of_one + if meets { alone * mesh.world_size() - 1 } else { 0 }
+        }
+    };
+    let peers = all + of_stage + of_shards;
     (peers * zero_comm::TCP_CHUNK) as u64
 }
 
@@ -125,7 +146,9 @@ pub fn planned(engine: &Engine) -> Option<Peaks> {
     let table = Table::of(engine.config(), engine.model())?;
     let shape = zero.layout().shape();
     let (steps, evaluations) = (stage_plan.training(shape), stage_plan.evaluation(shape, 1));
+    let averaging = zero.outer().map(|_| stage_plan.averaging(shape));
     let (in_steps, in_evaluations) = (arrivals(&steps), arrivals(&evaluations));
+    let in_averaging = averaging.as_deref().map(arrivals);
     let at = zero.groups().at();
     let work = WalkInputs {
         layout: zero.layout(),
@@ -138,5 +161,7 @@ pub fn planned(engine: &Engine) -> Option<Peaks> {
     };
     let step = Script { program: &steps[at.stage], arrivals: &in_steps[at.stage] };
     let evaluation = Script { program: &evaluations[at.stage], arrivals: &in_evaluations[at.stage] };
-    Some(peaks(work, engine.config(), step, evaluation))
+    let averaging = averaging.iter().zip(&in_averaging).next();
+    let averaging = averaging.map(|(of, found)| Script { program: &of[at.stage], arrivals: &found[at.stage] });
+    Some(peaks(work, engine.config(), step, averaging, evaluation))
 }

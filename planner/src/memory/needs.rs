@@ -21,12 +21,16 @@ pub(crate) struct Needs {
 pub(crate) fn needs(subject: &Subject<'_>) -> Vec<Needs> {
     let table = subject.table();
     let evaluations = subject.stage_plan.evaluation(subject.layout.shape(), 1);
+    let averaging = subject.settings.zero.outer.map(|_| subject.stage_plan.averaging(subject.layout.shape()));
     let (in_steps, in_evaluations) = (arrivals(subject.programs), arrivals(&evaluations));
+    let in_averaging = averaging.as_deref().map(arrivals);
     (0..subject.stage_plan.mesh.pipe())
         .map(|stage| {
             let step = Script { program: &subject.programs[stage], arrivals: &in_steps[stage] };
             let evaluation = Script { program: &evaluations[stage], arrivals: &in_evaluations[stage] };
-            of_stage(subject, stage, table.as_ref(), step, evaluation)
+            let averaging = averaging.iter().zip(&in_averaging).next();
+            let averaging = averaging.map(|(of, found)| Script { program: &of[stage], arrivals: &found[stage] });
+            of_stage(subject, stage, table.as_ref(), (step, averaging, evaluation))
         })
         .collect()
 }
@@ -35,8 +39,7 @@ fn of_stage(
     subject: &Subject<'_>,
     stage: StageId,
     table: Option<&Table>,
-    step: Script<'_>,
-    evaluation: Script<'_>,
+    (step, averaging, evaluation): (Script<'_>, Option<Script<'_>>, Script<'_>),
 ) -> Needs {
     let width = subject.settings.dtype.size_in_bytes();
     let widths = subject.settings.zero.widths(width);
@@ -57,7 +60,7 @@ fn of_stage(
             width: width as u64,
             table,
         };
-        let found = peaks(work, subject.config, step, evaluation);
+        let found = peaks(work, subject.config, step, averaging, evaluation);
         needs.peaks.total = needs.peaks.total.max(found.total);
         needs.peaks.gpu = needs.peaks.gpu.max(found.gpu);
         for category in CATEGORIES {

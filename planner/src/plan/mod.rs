@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use zero_config::{Config, Transport};
 use zero_model::{Layers, Model};
-use zero_partition::{CATEGORIES, Hosts, Layout, Payload, StateBytes, expected_payload, expected_state, network_bytes};
+use zero_partition::{
+    CATEGORIES, Hosts, Layout, Payload, Segment, StateBytes, expected_payload, expected_state, network_bytes,
+};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Content, Coordinates, Program, StageId, Timeline, alive, grid};
+use zero_pipeline::{Content, Coordinates, Placement, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
@@ -31,6 +33,8 @@ pub struct MemoryPlan {
     stage_plan: StagePlan,
     /// The program of each stage.
     programs: Vec<Program>,
+    /// The program of each stage for an outer step, and the steps between two of them; `None` unless replicates train alone.
+    averaging: Option<(Vec<Program>, usize)>,
     /// The needs of each stage.
     needs: Vec<Needs>,
     /// From `training.cost_table`.
@@ -56,6 +60,9 @@ struct Share {
     state: StateBytes,
     /// Bytes sent per step, except activations and their gradients, whose sizes are only known at run time.
     sent: Payload,
+    /// Bytes sent in an outer step of replicates that train alone, and those of them that go to other replicates.
+    sent_outer: u64,
+    sent_between: u64,
     alive: usize,
 }
 
@@ -119,7 +126,8 @@ impl MemoryPlan {
             programs: &programs,
         };
         let needs = needs(&subject);
-        Ok(Self { config, settings, model, layout, stage_plan, programs, needs, table, choice })
+        let averaging = config.training.local_steps.map(|local| (stage_plan.averaging(layout.shape()), local.steps));
+        Ok(Self { config, settings, model, layout, stage_plan, programs, averaging, needs, table, choice })
     }
 
     /// Returns the peak bytes of the busiest rank, as the allocator counts them: without the program itself.
@@ -134,7 +142,8 @@ impl MemoryPlan {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
     }
 
-    /// Returns the bytes that hosts of `ranks` ranks send to each other in a step: the sum over the hosts. `None` if the sizes of
+    /// Returns the bytes that hosts of `ranks` ranks send to each other in a step: the sum over the hosts, with the share of a step
+    /// in an outer step of replicates that train alone. `None` if the sizes of
     /// activations that cross hosts are only known in a run, or if `launcher.transport` keeps the ranks of a host from using shared
     /// memory among themselves.
     ///
@@ -145,7 +154,7 @@ impl MemoryPlan {
         if ranks > 1 && self.config.launcher.transport != Transport::Auto {
             return None;
         }
-        let hosts = Hosts { mesh: self.stage_plan.mesh, ranks };
+        let hosts = Hosts { mesh: self.stage_plan.whole, ranks };
         let table = (self.stage_plan.mesh.pipe() > 1).then(|| self.subject().table());
         if let Some(None) = table {
             return None;
@@ -162,7 +171,11 @@ impl MemoryPlan {
             }
         };
         let width = self.settings.dtype.size_in_bytes();
-        Some(network_bytes(&self.programs, &self.layout, hosts, width, &self.settings.zero, activations))
+        let of = |programs: &[Program]| {
+            network_bytes(programs, &self.layout, hosts, width, &self.settings.zero, activations)
+        };
+        let outer = self.averaging.as_ref().map_or(0, |(programs, steps)| of(programs).div_ceil(*steps as u64));
+        Some(of(&self.programs) + outer)
     }
 
     fn subject(&self) -> Subject<'_> {
@@ -189,7 +202,11 @@ impl MemoryPlan {
     /// Describes what the table lacks.
     pub fn predict(&self, table: &CostTable) -> Result<Prediction, String> {
         let tokens = tokens(&self.config).map(|tokens| tokens * self.config.train_batch_size);
-        Ok(Prediction::of(&self.timeline(table)?, tokens))
+        let mut prediction = Prediction::of(&self.timeline(table)?, None);
+        if let Some((programs, steps)) = &self.averaging {
+            prediction.step_seconds += self.simulated(programs, table)?.makespan() / *steps as f64;
+        }
+        Ok(prediction.with_tokens(tokens))
     }
 
     /// Simulates a step with a cost table: what each rank does at which time.
@@ -197,9 +214,12 @@ impl MemoryPlan {
     /// # Errors
     /// Describes what the table lacks.
     pub(crate) fn timeline(&self, table: &CostTable) -> Result<Timeline, String> {
+        self.simulated(&self.programs, table)
+    }
+
+    fn simulated(&self, programs: &[Program], table: &CostTable) -> Result<Timeline, String> {
         let costs = costs(table, &self.subject())?;
-        let simulated = self.stage_plan.simulate(&self.programs, self.layout.shape(), &costs);
-        simulated.map_err(|e| e.to_string())
+        self.stage_plan.simulate(programs, self.layout.shape(), &costs).map_err(|e| e.to_string())
     }
 
     /// Returns the number of elements of all parameters.
@@ -216,6 +236,9 @@ impl MemoryPlan {
         let (stage_plan, shape) = (&self.stage_plan, self.layout.shape());
         stage_plan.validate(&self.programs, shape)?;
         stage_plan.validate(&stage_plan.evaluation(shape, 1), shape)?;
+        if let Some((programs, _)) = &self.averaging {
+            stage_plan.validate(programs, shape)?;
+        }
         let costs = equal_chunks(stage_plan, &self.layout);
         let timeline = stage_plan.of_two_replicas().simulate(&self.programs, shape, &costs)?;
         let prediction = self.prediction();
@@ -309,19 +332,28 @@ impl Plan {
         let at = Coordinates::first(stage);
         let widths = self.memory_plan.settings.zero.widths(self.memory_plan.settings.dtype.size_in_bytes());
         let options = &self.memory_plan.settings.zero;
+        let sent = |program: &Program| {
+            let place = (self.memory_plan.stage_plan.mesh, at);
+            expected_payload(program, &self.memory_plan.layout, place, widths.parameter, options, |_| 0)
+        };
+        let averaging = self.memory_plan.averaging.as_ref();
         Share {
             layers: self.memory_plan.stage_plan.layers_of(stage, shape),
             parameters: held().map(elements).sum(),
             trainable: held().filter(|&segment| shape.segments[segment].is_trainable).map(elements).sum(),
             state: expected_state(&self.memory_plan.layout, stages, at, &widths),
-            sent: expected_payload(
-                &self.memory_plan.programs[stage],
-                &self.memory_plan.layout,
-                (self.memory_plan.stage_plan.mesh, at),
-                widths.parameter,
-                options,
-                |_| 0,
-            ),
+            sent: sent(&self.memory_plan.programs[stage]),
+            sent_outer: averaging.map_or(0, |(programs, _)| sent(&programs[stage]).total()),
+            sent_between: options.outer.map_or(0, |outer| {
+                let layout = &self.memory_plan.layout;
+                let updated = |segment: &Segment| match segment.placements.optimizer {
+                    Placement::Replicated => segment.elements(),
+                    Placement::Sharded => segment.shard(at.shard).len(),
+                };
+                let is_owned = |&id: &usize| stages.owner(id) == stage && layout.segments()[id].is_trainable;
+                let owned = (0..layout.segments().len()).filter(is_owned);
+                owned.map(|id| outer.share.sent_bytes(updated(&layout.segments()[id])) as u64).sum()
+            }),
             alive: alive(&self.memory_plan.programs[stage], stages),
         }
     }
@@ -329,7 +361,7 @@ impl Plan {
     /// Returns the plan as JSON.
     #[must_use]
     pub fn value(&self) -> Value {
-        let mesh = self.memory_plan.stage_plan.mesh;
+        let mesh = self.memory_plan.stage_plan.whole;
         let stages = (0..mesh.pipe()).map(|stage| {
             let share = self.share(stage);
             json!({
@@ -349,6 +381,9 @@ impl Plan {
                 "disk_bytes": { "optimizer": self.memory_plan.needs[stage].disk.optimizer, "parameters": self.memory_plan.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent.total(),
                 "sent_bytes_across_near_groups": share.sent.across,
+                "sent_bytes_per_outer_step": self.memory_plan.averaging.as_ref().map(|_| share.sent_outer),
+                "sent_bytes_between_replicates_per_outer_step":
+                    self.memory_plan.averaging.as_ref().map(|_| share.sent_between),
                 "micro_batches_alive": share.alive,
                 "keeps_gathered": self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape())
                     .map(|_| self.memory_plan.stage_plan.keeps_gathered(stage)),
@@ -361,6 +396,7 @@ impl Plan {
             "data_parallel_size": mesh.data(),
             "data_parallel_replicate_degree": mesh.replicates(),
             "data_parallel_shard_degree": mesh.shards(),
+            "local_steps": self.memory_plan.averaging.as_ref().map(|(_, steps)| steps),
             "zero_hpz_partition_size": self.memory_plan.settings.layout.secondary,
             "schedule": self.memory_plan.stage_plan.schedule.to_string(),
             "micro_batches": self.memory_plan.stage_plan.micro_batches,

@@ -8,11 +8,11 @@ use zero_engine::format::{bytes, counted, grouped};
 use zero_partition::{Layout, LayoutOptions, expected_state};
 use zero_pipeline::{Coordinates, Stages, ZeroStage};
 
-use super::Plan;
+use super::{Plan, Share};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mesh = self.memory_plan.stage_plan.mesh;
+        let mesh = self.memory_plan.stage_plan.whole;
         writeln!(
             f,
             "{} = {} × {}, ZeRO stage {}, {} per step = {} × {} × {}",
@@ -28,6 +28,8 @@ impl fmt::Display for Plan {
             counted(self.memory_plan.settings.micro_batches, "micro-batch", "micro-batches"),
             counted(mesh.data(), "replica", "replicas"),
         )?;
+        let averaging = self.memory_plan.averaging.as_ref();
+        let local_steps = averaging.map_or(1, |(_, steps)| *steps as u64);
         let header = ["stage", "ranks", "parameters", "state/rank", "sent/step", "alive", "layers"];
         let mut rows = vec![header.map(String::from)];
         for stage in 0..mesh.pipe() {
@@ -37,7 +39,7 @@ impl fmt::Display for Plan {
                 if ranks.len() == 1 { ranks.start.to_string() } else { format!("{}-{}", ranks.start, ranks.end - 1) },
                 grouped(share.parameters as u64),
                 bytes(share.state.total()),
-                bytes(share.sent.total()),
+                bytes(share.sent.total() + share.sent_outer.div_ceil(local_steps)),
                 share.alive.to_string(),
                 share.layers,
             ]);
@@ -52,6 +54,17 @@ impl fmt::Display for Plan {
             f,
             "sent: bytes of collectives and tied parameters, without activations. alive: micro-batches between forward and backward"
         )?;
+        if averaging.is_some() {
+            let shares: Vec<_> = (0..mesh.pipe()).map(|stage| self.share(stage)).collect();
+            let join = |of: fn(&Share) -> u64| shares.iter().map(of).map(bytes).collect::<Vec<_>>().join(" | ");
+            writeln!(
+                f,
+                "replicates train alone for {}; an outer step sends {} per rank, {} to other replicates; `sent/step` has a step's share",
+                counted(local_steps as usize, "step", "steps"),
+                join(|share| share.sent_outer),
+                join(|share| share.sent_between),
+            )?;
+        }
         let layout = &self.memory_plan.layout;
         if let Some(near) = layout.secondary() {
             let across: Vec<String> = (0..mesh.pipe()).map(|stage| bytes(self.share(stage).sent.across)).collect();

@@ -142,6 +142,7 @@ mod tests {
                 grad_norm: norm,
                 loss_scale: None,
                 skipped: is_skipped,
+                averaged: false,
                 duration: Duration::ZERO,
                 sent_bytes: 0,
             };
@@ -187,6 +188,7 @@ mod tests {
             grad_norm: f64::NAN,
             loss_scale: Some(1024.0),
             skipped: true,
+            averaged: false,
             duration: Duration::ZERO,
             sent_bytes: 0,
         };

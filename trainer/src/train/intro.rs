@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use zero_config::{LogLevel, Origin, RampUp};
+use zero_config::{LocalSteps, LogLevel, Origin, RampUp};
 
 use super::corpus::Corpus;
 use super::progress::Progress;
@@ -77,6 +77,12 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         counted(config.gradient_accumulation_steps, "micro-batch", "micro-batches"),
         counted(engine.replicas(), replica, replicas),
     ));
+    if let Some(LocalSteps { steps, outer_lr, outer_momentum }) = config.training.local_steps {
+        progress.say(&format!(
+            "local steps: replicates train alone for {}; outer SGD with lr {outer_lr}, momentum {outer_momentum}; the loss is that of rank 0's replicate",
+            counted(steps, "step", "steps"),
+        ));
+    }
     if let Some(RampUp { start, increment, samples }) = config.training.rampup_batch_size {
         let grouped = counted(samples as usize, "sample", "samples");
         progress.say(&format!("batch size: from {start} by {increment} at a time, over the first {grouped}"));

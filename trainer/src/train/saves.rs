@@ -119,8 +119,9 @@ impl Saves {
         let total = layout.checkpoint_bytes(&widths);
         match zero_checkpoint::write_rate(&self.root, total) {
             Ok(rate) => format!(
-                "checkpoint: {}; SIGTERM or Ctrl-C saves one after the current step, in about {}, and stops",
+                "checkpoint: {}; SIGTERM or Ctrl-C saves one after the {}, in about {}, and stops",
                 bytes(total),
+                if engine.zero().outer().is_some() { "next outer step" } else { "current step" },
                 time(Duration::from_secs_f64(total as f64 / rate))
             ),
             Err(error) => format!("checkpoint: {}; warning: its folder is not writable: {error}", bytes(total)),

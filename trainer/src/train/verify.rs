@@ -30,6 +30,10 @@ pub(super) fn verify(
     steps: u64,
     output: Output,
 ) -> Result<Finished, Error> {
+    if config.training.local_steps.is_some() {
+        let message = "`--verify` compares with one process, which has no replicates";
+        return Err(Error::setting("training.local_steps", message, "verify without the section"));
+    }
     let rows = config.train_micro_batch_size_per_gpu;
     let mut engine =
         Engine::measured_with(config.clone(), layers, comm.clone(), Start::Anew, || corpus.training_batch(0, rows))?;

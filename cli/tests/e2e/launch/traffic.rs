@@ -77,6 +77,9 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
             "bf16.enabled=true",
         ],
         &["--set", "zero_optimization.stage=1", "--set", "pipeline.stages=2"],
+        // Four of the six steps have two outer steps.
+        &["--set", "zero_optimization.stage=2", "--set", groups, "--set", "training.local_steps={steps: 2}"],
+        &["--set", "zero_optimization.stage=0", "--set", groups, "--set", "training.local_steps={steps: 4}"],
     ] {
         let args = [&["plan", "--config", "ds.yaml", "--json", "-n", "4", "--hosts", "2"], &MODEL[..], layout].concat();
         let output = case.command(&args).output().unwrap();

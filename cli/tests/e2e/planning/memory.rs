@@ -115,6 +115,21 @@ fn shard_groups() {
 }
 
 #[test]
+fn replicates_that_train_alone() {
+    let local = ["mesh.data_parallel_replicate_degree=2", "training.local_steps={steps: 2}"];
+    for stage in 0..=3 {
+        holds(4, &format!("stage: {stage}"), &[&local[..], &["gradient_accumulation_steps=2"]].concat());
+    }
+    holds(2, "stage: 2", &[&local[..], &["bf16.enabled=true", "launcher.transport=tcp"]].concat());
+    holds(4, "stage: 3", &[&local[..], &["bf16.enabled=true", "launcher.transport=tcp"]].concat());
+    let evaluated = ["training.eval_every=2", "launcher.transport=tcp"];
+    holds(4, "stage: 3", &[&local[..], &evaluated].concat());
+    holds(4, "stage: 1", &[&local[..], &["pipeline.stages=2"]].concat());
+    let plain = "training.local_steps={steps: 2, outer_momentum: 0}";
+    holds(2, "stage: 1", &[local[0], plain]);
+}
+
+#[test]
 fn secondary_shards() {
     let zero = "stage: 3, zero_hpz_partition_size: 2, stage3_max_reuse_distance: 0";
     holds(4, zero, &["gradient_accumulation_steps=2"]);

@@ -2,6 +2,7 @@
 
 mod fine_tuning;
 mod gradients;
+mod local_steps;
 mod loss_scale;
 mod monitors;
 mod nvml;

@@ -382,6 +382,7 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                     (Placement::Replicated, Placement::Replicated) => segment.full = Values::Version(1),
                 }
             }
+            OuterStep { .. } | AwaitOuterStep { .. } => return fail("is no part of a training step"),
             Refresh { segments: bucket } => {
                 if bucket.iter().any(|&s| segments[s].update.is_none()) {
                     return fail("sends old values");

@@ -434,4 +434,17 @@ impl Walk<'_> {
         let is_gathered_in_place = self.segment(id).only_parameter().is_some() && (on_gpu.gathers || !on_gpu.layers);
         if is_gathered_in_place { vec![self.shard(id)] } else { vec![self.shard(id), self.elements(id)] }
     }
+
+    /// Copies the parameters that this rank updates, and allocates the sum of its share.
+    pub(super) fn outer_step(&mut self, id: SegmentId) {
+        let own = self.part(id, self.segment(id).placements.optimizer);
+        self.take_on_host(Category::Staging, own);
+        self.take_on_host(Category::Staging, self.outer_share(id).map_or(0, |(share, _)| share));
+    }
+
+    pub(super) fn await_outer_step(&mut self, id: SegmentId) {
+        let own = self.part(id, self.segment(id).placements.optimizer);
+        self.give_on_host(Category::Staging, self.outer_share(id).map_or(0, |(share, _)| share));
+        self.give_on_host(Category::Staging, own);
+    }
 }

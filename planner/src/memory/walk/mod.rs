@@ -197,6 +197,8 @@ impl<'a> Walk<'a> {
                     self.segment(id).state_bytes(own as usize, &widths) as u64,
                     self.residents[id],
                 );
+                let outer = self.outer_share(id).map_or(0, |(share, width)| share * width);
+                self.meter.add(Category::OptimizerState, outer);
             }
         }
         let bounce = self.work.options.disk.bounce_bytes(self.work.layout, self.work.stages, self.work.at, &widths);
@@ -204,6 +206,13 @@ impl<'a> Walk<'a> {
         let threads = zero_model::ops::threads() as u64;
         self.meter.add(Category::Activations, threads * room_of_a_thread());
         self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
+    }
+
+    /// Returns the elements of this rank's share of the outer optimizer's state of a segment, and the bytes of each.
+    fn outer_share(&self, id: SegmentId) -> Option<(u64, u64)> {
+        let share = self.work.options.outer?.share;
+        let own = self.part(id, self.segment(id).placements.optimizer) as usize;
+        Some((share.of(own).len() as u64, share.width as u64))
     }
 
     /// Keeps a copy of the weights that this rank updates while averages are in their place, if the optimizer is schedule-free and
@@ -328,6 +337,8 @@ impl<'a> Walk<'a> {
                     self.done_with(*segment);
                 }
             }
+            Instruction::OuterStep { segment } => self.outer_step(*segment),
+            Instruction::AwaitOuterStep { segment } => self.await_outer_step(*segment),
             Instruction::Refresh { segments } => segments.iter().for_each(|&id| self.refresh(id)),
             Instruction::AwaitRefresh { segments } => segments.iter().for_each(|&id| self.await_refresh(id)),
             Instruction::Fetch { item } => self.fetch(*item),

@@ -16,7 +16,7 @@ static PARTS: [Part; 9] = [
     part("bwd", &metric::BACKWARD_TIME, &[Phase::Backward, Phase::Recomputation, Phase::Reduce]),
     part("bwd_inner", &metric::BACKWARD_INNER_TIME, &[Phase::Backward, Phase::Recomputation]),
     part("bwd_allreduce", &metric::BACKWARD_ALLREDUCE_TIME, &[Phase::Reduce]),
-    part("step", &metric::UPDATE_TIME, &[Phase::Update, Phase::Refresh]),
+    part("step", &metric::UPDATE_TIME, &[Phase::Update, Phase::Refresh, Phase::Outer]),
     part("data", &metric::DATA_TIME, &[Phase::Data]),
     part("gather", &metric::GATHER_TIME, &[Phase::Gather]),
     part("pipeline", &metric::MESSAGES_TIME, &[Phase::Messages]),

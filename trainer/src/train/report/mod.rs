@@ -34,6 +34,7 @@ pub(super) struct Report {
     first_step: Option<Duration>,
     steps: u64,
     skipped: u64,
+    outer_steps: u64,
     first_loss: f32,
     last_loss: f32,
     peak_bytes: u64,
@@ -49,6 +50,7 @@ impl Report {
             first_step: None,
             steps: 0,
             skipped: 0,
+            outer_steps: 0,
             first_loss: f32::NAN,
             last_loss: f32::NAN,
             peak_bytes: 0,
@@ -64,6 +66,7 @@ impl Report {
         }
         self.steps += 1;
         self.skipped += u64::from(step.skipped);
+        self.outer_steps += u64::from(step.averaged);
         self.last_loss = step.loss;
         self.peak_bytes = peak_bytes;
     }
@@ -124,6 +127,7 @@ impl Report {
             "steps": self.steps,
             "optimizer_steps": self.steps - self.skipped,
             "skipped_steps": self.skipped,
+            "outer_steps": engine.config().training.local_steps.map(|_| self.outer_steps),
             "loss_scale": engine.loss_scale(),
             "first_loss": super::run::finite(self.first_loss),
             "last_loss": super::run::finite(self.last_loss),

@@ -24,7 +24,7 @@ pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, 
     if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
         return Ok(None);
     }
-    let stage_plan = engine.stage_plan();
+    let stage_plan = engine.stage_plan().of_all_replicates();
     let shape = engine.zero().layout().shape();
     let stages = stage_plan.training(shape);
     let (programs, world) = (stage_plan.of_all_ranks(&stages), stage_plan.world(shape));

@@ -57,7 +57,7 @@ pub(super) struct Run<'a> {
     pub(super) evaluation: Option<Evaluation>,
 }
 
-/// Sums and maxima over all ranks after a step.
+/// Sums and maxima over all ranks after a step, or over those of a replicate that has trained alone.
 struct Together {
     sent_bytes: u64,
     peak_bytes: u64,
@@ -65,7 +65,7 @@ struct Together {
     signal: i64,
     /// Whether any rank was asked to save a checkpoint.
     save: bool,
-    /// Milliseconds of each rank's own work, by rank.
+    /// Milliseconds of each rank's own work, by rank; empty if replicates have trained alone.
     own_ms: Vec<f64>,
     /// Milliseconds that the rank that waited longest waited for data.
     data_wait_ms: f64,
@@ -124,7 +124,11 @@ impl<'a> Run<'a> {
             if profiles {
                 self.engine.begin_profile();
             }
-            let step = self.engine.train_dealt(&rows, |index| batches.load(index))?;
+            let mut step = self.engine.train_dealt(&rows, |index| batches.load(index))?;
+            if step.step >= steps && !self.engine.replicates_are_equal() {
+                self.engine.outer_step()?;
+                step.averaged = true;
+            }
             self.breakdown.end(self.engine.timing());
             if profiles {
                 self.profile(&step)?;
@@ -143,7 +147,9 @@ impl<'a> Run<'a> {
             step.noise.into_iter().for_each(|of_step| self.noise_scale.add(of_step));
             self.record(&step, &together, evaluation.as_ref(), files.as_deref_mut())?;
             self.call_back(&step, steps, &together, evaluation.as_ref());
-            self.divergence.judge(&step, &self.progress)?;
+            // A replicate that trains alone may diverge alone.
+            let judged = self.divergence.judge(&step, &self.progress);
+            judged.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
             if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {
                 self.engine.compare_replicas()?;
             }
@@ -189,14 +195,19 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Exchanges the counters and requests of all ranks after a step.
+    /// Exchanges the counters and requests of all ranks after a step. Replicates that train alone exchange them with others after
+    /// an outer step only, so that all of them stop or save there.
     fn gather(&mut self, step: &Step, requests: &Requests, data_wait: Duration) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
         let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
-        let (stop, save) = (requests.stop(), i64::from(requests.take_save()));
+        let is_together = self.engine.replicates_are_equal();
+        let (stop, save) = match is_together {
+            true => (requests.stop(), i64::from(requests.take_save())),
+            false => (0, 0),
+        };
         let (micros, sent) = (step.duration.as_micros() as i64, step.sent_bytes as i64);
         let own = [peak, micros, stop, sent, own_micros as i64, save, data_wait.as_micros() as i64];
-        let comm = self.engine.communicator();
+        let comm = if is_together { self.engine.communicator() } else { self.engine.zero().groups().world() };
         let all = Buffer::I64(vec![0; own.len() * comm.size()]);
         let all = comm.all_gather(Buffer::I64(own.to_vec()), all, &vec![own.len(); comm.size()]);
         let all = all.wait()?.output.into_i64()?;
@@ -207,7 +218,7 @@ impl<'a> Run<'a> {
             signal: column(2).max().unwrap_or(0),
             save: column(5).any(|asked| asked != 0),
             sent_bytes: column(3).sum::<i64>() as u64,
-            own_ms: column(4).map(|micros| micros as f64 / 1e3).collect(),
+            own_ms: if is_together { column(4).map(|micros| micros as f64 / 1e3).collect() } else { vec![] },
             data_wait_ms: column(6).max().unwrap_or(0) as f64 / 1e3,
         })
     }

@@ -62,6 +62,9 @@ impl Run<'_> {
             "tokens_per_s": round(tokens_per_s), "sent_bytes": together.sent_bytes, "peak_bytes": together.peak_bytes,
             "eval_loss": evaluation.map(|it| finite(it.loss)),
         });
+        if config.training.local_steps.is_some() {
+            line["outer_step"] = json!(step.averaged);
+        }
         if let Some(z_loss) = step.z_loss {
             line["z_loss"] = finite(z_loss);
         }

@@ -1,0 +1,174 @@
+//! What a checkpoint holds of replicates that train alone: the optimizer states of each of them, and the outer momentum, which they
+//! divide among themselves. Their parameters are equal when they are saved.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use zero_comm::{Buffer, Communicator};
+use zero_partition::{Kind, OuterShare, Range as Elements, ShardedState};
+use zero_pipeline::{Coordinates, Placement};
+
+use crate::error::CheckpointError;
+use crate::layout::ShardTensor;
+use crate::manifest::{ParameterEntry, tensor_name};
+
+/// Name of the outer optimizer's momentum.
+pub(crate) const MOMENTUM: &str = "outer_momentum";
+
+/// The replicates of a run with local steps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalSteps {
+    /// Optimizer steps that each replicate has taken, excluding those that it skipped.
+    pub updates: Vec<u64>,
+    /// Whether the outer optimizer has a momentum.
+    pub momentum: bool,
+}
+
+/// A tensor that a replicate saves besides those of the parameter's pieces.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalPiece {
+    /// Name of the optimizer state, or `outer_momentum`.
+    pub state: String,
+    /// The replicate, from 1 on; 0 for `outer_momentum`, which is that of all replicates. The pieces have the states of replicate 0.
+    pub replicate: usize,
+    /// Index into `shards`.
+    pub shard: usize,
+    /// First element.
+    pub start: usize,
+    /// One past the last element.
+    pub end: usize,
+    /// CRC-32 (IEEE) of the tensor's bytes. The tensor is named `name@start/state.replicate`, or `name@start/outer_momentum`.
+    pub crc32: u32,
+}
+
+impl LocalPiece {
+    /// Returns the name of the tensor of a parameter.
+    pub(crate) fn tensor_name(&self, parameter: &str) -> String {
+        let name = tensor_name(parameter, self.start, Some(&self.state));
+        if self.replicate == 0 { name } else { format!("{name}.{}", self.replicate) }
+    }
+
+    /// Returns the elements of the tensor.
+    pub(crate) fn stored(&self, entry: &ParameterEntry, all: &[String]) -> Range<usize> {
+        let index = entry.own_states(all).iter().position(|state| *state == self.state);
+        match index {
+            Some(_) => entry.stored(index, self.start..self.end),
+            None => self.start..self.end,
+        }
+    }
+}
+
+/// Describes the replicates; `None` if none train alone. Collective.
+pub(crate) fn of(zero: &ShardedState, comm: &dyn Communicator) -> Result<Option<LocalSteps>, CheckpointError> {
+    let Some(outer) = zero.outer() else { return Ok(None) };
+    let own = Buffer::I64(vec![zero.updates() as i64]);
+    let all = comm.all_gather(own, Buffer::I64(vec![0; comm.size()]), &vec![1; comm.size()]);
+    let all = all.wait()?.output.into_i64()?;
+    let first = |replicate| zero.groups().rank_of(Coordinates::first(0), replicate);
+    let updates = (0..outer.share.replicates).map(|replicate| all[first(replicate)] as u64).collect();
+    Ok(Some(LocalSteps { updates, momentum: outer.momentum > 0.0 }))
+}
+
+/// Adds what replicates save to the parameters that they train, with empty checksums. Each of the pieces stands for the optimizer
+/// states of all replicates. Ranks whose share of the momentum is the same save it once.
+pub(crate) fn add(zero: &ShardedState, entries: &mut BTreeMap<String, ParameterEntry>) {
+    let Some(outer) = zero.outer() else { return };
+    let (groups, model) = (zero.groups(), zero.model());
+    let all: Vec<String> = zero.state_names().into_iter().map(String::from).collect();
+    for (id, segment) in zero.layout().segments().iter().enumerate().filter(|(_, segment)| segment.is_trainable) {
+        let first = Coordinates::first(zero.stages().owner(id));
+        let mut push = |state: &str, of: (usize, Coordinates, usize), range: Elements| {
+            let (replicate, at, shard_of) = of;
+            let shard = groups.rank_of(at, shard_of);
+            let name = model.parameters()[range.parameter].name();
+            let piece =
+                |Range { start, end }| LocalPiece { state: state.into(), replicate, shard, start, end, crc32: 0 };
+            let Some(entry) = entries.get_mut(name) else { return };
+            entry.local.extend(range.portions().map(|portion| piece(portion.elements)));
+        };
+        for replicate in 1..outer.share.replicates {
+            for shard in 0..zero.layout().ranks() {
+                for (parameter, elements, _) in segment.overlaps(segment.shard(shard)) {
+                    for state in states_of(zero, &all, parameter) {
+                        let at = Coordinates { shard, ..first };
+                        push(&state, (replicate, at, replicate), Elements { parameter, elements: elements.clone() });
+                    }
+                }
+            }
+        }
+        let holders = match segment.placements.optimizer {
+            _ if outer.momentum == 0.0 => 0,
+            Placement::Replicated => 1,
+            Placement::Sharded => zero.layout().ranks(),
+        };
+        for shard in 0..holders {
+            let own = if holders == 1 { 0..segment.elements() } else { segment.shard(shard) };
+            for replicate in 0..outer.share.replicates {
+                let share = OuterShare { replicate, ..outer.share }.of(own.len());
+                let held = own.start + share.start..own.start + share.end;
+                for (parameter, elements, _) in segment.overlaps(held) {
+                    push(MOMENTUM, (0, Coordinates { shard, ..first }, replicate), Elements { parameter, elements });
+                }
+            }
+        }
+    }
+}
+
+/// Returns the names of the optimizer states of a parameter.
+fn states_of(zero: &ShardedState, all: &[String], parameter: usize) -> Vec<String> {
+    let own = zero.state_names_of(&zero.model().parameters()[parameter]);
+    all.iter().filter(|name| own.contains(&name.as_str())).cloned().collect()
+}
+
+/// Returns a tensor of this rank's shard.
+pub(crate) fn tensor(
+    piece: &LocalPiece,
+    (name, parameter): (&str, usize),
+    entry: &ParameterEntry,
+    all: &[String],
+) -> ShardTensor {
+    let state = all.iter().position(|state| *state == piece.state);
+    ShardTensor {
+        name: piece.tensor_name(name),
+        kind: state.map_or(Kind::OuterMomentum, Kind::State),
+        dtype: entry.dtype(),
+        range: Elements { parameter, elements: piece.stored(entry, all) },
+    }
+}
+
+/// Checks that the replicates' tensors of a parameter cover each of its elements once.
+pub(crate) fn check(
+    (name, entry): (&str, &ParameterEntry),
+    of_run: Option<&LocalSteps>,
+    (states, elements, shards): (&[String], usize, usize),
+) -> Result<(), String> {
+    let of_replicate = |replicate| entry.own_states(states).iter().map(move |state| (state.as_str(), replicate));
+    let trained = of_run.filter(|_| !entry.frozen);
+    let mut expected: Vec<(&str, usize)> =
+        trained.into_iter().flat_map(|run| (1..run.updates.len()).flat_map(of_replicate)).collect();
+    if trained.is_some_and(|run| run.momentum) {
+        expected.push((MOMENTUM, 0));
+    }
+    let mut found = 0;
+    for (state, replicate) in expected {
+        let mut next = 0;
+        for piece in entry.local.iter().filter(|piece| piece.state == state && piece.replicate == replicate) {
+            if piece.start != next || piece.end <= piece.start || piece.shard >= shards {
+                return Err(format!(
+                    "`{state}` of `{name}` in replicate {replicate} has a gap or an overlap at element {next}"
+                ));
+            }
+            (next, found) = (piece.end, found + 1);
+        }
+        if next != elements {
+            return Err(format!("`{state}` of `{name}` in replicate {replicate} covers {next} of {elements} elements"));
+        }
+    }
+    match found == entry.local.len() {
+        true => Ok(()),
+        false => Err(format!("`{name}` has states of replicates that the run does not have")),
+    }
+}

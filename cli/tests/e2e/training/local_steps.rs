@@ -1,0 +1,94 @@
+//! Runs whose replicates train alone between outer steps.
+
+use crate::case;
+
+use case::{Case, text};
+use serde_json::Value;
+
+const SETTINGS: [&str; 8] = [
+    "--set",
+    "mesh.data_parallel_replicate_degree=2",
+    "--set",
+    "training.local_steps={steps: 3}",
+    "--set",
+    "training.eval_every=6",
+    "--set",
+    "training.save_every=6",
+];
+
+/// Runs 18 steps at once, and in two parts, the second at another ZeRO stage.
+#[test]
+fn a_resumed_run_continues() {
+    let case = Case::new();
+    let run = |more: &[&str]| case.train(&[&["-n", "4", "--plain"], &SETTINGS[..], more].concat());
+    let said = run(&["--out", "whole", "--max-steps", "18"]);
+    assert!(
+        said.contains("local steps: replicates train alone for 3 steps; outer SGD with lr 0.7, momentum 0.9"),
+        "{said}"
+    );
+    assert!(said.contains("SIGTERM or Ctrl-C saves one after the next outer step"), "{said}");
+    run(&["--out", "parts", "--max-steps", "12"]);
+    run(&["--out", "parts", "--max-steps", "18", "--resume", "auto", "--set", "zero_optimization.stage=1"]);
+    let (whole, parts) = (case.metrics("whole"), case.metrics("parts"));
+    assert_eq!((whole.len(), parts.len()), (18, 18));
+    for key in ["loss", "grad_norm", "eval_loss", "outer_step"] {
+        let of = |lines: &[Value]| lines.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+        assert_eq!(of(&whole), of(&parts), "{key}");
+    }
+    for line in &whole {
+        let step = line["step"].as_u64().unwrap();
+        assert_eq!(line["outer_step"], step % 3 == 0, "{line}");
+        assert_eq!(line["eval_loss"].is_f64(), step % 6 == 0, "{line}");
+    }
+    let [report, of_part] = ["whole", "parts"].map(|out| case.report(out));
+    assert_eq!((&report["outer_steps"], &of_part["outer_steps"]), (&6.into(), &2.into()));
+    // Outer steps of each segment are instructions like others.
+    assert!(report["instructions"]["await_outer_step"].as_u64().unwrap() >= 6);
+    let output = case.command(&["checkpoint", "verify", "parts"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+/// The last round of local steps may be shorter.
+#[test]
+fn a_run_ends_with_an_outer_step() {
+    let case = Case::new();
+    case.train(&[&["-n", "2", "--plain", "--max-steps", "5"], &SETTINGS[..]].concat());
+    let averaged: Vec<bool> = case.metrics("run").iter().map(|line| line["outer_step"] == true).collect();
+    assert_eq!(averaged, [false, false, true, false, true]);
+    assert!(case.path("run/checkpoints/step-00000005/manifest.json").exists());
+}
+
+#[test]
+fn a_plan_has_the_bytes_and_the_state_of_outer_steps() {
+    let case = Case::new();
+    let plan = |more: &[&str]| {
+        let args = [&["plan", "--config", "ds.yaml", "-n", "4"], &SETTINGS[..4], more].concat();
+        let output = case.command(&args).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    for stage in 0..=3u64 {
+        let zero = format!("zero_optimization={{stage: {stage}, stage3_param_persistence_threshold: 0}}");
+        let of = |more: &[&str]| -> Value {
+            serde_json::from_str(&plan(&[&["--json", "--set", &zero], more].concat())).unwrap()
+        };
+        let (local, plain) =
+            (of(&[]), of(&["--set", "training.local_steps=null", "--set", "zero_optimization.stage=1"]));
+        let (found, without) = (&local["stages"][0], &plain["stages"][0]);
+        assert_eq!((&local["local_steps"], &plain["local_steps"]), (&3.into(), &Value::Null));
+        let parameters = found["parameters"].as_u64().unwrap();
+        // The two replicates share 8 bytes for each element that a rank updates.
+        let own = |of: &Value| of["state_bytes_per_rank"]["optimizer_state"].as_u64().unwrap();
+        let inner = if stage == 0 { 8 * parameters } else { own(without) };
+        let outer = own(found) - inner;
+        assert!(outer.abs_diff(inner / 2) <= 8 * 20, "stage {stage}: {outer}, {inner}");
+        // Each rank sends half of its part, and half of it again. At stages 1 and 2, it then refreshes its shard group.
+        let sent = |key: &str| found[key].as_u64().unwrap();
+        let (all, between) = (sent("sent_bytes_per_outer_step"), sent("sent_bytes_between_replicates_per_outer_step"));
+        assert!(between.abs_diff(outer) <= 8 * 20, "stage {stage}: {between}, {outer}");
+        assert_eq!(all - between, if [1, 2].contains(&stage) { inner / 2 } else { 0 }, "stage {stage}");
+    }
+    let said = plan(&[]);
+    assert!(said.contains("4 ranks = 1 pipeline stage × 2 shard groups × 2 ranks"), "{said}");
+    assert!(said.contains("replicates train alone for 3 steps; an outer step sends"), "{said}");
+}

@@ -1,0 +1,93 @@
+//! `training.local_steps`: replicates that train alone between outer steps (DiLoCo).
+
+use serde::Serialize;
+
+use crate::config::{Bf16, Config, Fp16, Mesh, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, Training};
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::{last, section};
+
+section! {
+    /// `training.local_steps`.
+    #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+    pub struct LocalSteps(keys) in Training::local_steps {
+        /// Optimizer steps that each replicate takes alone before an outer step.
+        pub steps: usize = key(COUNT, REQUIRED, "Optimizer steps that each replicate of the mesh takes alone, from which an outer step goes on with their average");
+        /// Learning rate of the outer optimizer.
+        pub outer_lr: f64 = key(POSITIVE, "0.7", "Learning rate of the outer optimizer, SGD with Nesterov's momentum");
+        /// Momentum of the outer optimizer; 0 is plain SGD.
+        pub outer_momentum: f64 = key(Kind::Float(FRACTION), "0.9", "Momentum of the outer optimizer, as torch.optim.SGD(nesterov=True); 0: plain SGD, without its state");
+    }
+}
+
+impl LocalSteps {
+    /// Checks that the mesh has replicates, and rejects what they cannot do alone.
+    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
+        let Some(local) = config.training.local_steps else { return };
+        const KEY: &str = Training::local_steps;
+        let (training, zero) = (&config.training, &config.zero);
+        if config.mesh.data_parallel_replicate_degree == 1 {
+            let message = format!("`{KEY}` is for replicates that train alone, and the mesh has one");
+            let help = format!("write `{}`, or leave `{}` out", Mesh::data_parallel_replicate_degree, last(KEY));
+            resolver.contradiction(&[KEY, Mesh::data_parallel_replicate_degree], message, Some(help));
+        }
+        let is_schedule_free = config.optimizers().iter().any(|(_, of)| matches!(of, Optimizer::ScheduleFree(_)));
+        let is_on_disk = |device| device == OffloadDevice::Nvme;
+        for (is_on, path, why) in [
+            (
+                training.reproducible,
+                Training::reproducible,
+                "gradients are not summed over replicates that train alone",
+            ),
+            (training.ema.is_some(), Training::ema, "an average of weights that outer steps move is not implemented"),
+            (training.spikes.is_some(), Training::spikes, "each replicate has its own norms"),
+            (
+                training.gradient_noise_scale.is_some(),
+                Training::gradient_noise_scale,
+                "each replicate has its own gradients",
+            ),
+            (training.save_async, Training::save_async, "a copy of all replicates' states is not implemented"),
+            (is_schedule_free, Config::optimizer, "averages of weights that outer steps move are not implemented"),
+            (config.fp16.enabled, Fp16::enabled, "a loss scale for each replicate is not implemented"),
+            (
+                config.bf16.enabled && config.bf16.bf16_master_weights_and_grads,
+                Bf16::bf16_master_weights_and_grads,
+                "outer steps move the f32 copies of the parameters",
+            ),
+            (
+                is_on_disk(zero.offload_optimizer.device),
+                OffloadOptimizer::device,
+                "outer steps of state on a disk are not implemented",
+            ),
+            (
+                is_on_disk(zero.offload_param.device),
+                OffloadParam::device,
+                "outer steps of parameters on a disk are not implemented",
+            ),
+        ] {
+            if is_on {
+                let message = format!("`{KEY}` does not go with `{path}`: {why}");
+                let help = "leave one of the two out".to_string();
+                resolver.contradiction(&[KEY, path], message, Some(help));
+            }
+        }
+        for (path, every, what) in [
+            (Training::eval_every, training.eval_every, "evaluations"),
+            (Training::save_every, training.save_every, "checkpoints"),
+        ] {
+            if !every.is_multiple_of(local.steps) {
+                let message = format!(
+                    "{what} need equal replicates, and `{path}` {every} is not a multiple of the {} local steps",
+                    local.steps
+                );
+                let help = format!(
+                    "write a multiple of {}, such as `{}: {}`",
+                    local.steps,
+                    last(path),
+                    every.next_multiple_of(local.steps)
+                );
+                resolver.contradiction(&[path, Self::steps], message, Some(help));
+            }
+        }
+    }
+}

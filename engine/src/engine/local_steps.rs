@@ -1,0 +1,84 @@
+//! Local steps: replicates that train alone, and the outer steps that average them (`training.local_steps`, DiLoCo).
+
+use zero_optim::Rate;
+use zero_optim::norm::Limits;
+
+use super::Engine;
+use crate::error::Error;
+use crate::executor::{Context, run};
+use crate::loss_weights::LossWeights;
+
+const KEY: &str = "training.local_steps";
+
+impl Engine {
+    /// Runs an outer step now: averages replicates that have trained alone since the last one, and lets all of them go on from
+    /// the outer optimizer's result. Does nothing if they are equal, as they are without `training.local_steps`. Collective.
+    ///
+    /// Training runs it by itself after each `training.local_steps.steps` steps. Call it where a run ends between two of these,
+    /// before its last evaluation and checkpoint.
+    ///
+    /// # Errors
+    /// Fails if a rank is lost. The engine is not usable after an error.
+    pub fn outer_step(&mut self) -> Result<(), Error> {
+        if self.replicates_are_equal() {
+            return Ok(());
+        }
+        let Some(program) = self.averaging.take() else { return Ok(()) };
+        let outcome = run(
+            &program,
+            &mut Context {
+                zero: &mut self.zero,
+                timing: &mut self.timing,
+                tracked: self.tracked,
+                memory_limit: self.memory_limit,
+                kept: None,
+                load: &mut |_| Err(Error::Batch("an outer step loads no batch".into())),
+                sample: &|_| 0,
+                training: false,
+                scored: false,
+                seed: self.config.training.seed,
+                step: self.step,
+                loss_gradient: 0.0,
+                weights: &LossWeights::default(),
+                limits: Limits {
+                    loss_scale: 1.0,
+                    max_norm: 0.0,
+                    max_value: 0.0,
+                    limit: f64::INFINITY,
+                    skips_overflow: false,
+                },
+                rate: Rate { lr: 0.0, betas: None },
+                observe: None,
+            },
+        );
+        self.averaging = Some(program);
+        outcome.inspect_err(|error| self.comm.abort(&error.to_string()))?;
+        self.averaged = self.step;
+        Ok(())
+    }
+
+    /// Returns whether an outer step follows the step of this number.
+    pub(super) fn averages_after(&self, step: u64) -> bool {
+        self.config.training.local_steps.is_some_and(|local| step.is_multiple_of(local.steps as u64))
+    }
+
+    /// Returns whether all replicates have the same parameters: always, unless they train alone.
+    #[must_use]
+    pub fn replicates_are_equal(&self) -> bool {
+        self.averaging.is_none() || self.averaged == self.step
+    }
+
+    /// Refuses what needs equal replicates.
+    pub(crate) fn has_equal_replicates(&self, what: &str) -> Result<(), Error> {
+        if self.replicates_are_equal() {
+            return Ok(());
+        }
+        let message =
+            format!("{what} needs equal replicates, and the last outer step was after step {}", self.averaged);
+        Err(Error::setting(
+            KEY,
+            message,
+            "call it after a multiple of the local steps, or call `Engine::outer_step` before",
+        ))
+    }
+}
