@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
-use zero_comm::{Buffer, Gathered, Pending};
+use zero_comm::{Buffer, Gathered, ToGather};
 use zero_model::ops::in_parallel;
 use zero_optim::norm::BLOCK;
 use zero_optim::{BlockCodes, LengthError};
@@ -208,14 +208,14 @@ fn run<P: Send>(shares: Vec<Vec<P>>, work: impl Fn(&mut P) -> Result<(), LengthE
     Ok(shares.into_iter().try_for_each(|(_, result)| result)?)
 }
 
-/// Starts gathering the codes of a segment, of which this rank has `shard`. They count as staging until they are decoded.
-pub(crate) fn gather(
+/// Returns the codes of a segment to gather, of which this rank has `shard`. They count as staging until they are decoded.
+pub(crate) fn to_gather(
     rank: &Rank,
     memory: &mut Memory,
     id: SegmentId,
     codes: BlockCodes,
     shard: &Storage,
-) -> Result<Pending<Gathered>, ZeroError> {
+) -> Result<ToGather, ZeroError> {
     let (segment, counts) = (rank.segment(id), rank.segment(id).shard_code_bytes(codes));
     let (range, first) = ([rank.shard(id)], [0]);
     let own = (&range[..], &first[..]);
@@ -234,7 +234,7 @@ pub(crate) fn gather(
     }
     let output = vec![0; counts.iter().sum()];
     memory.count(Category::Staging, sent.len() + output.len(), 1);
-    Ok(rank.shards().all_gather(Buffer::U8(sent), Buffer::U8(output), &counts))
+    Ok(ToGather { shard: Buffer::U8(sent), output: Buffer::U8(output), counts })
 }
 
 /// Decodes a gathered segment, of which this rank has sent the codes of its shard. The values count as staging.

@@ -177,7 +177,7 @@ pub fn expected_payload(
         Action::Starts(Transfer::Gather(segments) | Transfer::Refresh(segments)) => {
             segments.iter().map(|&id| gathered(id)).sum()
         }
-        Action::Starts(Transfer::GatherSecondary(&id)) => secondary(id),
+        Action::Starts(Transfer::GatherSecondary(segments)) => segments.iter().map(|&id| secondary(id)).sum(),
         Action::Starts(Transfer::Reduce(segments, micro_batch)) => {
             segments.iter().map(|&id| reduced(id, micro_batch)).sum()
         }

@@ -158,7 +158,7 @@ pub fn network_bytes(
             Action::Starts(Transfer::Gather(ids) | Transfer::Refresh(ids)) => {
                 ids.iter().map(|&id| gathered(stage, id)).sum()
             }
-            Action::Starts(Transfer::GatherSecondary(&id)) => secondary(stage, id),
+            Action::Starts(Transfer::GatherSecondary(ids)) => ids.iter().map(|&id| secondary(stage, id)).sum(),
             Action::Starts(Transfer::Reduce(ids, micro_batch)) => {
                 let replicates_sum =
                     options.outer.is_none() && layout.replicates_sum(options, micro_batch, program.micro_batches);

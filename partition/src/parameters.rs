@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use candle_core::{DType, Storage};
-use zero_comm::{Buffer, Dtype, Gathered, Pending};
+use zero_comm::{Buffer, Dtype, Gathered, Pending, ToGather};
 use zero_pipeline::{Placement, SegmentId};
 
 use crate::coded;
@@ -23,22 +23,39 @@ use crate::storage::{buffer, copy, incoming, on_host, outgoing, overwrite, stora
 pub(crate) struct ParameterState {
     /// Shard of the working parameters of each segment, if they are sharded. `None` while a gather reads it.
     shards: Vec<Option<Storage>>,
-    gathering: Vec<Option<Gathering>>,
-    refreshing: VecDeque<PendingRefresh>,
+    gathering: InFlight<Gathering>,
+    /// `None` if this rank has updated the whole segments.
+    refreshing: InFlight<Option<Pending<Vec<Gathered>>>>,
 }
 
 /// A gather in flight.
 struct Gathering {
-    pending: Pending<Gathered>,
-    /// The shard, if the gather sends a copy of it.
-    kept: Option<Storage>,
+    /// `None` if this rank holds all values.
+    pending: Option<Pending<Vec<Gathered>>>,
+    /// The segments that the collective gathers, each with the shard if a copy of it is sent.
+    kept: Vec<(SegmentId, Option<Storage>)>,
 }
 
-/// A refresh in flight.
-struct PendingRefresh {
-    segments: Vec<SegmentId>,
-    /// One gather per segment; `None` if this rank has updated the whole segment.
-    started: Vec<Option<Pending<Gathered>>>,
+/// Collectives in flight, each with the segments that it works on.
+pub(crate) struct InFlight<T>(VecDeque<(Vec<SegmentId>, T)>);
+
+impl<T> Default for InFlight<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T> InFlight<T> {
+    pub(crate) fn start(&mut self, ids: &[SegmentId], collective: T) {
+        self.0.push_back((ids.to_vec(), collective));
+    }
+
+    /// Takes the collective that was started for these segments.
+    pub(crate) fn take(&mut self, ids: &[SegmentId]) -> Result<T, ZeroError> {
+        let position = self.0.iter().position(|(of, _)| of == ids);
+        let found = position.and_then(|position| self.0.remove(position));
+        found.map(|(_, collective)| collective).ok_or_else(|| ZeroError::internal("no such gather was started"))
+    }
 }
 
 /// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy, unless it rounds
@@ -51,7 +68,6 @@ impl ParameterState {
     /// Adds the next segment, with the shard of its parameters if they are sharded and in memory.
     pub(crate) fn push(&mut self, shard: Option<Storage>) {
         self.shards.push(shard);
-        self.gathering.push(None);
     }
 
     pub(crate) fn shard(&self, id: SegmentId) -> Option<&Storage> {
@@ -72,31 +88,49 @@ impl ParameterState {
         self.shards[id] = Some(shard);
     }
 
-    /// Starts gathering a segment from all shards.
+    /// Starts gathering segments from all shards.
     pub(crate) fn gather(
         &mut self,
         rank: &Rank,
         memory: &mut Memory,
         disk: &Disk,
-        id: SegmentId,
+        ids: &[SegmentId],
     ) -> Result<(), ZeroError> {
+        let (mut vectors, mut kept) = (vec![], vec![]);
+        for &id in ids {
+            if let Some((vector, shard)) = self.take_to_gather(rank, memory, disk, id)? {
+                vectors.push(vector);
+                kept.push((id, shard));
+            }
+        }
+        let pending = (!vectors.is_empty()).then(|| rank.shards().all_gather_coalesced(vectors));
+        self.gathering.start(ids, Gathering { pending, kept });
+        Ok(())
+    }
+
+    /// Takes what a gather sends and receives, and the shard if it sends a copy; `None` if this rank holds all values, and
+    /// `await_gather` copies them.
+    fn take_to_gather(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        disk: &Disk,
+        id: SegmentId,
+    ) -> Result<Option<(ToGather, Option<Storage>)>, ZeroError> {
         let gathered_twice = || ZeroError::internal("the segment was gathered twice");
         if is_whole(rank, disk, id) {
-            return self.shards[id].as_ref().map(|_| ()).ok_or_else(gathered_twice);
+            return self.shards[id].as_ref().map(|_| None).ok_or_else(gathered_twice);
         }
         let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).counts());
         let shard = self.shards[id].take().ok_or_else(gathered_twice)?;
         if let Some(codes) = rank.gathered_as(id) {
-            let pending = coded::gather(rank, memory, id, codes, &shard)?;
-            self.gathering[id] = Some(Gathering { pending, kept: Some(shard) });
-            return Ok(());
+            return Ok(Some((coded::to_gather(rank, memory, id, codes, &shard)?, Some(shard))));
         }
         memory.count(Category::Staging, elements, rank.width(id));
         let on_gpu = rank.options.on_gpu;
         if on_gpu.parameters && counts.len() == 1 {
-            // With one rank, `await_gather` makes the copy and no collective is needed.
             self.shards[id] = Some(shard);
-            return Ok(());
+            return Ok(None);
         }
         let own = counts[rank.shards().rank()];
         let (sent, kept) = match shard {
@@ -108,30 +142,43 @@ impl ParameterState {
         };
         let by_gpu = sent.is_on_device();
         let output = outgoing(memory.blank(rank.stored_as(id), elements, by_gpu)?, elements, by_gpu)?;
-        self.gathering[id] = Some(Gathering { pending: rank.shards().all_gather(sent, output, &counts), kept });
-        Ok(())
+        Ok(Some((ToGather { shard: sent, output, counts }, kept)))
     }
 
-    /// Waits for the gather and fills the segment's leaves, and the secondary shard if there is one.
+    /// Waits for the gather and fills the segments' leaves, and the secondary shards if there are some.
     pub(crate) fn await_gather(
         &mut self,
         rank: &Rank,
         memory: &mut Memory,
         disk: &Disk,
         secondary: &mut SecondaryShards,
-        id: SegmentId,
+        ids: &[SegmentId],
     ) -> Result<(), ZeroError> {
-        let not_started = || ZeroError::internal("no gather was started");
-        if is_whole(rank, disk, id) {
-            let shard = self.shards[id].take().ok_or_else(not_started)?;
-            return fill(rank, memory, id, shard).map(drop);
+        let Gathering { pending, kept } = self.gathering.take(ids)?;
+        let gathered = pending.map_or(Ok(vec![]), Pending::wait)?;
+        let mut gathered = kept.into_iter().zip(gathered).peekable();
+        for &id in ids {
+            match gathered.next_if(|((of, _), _)| *of == id) {
+                Some(((_, kept), gathered)) => {
+                    let output = self.put_shard_back(rank, memory, disk, id, (kept, gathered))?;
+                    secondary.fill(rank, id, &output)?;
+                    fill_and_give(rank, memory, id, output)?;
+                }
+                None => self.fill_alone(rank, memory, disk, id)?,
+            }
         }
-        if rank.options.on_gpu.parameters && rank.shards().size() == 1 {
-            let shard = self.shards[id].as_ref().ok_or_else(not_started)?;
-            return fill_pieces(rank, memory, id, shard, true);
-        }
-        let Gathering { pending, kept } = self.gathering[id].take().ok_or_else(not_started)?;
-        let gathered = pending.wait()?;
+        Ok(())
+    }
+
+    /// Puts the shard back from which a gather was sent, and returns the gathered values.
+    fn put_shard_back(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        disk: &Disk,
+        id: SegmentId,
+        (kept, gathered): (Option<Storage>, Gathered),
+    ) -> Result<Storage, ZeroError> {
         let (kept, output) = match rank.gathered_as(id) {
             Some(codes) => (kept, coded::gathered(rank, memory, id, codes, gathered)?),
             None => {
@@ -144,8 +191,17 @@ impl ParameterState {
             true => memory.uncount(Category::Staging, rank.shard(id).len(), rank.width(id)),
             false => self.shards[id] = kept,
         }
-        secondary.fill(rank, id, &output)?;
-        fill_and_give(rank, memory, id, output)
+        Ok(output)
+    }
+
+    /// Fills a segment's leaves with values of which this rank has all.
+    fn fill_alone(&mut self, rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
+        let missing = || ZeroError::internal("the shard of a gather is not in memory");
+        if is_whole(rank, disk, id) {
+            let shard = self.shards[id].take().ok_or_else(missing)?;
+            return fill(rank, memory, id, shard).map(drop);
+        }
+        fill_pieces(rank, memory, id, self.shards[id].as_ref().ok_or_else(missing)?, true)
     }
 
     /// Starts gathering updated parameters that are replicated.
@@ -156,11 +212,13 @@ impl ParameterState {
         optimizer: &OptimizerState,
         ids: &[SegmentId],
     ) -> Result<(), ZeroError> {
-        let mut started = Vec::with_capacity(ids.len());
-        for &id in ids {
-            started.push(start_refresh(rank, memory, optimizer, id)?);
+        // With one rank, the rank has updated the whole segments.
+        if rank.is_on_gpu() && rank.shards().size() == 1 {
+            self.refreshing.start(ids, None);
+            return Ok(());
         }
-        self.refreshing.push_back(PendingRefresh { segments: ids.to_vec(), started });
+        let vectors = ids.iter().map(|&id| to_refresh(rank, memory, optimizer, id)).collect::<Result<_, _>>()?;
+        self.refreshing.start(ids, Some(rank.shards().all_gather_coalesced(vectors)));
         Ok(())
     }
 
@@ -171,13 +229,8 @@ impl ParameterState {
         memory: &mut Memory,
         ids: &[SegmentId],
     ) -> Result<(), ZeroError> {
-        let position = self.refreshing.iter().position(|pending| pending.segments == ids);
-        let PendingRefresh { started, .. } = position
-            .and_then(|position| self.refreshing.remove(position))
-            .ok_or_else(|| ZeroError::internal("no such refresh was started"))?;
-        for (&id, pending) in ids.iter().zip(started) {
-            let Some(pending) = pending else { continue };
-            let Gathered { shard, output } = pending.wait()?;
+        let Some(pending) = self.refreshing.take(ids)? else { return Ok(()) };
+        for (&id, Gathered { shard, output }) in ids.iter().zip(pending.wait()?) {
             memory.uncount(Category::Staging, shard.len(), rank.width(id));
             if let Buffer::F32(shard) = shard {
                 memory.give(shard);
@@ -256,19 +309,16 @@ impl ParameterState {
     }
 }
 
-fn start_refresh(
+/// Returns what the refresh of a segment sends and receives.
+fn to_refresh(
     rank: &Rank,
     memory: &mut Memory,
     optimizer: &OptimizerState,
     id: SegmentId,
-) -> Result<Option<Pending<Gathered>>, ZeroError> {
+) -> Result<ToGather, ZeroError> {
     let segment = rank.segment(id);
     let (own, counts) = (rank.shard(id), segment.counts());
     let is_on_gpu = rank.is_on_gpu();
-    if is_on_gpu && counts.len() == 1 {
-        // With one rank, the rank has updated the whole segment.
-        return Ok(None);
-    }
     let (elements, by_gpu) = (own.len(), is_on_gpu && rank.options.on_gpu.gathers);
     let shard = match optimizer.master(id).host().filter(|master| is_on_gpu && !master.is_empty()) {
         Some(master) => {
@@ -297,7 +347,7 @@ fn start_refresh(
         }
     };
     let (shard, output) = (outgoing(shard, elements, by_gpu)?, outgoing(output, segment.elements(), by_gpu)?);
-    Ok(Some(rank.shards().all_gather(shard, output, &counts)))
+    Ok(ToGather { shard, output, counts })
 }
 
 /// Recycles a buffer of parameters after it was sent or stored.

@@ -5,13 +5,14 @@
 //! The copy has the working dtype, so a gather from the copy and a gather from all shards return the same bits.
 
 use candle_core::Storage;
-use zero_comm::{Gathered, Pending};
+use zero_comm::{Gathered, Pending, ToGather};
 use zero_pipeline::SegmentId;
 
 use crate::error::ZeroError;
 use crate::leaves::fill_and_give;
 use crate::ledger::Category;
 use crate::memory::Memory;
+use crate::parameters::InFlight;
 use crate::rank::Rank;
 use crate::storage::{copy, incoming, outgoing};
 
@@ -20,8 +21,8 @@ use crate::storage::{copy, incoming, outgoing};
 pub(crate) struct SecondaryShards {
     /// By segment; `None` if it has no secondary shards, and while a gather reads it.
     shards: Vec<Option<Storage>>,
-    /// Gathers in flight, by segment.
-    gathering: Vec<Option<Pending<Gathered>>>,
+    /// Gathers in flight.
+    gathering: InFlight<Pending<Vec<Gathered>>>,
 }
 
 impl SecondaryShards {
@@ -36,7 +37,6 @@ impl SecondaryShards {
             false => None,
         };
         self.shards.push(shard);
-        self.gathering.push(None);
         Ok(())
     }
 
@@ -47,24 +47,34 @@ impl SecondaryShards {
         copy(full, own.clone(), shard, 0..own.len())
     }
 
-    /// Starts gathering a segment over the near group.
-    pub(crate) fn gather(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
+    /// Starts gathering segments over the near group.
+    pub(crate) fn gather(&mut self, rank: &Rank, memory: &mut Memory, ids: &[SegmentId]) -> Result<(), ZeroError> {
         let missing = || ZeroError::internal("the segment has no secondary shard, or was gathered twice");
         let near = rank.groups.near().ok_or_else(missing)?;
-        let shard = self.shards[id].take().ok_or_else(missing)?;
-        let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).secondary_counts());
-        memory.count(Category::Staging, elements, rank.width(id));
-        let sent = outgoing(shard, counts[near.rank()], false)?;
-        let output = outgoing(memory.blank(rank.stored_as(id), elements, false)?, elements, false)?;
-        self.gathering[id] = Some(near.all_gather(sent, output, &counts));
+        let mut vectors = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let shard = self.shards[id].take().ok_or_else(missing)?;
+            let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).secondary_counts());
+            memory.count(Category::Staging, elements, rank.width(id));
+            let shard = outgoing(shard, counts[near.rank()], false)?;
+            let output = outgoing(memory.blank(rank.stored_as(id), elements, false)?, elements, false)?;
+            vectors.push(ToGather { shard, output, counts });
+        }
+        self.gathering.start(ids, near.all_gather_coalesced(vectors));
         Ok(())
     }
 
-    /// Waits for the gather and fills the segment's leaves.
-    pub(crate) fn await_gather(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
-        let not_started = || ZeroError::internal("no gather from secondary shards was started");
-        let Gathered { shard, output } = self.gathering[id].take().ok_or_else(not_started)?.wait()?;
-        self.shards[id] = Some(incoming(shard)?);
-        fill_and_give(rank, memory, id, incoming(output)?)
+    /// Waits for the gather and fills the segments' leaves.
+    pub(crate) fn await_gather(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        ids: &[SegmentId],
+    ) -> Result<(), ZeroError> {
+        for (&id, Gathered { shard, output }) in ids.iter().zip(self.gathering.take(ids)?.wait()?) {
+            self.shards[id] = Some(incoming(shard)?);
+            fill_and_give(rank, memory, id, incoming(output)?)?;
+        }
+        Ok(())
     }
 }

@@ -93,7 +93,7 @@ pub enum Transfer<'a> {
     /// All-gather of parameters, by the shard group.
     Gather(&'a [SegmentId]),
     /// All-gather of parameters from secondary shards, by the near group.
-    GatherSecondary(&'a SegmentId),
+    GatherSecondary(&'a [SegmentId]),
     /// Reduction of the gradients of a micro-batch, by the data-parallel group.
     Reduce(&'a [SegmentId], usize),
     /// All-gather of updated parameters, by the data-parallel group.
@@ -252,7 +252,7 @@ mod tests {
         let message = Message { content: Content::TiedParameters { segment: 3 }, from: 0, to: 1 };
         let texts = [
             (Instruction::GradientNorm, "gradient_norm"),
-            (Instruction::GatherSecondary { segment: 1 }, "gather_secondary segment 1"),
+            (Instruction::GatherSecondary { segments: vec![1, 2] }, "gather_secondary segments [1, 2]"),
             (Instruction::Load { micro_batch: 2 }, "load micro-batch 2"),
             (Instruction::Backward { layer: 1, micro_batch: 2 }, "backward layer 1 of micro-batch 2"),
             (Instruction::Accumulate { segment: 1, micro_batch: 2 }, "accumulate segment 1 of micro-batch 2"),

@@ -6,7 +6,6 @@
 //! [`Instruction::effects`] states once what each instruction does; the walks over a program read that table.
 
 use std::fmt;
-use std::slice::from_ref;
 
 use crate::effects::{Action, Computation, Effects, Operand, Transfer};
 use crate::message::Message;
@@ -26,25 +25,25 @@ pub enum Instruction {
         /// Index of the micro-batch on this rank, from 0.
         micro_batch: usize,
     },
-    /// Starts gathering the segment's parameters from all shards.
+    /// Starts gathering the parameters of segments from all shards, in one collective.
     Gather {
-        /// Segment with sharded, released parameters.
-        segment: SegmentId,
+        /// Segments with sharded, released parameters.
+        segments: Vec<SegmentId>,
     },
-    /// Waits until the segment's parameters are gathered. Fills this rank's secondary shard, if the segment has one.
+    /// Waits until the parameters are gathered. Fills this rank's secondary shards of those segments that have some.
     AwaitGather {
-        /// Segment whose gather was started.
-        segment: SegmentId,
+        /// The same segments as in the `Gather`.
+        segments: Vec<SegmentId>,
     },
-    /// Starts gathering the segment's parameters from the secondary shards of the near group.
+    /// Starts gathering the parameters of segments from the secondary shards of the near group, in one collective.
     GatherSecondary {
-        /// Segment with released parameters, whose secondary shards were filled since its last update.
-        segment: SegmentId,
+        /// Segments with released parameters, whose secondary shards were filled since their last update.
+        segments: Vec<SegmentId>,
     },
-    /// Waits until the segment's parameters are gathered from secondary shards.
+    /// Waits until the parameters are gathered from secondary shards.
     AwaitGatherSecondary {
-        /// Segment whose gather from secondary shards was started.
-        segment: SegmentId,
+        /// The same segments as in the `GatherSecondary`.
+        segments: Vec<SegmentId>,
     },
     /// Frees the gathered parameters; the shard stays.
     Release {
@@ -127,7 +126,7 @@ pub enum Instruction {
         /// Micro-batch of the gradient.
         micro_batch: usize,
     },
-    /// Starts reducing the gradients of segments over the ranks.
+    /// Starts reducing the gradients of segments over the ranks: in one collective, except for those that send codes.
     Reduce {
         /// The bucket: segments with complete gradients, in the order of their backward.
         segments: Vec<SegmentId>,
@@ -195,7 +194,8 @@ pub enum Instruction {
         /// Segment whose outer step was started.
         segment: SegmentId,
     },
-    /// Starts gathering updated parameters that are replicated but were updated in parts by different ranks.
+    /// Starts gathering updated parameters that are replicated but were updated in parts by different ranks, in one
+    /// collective.
     Refresh {
         /// The bucket.
         segments: Vec<SegmentId>,
@@ -221,15 +221,15 @@ impl Instruction {
         use Operand::{From, Item, Layer, MicroBatch, Segment, Segments, Tile, To};
         match self {
             Self::Load { micro_batch } => row("load", [MicroBatch(*micro_batch)], Computes(Computation::Load)),
-            Self::Gather { segment } => row("gather", [Segment(segment)], Starts(Transfer::Gather(from_ref(segment)))),
-            Self::AwaitGather { segment } => {
-                row("await_gather", [Segment(segment)], Awaits(Transfer::Gather(from_ref(segment))))
+            Self::Gather { segments } => row("gather", [Segments(segments)], Starts(Transfer::Gather(segments))),
+            Self::AwaitGather { segments } => {
+                row("await_gather", [Segments(segments)], Awaits(Transfer::Gather(segments)))
             }
-            Self::GatherSecondary { segment } => {
-                row("gather_secondary", [Segment(segment)], Starts(Transfer::GatherSecondary(segment)))
+            Self::GatherSecondary { segments } => {
+                row("gather_secondary", [Segments(segments)], Starts(Transfer::GatherSecondary(segments)))
             }
-            Self::AwaitGatherSecondary { segment } => {
-                row("await_gather_secondary", [Segment(segment)], Awaits(Transfer::GatherSecondary(segment)))
+            Self::AwaitGatherSecondary { segments } => {
+                row("await_gather_secondary", [Segments(segments)], Awaits(Transfer::GatherSecondary(segments)))
             }
             Self::Release { segment } => row("release", [Segment(segment)], Releases),
             Self::Forward { layer: l, micro_batch: m } => {

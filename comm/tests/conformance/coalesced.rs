@@ -60,7 +60,7 @@ fn check(comm: &dyn Communicator, vectors: &Vectors, seed: u64) -> Result<(), Co
 }
 
 pub(crate) fn coalesced_operations_match_separate_ones(kind: Kind) {
-    for size in 1..=8 {
+    for size in [1, 2, 3, 5, 8] {
         run(kind, size, |comm| {
             let mixed = [Dtype::Bf16, Dtype::F32, Dtype::U8, Dtype::F16, Dtype::I64];
             for (seed, lengths) in [[5, 0, size, 1001, 1], [0; 5], [3001; 5]].into_iter().enumerate() {

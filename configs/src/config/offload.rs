@@ -67,7 +67,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
         /// Maximum number of shards in memory, including those being read or written.
-        pub buffer_count: usize = now(BUFFERS, "5", "With nvme: shards in memory at a time, those being read and written included; 1 or more");
+        pub buffer_count: usize = now(BUFFERS, "5", "With nvme: shards in memory at a time, those being read and written included, and at least those that one layer gathers; 1 or more");
         /// Number of elements that stay in memory if the device is [`OffloadDevice::Nvme`].
         pub max_in_cpu: usize = now(SIZE, "0", "With nvme: elements that stay in memory all the same (DeepSpeed's default of 1e9 would leave small models wholly in memory)");
         = ignored("buffer_size", SIZE, "= derived", "a buffer is as large as the largest shard");

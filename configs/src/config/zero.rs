@@ -32,7 +32,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub allgather_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per gather of updated parameters at stages 1 and 2; 0: segment by segment; auto: one per layer (DeepSpeed's default is 5e8)");
         /// Maximum number of elements fetched ahead of their use (stage 3).
-        pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Elements fetched ahead of use; 0: nothing is fetched ahead; auto: 0.9 × the square of the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
+        pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Elements fetched ahead of use; the next layer may exceed it; 0: nothing is fetched ahead; auto: 0.9 × the square of the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
         /// Parameters with fewer elements than this stay gathered (stage 3).
         pub stage3_param_persistence_threshold: usize = engine(SIZE, "100000", "Parameters with fewer elements stay gathered on every rank; auto: 10 × the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(100_000, |width| 10 * width)];
         /// Maximum number of elements of small parameters that stay gathered.

@@ -142,10 +142,10 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
                     state.flow = Some(std::mem::take(&mut state.batch.inputs));
                 }
             }
-            Instruction::Gather { segment } => context.zero.gather(*segment)?,
-            Instruction::AwaitGather { segment } => context.zero.await_gather(*segment)?,
-            Instruction::GatherSecondary { segment } => context.zero.gather_secondary(*segment)?,
-            Instruction::AwaitGatherSecondary { segment } => context.zero.await_gather_secondary(*segment)?,
+            Instruction::Gather { segments } => context.zero.gather(segments)?,
+            Instruction::AwaitGather { segments } => context.zero.await_gather(segments)?,
+            Instruction::GatherSecondary { segments } => context.zero.gather_secondary(segments)?,
+            Instruction::AwaitGatherSecondary { segments } => context.zero.await_gather_secondary(segments)?,
             Instruction::Release { segment } => context.zero.release(*segment)?,
             Instruction::Forward { layer, micro_batch } => {
                 let state = &mut micro_batches[*micro_batch];

@@ -181,7 +181,7 @@ mod tests {
 
     fn program() -> Program {
         let instructions =
-            vec![Instruction::Forward { layer: 0, micro_batch: 0 }, Instruction::AwaitGather { segment: 1 }];
+            vec![Instruction::Forward { layer: 0, micro_batch: 0 }, Instruction::AwaitGather { segments: vec![1] }];
         Program { instructions, micro_batches: 1 }
     }
 
@@ -209,7 +209,7 @@ mod tests {
             span(Track::Receives, Subject::Transfer { kind: Transfer::Receive, bytes: 12 }, 1, 2),
         ];
         let names: Vec<_> = spans.iter().map(|span| slice(&numbers(span), &program()).unwrap()).collect();
-        assert_eq!(names[0].name, Instruction::AwaitGather { segment: 1 }.to_string());
+        assert_eq!(names[0].name, Instruction::AwaitGather { segments: vec![1] }.to_string());
         assert_eq!((names[1].name.as_str(), names[1].start, names[1].end), ("receive of 12 bytes", 1.0, 2.0));
         for kind in Transfer::ALL {
             let travelled = numbers(&span(kind.track(), Subject::Transfer { kind, bytes: 1 }, 0, 1));

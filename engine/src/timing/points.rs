@@ -79,7 +79,7 @@ mod tests {
             points.note(&Instruction::Load { micro_batch: 0 }, 0, &ledger, 0);
             points.note(&Instruction::Forward { layer: 0, micro_batch: 0 }, 1, &ledger, 100);
             ledger.add(Category::Staging, 1, 7);
-            points.note(&Instruction::Gather { segment: 0 }, 2, &ledger, 60);
+            points.note(&Instruction::Gather { segments: vec![0] }, 2, &ledger, 60);
             ledger.remove(Category::Staging, 1, 7);
             points.note(&Instruction::Backward { layer: 0, micro_batch: 0 }, 3, &ledger, 200);
             points.note(&Instruction::GradientNorm, 4, &ledger, 0);

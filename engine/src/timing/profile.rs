@@ -138,7 +138,7 @@ mod tests {
         let ms = Duration::from_millis;
         profile.note_time(&Instruction::Forward { layer: 0, micro_batch: 0 }, ms(1));
         profile.note_time(&Instruction::Forward { layer: 0, micro_batch: 1 }, ms(2));
-        profile.note_time(&Instruction::Gather { segment: 0 }, ms(50));
+        profile.note_time(&Instruction::Gather { segments: vec![0] }, ms(50));
         profile.note_time(&Instruction::Recompute { layer: 1, micro_batch: 0 }, ms(3));
         profile.note_time(&Instruction::Backward { layer: 1, micro_batch: 0 }, ms(4));
         profile.note_time(&Instruction::Update { segment: 0 }, ms(5));

@@ -91,7 +91,7 @@ impl Run {
             let layout = Layout::clone(zero.layout());
             let peak = |category| zero.ledger().peak(category);
             let elements = |i: &Instruction| match i {
-                Instruction::Gather { segment } => layout.segments()[*segment].elements(),
+                Instruction::Gather { segments } => segments.iter().map(|&id| layout.segments()[id].elements()).sum(),
                 _ => 0,
             };
             Rank {

@@ -367,17 +367,16 @@ fn bytes_sent_match_the_closed_form() {
                 let bytes = |codes: BlockCodes, segment: usize| -> usize {
                     segments[segment].pieces.iter().map(|piece| codes.bytes(piece.range.len())).sum()
                 };
+                let elements = |ids: &[usize]| ids.iter().map(|&id| segments[id].elements()).sum::<usize>();
                 let [mut gathered, mut of_codes, mut again, mut refreshed] = [0; 4];
                 for instruction in &engine.program().instructions {
                     match instruction {
-                        Instruction::Gather { segment } => {
-                            gathered += segments[*segment].elements();
-                            of_codes += bytes(BlockCodes::Int8, *segment);
+                        Instruction::Gather { segments: ids } => {
+                            gathered += elements(ids);
+                            of_codes += ids.iter().map(|&id| bytes(BlockCodes::Int8, id)).sum::<usize>();
                         }
-                        Instruction::GatherSecondary { segment } => again += segments[*segment].elements(),
-                        Instruction::Refresh { segments: ids } => {
-                            refreshed += ids.iter().map(|&id| segments[id].elements()).sum::<usize>();
-                        }
+                        Instruction::GatherSecondary { segments: ids } => again += elements(ids),
+                        Instruction::Refresh { segments: ids } => refreshed += elements(ids),
                         _ => {}
                     }
                 }

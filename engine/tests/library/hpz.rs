@@ -204,7 +204,9 @@ fn measured(ranks: usize, near: usize, micro_batches: usize, dtype: DType) -> Ve
             [zero_optim::exact_sum::LIMBS, micro_batches].map(|elements| all_reduced(elements, ranks, rank));
         assert_eq!(sent, payload.total() + (8 * norm + 4 * losses) as u64, "{text}, rank {rank}");
         let again = engine.program().instructions.iter().map(|instruction| match instruction {
-            Instruction::GatherSecondary { segment } => zero.layout().segments()[*segment].elements() as u64,
+            Instruction::GatherSecondary { segments } => {
+                segments.iter().map(|&id| zero.layout().segments()[id].elements() as u64).sum()
+            }
             _ => 0,
         });
         Rank {

@@ -45,6 +45,7 @@ mod narrow;
 mod noise;
 mod offload;
 mod on_disk;
+mod operations;
 mod packing;
 mod parity;
 mod peft;

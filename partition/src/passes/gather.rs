@@ -1,11 +1,14 @@
 //! Gathers sharded parameters before they are needed and releases them afterwards.
 
+use std::collections::BTreeSet;
+
 use zero_pipeline::{Action, Instruction, ModelShape, Placement, Program, SegmentId};
 
 /// Options of gathers, named by DeepSpeed's `stage3_*` keys, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatherOptions {
-    /// `stage3_prefetch_bucket_size`: maximum elements in flight ahead of their use; 0 disables prefetching.
+    /// `stage3_prefetch_bucket_size`: maximum elements in flight ahead of their use. The next layer may exceed it; 0
+    /// disables prefetching.
     pub prefetch: usize,
     /// `stage3_max_live_parameters`: maximum elements gathered at a time. A single layer may exceed it.
     pub max_live: usize,
@@ -15,10 +18,11 @@ pub struct GatherOptions {
     pub overlap: bool,
 }
 
-/// Inserts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute.
+/// Inserts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute. One gather
+/// gets all segments that a layer needs and that are not gathered yet.
 ///
-/// A segment with secondary shards is gathered from them, by [`Instruction::GatherSecondary`], unless it was not gathered since
-/// the program began or the segment was updated.
+/// Segments with secondary shards are gathered from them, by [`Instruction::GatherSecondary`], unless they were not gathered
+/// since the program began or the segment was updated.
 ///
 /// No segment stays gathered across an [`Instruction::Update`], which would make it stale.
 #[must_use]
@@ -67,9 +71,14 @@ fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Released,
-    Gathering,
-    GatheringSecondary,
+    InFlight,
     Gathered,
+}
+
+/// A gather in flight.
+struct Started {
+    segments: Vec<SegmentId>,
+    from_secondary: bool,
 }
 
 struct Pass<'a> {
@@ -82,6 +91,7 @@ struct Pass<'a> {
     /// Total elements of all uses before each use.
     before: Vec<usize>,
     state: Vec<State>,
+    started: Vec<Started>,
     /// For each segment, whether its secondary shards have the values of its parameters.
     filled: Vec<bool>,
     out: Vec<Instruction>,
@@ -98,7 +108,7 @@ impl<'a> Pass<'a> {
         let used = (0..places.len()).filter(|&segment| !places[segment].is_empty()).collect();
         let state = vec![State::Released; shape.segments.len()];
         let filled = vec![false; shape.segments.len()];
-        Self { shape, options, uses, used, places, before, state, filled, out: vec![] }
+        Self { shape, options, uses, used, places, before, state, started: vec![], filled, out: vec![] }
     }
 
     /// Returns the first use of a segment after a position.
@@ -109,31 +119,29 @@ impl<'a> Pass<'a> {
 
     fn before(&mut self, position: usize) {
         let needed = &self.uses[position].segments;
-        for &segment in needed {
-            self.start(segment);
-        }
-        for &segment in needed {
-            self.wait(segment);
-        }
+        self.start(needed);
+        self.wait(needed);
         if self.options.overlap {
             self.prefetch(position);
         }
     }
 
-    /// Starts gathers for the following uses, in order, up to the first one that the options do not allow.
+    /// Starts gathers for the following uses, in order, up to the first one that the options do not allow. The bucket
+    /// limits what is in flight besides the first one: a layer that exceeds it is prefetched alone.
     fn prefetch(&mut self, position: usize) {
-        let order = |&segment: &SegmentId| {
-            let next = self.next(segment, position).filter(|_| self.state[segment] == State::Released)?;
-            Some((next, self.uses[next].segments.iter().position(|&s| s == segment), segment))
-        };
-        let mut released: Vec<_> = self.used.iter().filter_map(order).collect();
-        released.sort_unstable();
-        for (_, _, segment) in released {
-            let ahead = self.in_flight() + self.elements(segment);
-            if ahead > self.options.prefetch || ahead + self.sum(State::Gathered) > self.options.max_live {
+        let next =
+            |&segment: &SegmentId| self.next(segment, position).filter(|_| self.state[segment] == State::Released);
+        let following: BTreeSet<usize> = self.used.iter().filter_map(next).collect();
+        for next in following.into_iter().filter(|_| self.options.prefetch > 0) {
+            let is_released = |&&segment: &&SegmentId| self.state[segment] == State::Released;
+            let released: Vec<SegmentId> = self.uses[next].segments.iter().filter(is_released).copied().collect();
+            let in_flight = self.sum(State::InFlight);
+            let ahead = in_flight + released.iter().map(|&segment| self.elements(segment)).sum::<usize>();
+            let exceeds_bucket = in_flight > 0 && ahead > self.options.prefetch;
+            if exceeds_bucket || ahead + self.sum(State::Gathered) > self.options.max_live {
                 return;
             }
-            self.start(segment);
+            self.start(&released);
         }
     }
 
@@ -149,40 +157,47 @@ impl<'a> Pass<'a> {
     fn keep(&self, segment: SegmentId, position: usize) -> bool {
         let Some(next) = self.next(segment, position) else { return false };
         let distance = self.before[next] - self.before[position + 1];
-        let live = self.sum(State::Gathered) + self.in_flight();
+        let live = self.sum(State::Gathered) + self.sum(State::InFlight);
         distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live)
     }
 
-    fn start(&mut self, segment: SegmentId) {
-        if self.state[segment] == State::Released {
-            let (gather, state) = match self.filled[segment] {
-                true => (Instruction::GatherSecondary { segment }, State::GatheringSecondary),
-                false => (Instruction::Gather { segment }, State::Gathering),
-            };
-            self.out.push(gather);
-            self.state[segment] = state;
-            if !self.options.overlap {
-                self.wait(segment);
+    /// Starts gathering those of the segments that are released.
+    fn start(&mut self, segments: &[SegmentId]) {
+        for from_secondary in [false, true] {
+            let is_wanted = |&&id: &&SegmentId| self.state[id] == State::Released && self.filled[id] == from_secondary;
+            let segments: Vec<SegmentId> = segments.iter().filter(is_wanted).copied().collect();
+            if segments.is_empty() {
+                continue;
             }
+            self.out.push(match from_secondary {
+                true => Instruction::GatherSecondary { segments: segments.clone() },
+                false => Instruction::Gather { segments: segments.clone() },
+            });
+            segments.iter().for_each(|&id| self.state[id] = State::InFlight);
+            self.started.push(Started { segments, from_secondary });
+        }
+        if !self.options.overlap {
+            self.wait(segments);
         }
     }
 
-    fn wait(&mut self, segment: SegmentId) {
-        self.out.push(match self.state[segment] {
-            State::Gathering => Instruction::AwaitGather { segment },
-            State::GatheringSecondary => Instruction::AwaitGatherSecondary { segment },
-            State::Released | State::Gathered => return,
-        });
-        self.state[segment] = State::Gathered;
-        self.filled[segment] = self.shape.segments[segment].has_secondary;
+    /// Awaits the gathers of the segments that are in flight.
+    fn wait(&mut self, segments: &[SegmentId]) {
+        let is_needed = |started: &mut Started| started.segments.iter().any(|id| segments.contains(id));
+        for Started { segments, from_secondary } in self.started.extract_if(.., is_needed) {
+            for &id in &segments {
+                self.state[id] = State::Gathered;
+                self.filled[id] = self.shape.segments[id].has_secondary;
+            }
+            self.out.push(match from_secondary {
+                true => Instruction::AwaitGatherSecondary { segments },
+                false => Instruction::AwaitGather { segments },
+            });
+        }
     }
 
     fn elements(&self, segment: SegmentId) -> usize {
         self.shape.segments[segment].elements
-    }
-
-    fn in_flight(&self) -> usize {
-        self.sum(State::Gathering) + self.sum(State::GatheringSecondary)
     }
 
     fn sum(&self, state: State) -> usize {

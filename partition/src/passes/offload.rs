@@ -10,7 +10,7 @@ use zero_pipeline::{Instruction, Item, ModelShape, Program, SegmentId, Tier};
 /// Options of offloading, named by DeepSpeed's keys of `offload_optimizer` and `offload_param`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffloadOptions {
-    /// `offload_param.buffer_count`: maximum parameter shards in memory or being read; at least 1.
+    /// `offload_param.buffer_count`: maximum parameter shards in memory or being read, but at least those of one layer.
     pub shards: usize,
     /// `offload_optimizer.buffer_count`: maximum tiles of optimizer state in memory; at least 1.
     pub tiles: usize,
@@ -41,22 +41,25 @@ pub fn offload(program: Program, shape: &ModelShape, options: &OffloadOptions) -
     Program { instructions: tiles(instructions, shape, options), micro_batches }
 }
 
-/// Reads shards before they are gathered, ahead of as many gathers as there are buffers besides the one in use.
+/// Reads shards before they are gathered, ahead of as many shards as there are buffers besides the one in use. All shards of
+/// one gather are in memory together.
 fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize) -> Vec<Instruction> {
+    let is_stored = |segment: &SegmentId| shape.segments[*segment].tiers.parameters == Tier::Nvme;
     let gathered = |instruction: &Instruction| match instruction {
-        Instruction::Gather { segment } if shape.segments[*segment].tiers.parameters == Tier::Nvme => Some(*segment),
-        _ => None,
+        Instruction::Gather { segments } => segments.iter().copied().filter(is_stored).collect(),
+        _ => vec![],
     };
-    let gathers: Vec<(usize, SegmentId)> =
-        instructions.iter().enumerate().filter_map(|(at, i)| Some((at, gathered(i)?))).collect();
+    let of_instruction = |(at, instruction)| gathered(instruction).into_iter().map(move |segment| (at, segment));
+    let gathers: Vec<(usize, SegmentId)> = instructions.iter().enumerate().flat_map(of_instruction).collect();
     // Segments whose fetch starts before each instruction.
     let mut starts: BTreeMap<usize, Vec<SegmentId>> = BTreeMap::new();
     let mut latest = 0;
     for (index, &(at, segment)) in gathers.iter().enumerate() {
         // The buffer used `buffers` gathers earlier is free once that gather has been awaited.
         let freed = |&(at, segment): &(usize, SegmentId)| {
-            let awaits = Instruction::AwaitGather { segment };
-            instructions[at..].iter().position(|i| *i == awaits).map_or(at, |after| at + after + 1)
+            let awaits =
+                |i: &Instruction| matches!(i, Instruction::AwaitGather { segments } if segments.contains(&segment));
+            instructions[at..].iter().position(awaits).map_or(at, |after| at + after + 1)
         };
         let room = index.checked_sub(buffers).map_or(0, |before| freed(&gathers[before]));
         let same = gathers[..index].iter().rfind(|(_, s)| *s == segment).map_or(0, freed);
@@ -69,7 +72,7 @@ fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize
         for &segment in starts.get(&at).into_iter().flatten() {
             out.push(Instruction::Fetch { item: Item::Parameters { segment } });
         }
-        if let Some(segment) = gathered(&instruction) {
+        for segment in gathered(&instruction) {
             out.push(Instruction::AwaitFetch { item: Item::Parameters { segment } });
         }
         out.push(instruction);

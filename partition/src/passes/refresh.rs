@@ -1,12 +1,12 @@
 //! Gathers updated parameters that are replicated but updated in parts by different ranks: all parameters at ZeRO
 //! stages 1 and 2, and persistent parameters at stage 3.
 
-use zero_pipeline::{Instruction, ModelShape, Program, SegmentId};
+use zero_pipeline::{Instruction, LayerId, ModelShape, Program, SegmentId};
 
 /// Options of the gather after the optimizer step, named by DeepSpeed's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefreshOptions {
-    /// `allgather_bucket_size` in elements; `None` (`auto`) refreshes segment by segment.
+    /// `allgather_bucket_size` in elements; `None` (`auto`) refreshes layer by layer.
     pub bucket: Option<usize>,
     /// `overlap_comm`: awaits a refresh after the next update instead of immediately.
     pub overlap: bool,
@@ -18,24 +18,24 @@ pub struct RefreshOptions {
 /// Inserts [`Instruction::Refresh`] and [`Instruction::AwaitRefresh`] after the updates and outer steps.
 #[must_use]
 pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -> Program {
-    let mut refreshes = Refreshes { shape, options, bucket: vec![], pending: vec![], out: vec![] };
+    let layers = shape.layers.iter().enumerate().rev();
+    let mut layer_of = vec![0; shape.segments.len()];
+    layers.for_each(|(layer, of)| of.segments.iter().for_each(|&segment| layer_of[segment] = layer));
+    let mut refreshes = Refreshes { shape, options, layer_of, bucket: vec![], pending: vec![], out: vec![] };
     let mut late = vec![];
     for instruction in program.instructions {
-        match instruction {
-            Instruction::Update { segment } | Instruction::AwaitOuterStep { segment }
-                if shape.segments[segment].placements.need_refresh() =>
-            {
-                if options.last {
-                    refreshes.out.push(instruction);
-                    late.push(segment);
-                } else {
-                    refreshes.add(segment, Some(instruction));
-                }
+        if let Instruction::Update { segment } | Instruction::AwaitOuterStep { segment } = instruction {
+            refreshes.make_room(segment);
+            if shape.segments[segment].placements.need_refresh() {
+                if options.last { late.push(segment) } else { refreshes.bucket.push(segment) }
             }
-            _ => refreshes.out.push(instruction),
         }
+        refreshes.out.push(instruction);
     }
-    late.into_iter().for_each(|segment| refreshes.add(segment, None));
+    for segment in late {
+        refreshes.make_room(segment);
+        refreshes.bucket.push(segment);
+    }
     refreshes.start();
     let Refreshes { mut out, pending, .. } = refreshes;
     out.extend(pending.into_iter().map(|segments| Instruction::AwaitRefresh { segments }));
@@ -46,21 +46,22 @@ pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -
 struct Refreshes<'a> {
     shape: &'a ModelShape,
     options: &'a RefreshOptions,
+    /// The first layer of each segment.
+    layer_of: Vec<LayerId>,
     bucket: Vec<SegmentId>,
     pending: Vec<Vec<SegmentId>>,
     out: Vec<Instruction>,
 }
 
 impl Refreshes<'_> {
-    /// Adds a segment to the bucket, and its update to the program. Starts the refresh of a full bucket.
-    fn add(&mut self, segment: SegmentId, update: Option<Instruction>) {
-        let elements: usize = self.bucket.iter().chain([&segment]).map(|&id| self.shape.segments[id].elements).sum();
-        if self.options.bucket.is_some_and(|limit| elements > limit) {
-            self.start();
-        }
-        self.bucket.push(segment);
-        self.out.extend(update);
-        if self.options.bucket.is_none() {
+    /// Starts the refresh of the bucket if the next segment does not fit or, with `auto`, belongs to another layer.
+    fn make_room(&mut self, next: SegmentId) {
+        let elements = || self.bucket.iter().chain([&next]).map(|&id| self.shape.segments[id].elements).sum::<usize>();
+        let is_full = match self.options.bucket {
+            Some(limit) => self.shape.segments[next].placements.need_refresh() && elements() > limit,
+            None => self.bucket.iter().any(|&id| self.layer_of[id] != self.layer_of[next]),
+        };
+        if is_full {
             self.start();
         }
     }

@@ -15,20 +15,51 @@ pub(super) struct PendingReduce {
     pub(super) micro_batch: MicroBatch,
     /// Whether micro-batches are summed before the replicates of a shard are.
     pub(super) sums_first: bool,
-    pub(super) started: Vec<Reduction>,
+    pub(super) started: Vec<Started>,
 }
 
+/// A reduction of segments of a bucket.
+pub(super) struct Started {
+    pub(super) segments: Vec<SegmentId>,
+    pub(super) reduction: Reduction,
+}
+
+/// Each collective is one operation on all segments, except for those that send codes, which are of one segment.
 pub(super) enum Reduction {
-    /// With one rank, the local gradient is the sum.
-    Alone(KeptGradient),
+    /// With one rank, the local gradients are the sums.
+    Alone(Vec<KeptGradient>),
     /// An all-reduce over the data-parallel group.
-    All(Pending<Buffer>),
+    All(Pending<Vec<Buffer>>),
     /// A reduce-scatter over the shard group.
-    Scatter(Pending<Scattered>),
+    Scatter(Pending<Vec<Scattered>>),
     /// The all-to-all of this level of codes.
     Coded(usize, Pending<Exchanged>),
-    /// The all-reduce of the shard over its replicates that follows, and the input of the reduce-scatter.
-    Replicates(Option<Buffer>, Pending<Buffer>),
+    /// The all-reduce of the shards over their replicates that follows, and the inputs of the reduce-scatter; none after
+    /// codes.
+    Replicates(Vec<Buffer>, Pending<Vec<Buffer>>),
+}
+
+/// Buffers of one kind of collective, on the host and on the GPU, which are separate operations.
+pub(super) struct ByPlace<T>([(Vec<SegmentId>, Vec<T>); 2]);
+
+impl<T> Default for ByPlace<T> {
+    fn default() -> Self {
+        Self([(vec![], vec![]), (vec![], vec![])])
+    }
+}
+
+impl<T> ByPlace<T> {
+    pub(super) fn add(&mut self, is_on_device: bool, id: SegmentId, buffer: T) {
+        let (ids, buffers) = &mut self.0[usize::from(is_on_device)];
+        ids.push(id);
+        buffers.push(buffer);
+    }
+
+    /// Starts one collective for each place that has buffers.
+    pub(super) fn start(self, start: impl Fn(Vec<T>) -> Reduction) -> impl Iterator<Item = Started> {
+        let places = self.0.into_iter().filter(|(ids, _)| !ids.is_empty());
+        places.map(move |(segments, buffers)| Started { segments, reduction: start(buffers) })
+    }
 }
 
 impl Reductions {
@@ -40,8 +71,9 @@ impl Reductions {
                 Reduction::Coded(0, pending) => Some(pending.is_done()),
                 _ => None,
             };
-            self.advance(due, is_done, |id, reduction| match reduction {
+            self.advance(due, is_done, |ids, reduction| match reduction {
                 Reduction::Coded(level, pending) => {
+                    let id = ids[0];
                     let sum = KeptGradient::F32(coded::sum(rank, memory, id, level, pending.wait()?)?);
                     Ok(Reduction::Coded(level + 1, coded::exchange(rank, memory, id, level + 1, sum)?))
                 }
@@ -56,15 +88,16 @@ impl Reductions {
             Reduction::Coded(level, pending) => Some(*level == last && pending.is_done()),
             _ => None,
         };
-        self.advance(due, is_done, |id, reduction| match reduction {
+        self.advance(due, is_done, |ids, reduction| match reduction {
             Reduction::Scatter(pending) => {
-                let Scattered { input, shard } = pending.wait()?;
-                Ok(Reduction::Replicates(Some(input), replicates.all_reduce(shard, ReduceOp::Sum)))
+                let scattered = pending.wait()?.into_iter().map(|Scattered { input, shard }| (input, shard));
+                let (inputs, shards) = scattered.unzip();
+                Ok(Reduction::Replicates(inputs, replicates.all_reduce_coalesced(shards, ReduceOp::Sum)))
             }
             Reduction::Coded(level, pending) => {
-                let shard = coded::sum(rank, memory, id, level, pending.wait()?)?;
+                let shard = coded::sum(rank, memory, ids[0], level, pending.wait()?)?;
                 let shard = memory.packed(rank, KeptGradient::F32(shard))?;
-                Ok(Reduction::Replicates(None, replicates.all_reduce(shard, ReduceOp::Sum)))
+                Ok(Reduction::Replicates(vec![], replicates.all_reduce_coalesced(vec![shard], ReduceOp::Sum)))
             }
             other => Ok(other),
         })
@@ -76,23 +109,88 @@ impl Reductions {
         &mut self,
         due: usize,
         is_done: impl Fn(bool, &Reduction) -> Option<bool>,
-        mut next: impl FnMut(SegmentId, Reduction) -> Result<Reduction, ZeroError>,
+        mut next: impl FnMut(&[SegmentId], Reduction) -> Result<Reduction, ZeroError>,
     ) -> Result<(), ZeroError> {
         for (index, bucket) in self.reducing.iter_mut().enumerate() {
             let mut is_late = false;
-            let replace = |(&id, reduction): (&SegmentId, Reduction)| match is_done(bucket.sums_first, &reduction) {
-                Some(is_done) if !is_late && (index < due || is_done) => next(id, reduction),
+            let replace = |Started { segments, reduction }| match is_done(bucket.sums_first, &reduction) {
+                Some(is_done) if !is_late && (index < due || is_done) => {
+                    next(&segments, reduction).map(|reduction| Started { segments, reduction })
+                }
                 waits => {
                     is_late |= waits.is_some();
-                    Ok(reduction)
+                    Ok(Started { segments, reduction })
                 }
             };
             let started = std::mem::take(&mut bucket.started);
-            bucket.started = bucket.segments.iter().zip(started).map(replace).collect::<Result<_, _>>()?;
+            bucket.started = started.into_iter().map(replace).collect::<Result<_, ZeroError>>()?;
             if is_late {
                 break;
             }
         }
+        Ok(())
+    }
+
+    /// Waits for a reduction and stores its results.
+    pub(super) fn store(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        ids: &[SegmentId],
+        reduction: Reduction,
+    ) -> Result<(), ZeroError> {
+        match reduction {
+            Reduction::Alone(full) => {
+                for (&id, full) in ids.iter().zip(full) {
+                    self.file_all(rank, memory, id, full)?;
+                }
+            }
+            Reduction::All(pending) => {
+                for (&id, full) in ids.iter().zip(pending.wait()?) {
+                    let full = memory.received(rank, id, full)?;
+                    self.file_all(rank, memory, id, full)?;
+                }
+            }
+            Reduction::Scatter(pending) => {
+                for (&id, Scattered { input, shard }) in ids.iter().zip(pending.wait()?) {
+                    self.file(rank, memory, id, input, shard)?;
+                }
+            }
+            Reduction::Coded(level, pending) => {
+                let shard = coded::sum(rank, memory, ids[0], level, pending.wait()?)?;
+                let shard = memory.kept(rank, shard)?;
+                self.add_up(memory, ids[0], shard)?;
+            }
+            Reduction::Replicates(inputs, pending) => {
+                let mut inputs = inputs.into_iter();
+                for (&id, shard) in ids.iter().zip(pending.wait()?) {
+                    match inputs.next() {
+                        Some(input) => self.file(rank, memory, id, input, shard)?,
+                        None => {
+                            let shard = memory.received(rank, id, shard)?;
+                            self.add_up(memory, id, shard)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the all-reduce of the sums of all micro-batches over the replicates of the shards.
+    pub(super) fn start_over_replicates(
+        &mut self,
+        rank: &Rank,
+        memory: &mut Memory,
+        ids: Vec<SegmentId>,
+    ) -> Result<(), ZeroError> {
+        let Some(replicates) = rank.groups.replicate() else { return Ok(()) };
+        let mut sums = Vec::with_capacity(ids.len());
+        for &id in &ids {
+            let total = self.total(memory, id)?;
+            sums.push(memory.packed(rank, total)?);
+        }
+        self.over_replicates.push((ids, replicates.all_reduce_coalesced(sums, ReduceOp::Sum)));
         Ok(())
     }
 }

@@ -9,13 +9,13 @@ use std::ops::Range;
 
 use candle_core::DType;
 use half::{bf16, f16};
-use zero_comm::{Buffer, Dtype, Pending, ReduceOp, Scattered};
+use zero_comm::{Buffer, Dtype, Pending, ReduceOp, ToScatter};
 use zero_model::sink::FlatBuffer;
 use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
-use in_flight::{PendingReduce, Reduction};
+use in_flight::{ByPlace, PendingReduce, Reduction, Started};
 use squares::clipping;
 pub(crate) use squares::no_squares;
 
@@ -36,6 +36,8 @@ pub(crate) struct Reductions {
     /// Instructions that wait for gradients from the GPU, in program order.
     late: VecDeque<Late>,
     reducing: VecDeque<PendingReduce>,
+    /// All-reduces of sums of several micro-batches over the replicates of shards.
+    over_replicates: Vec<(Vec<SegmentId>, Pending<Vec<Buffer>>)>,
     /// Squares of this rank's gradients of single micro-batches, if they are summed.
     of_micro_batches: ExactSum,
 }
@@ -43,8 +45,6 @@ pub(crate) struct Reductions {
 /// The sums of one segment.
 struct Sums {
     accumulated: Accumulator,
-    /// The all-reduce of the sum of several micro-batches over the replicates of the shard.
-    over_replicates: Option<Pending<Buffer>>,
     /// Reduced gradients: the shard, or the whole segment if gradients are replicated.
     reduced: Option<KeptGradient>,
     /// Sums of squares of reduced gradients that have been offloaded, for the norms.
@@ -74,12 +74,12 @@ enum Late {
 impl Reductions {
     /// Creates the state of `segments` segments without gradients.
     pub(crate) fn new(segments: usize, order: Order) -> Self {
-        let empty =
-            |_| Sums { accumulated: Accumulator::new(order), over_replicates: None, reduced: None, squares: None };
+        let empty = |_| Sums { accumulated: Accumulator::new(order), reduced: None, squares: None };
         Self {
             segments: (0..segments).map(empty).collect(),
             late: VecDeque::new(),
             reducing: VecDeque::new(),
+            over_replicates: vec![],
             of_micro_batches: ExactSum::new(),
         }
     }
@@ -175,7 +175,7 @@ impl Reductions {
         micro_batch: MicroBatch,
         opens: Vec<Option<Open>>,
     ) -> Result<(), ZeroError> {
-        let mut started = Vec::with_capacity(segments.len());
+        let (mut started, mut cut, mut whole, mut alone) = (vec![], ByPlace::default(), ByPlace::default(), vec![]);
         for (&id, open) in segments.iter().zip(opens) {
             let local = match open {
                 Some(open) => {
@@ -187,19 +187,28 @@ impl Reductions {
             };
             let is_shared = rank.data().size() > 1;
             let is_cut = rank.shards().size() > 1 && rank.placements(id).optimizer == Placement::Sharded;
-            started.push(if !coded::levels(rank, id).is_empty() {
-                Reduction::Coded(0, coded::exchange(rank, memory, id, 0, local)?)
+            if !coded::levels(rank, id).is_empty() {
+                let reduction = Reduction::Coded(0, coded::exchange(rank, memory, id, 0, local)?);
+                started.push(Started { segments: vec![id], reduction });
             } else if is_cut && rank.options.reduce_scatter {
-                Reduction::Scatter(scatter(rank, memory, id, local)?)
-            } else if !is_shared {
-                Reduction::Alone(match local {
-                    KeptGradient::F32(local) => memory.kept(rank, alone(local, rank.options.communication)?)?,
-                    kept => kept,
-                })
-            } else {
+                let vector = to_scatter(rank, memory, id, local)?;
+                cut.add(vector.input.is_on_device(), id, vector);
+            } else if is_shared {
                 let local = memory.packed(rank, local)?;
-                Reduction::All(rank.data().all_reduce(local, ReduceOp::Sum))
-            });
+                whole.add(local.is_on_device(), id, local);
+            } else {
+                alone.push(match local {
+                    KeptGradient::F32(local) => memory.kept(rank, rounded(local, rank.options.communication)?)?,
+                    kept => kept,
+                });
+            }
+        }
+        started.extend(
+            cut.start(|vectors| Reduction::Scatter(rank.shards().reduce_scatter_coalesced(vectors, ReduceOp::Sum))),
+        );
+        started.extend(whole.start(|buffers| Reduction::All(rank.data().all_reduce_coalesced(buffers, ReduceOp::Sum))));
+        if !alone.is_empty() {
+            started.push(Started { segments: segments.clone(), reduction: Reduction::Alone(alone) });
         }
         let sums_first = rank.layout.sums_before_replicates(&rank.options, micro_batch.of);
         self.reducing.push_back(PendingReduce { segments, micro_batch, sums_first, started });
@@ -221,42 +230,13 @@ impl Reductions {
             .and_then(|position| self.reducing.remove(position))
             .ok_or_else(|| ZeroError::internal("no such reduction was started"))?;
         let sums_replicates = pending.sums_first && pending.micro_batch.is_last();
-        for (id, reduction) in pending.segments.into_iter().zip(pending.started) {
+        for Started { segments, reduction } in pending.started {
             let is_of_shards = matches!(reduction, Reduction::Scatter(_) | Reduction::Coded(..));
-            match reduction {
-                Reduction::Alone(full) => self.file_all(rank, memory, id, full)?,
-                Reduction::All(pending) => {
-                    let full = memory.received(rank, id, pending.wait()?)?;
-                    self.file_all(rank, memory, id, full)?;
-                }
-                Reduction::Scatter(pending) => {
-                    let Scattered { input, shard } = pending.wait()?;
-                    self.file(rank, memory, id, input, shard)?;
-                }
-                Reduction::Coded(level, pending) => {
-                    let shard = coded::sum(rank, memory, id, level, pending.wait()?)?;
-                    let shard = memory.kept(rank, shard)?;
-                    self.add_up(memory, id, shard)?;
-                }
-                Reduction::Replicates(Some(input), pending) => self.file(rank, memory, id, input, pending.wait()?)?,
-                Reduction::Replicates(None, pending) => {
-                    let shard = memory.received(rank, id, pending.wait()?)?;
-                    self.add_up(memory, id, shard)?;
-                }
-            }
+            self.store(rank, memory, &segments, reduction)?;
             if sums_replicates && is_of_shards {
-                self.start_over_replicates(rank, memory, id)?;
+                self.start_over_replicates(rank, memory, segments)?;
             }
         }
-        Ok(())
-    }
-
-    /// Starts the all-reduce of the sum of all micro-batches over the replicates of the shard.
-    fn start_over_replicates(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
-        let Some(replicates) = rank.groups.replicate() else { return Ok(()) };
-        let total = self.total(memory, id)?;
-        let sum = memory.packed(rank, total)?;
-        self.segments[id].over_replicates = Some(replicates.all_reduce(sum, ReduceOp::Sum));
         Ok(())
     }
 
@@ -319,11 +299,14 @@ impl Reductions {
     /// Turns the accumulated sharded gradients into the reduced ones, after the last micro-batch.
     pub(crate) fn settle(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         self.catch_up(rank, memory)?;
+        if let Some(at) = self.over_replicates.iter().position(|(ids, _)| ids.contains(&id)) {
+            let (ids, pending) = self.over_replicates.remove(at);
+            for (id, sum) in ids.into_iter().zip(pending.wait()?) {
+                self.segments[id].reduced = Some(memory.received(rank, id, sum)?);
+            }
+        }
         if self.segments[id].reduced.is_none() {
-            self.segments[id].reduced = Some(match self.segments[id].over_replicates.take() {
-                Some(pending) => memory.received(rank, id, pending.wait()?)?,
-                None => self.total(memory, id)?,
-            });
+            self.segments[id].reduced = Some(self.total(memory, id)?);
         }
         Ok(())
     }
@@ -389,7 +372,7 @@ impl Reductions {
 
 /// Rounds a gradient to the communication dtype, as a rank of several does before it sends it. Values on a GPU are rounded
 /// when they are read.
-fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
+fn rounded(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     if local.host().is_none() {
         return gpu::travelled(local, dtype);
     }
@@ -402,18 +385,14 @@ fn alone(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     Ok(FlatBuffer::Host(values))
 }
 
-fn scatter(
-    rank: &Rank,
-    memory: &mut Memory,
-    id: SegmentId,
-    local: KeptGradient,
-) -> Result<Pending<Scattered>, ZeroError> {
+/// Returns what the reduce-scatter of a segment sends and receives.
+fn to_scatter(rank: &Rank, memory: &mut Memory, id: SegmentId, local: KeptGradient) -> Result<ToScatter, ZeroError> {
     let counts = rank.segment(id).counts();
     let own = counts[rank.shards().rank()];
     memory.count(Category::Staging, own, 4);
     let shard = memory.room_for_packed(rank, id, own)?;
     let input = memory.packed(rank, local)?;
-    Ok(rank.shards().reduce_scatter(input, shard, &counts, ReduceOp::Sum))
+    Ok(ToScatter { input, shard, counts })
 }
 
 fn not_reduced() -> ZeroError {

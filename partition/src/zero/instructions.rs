@@ -13,36 +13,36 @@ use crate::reductions::MicroBatch;
 use crate::{gradients, leaves, parameters};
 
 impl ShardedState {
-    /// Starts gathering a segment from all shards.
+    /// Starts gathering segments from all shards, in one collective.
     ///
     /// # Errors
-    /// Fails if the segment is already being gathered.
-    pub fn gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        self.parameters.gather(&self.rank, &mut self.memory, &self.disk, id)
+    /// Fails if a segment is already being gathered.
+    pub fn gather(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+        self.parameters.gather(&self.rank, &mut self.memory, &self.disk, ids)
     }
 
-    /// Waits for the gather and fills the segment's leaves, and this rank's secondary shard if there is one.
+    /// Waits for the gather and fills the segments' leaves, and this rank's secondary shards if there are some.
     ///
     /// # Errors
     /// Returns the error of the collective.
-    pub fn await_gather(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        self.parameters.await_gather(&self.rank, &mut self.memory, &self.disk, &mut self.secondary, id)
+    pub fn await_gather(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+        self.parameters.await_gather(&self.rank, &mut self.memory, &self.disk, &mut self.secondary, ids)
     }
 
-    /// Starts gathering a segment from the secondary shards of the near group.
+    /// Starts gathering segments from the secondary shards of the near group, in one collective.
     ///
     /// # Errors
-    /// Fails if the segment has no secondary shards, or is already being gathered.
-    pub fn gather_secondary(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        self.secondary.gather(&self.rank, &mut self.memory, id)
+    /// Fails if a segment has no secondary shards, or is already being gathered.
+    pub fn gather_secondary(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+        self.secondary.gather(&self.rank, &mut self.memory, ids)
     }
 
-    /// Waits for the gather from secondary shards and fills the segment's leaves.
+    /// Waits for the gather from secondary shards and fills the segments' leaves.
     ///
     /// # Errors
     /// Returns the error of the collective.
-    pub fn await_gather_secondary(&mut self, id: SegmentId) -> Result<(), ZeroError> {
-        self.secondary.await_gather(&self.rank, &mut self.memory, id)
+    pub fn await_gather_secondary(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
+        self.secondary.await_gather(&self.rank, &mut self.memory, ids)
     }
 
     /// Frees a segment's gathered parameters.

@@ -194,40 +194,24 @@ impl Costs {
     }
 
     /// Returns the seconds of a transfer from the time at which its lane is free and every rank that takes part has
-    /// started it. A bucket moves one segment after the other. Each member of a group sends at least (n−1)/n of the
-    /// buffer in an all-gather or reduce-scatter, and twice as much in an all-reduce. Replicates all-reduce their shards
-    /// after the reduce-scatter.
+    /// started it. A bucket is one collective. Each member of a group sends at least (n−1)/n of the buffer in an
+    /// all-gather or reduce-scatter, and twice as much in an all-reduce.
     pub(super) fn transfer(&self, transfer: Transfer<'_>, world: &World) -> f64 {
-        let (shards, mesh) = (world.mesh.shards() as f64, world.mesh);
-        let others = |members: usize| (members as f64 - 1.0) / members as f64;
-        let gathered = |&segment: &SegmentId| {
-            let of = &self.segments[segment];
-            let bytes = of.gathered_codes.unwrap_or(of.parameters);
-            self.data.all_gather.seconds(bytes as f64 * others(mesh.shards()))
-        };
-        let all_reduced = |link: Link, bytes: f64, members| link.seconds(2.0 * bytes * others(members));
-        let reduced = |segment: SegmentId, micro_batch: usize| {
-            let replicates_sum = self.replicates_after.is_none_or(|last| micro_batch == last);
-            let (bytes, codes) = (self.segments[segment].gradients as f64, self.segments[segment].reduced_codes);
-            match world.shape.segments[segment].placements.optimizer {
-                Placement::Sharded if mesh.shards() > 1 => {
-                    let sent = codes.map_or(bytes * others(mesh.shards()), |codes| codes as f64);
-                    let scattered = self.data.reduce_scatter.seconds(sent);
-                    let replicated = || all_reduced(self.data.replicates, bytes / shards, mesh.replicates());
-                    scattered + if replicates_sum && mesh.replicates() > 1 { replicated() } else { 0.0 }
-                }
-                _ => all_reduced(self.data.all_reduce, bytes, mesh.data()),
-            }
+        let mesh = world.mesh;
+        let sum = |segments: &[SegmentId], bytes: fn(&SegmentCosts) -> u64| {
+            segments.iter().map(|&segment| bytes(&self.segments[segment])).sum::<u64>() as f64
         };
         match transfer {
             Transfer::Gather(_) | Transfer::Refresh(_) if mesh.shards() == 1 => 0.0,
             Transfer::Reduce(..) if mesh.data() == 1 => 0.0,
-            Transfer::Gather(segments) | Transfer::Refresh(segments) => segments.iter().map(gathered).sum(),
-            Transfer::GatherSecondary(&segment) => {
-                let bytes = self.segments[segment].parameters as f64;
-                self.data.near.seconds(bytes * others(mesh.near()))
+            Transfer::Gather(segments) | Transfer::Refresh(segments) => {
+                let bytes = sum(segments, |of| of.gathered_codes.unwrap_or(of.parameters));
+                self.data.all_gather.seconds(bytes * others(mesh.shards()))
             }
-            Transfer::Reduce(segments, micro_batch) => segments.iter().map(|&id| reduced(id, micro_batch)).sum(),
+            Transfer::GatherSecondary(segments) => {
+                self.data.near.seconds(sum(segments, |of| of.parameters) * others(mesh.near()))
+            }
+            Transfer::Reduce(segments, micro_batch) => self.reduction(segments, micro_batch, world),
             // A reduce-scatter and an all-gather.
             Transfer::OuterStep(&segment) => {
                 let bytes = self.segments[segment].outer as f64;
@@ -238,6 +222,33 @@ impl Costs {
             Transfer::Fetch(item) => self.read.seconds(self.item(item).0 as f64),
             Transfer::Offload(item) => self.write.seconds(self.item(item).1 as f64),
         }
+    }
+
+    /// Returns the seconds of the reduction of a bucket: one reduce-scatter or all-reduce for those segments that it
+    /// concerns, and a collective for each segment that sends codes. Replicates all-reduce their shards afterwards.
+    fn reduction(&self, segments: &[SegmentId], micro_batch: usize, world: &World) -> f64 {
+        let mesh = world.mesh;
+        let replicates_sum = mesh.replicates() > 1 && self.replicates_after.is_none_or(|last| micro_batch == last);
+        let all_reduced = |link: Link, bytes: f64, members| link.seconds(2.0 * bytes * others(members));
+        let scattered = |bytes: f64, sent: f64| {
+            let replicated = || all_reduced(self.data.replicates, bytes / mesh.shards() as f64, mesh.replicates());
+            self.data.reduce_scatter.seconds(sent) + if replicates_sum { replicated() } else { 0.0 }
+        };
+        let (mut cut, mut whole, mut seconds) = (None, None, 0.0);
+        for &id in segments {
+            let SegmentCosts { gradients, reduced_codes, .. } = self.segments[id];
+            let sum = match (world.shape.segments[id].placements.optimizer, reduced_codes) {
+                (Placement::Sharded, Some(codes)) if mesh.shards() > 1 => {
+                    seconds += scattered(gradients as f64, codes as f64);
+                    continue;
+                }
+                (Placement::Sharded, None) if mesh.shards() > 1 => &mut cut,
+                _ => &mut whole,
+            };
+            *sum.get_or_insert(0.0) += gradients as f64;
+        }
+        let cut = cut.map_or(0.0, |bytes| scattered(bytes, bytes * others(mesh.shards())));
+        seconds + cut + whole.map_or(0.0, |bytes| all_reduced(self.data.all_reduce, bytes, mesh.data()))
     }
 
     /// Returns the bytes of an item in memory, and how many of them an offload writes.
@@ -262,4 +273,9 @@ impl Costs {
             Content::TiedParameters { segment } => self.segments[segment].parameters,
         }
     }
+}
+
+/// Returns the part of a buffer that a rank of `members` sends at least in an all-gather or reduce-scatter.
+fn others(members: usize) -> f64 {
+    (members as f64 - 1.0) / members as f64
 }

@@ -17,7 +17,8 @@ use crate::tier::Item;
 /// A value that the rank holds, or an event on which later instructions depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fact<'a> {
-    /// All parameters of a sharded segment.
+    /// All parameters of a sharded segment, in flight or complete.
+    Gathering(SegmentId),
     Gathered(SegmentId),
     /// The secondary shards of a segment have the values of its parameters.
     Secondary(SegmentId),
@@ -99,8 +100,8 @@ impl<'a> State<'a> {
         match transfer {
             Transfer::Fetch(item) => return self.items.await_fetch(*item),
             Transfer::Offload(item) => return self.items.await_offload(*item),
-            Transfer::Gather(&[segment]) | Transfer::GatherSecondary(&segment) if !was_started => {
-                self.parameters_are(segment, "being gathered")?;
+            Transfer::Gather(segments) | Transfer::GatherSecondary(segments) if !was_started => {
+                segments.iter().try_for_each(|&segment| self.parameters_are(segment, "being gathered"))?;
             }
             Transfer::Send(_) | Transfer::Receive(_) => drop(self.facts.insert(Fact::Moved(transfer))),
             Transfer::Gather(_)
@@ -121,25 +122,29 @@ impl<'a> State<'a> {
             Instruction::Load { micro_batch } => {
                 self.micro_batches[micro_batch].load(self.world.stages.stage_of(0) == self.stage)
             }
-            Instruction::Gather { segment } => {
+            Instruction::Gather { ref segments } => segments.iter().try_for_each(|&segment| {
                 self.parameters_are(segment, "released")?;
-                self.items.gather(segment)
-            }
-            Instruction::AwaitGather { segment } => {
+                self.items.gather(segment)?;
+                self.makes(Fact::Gathering(segment), "gathered twice")
+            }),
+            Instruction::AwaitGather { ref segments } => segments.iter().try_for_each(|&segment| {
                 if self.world.shape.segments[segment].has_secondary {
                     self.facts.insert(Fact::Secondary(segment));
                 }
-                self.makes(Fact::Gathered(segment), "gathered twice")
-            }
-            Instruction::GatherSecondary { segment } => {
+                self.is_gathered(segment)
+            }),
+            Instruction::GatherSecondary { ref segments } => segments.iter().try_for_each(|&segment| {
                 self.parameters_are(segment, "released")?;
                 let has_secondary = self.world.shape.segments[segment].has_secondary;
                 ensure(has_secondary, || "it has no secondary shards".into())?;
                 ensure(self.has(Fact::Secondary(segment)), || {
                     "its secondary shards were not filled since its last update".into()
-                })
+                })?;
+                self.makes(Fact::Gathering(segment), "gathered twice")
+            }),
+            Instruction::AwaitGatherSecondary { ref segments } => {
+                segments.iter().try_for_each(|&segment| self.is_gathered(segment))
             }
-            Instruction::AwaitGatherSecondary { segment } => self.makes(Fact::Gathered(segment), "gathered twice"),
             Instruction::Release { segment } => {
                 self.parameters_are(segment, "gathered")?;
                 self.removes(Fact::Gathered(segment), "released twice")
@@ -436,15 +441,15 @@ impl<'a> State<'a> {
 
     fn parameters(&self, segment: SegmentId) -> &'static str {
         match self.placements(segment).parameters {
-            Placement::Sharded if self.is_being_gathered(segment) => "being gathered",
+            Placement::Sharded if self.has(Fact::Gathering(segment)) => "being gathered",
             Placement::Sharded if !self.has(Fact::Gathered(segment)) => "released",
             Placement::Sharded | Placement::Replicated => "gathered",
         }
     }
 
-    fn is_being_gathered(&self, segment: SegmentId) -> bool {
-        let transfers = [Transfer::Gather(&[segment]), Transfer::GatherSecondary(&segment)];
-        transfers.into_iter().any(|transfer| self.has(Fact::InFlight(transfer)))
+    fn is_gathered(&mut self, segment: SegmentId) -> Check {
+        self.facts.remove(&Fact::Gathering(segment));
+        self.makes(Fact::Gathered(segment), "gathered twice")
     }
 
     fn parameters_are(&self, segment: SegmentId, state: &str) -> Check {

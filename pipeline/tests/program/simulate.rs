@@ -181,9 +181,9 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
         let second = first + 1;
         let forward = |layer| Forward { layer, micro_batch: 0 };
         let mut instructions: Vec<_> = late.into_iter().collect();
-        instructions.extend([Gather { segment: first }, Gather { segment: second }]);
-        instructions.extend([AwaitGather { segment: first }, forward(first), Release { segment: first }]);
-        instructions.extend([AwaitGather { segment: second }, forward(second), Release { segment: second }]);
+        instructions.extend([Gather { segments: vec![first] }, Gather { segments: vec![second] }]);
+        instructions.extend([AwaitGather { segments: vec![first] }, forward(first), Release { segment: first }]);
+        instructions.extend([AwaitGather { segments: vec![second] }, forward(second), Release { segment: second }]);
         instructions.push(GradientNorm);
         Program { instructions, micro_batches: 1 }
     };
@@ -207,6 +207,29 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     assert_eq!(found.communication(), [6.5; 4]);
 }
 
+/// A bucket is one collective, so the latency counts once.
+#[test]
+fn a_bucket_takes_the_time_of_one_collective() {
+    for zero_stage in [ZeroStage::Zero, ZeroStage::Three] {
+        let shape = shape(2, zero_stage);
+        let stages = Stages::single(&shape);
+        let world = World::data_parallel(&shape, &stages, 2);
+        let mut costs = costs(2, layer(0.0, 0.0, 0.0));
+        costs.data = Collectives::all(Link { latency: 1.0, bandwidth: 10.0 });
+        let segments = vec![0, 1];
+        let instructions = match zero_stage {
+            ZeroStage::Three => vec![Gather { segments: segments.clone() }, AwaitGather { segments }],
+            _ => vec![Reduce { segments: segments.clone(), micro_batch: 0 }, AwaitReduce { segments, micro_batch: 0 }],
+        };
+        let programs = vec![Program { instructions, micro_batches: 1 }; 2];
+        let found = simulate(&programs, &world, &costs).unwrap();
+        let collective = found.events.iter().find(|event| event.lane == Lane::Collectives).unwrap();
+        // Half of 80 bytes in a gather, all of them in an all-reduce.
+        let bytes = if zero_stage == ZeroStage::Three { 40.0 } else { 80.0 };
+        assert_eq!((collective.start, collective.end), (0.0, 1.0 + bytes / 10.0), "{zero_stage:?}");
+    }
+}
+
 /// Of 40 bytes, a rank of a shard group of 4 sends 30, and one of a near group of 2 sends 20, over a link of its own.
 #[test]
 fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
@@ -220,11 +243,11 @@ fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
         ..Collectives::all(Link { latency: 0.0, bandwidth: 10.0 })
     };
     let instructions = vec![
-        Gather { segment: 0 },
-        AwaitGather { segment: 0 },
+        Gather { segments: vec![0] },
+        AwaitGather { segments: vec![0] },
         Release { segment: 0 },
-        GatherSecondary { segment: 0 },
-        AwaitGatherSecondary { segment: 0 },
+        GatherSecondary { segments: vec![0] },
+        AwaitGatherSecondary { segments: vec![0] },
         Release { segment: 0 },
     ];
     let found = simulate(&vec![Program { instructions, micro_batches: 0 }; 4], &world, &costs).unwrap();
@@ -263,8 +286,8 @@ fn compute_and_communication_slow_each_other() {
     let world = World::data_parallel(&shape, &stages, 2);
     let forward = |layer| Forward { layer, micro_batch: 0 };
     // Rank 1 runs only the gather.
-    let busy = vec![Gather { segment: 0 }, forward(1), AwaitGather { segment: 0 }, forward(0)];
-    let quiet = vec![Gather { segment: 0 }, AwaitGather { segment: 0 }];
+    let busy = vec![Gather { segments: vec![0] }, forward(1), AwaitGather { segments: vec![0] }, forward(0)];
+    let quiet = vec![Gather { segments: vec![0] }, AwaitGather { segments: vec![0] }];
     let programs = [busy, quiet].map(|instructions| Program { instructions, micro_batches: 1 });
     let found = |forward: f64, sharing: Sharing| {
         let mut costs = costs(2, layer(forward, 0.0, 0.0));

@@ -42,7 +42,9 @@ fn plain_step(shape: &ModelShape, micro_batches: usize) -> Program {
             Forward { layer, .. } | Backward { layer, .. } => {
                 let sharded = |&s: &usize| shape.segments[s].placements.parameters == Placement::Sharded;
                 let needed: Vec<usize> = shape.layers[layer].segments.iter().copied().filter(sharded).collect();
-                instructions.extend(needed.iter().flat_map(|&segment| [Gather { segment }, AwaitGather { segment }]));
+                instructions.extend(needed.iter().flat_map(|&segment| {
+                    [Gather { segments: vec![segment] }, AwaitGather { segments: vec![segment] }]
+                }));
                 instructions.push(instruction.clone());
                 instructions.extend(needed.iter().map(|&segment| Release { segment }));
                 if let Backward { layer, micro_batch } = instruction {
@@ -119,7 +121,7 @@ fn a_violation_names_rank_instruction_and_reason() {
     let shape = shape(ZeroStage::Three);
     let good = plain_step(&shape, 1);
     let mut bad = good.clone();
-    let index = position(&bad, &AwaitGather { segment: 1 });
+    let index = position(&bad, &AwaitGather { segments: vec![1] });
     bad.instructions.remove(index);
     let violation = validate(&[good.clone(), good, bad], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (2, index));
@@ -136,7 +138,7 @@ fn a_backward_may_run_without_parameters() {
     let mut shape = shape(ZeroStage::Three);
     let mut program = plain_step(&shape, 1);
     let backward = position(&program, &Backward { layer: 0, micro_batch: 0 });
-    let has_gathered = matches!(program.instructions[backward - 1], AwaitGather { segment: 0 });
+    let has_gathered = program.instructions[backward - 1] == AwaitGather { segments: vec![0] };
     let has_released = matches!(program.instructions[backward + 1], Release { segment: 0 });
     assert!(has_gathered && has_released, "{program}");
     program.instructions.remove(backward + 1);
@@ -151,35 +153,58 @@ fn a_backward_may_run_without_parameters() {
 fn parameters_are_gathered_exactly_when_they_are_read() {
     let s = ZeroStage::Three;
     let drop_both = changed(s, |program| {
-        let at = position(program, &Gather { segment: 1 });
+        let at = position(program, &Gather { segments: vec![1] });
         program.instructions.drain(at..at + 2);
     });
     assert_reason(&drop_both, "forward layer 1 of micro-batch 0", "it reads segment 1, which is still released");
-    let never_started = without(s, &Gather { segment: 1 });
-    assert_reason(&never_started, "await_gather segment 1", "its parameters are released, not being gathered");
-    let not_awaited = without(s, &AwaitGather { segment: 1 });
+    let never_started = without(s, &Gather { segments: vec![1] });
+    assert_reason(&never_started, "await_gather segments [1]", "its parameters are released, not being gathered");
+    let not_awaited = without(s, &AwaitGather { segments: vec![1] });
     assert_reason(
         &not_awaited,
         "forward layer 1 of micro-batch 0",
         "it reads segment 1, which is still being gathered",
     );
     let not_released = without(s, &Release { segment: 1 });
-    assert_reason(&not_released, "gather segment 1", "its parameters are gathered, not released");
+    assert_reason(&not_released, "gather segments [1]", "its parameters are gathered, not released");
     let twice = changed(s, |program| {
-        let at = position(program, &Gather { segment: 1 });
-        program.instructions.insert(at, Gather { segment: 1 });
+        let at = position(program, &Gather { segments: vec![1] });
+        program.instructions.insert(at, Gather { segments: vec![1] });
     });
-    assert_reason(&twice, "gather segment 1", "its parameters are being gathered, not released");
+    assert_reason(&twice, "gather segments [1]", "its parameters are being gathered, not released");
     let release_first = changed(s, |program| program.instructions.insert(0, Release { segment: 2 }));
     assert_reason(&release_first, "release segment 2", "its parameters are released, not gathered");
     let left_over = changed(s, |program| {
-        program.instructions.extend([Gather { segment: 0 }, AwaitGather { segment: 0 }]);
+        program.instructions.extend([Gather { segments: vec![0] }, AwaitGather { segments: vec![0] }]);
     });
     assert_reason(&left_over, "end", "segment 0 is still gathered");
-    let replicated = changed(ZeroStage::Two, |program| program.instructions.insert(0, Gather { segment: 0 }));
-    assert_reason(&replicated, "gather segment 0", "its parameters are replicated");
+    let replicated = changed(ZeroStage::Two, |program| program.instructions.insert(0, Gather { segments: vec![0] }));
+    assert_reason(&replicated, "gather segments [0]", "its parameters are replicated");
     let released = changed(ZeroStage::Two, |program| program.instructions.insert(0, Release { segment: 0 }));
     assert_reason(&released, "release segment 0", "its parameters are replicated");
+}
+
+#[test]
+fn segments_are_gathered_together() {
+    let s = ZeroStage::Three;
+    // Replaces the gathers before the backward of the head, which reads segments 0 and 2.
+    let together = |program: &mut Program, started: &[usize], awaited: &[usize]| {
+        let at = position(program, &Backward { layer: 2, micro_batch: 0 });
+        let pair = [Gather { segments: started.to_vec() }, AwaitGather { segments: awaited.to_vec() }];
+        program.instructions.splice(at - 4..at, pair);
+    };
+    let shape = shape(s);
+    let mut program = plain_step(&shape, 1);
+    together(&mut program, &[0, 2], &[0, 2]);
+    assert_eq!(validate(&[program.clone(), program], &shape), Ok(()));
+    let other_await = changed(s, |program| together(program, &[0, 2], &[2, 0]));
+    assert_reason(&other_await, "await_gather segments [2, 0]", "no such gather was started");
+    let part = changed(s, |program| together(program, &[0, 2], &[0]));
+    assert_reason(&part, "await_gather segments [0]", "no such gather was started");
+    let twice = changed(s, |program| together(program, &[0, 0], &[0, 0]));
+    assert_reason(&twice, "gather segments [0, 0]", "its parameters are being gathered, not released");
+    let unknown = changed(s, |program| together(program, &[0, 3], &[0, 3]));
+    assert_reason(&unknown, "gather segments [0, 3]", "there is no segment 3");
 }
 
 /// The plain step with secondary shards: the second gather of each segment reads them.
@@ -189,10 +214,11 @@ fn step_with_secondary() -> (ModelShape, Program) {
     let mut program = plain_step(&shape, 1);
     let mut filled = [false; 3];
     for instruction in &mut program.instructions {
-        match *instruction {
-            Gather { segment } if filled[segment] => *instruction = GatherSecondary { segment },
-            AwaitGather { segment } if filled[segment] => *instruction = AwaitGatherSecondary { segment },
-            AwaitGather { segment } => filled[segment] = true,
+        let is_filled = |segments: &Vec<usize>| segments.iter().all(|&segment| filled[segment]);
+        match instruction.clone() {
+            Gather { segments } if is_filled(&segments) => *instruction = GatherSecondary { segments },
+            AwaitGather { segments } if is_filled(&segments) => *instruction = AwaitGatherSecondary { segments },
+            AwaitGather { segments } => segments.into_iter().for_each(|segment| filled[segment] = true),
             _ => {}
         }
     }
@@ -208,40 +234,46 @@ fn secondary_shards_are_filled_before_they_are_gathered() {
         validate(&[program.clone(), program], &shape).unwrap_err()
     };
     assert_eq!(validate(&[program.clone(), program.clone()], &shape), Ok(()), "{program}");
-    let at = position(&program, &Gather { segment: 1 });
-    let unfilled = refused(&|program| program.instructions[at] = GatherSecondary { segment: 1 });
+    let at = position(&program, &Gather { segments: vec![1] });
+    let unfilled = refused(&|program| program.instructions[at] = GatherSecondary { segments: vec![1] });
     let reason = "its secondary shards were not filled since its last update";
-    assert_reason(&unfilled, "gather_secondary segment 1", reason);
+    assert_reason(&unfilled, "gather_secondary segments [1]", reason);
     // The update changes the parameters, so the secondary shards are stale.
     let stale = refused(&|program| {
-        program.instructions.extend([GatherSecondary { segment: 1 }, AwaitGatherSecondary { segment: 1 }]);
+        program
+            .instructions
+            .extend([GatherSecondary { segments: vec![1] }, AwaitGatherSecondary { segments: vec![1] }]);
     });
-    assert_reason(&stale, "gather_secondary segment 1", reason);
+    assert_reason(&stale, "gather_secondary segments [1]", reason);
     let other_await = refused(&|program| {
-        let at = position(program, &AwaitGatherSecondary { segment: 1 });
-        program.instructions[at] = AwaitGather { segment: 1 };
+        let at = position(program, &AwaitGatherSecondary { segments: vec![1] });
+        program.instructions[at] = AwaitGather { segments: vec![1] };
     });
-    assert_reason(&other_await, "await_gather segment 1", "no such gather was started");
+    assert_reason(&other_await, "await_gather segments [1]", "no such gather was started");
     let not_started = refused(&|program| {
-        let at = position(program, &GatherSecondary { segment: 1 });
+        let at = position(program, &GatherSecondary { segments: vec![1] });
         program.instructions.remove(at);
     });
-    assert_reason(&not_started, "await_gather_secondary segment 1", "its parameters are released, not being gathered");
+    assert_reason(
+        &not_started,
+        "await_gather_secondary segments [1]",
+        "its parameters are released, not being gathered",
+    );
     let both = refused(&|program| {
-        let at = position(program, &AwaitGatherSecondary { segment: 1 });
-        program.instructions.insert(at, Gather { segment: 1 });
+        let at = position(program, &AwaitGatherSecondary { segments: vec![1] });
+        program.instructions.insert(at, Gather { segments: vec![1] });
     });
-    assert_reason(&both, "gather segment 1", "its parameters are being gathered, not released");
+    assert_reason(&both, "gather segments [1]", "its parameters are being gathered, not released");
     let mut none = shape.clone();
     none.segments[1].has_secondary = false;
     let violation = validate(&[program.clone(), program.clone()], &none).unwrap_err();
-    assert_reason(&violation, "gather_secondary segment 1", "it has no secondary shards");
+    assert_reason(&violation, "gather_secondary segments [1]", "it has no secondary shards");
     // One rank gathers from all shards, and the other from secondary ones.
     let mut from_all = program.clone();
     for instruction in &mut from_all.instructions {
-        match *instruction {
-            GatherSecondary { segment } => *instruction = Gather { segment },
-            AwaitGatherSecondary { segment } => *instruction = AwaitGather { segment },
+        match instruction.clone() {
+            GatherSecondary { segments } => *instruction = Gather { segments },
+            AwaitGatherSecondary { segments } => *instruction = AwaitGather { segments },
             _ => {}
         }
     }
@@ -374,12 +406,12 @@ fn the_norm_sees_every_gradient_and_comes_before_the_updates() {
 fn no_parameters_are_stale_after_the_step() {
     let kept = changed(ZeroStage::Three, |program| {
         let at = position(program, &GradientNorm);
-        program.instructions.splice(at..at, [Gather { segment: 1 }, AwaitGather { segment: 1 }]);
+        program.instructions.splice(at..at, [Gather { segments: vec![1] }, AwaitGather { segments: vec![1] }]);
     });
     assert_reason(&kept, "update segment 1", "its gathered parameters would become stale; they must be released first");
     let on_its_way = changed(ZeroStage::Three, |program| {
         let at = position(program, &GradientNorm);
-        program.instructions.insert(at, Gather { segment: 1 });
+        program.instructions.insert(at, Gather { segments: vec![1] });
     });
     assert_reason(
         &on_its_way,
@@ -416,9 +448,9 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     let ahead = |first, second| {
         let mut program = good.clone();
         for segment in [0, 1] {
-            program.instructions.remove(position(&program, &Gather { segment }));
+            program.instructions.remove(position(&program, &Gather { segments: vec![segment] }));
         }
-        program.instructions.splice(0..0, [Gather { segment: first }, Gather { segment: second }]);
+        program.instructions.splice(0..0, [Gather { segments: vec![first] }, Gather { segments: vec![second] }]);
         program
     };
     let (one, other) = (ahead(0, 1), ahead(1, 0));
@@ -426,18 +458,22 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     assert_eq!(validate(&[other.clone(), other.clone()], &shape), Ok(()));
     let violation = validate(&[one.clone(), one.clone(), other], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (2, 0));
-    let reason = "all ranks of a stage must start the same collectives: number 0 is `gather segment 1` here, but `gather segment 0` on rank 0";
-    assert_reason(&violation, "gather segment 1", reason);
+    let reason = "all ranks of a stage must start the same collectives: number 0 is `gather segments [1]` here, but `gather segments [0]` on rank 0";
+    assert_reason(&violation, "gather segments [1]", reason);
     // One collective too many.
     let mut more = good.clone();
     let end = more.instructions.len();
     let segment = 0;
-    more.instructions.extend([Gather { segment }, AwaitGather { segment }, Release { segment }]);
+    more.instructions.extend([
+        Gather { segments: vec![segment] },
+        AwaitGather { segments: vec![segment] },
+        Release { segment },
+    ]);
     let violation = validate(&[good.clone(), more.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, end));
-    assert!(violation.reason.ends_with("is `gather segment 0` here, but nothing on rank 0"), "{violation}");
+    assert!(violation.reason.ends_with("is `gather segments [0]` here, but nothing on rank 0"), "{violation}");
     // One collective too few.
     let violation = validate(&[more, good.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, good.instructions.len()));
-    assert!(violation.reason.ends_with("is nothing here, but `gather segment 0` on rank 0"), "{violation}");
+    assert!(violation.reason.ends_with("is nothing here, but `gather segments [0]` on rank 0"), "{violation}");
 }

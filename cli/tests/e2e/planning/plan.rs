@@ -100,7 +100,7 @@ fn bytes_for_other_near_groups_are_reported() {
     assert!(first > 0 && again > first, "{instructions}");
     assert_eq!(report["layers_gathered"], first + again);
     let trace = std::fs::read_to_string(case.path("run/trace.json")).unwrap();
-    assert!(trace.contains("gather_secondary segment"), "the trace names the gathers");
+    assert!(trace.contains("gather_secondary segments ["), "the trace names the gathers");
     let planned = json(&case, &args(&secondary));
     assert_eq!((&planned["zero_hpz_partition_size"], &planned["data_parallel_shard_degree"]), (&2.into(), &4.into()));
     assert_eq!(planned["stages"][0]["sent_bytes_across_near_groups"], across[0]);

@@ -119,6 +119,7 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
     let mut micro_batches: Vec<MicroBatch> = (0..program.micro_batches).map(|_| MicroBatch::default()).collect();
     let mut reducing: Vec<(Vec<usize>, usize, Vec<Sum>)> = vec![];
     let mut refreshing: Vec<Vec<usize>> = vec![];
+    let mut gathering: Vec<Vec<usize>> = vec![];
     let mut norm: Option<Vec<Sum>> = None;
     for (index, instruction) in program.instructions.iter().enumerate() {
         let fail = |what: &str| Err(format!("instruction {index} ({instruction}): {what}"));
@@ -127,39 +128,48 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 let state = &mut micro_batches[*micro_batch];
                 (state.loaded, state.flow) = (true, Some(0));
             }
-            Gather { segment: id } => {
-                let segment = &mut segments[*id];
-                if segment.gathering.is_some() {
-                    return fail("the shard is in use");
+            Gather { segments: ids } => {
+                for id in ids {
+                    let segment = &mut segments[*id];
+                    if segment.gathering.is_some() {
+                        return fail("the shard is in use");
+                    }
+                    segment.gathering = match shape.segments[*id].tiers.parameters {
+                        Tier::Memory => Some(segment.shard),
+                        Tier::Nvme => segment.fetched.take(),
+                    };
+                    if segment.gathering.is_none() {
+                        return fail("the shard is not in memory");
+                    }
                 }
-                segment.gathering = match shape.segments[*id].tiers.parameters {
-                    Tier::Memory => Some(segment.shard),
-                    Tier::Nvme => segment.fetched.take(),
-                };
-                if segment.gathering.is_none() {
-                    return fail("the shard is not in memory");
+                gathering.push(ids.clone());
+            }
+            AwaitGather { segments: ids } | AwaitGatherSecondary { segments: ids } => {
+                match gathering.iter().position(|started| started == ids) {
+                    Some(position) => drop(gathering.remove(position)),
+                    None => return fail("no such gather"),
+                }
+                let from_secondary = matches!(instruction, AwaitGatherSecondary { .. });
+                for id in ids {
+                    let segment = &mut segments[*id];
+                    match (from_secondary, segment.gathering.take(), segment.gathering_secondary.take()) {
+                        (false, Some(version), None) => {
+                            (segment.full, segment.secondary) = (Values::Version(version), version);
+                        }
+                        (true, None, Some(version)) => segment.full = Values::Version(version),
+                        _ => return fail("nothing to wait for"),
+                    }
                 }
             }
-            AwaitGather { segment } => {
-                let segment = &mut segments[*segment];
-                match segment.gathering.take() {
-                    Some(version) => (segment.full, segment.secondary) = (Values::Version(version), version),
-                    None => return fail("nothing to wait for"),
+            GatherSecondary { segments: ids } => {
+                for id in ids {
+                    let segment = &mut segments[*id];
+                    if !shape.segments[*id].has_secondary || segment.gathering_secondary.is_some() {
+                        return fail("the secondary shard is in use, or there is none");
+                    }
+                    segment.gathering_secondary = Some(segment.secondary);
                 }
-            }
-            GatherSecondary { segment: id } => {
-                let segment = &mut segments[*id];
-                if !shape.segments[*id].has_secondary || segment.gathering_secondary.is_some() {
-                    return fail("the secondary shard is in use, or there is none");
-                }
-                segment.gathering_secondary = Some(segment.secondary);
-            }
-            AwaitGatherSecondary { segment } => {
-                let segment = &mut segments[*segment];
-                match segment.gathering_secondary.take() {
-                    Some(version) => segment.full = Values::Version(version),
-                    None => return fail("nothing to wait for"),
-                }
+                gathering.push(ids.clone());
             }
             Release { segment } => segments[*segment].full = Values::Absent,
             BackwardInput { .. }

@@ -278,10 +278,10 @@ impl<'a> Walk<'a> {
                 self.meter.add(Category::Activations, bytes);
                 self.loaded += bytes;
             }
-            Instruction::Gather { segment } => self.gather(*segment),
-            Instruction::AwaitGather { segment } => self.await_gather(*segment),
-            Instruction::GatherSecondary { segment } => self.gather_values(*segment),
-            Instruction::AwaitGatherSecondary { segment } => self.await_values(*segment),
+            Instruction::Gather { segments } => segments.iter().for_each(|&id| self.gather(id)),
+            Instruction::AwaitGather { segments } => segments.iter().for_each(|&id| self.await_gather(id)),
+            Instruction::GatherSecondary { segments } => segments.iter().for_each(|&id| self.gather_values(id)),
+            Instruction::AwaitGatherSecondary { segments } => segments.iter().for_each(|&id| self.await_values(id)),
             Instruction::Release { segment } => self.release(*segment),
             Instruction::Forward { layer, micro_batch } => self.forward(*layer, *micro_batch, false),
             Instruction::Keep { layer, micro_batch } => {

@@ -85,7 +85,7 @@ mod tests {
             for (instruction, ms) in [
                 (Instruction::Load { micro_batch: 0 }, 1_000),
                 (Instruction::Forward { layer: 0, micro_batch: 0 }, 20_000),
-                (Instruction::Gather { segment: 0 }, 300_000),
+                (Instruction::Gather { segments: vec![0] }, 300_000),
                 (Instruction::Backward { layer: 0, micro_batch: 0 }, 4_000_000),
                 (Instruction::Update { segment: 0 }, 50_000_000),
             ] {
