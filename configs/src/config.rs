@@ -44,6 +44,7 @@ use crate::origin::Origins;
 use crate::schema::*;
 use crate::table::{ROOT, item_path, section};
 use crate::typed::Typed;
+use crate::world::common_divisor;
 use crate::yaml_out;
 
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
@@ -251,6 +252,17 @@ impl Config {
     pub fn secondary_group_size(&self) -> Option<usize> {
         let size = self.zero.zero_hpz_partition_size;
         (size > 1 && size != self.shard_group_size()).then_some(size)
+    }
+
+    /// Number of consecutive ranks whose links are fast: those of [`Config::secondary_group_size`], or with
+    /// `zero_quantized_gradients` those of a shard group that share a host. `None` if that is one rank or the whole shard group.
+    pub fn near_group_size(&self) -> Option<usize> {
+        let of_host = || match self.zero.zero_quantized_gradients {
+            true => common_divisor(self.shard_group_size(), self.ranks_per_host()),
+            false => 1,
+        };
+        self.secondary_group_size()
+            .or_else(|| Some(of_host()).filter(|&near| near > 1 && near < self.shard_group_size()))
     }
 
     /// The optimizers: that of all parameters without one of their own, and those of `training.param_groups`, each with the

@@ -73,8 +73,7 @@ impl World {
     /// Returns the largest number of consecutive ranks of a stage that divides its ranks into groups that each are on one host.
     fn in_a_host(self, ranks_per_host: Option<usize>) -> usize {
         let data = self.data_parallel();
-        let host = ranks_per_host.unwrap_or(data);
-        (1..=data).rev().find(|&size| host.is_multiple_of(size) && data.is_multiple_of(size)).unwrap_or(1)
+        common_divisor(data, ranks_per_host.unwrap_or(data))
     }
 
     /// Returns the number of shard groups of a stage, from the degrees that are written.
@@ -125,4 +124,9 @@ impl World {
         let stages = (self.stages > 1).then(|| (STAGES, resolver.at(STAGES)));
         std::iter::once((RANKS, self.at)).chain(stages).collect()
     }
+}
+
+/// Returns the greatest common divisor; at least 1.
+pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a.max(1) } else { common_divisor(b, a % b) }
 }

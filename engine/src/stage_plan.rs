@@ -53,7 +53,7 @@ impl StagePlan {
             let key = "mesh.data_parallel_replicate_degree";
             Error::setting(key, e.to_string(), "write a divisor of the number of data-parallel ranks")
         })?;
-        let mesh = match config.secondary_group_size() {
+        let mesh = match config.near_group_size() {
             Some(near) => mesh.with_near(near).map_err(|e| {
                 let key = "zero_optimization.zero_hpz_partition_size";
                 Error::setting(key, e.to_string(), "write a divisor of the number of ranks over which ZeRO shards")

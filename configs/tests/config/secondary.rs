@@ -36,6 +36,23 @@ fn the_size_of_a_group_is_a_part_of_a_shard_group() {
         let again = Config::with_world_size("ds.yaml", config.to_yaml(), ranks).unwrap();
         assert_eq!(again.zero, config.zero);
     }
+    // Gradients that are reduced as codes are added up on each host first.
+    let on_hosts = |size: usize, more: &str, per_host: usize| {
+        let zero = ", zero_quantized_gradients: true";
+        let source = Source { name: "ds.yaml".to_string(), text: text(3, size, zero, more) };
+        load(source, &[]).unwrap().on_hosts(per_host).resolve(Some(8)).unwrap().near_group_size()
+    };
+    for (size, more, per_host, expected) in [
+        (1, "", 4, Some(4)),
+        (1, "", 8, None),
+        (1, "", 1, None),
+        (2, "", 4, Some(2)),
+        (1, HSDP, 4, None),
+        (1, HSDP, 2, Some(2)),
+        (1, "pipeline: {stages: 2}", 6, Some(2)),
+    ] {
+        assert_eq!(on_hosts(size, more, per_host), expected, "{size}, {more}, hosts of {per_host}");
+    }
     // Turned off, it is accepted at every stage.
     for stage in 0..=3 {
         assert!(Config::with_world_size("ds.yaml", text(stage, 1, "", ""), 6).is_ok());

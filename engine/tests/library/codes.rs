@@ -2,6 +2,7 @@
 //! run, and with the bytes of the closed form.
 
 use candle_core::{Device, Tensor};
+use zero_config::{Source, load};
 use zero_engine::pipeline::Instruction;
 use zero_engine::{Batch, Config, Engine, Error, Layers, zoo};
 use zero_optim::BlockCodes;
@@ -112,12 +113,14 @@ fn frozen_weights_are_gathered_as_codes() {
 }
 
 /// Keys without clipping, with which the first moment of AdamW after the first step is the gradient.
-fn moments(text: &str, ranks: usize) -> Config {
+fn moments(text: &str, ranks: usize, ranks_per_host: usize) -> Config {
     let text = format!(
         "train_micro_batch_size_per_gpu: 1\ngradient_allreduce_op: sum\ngradient_clipping: 0.0\n{text}\n\
          optimizer: {{type: AdamW, params: {{lr: 0.01, betas: [0.0, 0.9]}}}}"
     );
-    Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|errors| panic!("{errors}"))
+    let source = Source { name: "test.yaml".into(), text };
+    let config = load(source, &[]).and_then(|typed| typed.on_hosts(ranks_per_host).resolve(Some(ranks)));
+    config.unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 /// Several blocks, of which some are shorter.
@@ -127,8 +130,13 @@ fn blocks() -> Layers {
 
 /// Takes the first step on a batch, and returns the gradients of each parameter.
 fn gradients(ranks: usize, text: &str, batch: &Batch) -> Vec<Vec<f32>> {
+    gradients_on_hosts(ranks, ranks, text, batch)
+}
+
+/// The same on hosts of a number of ranks.
+fn gradients_on_hosts(ranks: usize, ranks_per_host: usize, text: &str, batch: &Batch) -> Vec<Vec<f32>> {
     let parts = world(ranks, |comm| {
-        let mut engine = Engine::with_communicator(moments(text, ranks), blocks(), comm).unwrap();
+        let mut engine = Engine::with_communicator(moments(text, ranks, ranks_per_host), blocks(), comm).unwrap();
         engine.train_batch(batch).unwrap();
         let held = engine.zero().held_ranges(Kind::State(0)).into_iter();
         let read = |range| (engine.zero().read(Kind::State(0), &range).unwrap(), range);
@@ -165,6 +173,12 @@ fn reductions_between_near_groups_add_codes_of_their_sums() {
         for keys in ["overlap_comm: true", "overlap_comm: false, reduce_bucket_size: 0"] {
             let text = format!("zero_optimization: {{{GRADIENTS}, stage: 3, zero_hpz_partition_size: {near}, {keys}}}");
             assert!(gradients(ranks, &text, &samples) == expected, "{text}, {ranks} ranks");
+        }
+        // Without secondary shards, hosts are near groups.
+        for keys in ["stage: 2", "stage: 3"] {
+            let text = format!("zero_optimization: {{{GRADIENTS}, {keys}}}");
+            let found = gradients_on_hosts(ranks, near, &text, &samples);
+            assert!(found == expected, "{text}, {ranks} ranks on hosts of {near}");
         }
     }
 }
