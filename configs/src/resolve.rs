@@ -246,7 +246,7 @@ fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     }
     if config.zero.zero_quantized_gradients {
         let message =
-            "gradients that travel as int8 or int4 are rounded differently at every number of ranks".to_string();
+            "gradients that travel in 8 or 4 bits are rounded differently at every number of ranks".to_string();
         let help = "leave `zero_quantized_gradients` out".to_string();
         resolver.contradiction(&[KEY, Zero::zero_quantized_gradients], message, Some(help));
     }

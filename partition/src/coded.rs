@@ -116,7 +116,7 @@ impl Segment {
         };
         let in_group = |group| vec![self.shard(group * near + place)];
         let between = CodedLevel {
-            codes: BlockCodes::Int4,
+            codes: BlockCodes::Fp4,
             ranges: (0..groups).map(in_group).collect(),
             own: group,
             is_near: false,

@@ -47,8 +47,8 @@ section! {
         pub zero_quantized_weights: bool = now(Kind::Bool, "false", "ZeRO++ qwZ: gather sharded parameters as int8, in blocks of 512 elements with a scale each; stage 3 only. It changes the numbers");
         /// Gather sharded parameters that are not trained as int8 (stage 3).
         pub zero_quantized_nontrainable_weights: bool = now(Kind::Bool, "false", "Gather sharded parameters that are not trained as int8; stage 3 only. Each rank keeps its shard in the working dtype, where DeepSpeed keeps int8: `quantization_config` takes less memory");
-        /// Reduce sharded gradients as int8, and between near groups as int4 (stages 2 and 3).
-        pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts, or the groups of `zero_hpz_partition_size` ranks, as int4, in blocks of 512 and 256 elements with a scale each, and sum them in f32; stages 2 and 3. `communication_data_type` then is that of sums between shard groups. It changes the numbers");
+        /// Reduce sharded gradients as int8, and between near groups as floats of 4 bits (stages 2 and 3).
+        pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts, or the groups of `zero_hpz_partition_size` ranks, as floats of 4 bits (E2M1), in blocks of 512 and 256 elements with a scale each, and sum them in f32; stages 2 and 3. `communication_data_type` then is that of sums between shard groups. It changes the numbers");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
         /// gradient is an error that names it.
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)");

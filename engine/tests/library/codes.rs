@@ -165,7 +165,7 @@ fn reductions_between_near_groups_add_codes_of_their_sums() {
             .map(|parameter| {
                 let of_group = |group: &[Vec<Vec<f32>>]| {
                     let all = group.iter().map(|gradients| rounded(BlockCodes::Int8, &gradients[parameter]));
-                    rounded(BlockCodes::Int4, &sum(all.collect()))
+                    rounded(BlockCodes::Fp4, &sum(all.collect()))
                 };
                 sum(local.chunks(near).map(of_group).collect())
             })
@@ -304,10 +304,10 @@ fn an_overflow_skips_the_step() {
     assert!(skipped[0] == skipped[1] && skipped[0][0] && !skipped[0][11], "{skipped:?}");
 }
 
-/// The mean loss of the last steps of a run of 250 is that of the exact run within 0.5 %.
+/// The mean loss of the last steps of a run of 500 is that of the exact run within 0.5 %.
 #[test]
 fn losses_are_near_those_of_the_exact_run() {
-    const OF_A_RUN: u64 = 250;
+    const OF_A_RUN: u64 = 500;
     const LAST: usize = 50;
     let loss = |ranks: usize, keys: &str| -> f64 {
         let text = format!(
@@ -324,9 +324,10 @@ fn losses_are_near_those_of_the_exact_run() {
     let exact = loss(2, "overlap_comm: true");
     for keys in [WEIGHTS, GRADIENTS, BOTH] {
         let found = loss(2, keys);
+        eprintln!("{keys}: {found}, exact {exact}");
         assert!((found / exact - 1.0).abs() <= 0.005, "{keys}: {found}, exact {exact}");
     }
-    // In 4 bits, most of the elements of these small gradients become zero. The difference is larger.
+    // In 4 bits, many of the elements of these gradients become zero.
     let near = format!("{BOTH}, zero_hpz_partition_size: 2");
     let found = loss(4, &near);
     eprintln!("{near}: {found}, exact {exact}");
@@ -395,7 +396,7 @@ fn bytes_sent_match_the_closed_form() {
                     }
                 }
                 let reduced = |codes| (0..segments.len()).map(|segment| bytes(codes, segment)).sum::<usize>();
-                let reduced = [BlockCodes::Int8, BlockCodes::Int4].map(reduced);
+                let reduced = [BlockCodes::Int8, BlockCodes::Fp4].map(reduced);
                 (zero.layout().elements(), payload, [gathered, of_codes, again, refreshed], reduced)
             });
             let (elements, _, [gathered, of_codes, again, refreshed], [in_8_bits, in_4_bits]) = measured[0];

@@ -7,7 +7,7 @@ use super::*;
 const BLOCK: usize = LARGEST;
 use crate::rounded;
 
-const BOTH: [BlockCodes; 2] = [BlockCodes::Int8, BlockCodes::Int4];
+const BOTH: [BlockCodes; 2] = [BlockCodes::Int8, BlockCodes::Fp4];
 const LENGTHS: [usize; 8] = [0, 1, 2, 511, BLOCK, BLOCK + 1, 3 * BLOCK + 77, 8 * BLOCK];
 
 /// Values of many magnitudes, of both signs, with a block of zeros, and blocks of subnormal and of huge ones.
@@ -39,9 +39,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
+/// Returns the number of E2M1 that is nearest, times 2, and the distance between the numbers around it.
+fn nearest_of_fp4(units: f64) -> (f64, f64) {
+    // By code; OCP Microscaling Formats (MX) Specification 1.0, table 5.
+    const NUMBERS: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let distance = |code: &usize| (units.abs() - 2.0 * NUMBERS[*code]).abs();
+    let nearer = |a: &usize, b: &usize| distance(a).total_cmp(&distance(b)).then((a % 2).cmp(&(b % 2)));
+    let code = (0..NUMBERS.len()).min_by(nearer).expect("eight codes");
+    let step = [4.0, 8.0, 12.0].iter().position(|&end| units.abs() <= end * (1.0 + 1e-6)).expect("not clipped");
+    (2.0 * NUMBERS[code] * units.signum(), f64::from(1 << step))
+}
+
 /// By definition: in f64, and element by element.
 #[test]
-fn codes_are_the_nearest_and_errors_at_most_half_a_scale() {
+fn codes_are_the_nearest_and_errors_at_most_half_a_step() {
     for codes in BOTH {
         for n in LENGTHS {
             let src = values(n);
@@ -56,11 +67,16 @@ fn codes_are_the_nearest_and_errors_at_most_half_a_scale() {
                 // bf16 has 8 significant bits, and subnormal ones are multiples of 2^−133.
                 let above = (exact * (1.0 + 1.0 / 128.0)).max(exact + 2f64.powi(-133));
                 assert!(scale * (1.0 + f64::from(f32::EPSILON)) >= exact && scale <= above, "{codes:?}, {i}");
-                assert!((f64::from(x) - f64::from(restored)).abs() <= scale / 2.0, "{codes:?}, {i}: {x:e}");
                 if scale > 0.0 {
-                    let nearest = (f64::from(x) / scale).round_ties_even();
-                    assert!(nearest.abs() <= f64::from(codes.largest()));
+                    let units = f64::from(x) / scale;
+                    let (nearest, step) = match codes {
+                        BlockCodes::Int8 => (units.round_ties_even(), 1.0),
+                        BlockCodes::Fp4 => nearest_of_fp4(units),
+                    };
+                    assert!((units - nearest).abs() <= step / 2.0 && nearest.abs() <= f64::from(codes.largest()));
                     assert_eq!(f64::from(restored), nearest * scale, "{codes:?}, {i}: {x:e}");
+                } else {
+                    assert_eq!((x, restored), (0.0, 0.0));
                 }
             }
         }
@@ -68,30 +84,42 @@ fn codes_are_the_nearest_and_errors_at_most_half_a_scale() {
 }
 
 /// DeepSpeed 0.19's quantizer (`csrc/includes/quantization_utils.h`, `Params<Type::Symmetric, …>`), in f64.
+fn of_deepspeed(src: &[f32], steps: f64) -> Vec<f64> {
+    let largest = src.iter().fold(0.0f64, |max, &x| f64::from(x).abs().max(max));
+    let code = |x: f32| (f64::from(x) * steps / largest).round_ties_even().clamp(-steps, steps - 1.0);
+    src.iter().map(|&x| if largest == 0.0 { 0.0 } else { code(x) * largest / steps }).collect()
+}
+
 #[test]
 fn errors_are_smaller_than_those_of_the_formula_of_deepspeed() {
-    for codes in BOTH {
-        let steps = f64::from(codes.largest()) + 1.0;
-        let src = &values(4 * BLOCK)[..];
-        let dst = restored(codes, &quantized(Isa::current(), codes, src), src.len());
+    // Most elements are small, as those of gradients are: a Laplace distribution.
+    let laplace = |i: usize| {
+        let rank = ((i * 733) % 4093 + 1) as f32 / 4095.0;
+        -rank.ln() * if i % 3 == 1 { -1.0 } else { 1.0 }
+    };
+    let of_laplace = (0..4 * BLOCK).map(laplace).collect::<Vec<f32>>();
+    let errors = |src: &[f32], of: &[f64]| -> Vec<f64> {
+        src.iter().zip(of).map(|(&x, of)| (f64::from(x) - of).abs()).collect()
+    };
+    for (codes, steps, src) in [(BlockCodes::Int8, 128.0, &values(4 * BLOCK)), (BlockCodes::Fp4, 8.0, &of_laplace)] {
+        let dst: Vec<f64> =
+            restored(codes, &quantized(Isa::current(), codes, src), src.len()).into_iter().map(f64::from).collect();
         for (src, dst) in src.chunks(codes.block()).zip(dst.chunks(codes.block())) {
-            let largest = src.iter().fold(0.0f64, |max, &x| f64::from(x).abs().max(max));
-            let theirs = |x: f32| match largest == 0.0 {
-                true => 0.0,
-                false => {
-                    (f64::from(x) * steps / largest).round_ties_even().clamp(-steps, steps - 1.0) * largest / steps
+            let theirs = of_deepspeed(src, steps);
+            let [ours_off, theirs_off] = [dst, &theirs].map(|of| errors(src, of));
+            match codes {
+                BlockCodes::Int8 => {
+                    let worst = |errors: &[f64]| errors.iter().copied().fold(0.0, f64::max);
+                    assert!(worst(&ours_off) <= worst(&theirs_off));
                 }
-            };
-            let (mut worst, mut worst_of_theirs) = (0.0f64, 0.0f64);
-            for (&x, &ours) in src.iter().zip(dst) {
-                let (x, theirs, ours) = (f64::from(x), theirs(x), f64::from(ours));
-                // Half a step of each; a clipped element of theirs is off by a whole step.
-                let step = largest / (steps - 1.0) * (1.0 + 1.0 / 128.0);
-                assert!((ours - theirs).abs() <= 1.5 * step, "{codes:?}: {x:e}, {ours:e}, {theirs:e}");
-                worst = worst.max((x - ours).abs());
-                worst_of_theirs = worst_of_theirs.max((x - theirs).abs());
+                // The steps of E2M1 are larger near the largest element, and smaller where most elements are.
+                BlockCodes::Fp4 => {
+                    let squares = |errors: &[f64]| errors.iter().map(|error| error * error).sum::<f64>();
+                    assert!(squares(&ours_off) <= squares(&theirs_off));
+                    let zeros = |of: &[f64]| of.iter().filter(|value| **value == 0.0).count();
+                    assert!(zeros(dst) <= zeros(&theirs));
+                }
             }
-            assert!(worst <= worst_of_theirs, "{codes:?}: {worst:e}, {worst_of_theirs:e}");
         }
     }
 }
@@ -182,5 +210,5 @@ fn lengths_are_checked() {
         assert!(codes.dequantize_half(&vec![0; bytes + 1], &mut [bf16::ONE; 600]).is_err());
         assert!(codes.add(&vec![0; bytes + 1], &mut [0.0; 600]).is_err());
     }
-    assert_eq!((BlockCodes::Int8.bytes(513), BlockCodes::Int4.bytes(513)), (514 + 3, 2 * 130 + 3));
+    assert_eq!((BlockCodes::Int8.bytes(513), BlockCodes::Fp4.bytes(513)), (514 + 3, 2 * 130 + 3));
 }
