@@ -2,8 +2,8 @@
 //!
 //! The ranks form a binomial tree. The parent of rank r is r without its lowest set bit, so rank 0 is the root, and a rank
 //! and those below it are consecutive. The contributions of the ranks travel to the root, which reduces all of them at once,
-//! in the order of `tree.rs`, so the bits are those of `exchange.rs`. The result travels back to all ranks. That takes
-//! 2(N − 1) messages, of which at most 2⌈log₂ N⌉ follow each other, instead of N(N − 1) or twice as many.
+//! in the order of `tree.rs`, so the bits are those of `exchange.rs`. The result travels back to all ranks. Headers and
+//! payloads use the N − 1 connections of the tree instead of all N(N − 1)/2, and at most 2⌈log₂ N⌉ payloads follow each other.
 //!
 //! Every rank first sends its header to its parent and to the ranks directly below it. A rank whose operation is so different
 //! that it does not take this path sends its header to all ranks. The tree connects all ranks, so some two of them compare
@@ -18,14 +18,14 @@ use crate::signature::{HEADER_BYTES, Header};
 use crate::step::{Carried, Membership, Reduction, Step, Vector};
 use crate::tree;
 
-/// Minimum number of ranks. With fewer, messages between all of them, sent at the same time, arrive sooner.
+/// Minimum number of ranks of the group; on several hosts, of hosts. With fewer, messages between all of them, sent at the same time, arrive sooner.
 const RANKS: usize = 16;
 
 /// Returns whether a collective goes over the tree. Ranks with equal headers decide equally. The contributions of all ranks must
 /// fit in one chunk.
 pub(super) fn is_small(step: &Step<'_>, membership: &Membership, wires: &dyn Wires) -> bool {
     let size = membership.size();
-    let whole: usize = step.vectors.iter().map(|vector| vector.buffer.len()).sum();
+    let whole: usize = step.vectors.iter().map(length).sum();
     let all = if step.reduce.is_some() { whole.saturating_mul(size) } else { whole };
     wires.is_network() && size >= RANKS && all < wires.chunk()
 }
@@ -47,7 +47,7 @@ pub(super) fn run(
             Neighbour::new(child, header, bytes)
         })
         .collect();
-    let result: usize = step.vectors.iter().map(|vector| vector.buffer.len()).sum();
+    let result: usize = step.vectors.iter().map(length).sum();
     neighbours.extend(parent.map(|parent| Neighbour::new(parent, header, result)));
     let children = neighbours.len() - usize::from(parent.is_some());
 
@@ -194,38 +194,48 @@ fn below(rank: usize, size: usize) -> impl Iterator<Item = usize> {
     (0..usize::BITS).map(move |bit| rank + (1 << bit)).take_while(move |child| *child < end)
 }
 
-/// Returns the bytes that a rank contributes: all vectors to a reduction, and its ranges to a gather.
+/// Returns the bytes of the ranges of all ranks. They need not cover the whole buffer.
+fn length(vector: &Vector<'_>) -> usize {
+    vector.ranges.iter().map(Range::len).sum()
+}
+
+/// Returns the ranges of a vector that a rank contributes: all of them to a reduction, and its own to a gather.
+fn contributed<'a>(step: &Step<'_>, vector: &'a Vector<'_>, rank: usize) -> &'a [Range<usize>] {
+    if step.reduce.is_some() { &vector.ranges } else { &vector.ranges[rank..=rank] }
+}
+
+/// Returns the bytes that a rank contributes.
 fn contribution(step: &Step<'_>, rank: usize) -> usize {
-    let of = |vector: &Vector<'_>| if step.reduce.is_some() { vector.buffer.len() } else { vector.ranges[rank].len() };
-    step.vectors.iter().map(of).sum()
+    step.vectors.iter().flat_map(|vector| contributed(step, vector, rank)).map(Range::len).sum()
 }
 
+/// Returns what this rank contributes: vector by vector, range by range.
 fn own(step: &Step<'_>, rank: usize) -> Vec<u8> {
-    let of =
-        |vector: &Vector<'_>| if step.reduce.is_some() { 0..vector.buffer.len() } else { vector.ranges[rank].clone() };
-    step.vectors.iter().flat_map(|vector| vector.buffer[of(vector)].iter().copied()).collect()
+    let mut own = vec![];
+    for vector in &step.vectors {
+        contributed(step, vector, rank).iter().for_each(|range| own.extend_from_slice(&vector.buffer[range.clone()]));
+    }
+    own
 }
 
-/// Returns the result from the contributions of all ranks: all vectors, one after another.
+/// Returns the result from the contributions of all ranks: vector by vector, range by range.
 fn reduced(step: &Step<'_>, membership: &Membership, all: &[u8]) -> Vec<u8> {
     let Some(op) = step.reduce else {
-        let whole: usize = step.vectors.iter().map(|vector| vector.buffer.len()).sum();
-        let (mut result, mut next) = (vec![0; whole], 0);
+        let mut parts = vec![vec![]; step.vectors.len()];
+        let mut rest = all;
         for rank in 0..membership.size() {
-            let mut start = 0;
-            for vector in &step.vectors {
-                let Range { start: from, end: to } = vector.ranges[rank];
-                result[start + from..start + to].copy_from_slice(&all[next..next + to - from]);
-                next += to - from;
-                start += vector.buffer.len();
+            for (vector, part) in step.vectors.iter().zip(&mut parts) {
+                let (own, others) = rest.split_at(vector.ranges[rank].len());
+                part.extend_from_slice(own);
+                rest = others;
             }
         }
-        return result;
+        return parts.concat();
     };
     let whole = all.len() / membership.size();
     let mut result = vec![];
-    for vector in step.vectors.iter().filter(|vector| !vector.buffer.is_empty()) {
-        let place = result.len()..result.len() + vector.buffer.len();
+    for vector in step.vectors.iter().filter(|vector| length(vector) > 0) {
+        let place = result.len()..result.len() + length(vector);
         // Elements are read from words, because bytes may not be aligned.
         let stride = place.len().next_multiple_of(size_of::<u64>());
         let mut words = vec![0u64; stride / size_of::<u64>() * membership.size()];
@@ -242,16 +252,18 @@ fn reduced(step: &Step<'_>, membership: &Membership, all: &[u8]) -> Vec<u8> {
     result
 }
 
-/// Stores the result where the operation wants it: everywhere, or this rank's ranges of a reduction without a gather.
+/// Stores the result where the operation wants it: the ranges of all ranks, or those of this rank after a reduction without a
+/// gather.
 fn store(step: &mut Step<'_>, rank: usize, mut result: &[u8]) {
     for vector in &mut step.vectors {
-        let (of, rest) = result.split_at(vector.buffer.len());
-        result = rest;
-        let own = vector.ranges[rank].clone();
-        match (step.gather, &mut vector.shard) {
-            (true, _) => vector.buffer.copy_from_slice(of),
-            (false, Some(shard)) => shard.copy_from_slice(&of[own]),
-            (false, None) => vector.buffer[own.clone()].copy_from_slice(&of[own]),
+        for (owner, range) in vector.ranges.iter().enumerate() {
+            let (of, rest) = result.split_at(range.len());
+            result = rest;
+            match (&mut vector.shard, step.gather, owner == rank) {
+                (Some(shard), false, true) => shard.copy_from_slice(of),
+                (_, true, _) | (None, false, true) => vector.buffer[range.clone()].copy_from_slice(of),
+                (_, false, false) => {}
+            }
         }
     }
 }

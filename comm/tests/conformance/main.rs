@@ -57,6 +57,14 @@ mod tcp {
     }
 }
 
+mod many_hosts {
+    cases! {
+        Pairs:
+        many:
+            small_operations_of_many_ranks_match_their_definitions;
+    }
+}
+
 mod two_hosts {
     suite!(Hosts);
     cases! {

@@ -14,6 +14,8 @@ pub(crate) enum Kind {
     Tcp,
     /// Two hosts; the first has the larger half of the ranks.
     Hosts,
+    /// Hosts of two ranks; the last may have one.
+    Pairs,
 }
 
 /// Returns the number of ranks on the first of two hosts.
@@ -46,7 +48,7 @@ pub(crate) fn run_catching<T: Send>(
 ) -> Vec<std::thread::Result<T>> {
     let transport = match kind {
         Kind::Tcp => Transport::Tcp,
-        Kind::Hosts => Transport::Auto,
+        Kind::Hosts | Kind::Pairs => Transport::Auto,
         Kind::Threads | Kind::SharedMemory => Transport::SharedMemory,
     };
     let options = Options { transport, token: Some("conformance".into()), ..options.clone() };
@@ -68,7 +70,12 @@ pub(crate) fn run_catching<T: Send>(
         let start = |number: usize| {
             let ready = (kind == Kind::Threads).then(|| in_process.remove(0));
             scope.spawn(move || {
-                let host = (kind == Kind::Hosts).then(|| (number / first_host(size)).to_string());
+                let host = match kind {
+                    Kind::Hosts => Some(number / first_host(size)),
+                    Kind::Pairs => Some(number / 2),
+                    Kind::Threads | Kind::SharedMemory | Kind::Tcp => None,
+                };
+                let host = host.map(|host| host.to_string());
                 let options = Options { host, ..options.clone() };
                 let comm = ready.unwrap_or_else(|| connect(&place(number), &options).expect("the ranks meet"));
                 let comm = crate::tested(comm);
