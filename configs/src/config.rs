@@ -247,6 +247,18 @@ impl Config {
         self.typed.ranks_per_host.unwrap_or(self.world_size)
     }
 
+    /// Whether the layout depends on [`Config::ranks_per_host`], which must then be the same on all hosts.
+    pub fn depends_on_hosts(&self) -> bool {
+        self.zero.zero_quantized_gradients || self.mesh_is_auto()
+    }
+
+    /// Whether a key of `mesh` is `auto`.
+    pub(crate) fn mesh_is_auto(&self) -> bool {
+        [Mesh::data_parallel_replicate_degree, Mesh::data_parallel_shard_degree]
+            .iter()
+            .any(|path| self.typed.fields.is_auto(path))
+    }
+
     /// Number of ranks that together hold secondary shards of all parameters (hpZ); `None` without secondary shards, and if
     /// that is the whole shard group, whose shards they would repeat.
     pub fn secondary_group_size(&self) -> Option<usize> {

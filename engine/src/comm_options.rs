@@ -86,9 +86,11 @@ fn terms(config: &Config) -> Vec<(String, String)> {
     terms
 }
 
-/// Returns the keys that are not host-specific, with their values.
+/// Returns the keys that are not host-specific, with their values, and first what they depend on.
 fn shared(config: &Config) -> Vec<(String, String)> {
-    config.leaves().into_iter().filter(|(path, _)| !HOST_SPECIFIC.contains(&path.as_str())).collect()
+    let hosts = config.depends_on_hosts().then(|| ("ranks per host".to_string(), config.ranks_per_host().to_string()));
+    let keys = config.leaves().into_iter().filter(|(path, _)| !HOST_SPECIFIC.contains(&path.as_str()));
+    hosts.into_iter().chain(keys).collect()
 }
 
 /// Returns length and CRC-32C of the running program's file, even if the file was replaced meanwhile. Takes a few

@@ -28,7 +28,11 @@ impl LocalSteps {
         let (training, zero) = (&config.training, &config.zero);
         if config.mesh.data_parallel_replicate_degree == 1 {
             let message = format!("`{KEY}` is for replicates that train alone, and the mesh has one");
-            let help = format!("write `{}`, or leave `{}` out", Mesh::data_parallel_replicate_degree, last(KEY));
+            let degree = Mesh::data_parallel_replicate_degree;
+            let help = match config.mesh_is_auto() {
+                true => "`auto` makes each host a replicate, and there is one: start the ranks on several hosts, plan with `--hosts`, or write a number".to_string(),
+                false => format!("write `{degree}`, or leave `{}` out", last(KEY)),
+            };
             resolver.contradiction(&[KEY, Mesh::data_parallel_replicate_degree], message, Some(help));
         }
         let is_schedule_free = config.optimizers().iter().any(|(_, of)| matches!(of, Optimizer::ScheduleFree(_)));

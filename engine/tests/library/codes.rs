@@ -427,6 +427,17 @@ fn bytes_sent_match_the_closed_form() {
     }
 }
 
+/// Where gradients are added up on each host first, all hosts need the same number of ranks.
+#[test]
+fn hosts_with_different_numbers_of_ranks_are_refused() {
+    let errors = world(4, |comm| {
+        let text = format!("zero_optimization: {{stage: 2, {GRADIENTS}}}");
+        let per_host = if comm.rank() == 3 { 1 } else { 2 };
+        Engine::with_communicator(moments(&text, 4, per_host), blocks(), comm).err().unwrap().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("ranks per host is 2 on rank 0 and 1 on rank 3")), "{errors:?}");
+}
+
 /// A rank that leaves during a step is named with the collective in which the others wait for it.
 #[test]
 fn a_lost_rank_is_named_with_the_collective() {
