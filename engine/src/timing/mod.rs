@@ -305,6 +305,11 @@ impl Timing {
         }
     }
 
+    /// Records that this rank's replicate has waited for the others since `started`, before an outer step.
+    pub(crate) fn record_meeting(&mut self, started: Instant) {
+        self.phases.0[Phase::Outer as usize] += started.elapsed().as_secs_f64();
+    }
+
     /// Records the bytes held during an instruction: those in the ledger, and `beside` those that the allocator counted
     /// in addition.
     pub(crate) fn hold(&mut self, instruction: &Instruction, index: Option<usize>, ledger: &Ledger, beside: u64) {

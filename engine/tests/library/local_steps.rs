@@ -3,9 +3,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zero_engine::Engine;
-use zero_engine::comm::Communicator;
+use zero_engine::comm::{Communicator, Options, threads};
 use zero_partition::{Category, Kind, Range, expected_payload, expected_state};
 
 use crate::bytes::all_reduced;
@@ -285,6 +286,41 @@ fn unequal_replicates_are_neither_saved_nor_evaluated() {
         let averaged: Vec<bool> = train(&mut engine, 5).iter().map(|step| step.averaged).collect();
         assert_eq!(averaged, [false, true, false, false, true]);
     });
+}
+
+/// Replicates do not meet for several steps, so one may be later than ranks that train together may be.
+#[test]
+fn an_early_replicate_waits_for_a_late_one() {
+    let text = text(1, 2, 1, "launcher: {timeout_seconds: 1}").replace("steps: 3", "steps: 100");
+    let options = Options { timeout: Duration::from_secs(1), ..Options::default() };
+    let rank = |comm: Arc<dyn Communicator>| {
+        let mut engine = engine(comm, &text);
+        train(&mut engine, 8);
+        if engine.zero().outer().unwrap().share.replicate == 1 {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        engine.outer_step().unwrap();
+        engine.full_parameter("transformer.ln_f.weight").unwrap()
+    };
+    let found: Vec<Vec<f32>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = threads(4, &options).into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(found.iter().all(|values| *values == found[0]));
+}
+
+/// A rank that is lost ends the wait of the others.
+#[test]
+fn an_early_replicate_does_not_wait_for_a_lost_one() {
+    let text = text(1, 1, 1, "").replace("steps: 3", "steps: 100");
+    let errors = world(2, |comm| {
+        let is_lost = comm.rank() == 1;
+        let mut engine = engine(comm, &text);
+        train(&mut engine, 2);
+        if is_lost { None } else { Some(engine.outer_step().unwrap_err().to_string()) }
+    });
+    let error = errors[0].as_ref().unwrap();
+    assert!(error.contains("lost rank 1"), "{error}");
 }
 
 /// Replicates evaluate their share of the samples.
