@@ -141,7 +141,7 @@ pub(crate) struct Record {
     /// Seconds since 1970.
     pub(crate) time: f64,
     pub(crate) scalars: Vec<Scalar>,
-    /// Milliseconds of each rank's own work, by rank.
+    /// Milliseconds of each rank's own work, by rank; empty if the ranks have not exchanged them after this step.
     pub(crate) rank_ms: Vec<f64>,
 }
 

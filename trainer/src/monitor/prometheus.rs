@@ -90,7 +90,9 @@ impl Sink for Prometheus {
 impl Page {
     fn add(&mut self, record: &Record) {
         (self.step, self.samples, self.time) = (record.step, record.samples, record.time);
-        self.rank_ms.clone_from(&record.rank_ms);
+        if !record.rank_ms.is_empty() {
+            self.rank_ms.clone_from(&record.rank_ms);
+        }
         for scalar in &record.scalars {
             let metric = scalar.metric;
             let of_name = self.values.entry(metric.name).or_default();

@@ -49,8 +49,12 @@ impl Stragglers {
         (most > SLOW * median && most > SHORT_MS).then_some((rank, median))
     }
 
-    /// Returns the warning about the [slow](Self::slow) rank of this step, unless it was reported recently.
+    /// Returns the warning about the [slow](Self::slow) rank of this step, unless it was reported recently. A step after
+    /// which ranks did not exchange their times, so that `all` is empty, neither counts nor interrupts a series.
     pub(in crate::train) fn word(&mut self, step: u64, all: &[f64], slow: Option<(usize, f64)>) -> Option<String> {
+        if all.is_empty() {
+            return None;
+        }
         self.latest = slow.map(|(rank, _)| match self.latest {
             Some((before, steps)) if before == rank => (rank, steps + 1),
             _ => (rank, 1),
@@ -88,6 +92,9 @@ mod tests {
         let first = words(60..63, &[1000.0, 110.0, 90.0, 120.0]);
         assert!(first.len() == 1 && first[0].starts_with("rank 0 "), "another one: {first:?}");
         assert_eq!(words(100..120, &third).len(), 1, "again after a while");
+        let alone = words(150..250, &[]);
+        let after = [words(250..251, &even), words(251..253, &third), words(253..258, &[]), words(258..259, &third)];
+        assert!(alone.is_empty() && after.map(|words| words.len()) == [0, 0, 0, 1], "steps without an exchange");
         assert_eq!(Stragglers::slow(&[100.0, 250.0]), Some((1, 100.0)), "of two");
         assert_eq!(Stragglers::slow(&[100.0]), None);
     }

@@ -3,7 +3,7 @@
 mod record;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use zero_comm::Buffer;
@@ -126,8 +126,11 @@ impl<'a> Run<'a> {
             }
             let mut step = self.engine.train_dealt(&rows, |index| batches.load(index))?;
             if step.step >= steps && !self.engine.replicates_are_equal() {
+                let (started, sent_before) = (Instant::now(), self.engine.stats().sent_bytes());
                 self.engine.outer_step()?;
                 step.averaged = true;
+                step.duration += started.elapsed();
+                step.sent_bytes += self.engine.stats().sent_bytes() - sent_before;
             }
             self.breakdown.end(self.engine.timing());
             if profiles {
