@@ -64,3 +64,14 @@ fn ranks_of_a_pipeline_are_named() {
     assert_eq!(found.len(), 3, "{said:?}");
     assert!(found.iter().all(|said| said.contains("on all 3 ranks, but rank 4 differs")), "{said:?}");
 }
+
+/// Replicates that train alone are compared within themselves.
+#[test]
+fn ranks_of_a_replicate_that_trains_alone_are_named() {
+    let alone = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 3}}";
+    let said = said(6, &[4], "transformer.h.1.mlp.c_fc.weight", &settings(2, alone));
+    assert!(said[..3].iter().all(Option::is_none), "{said:?}");
+    let differs =
+        |said: &Option<String>| said.as_ref().is_some_and(|said| said.contains("3 ranks, but rank 4 differs"));
+    assert!(said[3..].iter().all(differs), "{said:?}");
+}

@@ -17,18 +17,20 @@ use crate::error::ZeroError;
 use crate::states::StateBuffer;
 
 impl ShardedState {
-    /// Compares parameters and optimizer state in memory over the ranks that hold them. Collective over all ranks, to be
-    /// called between steps.
+    /// Compares parameters and optimizer state in memory over the ranks that hold them; over those of one replicate if
+    /// replicates train alone. Collective over all ranks, to be called between steps.
     ///
     /// # Errors
-    /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ.
+    /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ. It names ranks of the world.
     pub fn compare_replicas(&self) -> Result<(), ZeroError> {
-        let (groups, mesh) = (&self.rank.groups, self.rank.groups.mesh());
+        let groups = &self.rank.groups;
         let at = groups.at();
-        self.compare(groups.data(), Placement::Replicated, |replica| mesh.ranks(at.stage).start + replica)?;
+        // A data-parallel group has consecutive ranks.
+        let first = groups.rank() - groups.data().rank();
+        self.compare(groups.data(), Placement::Replicated, |replica| first + replica)?;
         match groups.replicate() {
             Some(comm) => {
-                self.compare(comm, Placement::Sharded, |replicate| mesh.rank(Coordinates { replicate, ..at }))
+                self.compare(comm, Placement::Sharded, |replicate| groups.mesh().rank(Coordinates { replicate, ..at }))
             }
             None => Ok(()),
         }

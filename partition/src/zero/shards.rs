@@ -147,7 +147,7 @@ impl ShardedState {
 
     /// Returns the ranges that this rank writes into a checkpoint, in portions: its shards of the segments that its
     /// pipeline stage owns, at every ZeRO stage, if it is the first of its replicates. Over all ranks, the ranges cover
-    /// each element once.
+    /// each element once; if replicates train alone, they do over the ranks of each replicate.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let is_saved = |id| self.owns(id) && self.rank.speaks();
