@@ -11,8 +11,8 @@ section! {
     /// `training.local_steps`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct LocalSteps(keys) in Training::local_steps {
-        /// Optimizer steps that each replicate takes alone before an outer step.
-        pub steps: usize = key(COUNT, REQUIRED, "Optimizer steps that each replicate of the mesh takes alone, from which an outer step goes on with their average");
+        /// Optimizer steps that each replicate takes alone between two outer steps.
+        pub steps: usize = key(COUNT, REQUIRED, "Optimizer steps that each replicate takes alone between two outer steps");
         /// Learning rate of the outer optimizer.
         pub outer_lr: f64 = key(POSITIVE, "0.7", "Learning rate of the outer optimizer, SGD with Nesterov's momentum");
         /// Momentum of the outer optimizer; 0 is plain SGD.

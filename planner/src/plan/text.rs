@@ -59,7 +59,7 @@ impl fmt::Display for Plan {
             let join = |of: fn(&Share) -> u64| shares.iter().map(of).map(bytes).collect::<Vec<_>>().join(" | ");
             writeln!(
                 f,
-                "replicates train alone for {}; an outer step sends {} per rank, {} to other replicates; `sent/step` has a step's share",
+                "replicates train alone for {}; an outer step sends {} per rank, {} to other replicates; `sent/step` includes 1/{local_steps} of it",
                 counted(local_steps as usize, "step", "steps"),
                 join(|share| share.sent_outer),
                 join(|share| share.sent_between),
