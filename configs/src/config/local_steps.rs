@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use crate::config::{Bf16, Config, Fp16, Mesh, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, Training};
+use crate::config::{
+    Bf16, Config, FlopsProfiler, Fp16, Mesh, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, Training,
+};
 use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
@@ -49,6 +51,16 @@ impl LocalSteps {
                 training.gradient_noise_scale.is_some(),
                 Training::gradient_noise_scale,
                 "each replicate has its own gradients",
+            ),
+            (
+                config.flops_profiler.enabled,
+                FlopsProfiler::enabled,
+                "ranks do not meet in the steps in which it adds up their times",
+            ),
+            (
+                config.memory_breakdown,
+                Config::memory_breakdown,
+                "ranks do not meet in the steps in which it compares their memory",
             ),
             (training.save_async, Training::save_async, "a copy of all replicates' states is not implemented"),
             (is_schedule_free, Config::optimizer, "averages of weights that outer steps move are not implemented"),

@@ -70,6 +70,8 @@ fn what_replicates_cannot_do_alone_is_an_error() {
         (", reproducible: true", "", "training.reproducible"),
         (", ema: {decay: 0.9}", "", "training.ema"),
         (", spikes: {factor: 5}", "", "training.spikes"),
+        ("", "flops_profiler: {enabled: true}", "flops_profiler.enabled"),
+        ("", "memory_breakdown: true", "memory_breakdown"),
         (", gradient_noise_scale: {}", "", "training.gradient_noise_scale"),
         (", save_async: true", "", "training.save_async"),
         ("", "optimizer: {type: AdamWScheduleFree}", "optimizer"),
