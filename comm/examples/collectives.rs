@@ -1,14 +1,16 @@
-//! Times the collectives between ranks.
+//! Times the collectives between ranks, and those on several vectors as one operation against separate ones.
 //!
 //! `collectives N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host; with `hosts` they count as
 //! ranks of two hosts. Under a launcher, on one host or several, the process is one rank.
 
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
+use std::time::Instant;
 
 use zero_comm::store::StoreServer;
 use zero_comm::{
-    Communicator, LauncherEnvironment, Operation, Options, SharedAllocator, Transport, bench, connect, threads,
+    Buffer, Communicator, Gathered, LauncherEnvironment, Operation, Options, ReduceOp, Scattered, SharedAllocator,
+    ToGather, ToScatter, Transport, bench, connect, threads,
 };
 
 /// Without this allocator, vectors between processes of one host pass through rings.
@@ -63,7 +65,72 @@ fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), 
             );
         }
     }
+    for operation in [Operation::AllGather, Operation::ReduceScatter] {
+        measure_coalesced(comm, operation, bytes / VECTORS, repeats)?;
+    }
     comm.barrier().wait()?;
+    Ok(())
+}
+
+/// Number of vectors of a coalesced operation.
+const VECTORS: usize = 5;
+
+/// Times operations on vectors of `bytes` bytes, started together, and one coalesced operation on them, in alternation.
+fn measure_coalesced(
+    comm: &dyn Communicator,
+    operation: Operation,
+    bytes: usize,
+    repeats: usize,
+) -> Result<(), AnyError> {
+    let count = bytes / size_of::<f32>() / comm.size();
+    let counts = vec![count; comm.size()];
+    let mut vectors: Vec<(Buffer, Buffer)> =
+        (0..VECTORS).map(|_| (vec![1f32; count].into(), vec![1f32; count * comm.size()].into())).collect();
+    let mut times = [vec![], vec![]];
+    for turn in 0..2 * repeats {
+        comm.barrier().wait()?;
+        let (started, parts) = (Instant::now(), std::mem::take(&mut vectors).into_iter());
+        let gathered = |Gathered { shard, output }| (shard, output);
+        let scattered = |Scattered { input, shard }| (shard, input);
+        vectors = match (operation, turn % 2) {
+            (Operation::AllGather, 0) => {
+                let all: Vec<_> = parts.map(|(shard, output)| comm.all_gather(shard, output, &counts)).collect();
+                all.into_iter().map(|one| one.wait().map(gathered)).collect::<Result<_, _>>()?
+            }
+            (Operation::AllGather, _) => {
+                let parts = parts.map(|(shard, output)| ToGather { shard, output, counts: counts.clone() });
+                comm.all_gather_coalesced(parts.collect()).wait()?.into_iter().map(gathered).collect()
+            }
+            (_, 0) => {
+                let start = |(shard, input)| comm.reduce_scatter(input, shard, &counts, ReduceOp::Max);
+                let all: Vec<_> = parts.map(start).collect();
+                all.into_iter().map(|one| one.wait().map(scattered)).collect::<Result<_, _>>()?
+            }
+            _ => {
+                let parts = parts.map(|(shard, input)| ToScatter { input, shard, counts: counts.clone() });
+                comm.reduce_scatter_coalesced(parts.collect(), ReduceOp::Max)
+                    .wait()?
+                    .into_iter()
+                    .map(scattered)
+                    .collect()
+            }
+        };
+        times[turn % 2].push(started.elapsed());
+    }
+    if comm.rank() == 0 {
+        times.iter_mut().for_each(|times| times.sort());
+        let [separate, coalesced] = times.map(|times| [1, 2, 3].map(|quarter| times[quarter * (repeats - 1) / 4]));
+        println!(
+            "{VECTORS} × {:14} {bytes:>10} B: separate {:.1?} ({:.1?} – {:.1?}), coalesced {:.1?} ({:.1?} – {:.1?})",
+            operation.name(),
+            separate[1],
+            separate[0],
+            separate[2],
+            coalesced[1],
+            coalesced[0],
+            coalesced[2],
+        );
+    }
     Ok(())
 }
 
