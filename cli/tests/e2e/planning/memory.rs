@@ -66,7 +66,9 @@ fn holds_in(case: &Case, most: f64, ranks: usize, zero: &str, settings: &[&str])
         let above = (planned as f64 / measured as f64 - 1.0) * 100.0;
         let what =
             format!("{ranks} ranks, {zero}, {settings:?}: planned {planned}, measured {measured}, {above:+.2} %");
-        assert!((0.0..=most).contains(&above), "{what}\n{rank:#}");
+        // A background save allocates a few kilobytes of its own, which may be at the time of the peak.
+        let least = if settings.iter().any(|setting| setting.contains("save_async: true")) { -0.1 } else { 0.0 };
+        assert!((least..=most).contains(&above), "{what}\n{rank:#}");
         // The layout determines the resident parameters and optimizer state to the byte.
         for category in ["parameters", "optimizer_state"] {
             assert_eq!(
