@@ -18,8 +18,9 @@ use crate::stats::{SizeCounter, Stats};
 /// peer has one worker for messages to it and one for messages from it, so these cannot block each other. Any number of
 /// operations may be in flight, and they may be awaited in any order.
 ///
-/// The methods state how many bytes a rank sends to the others. Small collectives over TCP of 16 ranks or more go over a tree
-/// of the ranks instead, in fewer and larger messages; [`Stats`] counts what was written to sockets as `network_bytes`.
+/// The methods state how many bytes a rank sends to the others. In groups of 16 members or more, which are hosts if they
+/// have several ranks, small collectives over TCP go over a tree in fewer and larger messages. [`Stats`] counts what was
+/// written to sockets as `network_bytes`.
 ///
 /// Reductions are bit-identical on every transport and however the vector is partitioned: each element is summed over a
 /// fixed binary tree of the ranks, lowest bit first (level by level the pairs (0,1), (2,3), …; an unpaired node passes

@@ -24,9 +24,8 @@ pub struct Counter {
     /// Operations that succeeded. A coalesced operation counts once.
     pub calls: u64,
     /// Calls in which ranks read and wrote each other's buffers directly, all or some of a coalesced call: all collectives
-    /// and messages between threads
-    /// and, under the [`SharedAllocator`](crate::SharedAllocator), those on large vectors between processes of one
-    /// host. Messages and the parts of an all_to_all are counted at the sender.
+    /// and messages between threads and, under the [`SharedAllocator`](crate::SharedAllocator), those on large vectors
+    /// between processes of one host. Messages and the parts of an all_to_all are counted at the sender.
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,

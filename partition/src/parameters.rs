@@ -54,7 +54,7 @@ impl<T> InFlight<T> {
     pub(crate) fn take(&mut self, ids: &[SegmentId]) -> Result<T, ZeroError> {
         let position = self.0.iter().position(|(of, _)| of == ids);
         let found = position.and_then(|position| self.0.remove(position));
-        found.map(|(_, collective)| collective).ok_or_else(|| ZeroError::internal("no such gather was started"))
+        found.map(|(_, collective)| collective).ok_or_else(|| ZeroError::internal("no such collective was started"))
     }
 }
 

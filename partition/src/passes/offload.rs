@@ -55,7 +55,7 @@ fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize
     let mut starts: BTreeMap<usize, Vec<SegmentId>> = BTreeMap::new();
     let mut latest = 0;
     for (index, &(at, segment)) in gathers.iter().enumerate() {
-        // The buffer used `buffers` gathers earlier is free once that gather has been awaited.
+        // The buffers of earlier gathers are free once those have been awaited.
         let freed = |&(at, segment): &(usize, SegmentId)| {
             let awaits =
                 |i: &Instruction| matches!(i, Instruction::AwaitGather { segments } if segments.contains(&segment));

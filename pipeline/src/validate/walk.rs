@@ -17,8 +17,9 @@ use crate::tier::Item;
 /// A value that the rank holds, or an event on which later instructions depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fact<'a> {
-    /// All parameters of a sharded segment, in flight or complete.
+    /// All parameters of a sharded segment are in flight or complete.
     Gathering(SegmentId),
+    /// All parameters of a sharded segment are complete.
     Gathered(SegmentId),
     /// The secondary shards of a segment have the values of its parameters.
     Secondary(SegmentId),
