@@ -81,6 +81,7 @@ pub use pending::Pending;
 pub use shm::{SharedAllocator, shared_memory};
 pub use signature::Operation;
 pub use stats::{Counter, SizeCounter, Stats};
+pub use step::even_counts;
 /// Bytes that the TCP transport buffers for each peer of a group.
 pub use tcp::CHUNK as TCP_CHUNK;
 pub use tcp::bind_address;

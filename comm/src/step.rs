@@ -199,7 +199,7 @@ pub(crate) fn consecutive(counts: impl IntoIterator<Item = usize>, scale: usize)
 }
 
 /// Divides `length` elements into `parts` parts whose lengths differ by at most one.
-pub(crate) fn even_counts(length: usize, parts: usize) -> impl Iterator<Item = usize> {
+pub fn even_counts(length: usize, parts: usize) -> impl Iterator<Item = usize> {
     (0..parts).map(move |part| length / parts + usize::from(part < length % parts))
 }
 

@@ -167,10 +167,7 @@ pub fn expected_payload(
         Payload::of(within, sent, options.communication.size_in_bytes())
     };
     let outer = |id: SegmentId| {
-        let own = match segment(id).placements.optimizer {
-            Placement::Replicated => elements(id),
-            Placement::Sharded => shard(id),
-        };
+        let own = segment(id).held(segment(id).placements.optimizer, at.shard).len();
         Payload::of(0, options.outer.map_or(0, |outer| outer.share.sent_bytes(own)), 1)
     };
     let of_instruction = |instruction: &Instruction| match instruction.effects().action {
@@ -202,10 +199,9 @@ pub(crate) fn message_bytes(
     match message.content {
         content @ (Content::Activations { .. } | Content::Gradients { .. }) => activations(&content),
         Content::TiedGradient { segment: id, .. } => segment(id).elements() * 4,
-        Content::TiedParameters { segment: id } => match segment(id).placements.parameters {
-            Placement::Replicated => segment(id).elements() * segment(id).width(width),
-            Placement::Sharded => segment(id).shard(at.shard).len() * segment(id).width(width),
-        },
+        Content::TiedParameters { segment: id } => {
+            segment(id).held(segment(id).placements.parameters, at.shard).len() * segment(id).width(width)
+        }
     }
 }
 

@@ -140,10 +140,7 @@ pub fn network_bytes(
     };
     // A reduce-scatter and an all-gather in f32.
     let outer = |stage: StageId, id: SegmentId| -> usize {
-        let own = |shard: usize| match segment(id).placements.optimizer {
-            Placement::Replicated => elements(id),
-            Placement::Sharded => segment(id).shard(shard).len(),
-        };
+        let own = |shard: usize| segment(id).held(segment(id).placements.optimizer, shard).len();
         let of_shard = |shard| 2 * own(shard) * size_of::<f32>() * others(hosts.replicates(stage, shard));
         (0..mesh.shards()).map(of_shard).sum()
     };

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
-use zero_comm::{Buffer, Communicator, Gathered, Pending, ReduceOp, Scattered};
+use zero_comm::{Buffer, Communicator, Gathered, Pending, ReduceOp, Scattered, even_counts};
 use zero_optim::{Optimizer, Sgd, Step};
 use zero_pipeline::SegmentId;
 
@@ -48,8 +48,7 @@ impl OuterShare {
     /// come first.
     #[must_use]
     pub fn counts(&self, elements: usize) -> Vec<usize> {
-        let (each, longer) = (elements / self.replicates, elements % self.replicates);
-        (0..self.replicates).map(|replicate| each + usize::from(replicate < longer)).collect()
+        even_counts(elements, self.replicates).collect()
     }
 
     /// Returns this replicate's share of the elements of a rank.

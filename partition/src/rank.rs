@@ -82,10 +82,7 @@ impl Rank {
 
     /// Returns the range of a segment that this rank's optimizer updates.
     pub(crate) fn own_range(&self, id: SegmentId) -> Range<usize> {
-        match self.placements(id).optimizer {
-            Placement::Replicated => 0..self.segment(id).elements(),
-            Placement::Sharded => self.shard(id),
-        }
+        self.segment(id).held(self.placements(id).optimizer, self.groups.at().shard)
     }
 
     /// Returns whether this rank's stage uses the segment.

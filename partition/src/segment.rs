@@ -155,6 +155,15 @@ impl Segment {
         self.bounds[rank]..self.bounds[rank + 1]
     }
 
+    /// Returns the element range of what rank `rank` of the shard group holds, if it has this placement.
+    #[must_use]
+    pub fn held(&self, placement: Placement, rank: usize) -> Range<usize> {
+        match placement {
+            Placement::Replicated => 0..self.elements(),
+            Placement::Sharded => self.shard(rank),
+        }
+    }
+
     /// Returns whether near groups hold secondary shards of its parameters.
     #[must_use]
     pub fn has_secondary(&self) -> bool {

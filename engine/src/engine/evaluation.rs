@@ -4,6 +4,7 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_model::Activations;
 use zero_optim::norm::Limits;
 use zero_optim::{ExactSum, Rate};
+use zero_pipeline::Program;
 
 use super::Engine;
 use crate::batch::Batch;
@@ -160,38 +161,48 @@ impl Engine {
                 self.stage_plan.kept(self.stage_plan.evaluation(shape, count), stage, shape)?
             }
         };
-        let outcome = run(
-            &program,
-            &mut Context {
-                zero: &mut self.zero,
-                timing: &mut self.timing,
-                tracked: self.tracked,
-                memory_limit: self.memory_limit,
-                kept: None,
-                load,
-                sample: &|_| 0,
-                training: false,
-                scored: weights.is_some(),
-                seed: self.config.training.seed,
-                step: self.step,
-                loss_gradient: 0.0,
-                weights: weights.unwrap_or(&LossWeights::default()),
-                limits: Limits {
-                    loss_scale: 1.0,
-                    max_norm: 0.0,
-                    max_value: 0.0,
-                    limit: f64::INFINITY,
-                    skips_overflow: false,
-                },
-                rate: Rate { lr: 0.0, betas: None },
-                observe: match observe {
-                    Some(observe) => Some(observe),
-                    None => None,
-                },
-            },
-        );
+        let outcome = self.run_without_training(&program, weights, load, observe);
         self.evaluations.insert(count, program);
         let outcome = outcome.and_then(|outcome| self.buffers_unchanged().map(|()| outcome));
         outcome.inspect_err(|error| self.comm.abort(&error.to_string()))
+    }
+
+    /// Runs a program that has no backward and no update of the optimizer.
+    pub(super) fn run_without_training<'a>(
+        &mut self,
+        program: &Program,
+        weights: Option<&LossWeights>,
+        load: &'a mut Load<'a>,
+        observe: Option<&'a mut Observe<'a>>,
+    ) -> Result<StepOutput, Error> {
+        let even = LossWeights::default();
+        let mut context = Context {
+            zero: &mut self.zero,
+            timing: &mut self.timing,
+            tracked: self.tracked,
+            memory_limit: self.memory_limit,
+            kept: None,
+            load,
+            sample: &|_| 0,
+            training: false,
+            scored: weights.is_some(),
+            seed: self.config.training.seed,
+            step: self.step,
+            loss_gradient: 0.0,
+            weights: weights.unwrap_or(&even),
+            limits: Limits {
+                loss_scale: 1.0,
+                max_norm: 0.0,
+                max_value: 0.0,
+                limit: f64::INFINITY,
+                skips_overflow: false,
+            },
+            rate: Rate { lr: 0.0, betas: None },
+            observe: match observe {
+                Some(observe) => Some(observe),
+                None => None,
+            },
+        };
+        run(program, &mut context)
     }
 }

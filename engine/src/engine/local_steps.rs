@@ -3,14 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use zero_optim::Rate;
-use zero_optim::norm::Limits;
-
 use super::Engine;
 use crate::comm_options::timeout;
 use crate::error::Error;
-use crate::executor::{Context, run};
-use crate::loss_weights::LossWeights;
 
 const KEY: &str = "training.local_steps";
 
@@ -33,33 +28,8 @@ impl Engine {
         }
         self.meet_replicates().inspect_err(|error| self.comm.abort(&error.to_string()))?;
         let Some(program) = self.averaging.take() else { return Ok(()) };
-        let outcome = run(
-            &program,
-            &mut Context {
-                zero: &mut self.zero,
-                timing: &mut self.timing,
-                tracked: self.tracked,
-                memory_limit: self.memory_limit,
-                kept: None,
-                load: &mut |_| Err(Error::Batch("an outer step loads no batch".into())),
-                sample: &|_| 0,
-                training: false,
-                scored: false,
-                seed: self.config.training.seed,
-                step: self.step,
-                loss_gradient: 0.0,
-                weights: &LossWeights::default(),
-                limits: Limits {
-                    loss_scale: 1.0,
-                    max_norm: 0.0,
-                    max_value: 0.0,
-                    limit: f64::INFINITY,
-                    skips_overflow: false,
-                },
-                rate: Rate { lr: 0.0, betas: None },
-                observe: None,
-            },
-        );
+        let load = &mut |_| Err(Error::Batch("an outer step loads no batch".into()));
+        let outcome = self.run_without_training(&program, None, load, None);
         self.averaging = Some(program);
         outcome.inspect_err(|error| self.comm.abort(&error.to_string()))?;
         self.averaged = self.step;

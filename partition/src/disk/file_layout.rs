@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use zero_pipeline::{Coordinates, Item, Placement, SegmentId, Stages, Tier, Tiers};
+use zero_pipeline::{Coordinates, Item, SegmentId, Stages, Tier, Tiers};
 use zero_tier::align;
 
 use crate::layout::Layout;
@@ -125,10 +125,7 @@ fn place(
     if segment.tiers == Tiers::default() || !stages.holds(at.stage, id) {
         return None;
     }
-    let elements = match segment.placements.optimizer {
-        Placement::Replicated => segment.elements(),
-        Placement::Sharded => segment.shard(at.shard).len(),
-    };
+    let elements = segment.held(segment.placements.optimizer, at.shard).len();
     let mut tiers = segment.tiers;
     if stages.owner(id) != at.stage {
         // Another stage updates the segment, so only parameters are stored here.

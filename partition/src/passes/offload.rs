@@ -41,8 +41,8 @@ pub fn offload(program: Program, shape: &ModelShape, options: &OffloadOptions) -
     Program { instructions: tiles(instructions, shape, options), micro_batches }
 }
 
-/// Reads shards before they are gathered, ahead of as many shards as there are buffers besides the one in use. All shards of
-/// one gather are in memory together.
+/// Reads shards before they are gathered. At most `buffers` shards are in memory or being read, except that all shards of one
+/// gather are in memory together.
 fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize) -> Vec<Instruction> {
     let is_stored = |segment: &SegmentId| shape.segments[*segment].tiers.parameters == Tier::Nvme;
     let gathered = |instruction: &Instruction| match instruction {

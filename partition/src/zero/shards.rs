@@ -5,7 +5,7 @@ use candle_core::{CpuStorage, Storage};
 use zero_comm::Buffer;
 use zero_model::ParameterId;
 use zero_model::sink::FlatBuffer;
-use zero_pipeline::{Coordinates, Placement, SegmentId, Stages};
+use zero_pipeline::{Coordinates, SegmentId, Stages};
 
 use super::{ShardedState, Widths};
 use crate::disk::Stored;
@@ -170,11 +170,7 @@ impl ShardedState {
                 Kind::Parameter => segment.placements.parameters,
                 Kind::State(_) | Kind::OuterMomentum => segment.placements.optimizer,
             };
-            let held = match placement {
-                Placement::Replicated => 0..segment.elements(),
-                Placement::Sharded => self.rank.shard(id),
-            };
-            self.values_of(kind, id, held)
+            self.values_of(kind, id, segment.held(placement, self.rank.groups.at().shard))
         })
     }
 

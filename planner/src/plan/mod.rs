@@ -11,7 +11,7 @@ use zero_partition::{
     CATEGORIES, Hosts, Layout, Payload, Segment, StateBytes, expected_payload, expected_state, network_bytes,
 };
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Content, Coordinates, Placement, Program, StageId, Timeline, alive, grid};
+use zero_pipeline::{Content, Coordinates, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
@@ -346,10 +346,7 @@ impl Plan {
             sent_outer: averaging.map_or(0, |(programs, _)| sent(&programs[stage]).total()),
             sent_between: options.outer.map_or(0, |outer| {
                 let layout = &self.memory_plan.layout;
-                let updated = |segment: &Segment| match segment.placements.optimizer {
-                    Placement::Replicated => segment.elements(),
-                    Placement::Sharded => segment.shard(at.shard).len(),
-                };
+                let updated = |segment: &Segment| segment.held(segment.placements.optimizer, at.shard).len();
                 let is_owned = |&id: &usize| stages.owner(id) == stage && layout.segments()[id].is_trainable;
                 let owned = (0..layout.segments().len()).filter(is_owned);
                 owned.map(|id| outer.share.sent_bytes(updated(&layout.segments()[id])) as u64).sum()
