@@ -155,12 +155,13 @@ impl Engine {
         (Snapshot::elements(&self.zero) * size_of::<f32>()) as u64
     }
 
-    /// Compares parameters and optimizer state that are replicated on several ranks. Collective, between steps.
+    /// Compares parameters and optimizer state that are replicated on several ranks. Collective, between steps. Replicates that
+    /// train alone (`training.local_steps`) are compared with each other after an outer step.
     ///
     /// # Errors
     /// Fails if a rank differs; the error names the rank and the tensor.
     pub fn compare_replicas(&self) -> Result<(), Error> {
-        Ok(self.zero.compare_replicas()?)
+        Ok(self.zero.compare_replicas(self.replicates_are_equal())?)
     }
 
     /// Continues from a checkpoint folder (`…/step-00000100`), written under any layout. Collective. Returns the state

@@ -15,7 +15,7 @@ use crate::world::{
 };
 
 /// Optimizers of two states, one and none; element by element.
-const BY_ELEMENTS: &str = "\
+pub(crate) const BY_ELEMENTS: &str = "\
     {kinds: embedding, optimizer: {type: SGD, params: {lr: 0.05, momentum: 0.9}}}, \
     {params: '*.h.0.mlp.*', optimizer: {type: Lion, params: {lr: 0.001, weight_decay: 0.2}}}, \
     {params: '*.h.0.attn.*', layers: [0], lr_scale: 0.5, betas: [0.8, 0.95]}, \
@@ -23,7 +23,7 @@ const BY_ELEMENTS: &str = "\
     {kinds: norm, optimizer: {type: SGD, params: {lr: 0.02}}}";
 
 /// Optimizers that update whole parameters.
-const OF_WHOLE: &str = "\
+pub(crate) const OF_WHOLE: &str = "\
     {params: '*.wpe.*', optimizer: {type: Adafactor, params: {lr: 0.02}}}, \
     {params: ['*.h.0.mlp.c_fc.*', '*.h.1.mlp.*'], optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003}}}, \
     {params: '*.h.0.mlp.c_proj.*', optimizer: {type: Lamb, params: {lr: 0.01, weight_decay: 0.1}}}, \

@@ -65,7 +65,7 @@ fn ranks_of_a_pipeline_are_named() {
     assert!(found.iter().all(|said| said.contains("on all 3 ranks, but rank 4 differs")), "{said:?}");
 }
 
-/// Replicates that train alone are compared within themselves.
+/// Between outer steps, replicates that train alone are compared within themselves.
 #[test]
 fn ranks_of_a_replicate_that_trains_alone_are_named() {
     let alone = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 3}}";
@@ -74,4 +74,29 @@ fn ranks_of_a_replicate_that_trains_alone_are_named() {
     let differs =
         |said: &Option<String>| said.as_ref().is_some_and(|said| said.contains("3 ranks, but rank 4 differs"));
     assert!(said[3..].iter().all(differs), "{said:?}");
+}
+
+/// After an outer step, replicates that train alone hold the same parameters.
+#[test]
+fn a_replicate_that_differs_after_an_outer_step_is_named() {
+    let parameter = "transformer.h.1.mlp.c_fc.weight";
+    for stage in 0..=3 {
+        let alone = |steps: usize| {
+            let keys =
+                format!("mesh: {{data_parallel_replicate_degree: 3}}\ntraining: {{local_steps: {{steps: {steps}}}}}");
+            said(6, &[2, 3], parameter, &settings(stage, &keys))
+        };
+        let found: Vec<String> = alone(2).into_iter().flatten().collect();
+        // At stage 3, one rank of each replicate holds the shard with the element.
+        let (count, is_sharded) = if stage == 3 { (3, true) } else { (6, false) };
+        assert_eq!(found.len(), count, "stage {stage}: {found:?}");
+        for said in &found {
+            assert!(
+                said.contains("on all 3 ranks, but rank 2 differs") || said.contains("but rank 3 differs"),
+                "{said}"
+            );
+            assert!(said.starts_with(if is_sharded { "the shard of the segment of `" } else { "`" }), "{said}");
+        }
+        assert!(alone(3).iter().all(Option::is_none), "stage {stage}: replicates differ between outer steps");
+    }
 }

@@ -16,34 +16,58 @@ use super::ShardedState;
 use crate::error::ZeroError;
 use crate::states::StateBuffer;
 
+/// Values that are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compared {
+    /// What all ranks of a data-parallel group hold.
+    Replicated,
+    /// Shards of which each shard group has one.
+    Sharded,
+    /// What an outer step averages, whether it is sharded or not.
+    Averaged,
+}
+
+impl Compared {
+    fn has(self, placement: Placement) -> bool {
+        match self {
+            Self::Replicated => placement == Placement::Replicated,
+            Self::Sharded => placement == Placement::Sharded,
+            Self::Averaged => true,
+        }
+    }
+}
+
 impl ShardedState {
-    /// Compares parameters and optimizer state in memory over the ranks that hold them; over those of one replicate if
-    /// replicates train alone. Collective over all ranks, to be called between steps.
+    /// Compares parameters and optimizer state in memory over the ranks that hold them. Collective over all ranks, to be called
+    /// between steps. Replicates that train alone are compared with each other if they are equal, as after an outer step: their
+    /// parameters and the f32 copies, since each has its own optimizer state.
     ///
     /// # Errors
     /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ. It names ranks of the world.
-    pub fn compare_replicas(&self) -> Result<(), ZeroError> {
+    pub fn compare_replicas(&self, replicates_are_equal: bool) -> Result<(), ZeroError> {
         let groups = &self.rank.groups;
         let at = groups.at();
         // A data-parallel group has consecutive ranks.
         let first = groups.rank() - groups.data().rank();
-        self.compare(groups.data(), Placement::Replicated, |replica| first + replica)?;
-        match groups.replicate() {
-            Some(comm) => {
-                self.compare(comm, Placement::Sharded, |replicate| groups.mesh().rank(Coordinates { replicate, ..at }))
-            }
+        self.compare(groups.data(), Compared::Replicated, |replica| first + replica)?;
+        if let Some(comm) = groups.replicate() {
+            let world = |replicate| groups.mesh().rank(Coordinates { replicate, ..at });
+            self.compare(comm, Compared::Sharded, world)?;
+        }
+        match groups.apart().filter(|_| replicates_are_equal) {
+            Some(comm) => self.compare(comm, Compared::Averaged, |replicate| groups.rank_of(at, replicate)),
             None => Ok(()),
         }
     }
 
-    /// Compares what has this placement over the ranks of a group. `world` returns the number of one of them in the world.
+    /// Compares values over the ranks of a group. `world` returns the number of one of them in the world.
     fn compare(
         &self,
         comm: &Arc<dyn Communicator>,
-        placement: Placement,
+        compared: Compared,
         world: impl Fn(usize) -> usize,
     ) -> Result<(), ZeroError> {
-        let (names, checksums) = self.checksums(placement)?;
+        let (names, checksums) = self.checksums(compared)?;
         let (ranks, count) = (comm.size(), checksums.len());
         let own = Buffer::I64(checksums.into_iter().map(i64::from).collect());
         let all = comm.all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
@@ -58,13 +82,13 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Returns the names and checksums of what has this placement and is in memory.
-    fn checksums(&self, placement: Placement) -> Result<(Vec<String>, Vec<u32>), ZeroError> {
+    /// Returns the names and checksums of the values that are in memory.
+    fn checksums(&self, compared: Compared) -> Result<(Vec<String>, Vec<u32>), ZeroError> {
         let (mut names, mut checksums) = (vec![], vec![]);
         for (id, segment) in self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| self.holds(id)) {
             let first = segment.pieces.first().map_or("", |p| self.rank.model.parameters()[p.parameter].name());
             match (segment.placements.parameters, self.parameters.shard(id)) {
-                (of, _) if of != placement => {}
+                (of, _) if !compared.has(of) => {}
                 (Placement::Replicated, _) => {
                     for piece in &segment.pieces {
                         let parameter = &self.rank.model.parameters()[piece.parameter];
@@ -78,9 +102,10 @@ impl ShardedState {
                 }
                 (Placement::Sharded, _) => {}
             }
-            if segment.placements.optimizer == placement && self.owns(id) {
+            if compared.has(segment.placements.optimizer) && self.owns(id) {
                 let state = self.optimizer.segment(id);
-                for (name, values) in self.rank.state_names(id).iter().zip(&state.states) {
+                let states: &[StateBuffer] = if compared == Compared::Averaged { &[] } else { &state.states };
+                for (name, values) in self.rank.state_names(id).iter().zip(states) {
                     names.push(format!("`{name}` of the segment of `{first}`"));
                     checksums.push(match values {
                         StateBuffer::F32(values) => checksum_of(values)?,
