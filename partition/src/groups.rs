@@ -187,7 +187,7 @@ impl Groups {
         self.all[0].rank()
     }
 
-    /// Returns the number among all ranks of the rank at a place in the mesh of a replicate.
+    /// Returns the number among all ranks of the rank of a replicate at the stage and the shard of `at`.
     #[must_use]
     pub fn rank_of(&self, at: Coordinates, replicate: usize) -> usize {
         match &self.apart {
@@ -195,7 +195,7 @@ impl Groups {
                 let Coordinates { stage, shard, .. } = at;
                 (stage * same.size() + replicate) * self.mesh.shards() + shard
             }
-            None => self.mesh.rank(at),
+            None => self.mesh.rank(Coordinates { replicate, ..at }),
         }
     }
 

@@ -10,7 +10,7 @@ use candle_core::Storage;
 use crc32fast::Hasher;
 use zero_comm::{Buffer, Communicator};
 use zero_model::sink::FlatBuffer;
-use zero_pipeline::{Coordinates, Placement};
+use zero_pipeline::Placement;
 
 use super::ShardedState;
 use crate::error::ZeroError;
@@ -50,12 +50,12 @@ impl ShardedState {
         // A data-parallel group has consecutive ranks.
         let first = groups.rank() - groups.data().rank();
         self.compare(groups.data(), Compared::Replicated, |replica| first + replica)?;
+        let of_replicate = |replicate| groups.rank_of(at, replicate);
         if let Some(comm) = groups.replicate() {
-            let world = |replicate| groups.mesh().rank(Coordinates { replicate, ..at });
-            self.compare(comm, Compared::Sharded, world)?;
+            self.compare(comm, Compared::Sharded, of_replicate)?;
         }
         match groups.apart().filter(|_| replicates_are_equal) {
-            Some(comm) => self.compare(comm, Compared::Averaged, |replicate| groups.rank_of(at, replicate)),
+            Some(comm) => self.compare(comm, Compared::Averaged, of_replicate),
             None => Ok(()),
         }
     }

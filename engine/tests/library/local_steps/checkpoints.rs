@@ -7,7 +7,7 @@ use zero_engine::Engine;
 use zero_engine::comm::Communicator;
 use zero_partition::{Category, Kind, Range};
 
-use super::{of_replicates, text};
+use super::{of_replicates, staged, text};
 use crate::whole::{LAMB, MUON};
 use crate::world::{Trajectory, engine, train, trajectory, world};
 
@@ -45,10 +45,7 @@ fn a_run_continues_as_if_it_had_not_stopped() {
     // ZeRO stage, ranks of a shard group, pipeline stages.
     let layouts = [(0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 1, 1), (3, 2, 1), (3, 1, 2), (2, 2, 2)];
     for optimizer in ["", MUON, LAMB] {
-        let keys = |(stage, shards, stages): (u8, usize, usize)| {
-            let text = text(stage, shards, 2 / shards, &format!("{optimizer}\npipeline: {{stages: {stages}}}"));
-            (2 * shards * stages, text)
-        };
+        let keys = |layout: (u8, usize, usize)| (2 * layout.1 * layout.2, staged(layout, optimizer));
         let (ranks, first) = keys(layouts[0]);
         let whole = of_replicates(world(ranks, |comm| with_a_skipped_update(comm, &first, None)), &first);
         for from in layouts {

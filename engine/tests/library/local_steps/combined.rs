@@ -1,7 +1,7 @@
 //! Local steps together with adapters, 8-bit states, groups with optimizers of their own, secondary shards and codes.
 
 use super::checkpoints::{resumed, with_a_skipped_update};
-use super::{of_replicates, run, text};
+use super::{of_replicates, run, staged, text};
 use crate::eight_bit::ADAMW;
 use crate::group_optimizers::{BY_ELEMENTS, OF_WHOLE};
 use crate::world::{engine, train, trajectory, world};
@@ -13,7 +13,7 @@ const VARIANTS: [(&str, &str); 4] = [(LORA, ""), (ADAMW, ""), ("", BY_ELEMENTS),
 
 /// Keys of a run of two replicates, for a ZeRO stage, ranks of a shard group and pipeline stages.
 fn keys((more, groups): (&str, &str), stage: u8, shards: usize, stages: usize) -> String {
-    let text = text(stage, shards, 2 / shards, &format!("{more}\npipeline: {{stages: {stages}}}"));
+    let text = staged((stage, shards, stages), more);
     match groups {
         "" => text,
         _ => text.replace("training: {", &format!("training: {{param_groups: [{groups}], ")),
@@ -78,16 +78,16 @@ fn secondary_shards_leave_the_bits() {
         let zero = format!("stage: 3, stage3_max_reuse_distance: 0, zero_hpz_partition_size: {near}");
         text(3, 4, 1, "").replace("stage: 3", &zero).replace("threshold: 40", "threshold: 0")
     };
-    let counts = |near| {
+    let bits = |near| {
         let text = of(near);
         let found = world(8, |comm| {
             let mut engine = engine(comm, &text);
-            (engine.zero().layout().secondary().is_some(), trajectory(&mut engine, 7))
+            assert_eq!(engine.zero().layout().secondary().is_some(), near > 1, "{text}");
+            (engine.zero().outer().unwrap().share.replicate, trajectory(&mut engine, 7))
         });
-        assert!(found.iter().all(|(secondary, _)| *secondary == (near > 1)), "{text}");
-        run(8, 7, &text)
+        of_replicates(found, &text)
     };
-    assert!(counts(1) == counts(2));
+    assert!(bits(1) == bits(2));
 }
 
 /// A run with codes is deterministic and resumable, and its replicates hold the same f32 copies after an outer step.

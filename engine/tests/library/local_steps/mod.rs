@@ -27,6 +27,11 @@ fn text(zero_stage: u8, shards: usize, micro_batches: usize, more: &str) -> Stri
     )
 }
 
+/// Keys of [`text`] for a ZeRO stage, ranks of a shard group and pipeline stages. A replicate adds up two halves of its samples.
+fn staged((zero_stage, shards, stages): (u8, usize, usize), more: &str) -> String {
+    text(zero_stage, shards, 2 / shards, &format!("{more}\npipeline: {{stages: {stages}}}"))
+}
+
 /// Runs two replicates. Returns what the ranks of each of them agree on.
 fn run(ranks: usize, steps: u64, text: &str) -> [Trajectory; 2] {
     let of_rank = |comm| {
@@ -157,7 +162,7 @@ fn layouts_train_bit_identically() {
     let expected = run(2, 7, &text(0, 1, 2, ""));
     for stage in 0..=3 {
         for (shards, stages) in [(1, 1), (2, 1), (2, 2)] {
-            let text = text(stage, shards, 2 / shards, &format!("pipeline: {{stages: {stages}}}"));
+            let text = staged((stage, shards, stages), "");
             assert!(run(2 * shards * stages, 7, &text) == expected, "{text}");
         }
     }
