@@ -29,6 +29,7 @@ mod preference;
 mod quantization;
 mod rope;
 mod scheduler;
+pub(crate) mod sequence_parallel;
 mod split;
 mod training;
 mod transformers_schedules;
@@ -99,6 +100,8 @@ section! {
         pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples of one forward and backward on one rank; auto, where train_batch_size does not say it: 8, as Hugging Face's Trainer") [is keys.facts().batch.micro];
         /// Micro-batches per optimizer step, on one rank or through one pipeline.
         pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
+        /// Ranks that share each sequence (DeepSpeed-Ulysses): each computes a slice of it, and in attention some heads of all of it.
+        pub sequence_parallel_size: usize = key(RANKS, "1", "Consecutive ranks that share each sequence (Ulysses): each computes a slice of its positions, and in attention a part of the heads over all positions. ZeRO shards over them as over the other ranks; they count as one in batch sizes");
         /// Steps between two progress lines; 0 prints none.
         pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two lines of progress; 0: no lines");
         /// Largest absolute value of an element of the gradient; larger ones are clipped to it. `None` disables this.
@@ -185,8 +188,7 @@ section! {
         = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
         = later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction").instead("there is no sequence parallelism that would use it");
         = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("there are no experts to place");
-        = later_unless("sequence_parallel_size", &["1"], "Ranks that share a sequence").instead("`model.tiled_mlp_rows` and `activation_checkpointing` make room for long sequences");
-        = later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size").instead("it is the number of ranks over `pipeline.stages`");
+        = later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size").instead("it is the number of ranks over `pipeline.stages` × `sequence_parallel_size`");
         = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that it is a multiple of 8");
         = ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every stage");
         = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "there is one implementation of each optimizer");
@@ -231,15 +233,21 @@ section! {
 }
 
 impl Config {
-    /// Number of ranks that train on different data: the world size divided by the number of pipeline stages.
+    /// Data-parallel degree: the number of ranks of a pipeline stage that train on different samples, where ranks that share
+    /// sequences count as one.
     pub fn data_parallel_size(&self) -> usize {
+        self.ranks_of_stage() / self.sequence_parallel_size.max(1)
+    }
+
+    /// Number of ranks of a pipeline stage, over which gradients are summed.
+    pub fn ranks_of_stage(&self) -> usize {
         // The field is public, so a program may have set it to 0.
         self.world_size / self.pipeline.stages.max(1)
     }
 
-    /// Number of ranks over which ZeRO shards: the data-parallel ranks divided by the number of their shard groups.
+    /// Number of ranks over which ZeRO shards: those of a pipeline stage divided by the number of their shard groups.
     pub fn shard_group_size(&self) -> usize {
-        self.data_parallel_size() / self.mesh.data_parallel_replicate_degree.max(1)
+        self.ranks_of_stage() / self.mesh.data_parallel_replicate_degree.max(1)
     }
 
     /// Number of ranks of each host, as [`Typed::on_hosts`] has set it; all ranks if it has not.

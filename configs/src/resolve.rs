@@ -194,6 +194,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.pipeline.check(resolver);
     Mesh::check(config, resolver);
     LocalSteps::check(config, resolver);
+    crate::config::sequence_parallel::check(config, resolver);
     Zero::check_secondary(config, world, resolver);
     if let Some(activation_checkpointing) = &config.activation_checkpointing {
         activation_checkpointing.check(resolver);
@@ -229,8 +230,8 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
 }
 
 /// Checks the requirements of `training.reproducible`. It adds over one binary tree of all micro-batches of the
-/// global batch, cut at data-parallel ranks. Both numbers must therefore be powers of two, and communication must
-/// not round.
+/// global batch, or of all their slices if ranks share sequences, cut at the ranks of a stage. Both numbers must therefore
+/// be powers of two, and communication must not round.
 fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     const KEY: &str = Training::reproducible;
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {
@@ -250,7 +251,10 @@ fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
         let help = "leave `zero_quantized_gradients` out".to_string();
         resolver.contradiction(&[KEY, Zero::zero_quantized_gradients], message, Some(help));
     }
-    let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
+    let (ranks, name) = match world.context {
+        1 => (world.data_parallel(), world.data_parallel_name()),
+        context => (world.data_parallel() * context, "ranks of a stage"),
+    };
     let micro_batches = config.gradient_accumulation_steps.saturating_mul(ranks);
     if !ranks.is_power_of_two() || !micro_batches.is_power_of_two() {
         let message = format!(

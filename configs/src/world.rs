@@ -1,4 +1,4 @@
-//! The ranks of a run: pipeline stages × data-parallel ranks, which are shard groups × their ranks.
+//! The ranks of a run: pipeline stages × data-parallel ranks, which are shard groups × their ranks, × ranks that share sequences.
 
 use crate::config::{Config, Launcher, Mesh, Pipeline};
 use crate::errors::ErrorKind;
@@ -12,14 +12,17 @@ const MAX_RANKS: usize = 1 << 20;
 
 const RANKS: &str = Launcher::num_processes;
 const STAGES: &str = Pipeline::stages;
+const CONTEXT: &str = Config::sequence_parallel_size;
 const REPLICATES: &str = Mesh::data_parallel_replicate_degree;
 const SHARDS: &str = Mesh::data_parallel_shard_degree;
 
-/// Number of ranks; a multiple of the stages unless an error has been reported.
+/// Number of ranks; a multiple of the stages times the ranks that share sequences unless an error has been reported.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct World {
     pub(crate) ranks: usize,
     stages: usize,
+    /// Ranks that share sequences.
+    pub(crate) context: usize,
     /// Shard groups of each stage; divides its ranks unless an error has been reported.
     pub(crate) replicates: usize,
     /// Ranks of a shard group, if `auto` is written for them.
@@ -29,16 +32,17 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Determines the number of ranks: `started`, else `launcher.num_processes`, else one rank per pipeline stage.
+    /// Determines the number of ranks: `started`, else `launcher.num_processes`, else as few as the other keys allow.
     pub(crate) fn read(resolver: &mut Resolver<'_>, started: Option<usize>) -> Self {
         let mut keys = resolver.top();
         let stages = Pipeline::read(&mut keys, Config::pipeline).stages;
+        let context = usize::find(&mut keys, CONTEXT).unwrap_or(1);
         let written = usize::find(&mut keys.section(Config::launcher), last(RANKS));
         let mut mesh = keys.section(Config::mesh);
         let mut degrees = [REPLICATES, SHARDS].map(|path| usize::find(&mut mesh, last(path)));
         let is_auto = [REPLICATES, SHARDS].map(|path| resolver.fields.is_auto(path));
         let at = started.map_or(resolver.at(RANKS), At::Launch);
-        let ranks = started.or(written).unwrap_or(stages);
+        let ranks = started.or(written).unwrap_or(stages.saturating_mul(context));
         if ranks == 0 || ranks > MAX_RANKS {
             let message = format!("{ranks} ranks: there are at least 1 and at most {MAX_RANKS}");
             resolver.report.error(ErrorKind::Value, RANKS, at, message, None);
@@ -46,7 +50,7 @@ impl World {
         if started.is_some() && started != written {
             resolver.origins.record(RANKS.to_string(), Origin::Launch);
         }
-        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, replicates: 1, shards: None, at };
+        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, context, replicates: 1, shards: None, at };
         world.divide(resolver);
         if is_auto.contains(&true) && degrees == [None, None] {
             degrees[1] = Some(world.in_a_host(resolver.typed.ranks_per_host));
@@ -57,13 +61,25 @@ impl World {
     }
 
     fn divide(self, resolver: &mut Resolver<'_>) {
-        let Self { ranks, stages, at, .. } = self;
+        let Self { ranks, stages, context, at, .. } = self;
+        let each = stages.saturating_mul(context);
+        let next = ranks.checked_next_multiple_of(each).unwrap_or(each);
         if !ranks.is_multiple_of(stages) {
             let message = format!("{ranks} ranks are not a multiple of {STAGES} {stages}");
-            let next = ranks.next_multiple_of(stages);
             let help = format!("each pipeline takes {stages} ranks; the next multiple is {next}");
             resolver.report.contradiction(&[(STAGES, resolver.at(STAGES)), (RANKS, at)], message, Some(help));
-        } else if !resolver.report.is_poisoned(STAGES) {
+        } else if !ranks.is_multiple_of(each) {
+            let (of, also) = match stages {
+                1 => (format!("{CONTEXT} {context}"), None),
+                _ => (
+                    format!("{STAGES} × {CONTEXT} = {stages} × {context} = {each}"),
+                    Some((STAGES, resolver.at(STAGES))),
+                ),
+            };
+            let places: Vec<_> = [(CONTEXT, resolver.at(CONTEXT)), (RANKS, at)].into_iter().chain(also).collect();
+            let help = format!("{context} ranks share each sequence; the next multiple is {next}");
+            resolver.report.contradiction(&places, format!("{ranks} ranks are not a multiple of {of}"), Some(help));
+        } else if ![STAGES, CONTEXT].iter().any(|path| resolver.report.is_poisoned(path)) {
             return;
         }
         // Suppress errors that would only follow from this one, such as batch sizes that are not divisible.
@@ -73,7 +89,7 @@ impl World {
     /// Returns the largest number of consecutive ranks of a stage that divides its ranks into groups that each are on one host.
     fn in_a_host(self, ranks_per_host: Option<usize>) -> usize {
         let data = self.data_parallel();
-        common_divisor(data, ranks_per_host.unwrap_or(data))
+        common_divisor(data, ranks_per_host.map_or(data, |ranks| (ranks / self.context).max(1)))
     }
 
     /// Returns the number of shard groups of a stage, from the degrees that are written.
@@ -93,7 +109,7 @@ impl World {
         }
         let (relation, help) = match written {
             [_] => {
-                let next = data.next_multiple_of(product).saturating_mul(self.stages);
+                let next = data.next_multiple_of(product).saturating_mul(self.stages).saturating_mul(self.context);
                 let help = format!("the next number of ranks that can be divided in this way is {next}");
                 (format!("a multiple of {} {product}", written[0]), help)
             }
@@ -108,21 +124,23 @@ impl World {
         1
     }
 
-    /// Returns the number of ranks that train on different data.
+    /// Returns the data-parallel degree: the number of ranks of a stage, or of groups that share sequences, that train on
+    /// different samples.
     pub(crate) fn data_parallel(self) -> usize {
-        (self.ranks / self.stages).max(1)
+        (self.ranks / self.stages.saturating_mul(self.context)).max(1)
     }
 
-    /// Returns how messages call the ranks counted by [`data_parallel`](Self::data_parallel): without a pipeline,
-    /// all ranks.
+    /// Returns how messages call the ranks counted by [`data_parallel`](Self::data_parallel): without a pipeline and without
+    /// ranks that share sequences, all ranks.
     pub(crate) fn data_parallel_name(self) -> &'static str {
-        if self.stages == 1 { "ranks" } else { "data-parallel ranks" }
+        if self.stages.saturating_mul(self.context) == 1 { "ranks" } else { "data-parallel ranks" }
     }
 
     /// Returns the keys that determine [`data_parallel`](Self::data_parallel), with their locations.
     pub(crate) fn places(self, resolver: &Resolver<'_>) -> Vec<(&'static str, At)> {
         let stages = (self.stages > 1).then(|| (STAGES, resolver.at(STAGES)));
-        std::iter::once((RANKS, self.at)).chain(stages).collect()
+        let context = (self.context > 1).then(|| (CONTEXT, resolver.at(CONTEXT)));
+        std::iter::once((RANKS, self.at)).chain(stages).chain(context).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Batches of samples, and the assignment of micro-batches to ranks.
 
 use candle_core::Tensor;
+use zero_model::ops::SequenceGroup;
 use zero_model::{Activations, BuiltLayer, Model, Signature};
 
 use crate::error::Error;
@@ -106,6 +107,22 @@ impl Batch {
     /// Fails if the batch has fewer samples.
     pub fn narrow(&self, start: usize, count: usize) -> Result<Self, Error> {
         Ok(self.map(|tensor| tensor.narrow(0, start, count)?.contiguous())?)
+    }
+
+    /// Returns this rank's slice of the sequences, `[batch, time, …]`, if ranks share them. The inputs named in `whole` are not
+    /// cut.
+    pub(crate) fn own_slice(&self, group: Option<&SequenceGroup>, whole: &[String]) -> Result<Self, Error> {
+        let Some(group) = group else { return Ok(self.clone()) };
+        let names: Vec<&str> = self.names().collect();
+        let mut names = names.into_iter();
+        self.map(|tensor| match names.next() {
+            Some(name) if whole.iter().any(|whole| whole == name) => Ok(tensor.clone()),
+            Some(name) if tensor.rank() < 2 => {
+                candle_core::bail!("ranks share sequences, and `{name}` of shape {:?} has none", tensor.shape())
+            }
+            _ => group.slice(tensor),
+        })
+        .map_err(|error| Error::Batch(error.to_string()))
     }
 
     /// Returns the batch's only target.

@@ -74,6 +74,11 @@ impl Settings {
             let help = "use a model without running statistics, or leave the section out";
             return Err(Error::setting("training.local_steps", message, help));
         }
+        if config.sequence_parallel_size > 1 && model.whole_inputs().is_none() {
+            let message = "ranks cannot share the sequences of this model: its layers may mix positions";
+            let help = "write `1`; in a program of your own, call `Layers::shares_sequences` if its layers compute each position alone, or mix them by this project's attention";
+            return Err(Error::setting("sequence_parallel_size", message, help));
+        }
         let ranks = config.shard_group_size();
         let zero_stage = config.zero.stage;
         let micro_batches = config.gradient_accumulation_steps;
@@ -162,11 +167,12 @@ impl Settings {
 pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     let ranks = match config.training.local_steps {
         Some(_) => config.shard_group_size(),
-        None => config.data_parallel_size(),
+        None => config.ranks_of_stage(),
     };
     let averaged = match config.gradient_allreduce_op {
         config::ReduceOp::Mean => micro_batches * ranks,
-        config::ReduceOp::Sum => micro_batches,
+        // The loss of a sample is the mean of those of its slices.
+        config::ReduceOp::Sum => micro_batches * config.sequence_parallel_size,
     };
     1.0 / averaged as f32
 }

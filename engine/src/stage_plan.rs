@@ -18,7 +18,7 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicates × shards. If replicates train alone, that of one of them.
+    /// The mesh: pipeline stages × replicates × shards, which are divided into ranks that share sequences. If replicates train alone, that of one of them.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,
@@ -52,6 +52,10 @@ impl StagePlan {
         let mesh = mesh.replicated(config.mesh.data_parallel_replicate_degree).map_err(|e| {
             let key = "mesh.data_parallel_replicate_degree";
             Error::setting(key, e.to_string(), "write a divisor of the number of data-parallel ranks")
+        })?;
+        let mesh = mesh.with_context(config.sequence_parallel_size).map_err(|e| {
+            let help = "write a divisor of the number of ranks over which ZeRO shards";
+            Error::setting("sequence_parallel_size", e.to_string(), help)
         })?;
         let mesh = match config.near_group_size() {
             Some(near) => mesh.with_near(near).map_err(|e| {
@@ -136,7 +140,8 @@ impl StagePlan {
     /// validate any number.
     pub fn of_two_replicas(&self) -> Self {
         let ranks = self.mesh.pipe() * self.mesh.data().min(2);
-        let mesh = Mesh::new(ranks, self.mesh.pipe()).unwrap_or(self.mesh);
+        let two = Mesh::new(ranks, self.mesh.pipe()).and_then(|two| two.with_context(self.mesh.context().min(2)));
+        let mesh = two.unwrap_or(self.mesh);
         Self { mesh, ..self.clone() }
     }
 

@@ -1,90 +1,19 @@
 //! A model as a list of named layers. A layer is the unit that is gathered, released and run backward on its own.
 
 use std::sync::Arc;
-use zero_ops::{Pass, QuantizationOptions};
+use zero_ops::QuantizationOptions;
 use zero_optim::CustomOptimizer;
 
 use candle_core::{Result, Tensor};
-use candle_nn::{Module, VarBuilder};
+use candle_nn::VarBuilder;
 
 use crate::activations::Activations;
 use crate::adapter::Adapter;
 use crate::build_error::BuildError;
+use crate::layer::{Head, Layer};
 use crate::routes::{self, Names, Route, Signature};
 use crate::trainable::Trainable;
 use crate::width::BaseShapes;
-
-/// Maps activations to activations. Every `candle_nn::Module` is one.
-pub trait Layer: Send + Sync {
-    /// Runs the layer. The name differs from `forward` so that both traits can be in scope.
-    ///
-    /// # Errors
-    /// If shapes or dtypes do not match.
-    fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
-
-    /// Returns whether most of the work for the gradients of its weights can be deferred, as for the operations of
-    /// `zero-ops`. A zero-bubble pipeline then splits the layer's backward. The backward of a plain candle module
-    /// runs as a whole.
-    fn splits(&self) -> bool {
-        false
-    }
-}
-
-impl<M: Module + Send + Sync> Layer for M {
-    fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
-        Module::forward(self, x.single()?).map(Activations::from)
-    }
-}
-
-/// A last layer that computes the loss without holding all of its outputs, such as a language model's head
-/// ([`linear_cross_entropy`](zero_ops::linear_cross_entropy)). Run as a layer, it returns the outputs.
-pub trait Head: Layer {
-    /// Computes the loss, the mean over the micro-batch. `gradient` is the gradient that the loss will receive in the
-    /// backward. Unless `pass` is training, no gradient is wanted.
-    ///
-    /// # Errors
-    /// If shapes or dtypes do not match.
-    fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor>;
-
-    /// Returns whether [`Head::loss_with_z_loss`] is implemented.
-    fn has_z_loss(&self) -> bool {
-        false
-    }
-
-    /// Computes the loss plus `z_loss` times the mean of ln²Z over the same targets, where Z is the normalizer of the
-    /// softmax. Also returns the part that `z_loss` adds, which needs no gradient; `None` while a trace measures memory.
-    /// Called in training only.
-    ///
-    /// # Errors
-    /// As [`Head::loss`], and if the head has no z-loss.
-    fn loss_with_z_loss(
-        &self,
-        x: &Activations,
-        targets: &Tensor,
-        pass: &Pass,
-        gradient: f32,
-        z_loss: f32,
-    ) -> Result<(Tensor, Option<Tensor>)> {
-        let _ = (x, targets, pass, gradient, z_loss);
-        candle_core::bail!("the head has no z-loss")
-    }
-
-    /// Returns the weight of a micro-batch's loss in the mean over the global batch, such as its number of targets.
-    /// `None`, the default, if all micro-batches weigh the same. Either all micro-batches have a weight or none has.
-    ///
-    /// # Errors
-    /// If the targets cannot be read.
-    fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {
-        let _ = targets;
-        Ok(None)
-    }
-
-    /// Returns whether each position of the outputs, `[batch, time, …]`, depends on that position of the input alone.
-    /// Decoding then computes the outputs of last positions only.
-    fn is_by_position(&self) -> bool {
-        false
-    }
-}
 
 /// A layer's module, and the same module again as a head if it is one.
 pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
@@ -153,6 +82,8 @@ pub struct Layers {
     pub(crate) quantization: Option<QuantizationOptions>,
     pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
     pub(crate) base_shapes: Option<std::result::Result<BaseShapes, BuildError>>,
+    /// If ranks can share sequences, the inputs that each of them takes whole.
+    pub(crate) whole_inputs: Option<Vec<String>>,
     /// Number of layers before those of the last call.
     before_last_call: usize,
     /// The first method that was called before there was a layer.
@@ -289,6 +220,16 @@ impl Layers {
     #[must_use]
     pub fn has_base_shapes(&self) -> bool {
         self.base_shapes.is_some()
+    }
+
+    /// Declares that ranks can share the sequences of this model (`sequence_parallel_size`): each runs the layers on a slice of
+    /// the positions, of every input and target `[batch, time, …]` except the inputs named in `whole`. Layers must compute each
+    /// position alone, or mix positions by the attentions of `zero-ops` and say so ([`Layer::exchanges`]). The loss must be a
+    /// mean over positions, or have a weight.
+    #[must_use]
+    pub fn shares_sequences<S: Into<String>>(mut self, whole: impl IntoIterator<Item = S>) -> Self {
+        self.whole_inputs = Some(whole.into_iter().map(Into::into).collect());
+        self
     }
 
     /// Selects the parameters that training changes. The others are frozen. An [`Layers::adapter`] takes precedence.

@@ -84,6 +84,8 @@ pub struct LayerMemory {
     /// Bytes that such a backward leaves until the weight gradients are computed, in addition to the gradients of the
     /// inputs.
     pub deferred: u64,
+    /// Bytes that the forward and the backward send to ranks that share sequences.
+    pub exchanged: [u64; 2],
 }
 
 /// Memory of the last layer and the loss, forward and backward together, in bytes.
@@ -107,6 +109,8 @@ pub struct EvaluationMemory {
     /// Bytes that the layer's modules compute at their first use and keep, such as the angles of rotary positions. Layers
     /// that share them have the same key. They are not part of any other figure.
     pub kept_once: BTreeMap<usize, u64>,
+    /// Bytes sent to ranks that share sequences.
+    pub exchanged: u64,
 }
 
 /// Calls `run` with figures for layers on a GPU: those of the CPU, plus cuBLASLt's workspace for each product that
@@ -133,14 +137,19 @@ impl Model {
 
     fn step(&self, layer: usize, built: &BuiltLayer, inputs: &[Form], defers: bool) -> Result<LayerMemory> {
         if layer < self.first_trained() {
-            let EvaluationMemory { outputs, peak, .. } = self.forward_memory(layer, inputs, true)?;
-            return Ok(LayerMemory { outputs, forward_peak: peak, ..LayerMemory::default() });
+            let EvaluationMemory { outputs, peak, exchanged, .. } = self.forward_memory(layer, inputs, true)?;
+            return Ok(LayerMemory {
+                outputs,
+                forward_peak: peak,
+                exchanged: [exchanged, 0],
+                ..LayerMemory::default()
+            });
         }
         meta::trace(self.written_before(layer), || {
             let (inputs, leaves) = leaves(layer, inputs)?;
             let outputs = sink::promise(|| built.run(&Activations::new(inputs), &pass(layer, true)))?;
             let forms: Vec<Form> = outputs.tensors().iter().map(Form::of).collect();
-            let forward_peak = meta::peak() + BOOKKEEPING;
+            let (forward_peak, exchanged) = (meta::peak() + BOOKKEEPING, meta::exchanged());
             let kept = meta::now().saturating_sub(forms.iter().map(Form::bytes).sum()) + BOOKKEEPING;
             let seed = |y: &Tensor| Ok((y.clone(), meta::tensor(y.shape(), y.dtype())?));
             let seeds: Vec<(Tensor, Tensor)> = outputs.tensors().iter().map(seed).collect::<Result<_>>()?;
@@ -164,6 +173,7 @@ impl Model {
                 input_gradients,
                 deferred_peak: if defers { peak } else { 0 },
                 deferred: if defers { rest } else { 0 },
+                exchanged: [exchanged, meta::exchanged() - exchanged],
             })
         })
     }
@@ -201,7 +211,8 @@ impl Model {
             let (inputs, _) = leaves(0, inputs)?;
             let outputs = built.run_forward_only(&Activations::new(inputs), &pass(layer, training))?;
             let outputs = outputs.tensors().iter().map(Form::of).collect();
-            Ok(EvaluationMemory { outputs, peak: meta::peak() + BOOKKEEPING, kept_once: meta::kept_once() })
+            let (peak, exchanged) = (meta::peak() + BOOKKEEPING, meta::exchanged());
+            Ok(EvaluationMemory { outputs, peak, kept_once: meta::kept_once(), exchanged })
         })
     }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
 use zero_ops::graph::untracked;
-use zero_ops::{LinearMap, Pass};
+use zero_ops::{LinearMap, Pass, SequenceGroup};
 use zero_optim::{CustomOptimizer, MatrixStates};
 
 use crate::activations::Activations;
 use crate::build_error::BuildError;
-use crate::layers::{Head, Layer, Loss, LossWeight, only_target};
+use crate::layer::{Head, Layer};
+use crate::layers::{Loss, LossWeight, only_target};
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 use crate::routes::{Route, Signature};
@@ -24,6 +25,7 @@ pub struct BuiltLayer {
     route: Route,
     uses: Vec<ParameterId>,
     read_backward: Vec<ParameterId>,
+    is_last: bool,
 }
 
 impl BuiltLayer {
@@ -53,6 +55,13 @@ impl BuiltLayer {
         self.module.splits()
     }
 
+    /// Returns whether the layer exchanges slices with ranks that share its sequences. The last layer never does: its forward
+    /// runs as part of its backward.
+    #[must_use]
+    pub fn exchanges(&self) -> bool {
+        !self.is_last && self.module.exchanges()
+    }
+
     /// Where the layer's inputs come from, and what it passes on.
     #[must_use]
     pub fn route(&self) -> &Route {
@@ -65,8 +74,17 @@ impl BuiltLayer {
     /// # Errors
     /// Returns the module's error, with the layer's name added.
     pub fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
-        let run = || pass.within(|| self.module.run(self.route.inputs(x)?.as_ref().unwrap_or(x), pass));
+        let run = || self.within(pass, || self.module.run(self.route.inputs(x)?.as_ref().unwrap_or(x), pass));
         if pass.training { run() } else { untracked(run) }.map_err(|e| self.context(e))
+    }
+
+    /// Runs `run` in the pass. A layer that did not declare exchanges cannot begin one, for which other ranks would have to be
+    /// in the same layer.
+    fn within<T>(&self, pass: &Pass, run: impl FnOnce() -> T) -> T {
+        match SequenceGroup::current() {
+            Some(group) if !self.exchanges() => group.silent_in(&self.name).within(|| pass.within(run)),
+            _ => pass.within(run),
+        }
     }
 
     /// Runs the layer like [`BuiltLayer::run`], but saves nothing for a backward, in training too.
@@ -117,6 +135,7 @@ pub struct Model {
     linear_maps: Vec<LinearMap>,
     device: Device,
     optimizer: Option<Arc<dyn CustomOptimizer>>,
+    whole_inputs: Option<Vec<String>>,
 }
 
 impl Model {
@@ -148,6 +167,13 @@ impl Model {
     #[must_use]
     pub fn optimizer(&self) -> Option<&Arc<dyn CustomOptimizer>> {
         self.optimizer.as_ref()
+    }
+
+    /// Returns the inputs of the batch of which ranks that share sequences take the whole, by name; `None` if ranks cannot share
+    /// the sequences of this model.
+    #[must_use]
+    pub fn whole_inputs(&self) -> Option<&[String]> {
+        self.whole_inputs.as_deref()
     }
 
     /// Sets what optimizers keep of the parameters that they update as whole matrices, in the order of the parameters. These are
@@ -253,7 +279,7 @@ impl Model {
         let losses = || {
             let inputs = last.route.inputs(x)?;
             let (x, targets) = (inputs.as_ref().unwrap_or(x), only_target(targets)?);
-            pass.within(|| match pass.training && self.has_z_loss() {
+            last.within(pass, || match pass.training && self.has_z_loss() {
                 true => head.loss_with_z_loss(x, targets, pass, gradient, self.z_loss),
                 false => Ok((head.loss(x, targets, pass, gradient)?, None)),
             })

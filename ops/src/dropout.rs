@@ -12,6 +12,7 @@ use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use crate::product::Elements;
 use crate::random::Stream;
+use crate::sequence::SequenceGroup;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
@@ -39,10 +40,14 @@ impl Dropout {
 ///
 /// The first dimension of `x` is the sample. Whether an element is kept depends only on the run's seed, the layer,
 /// `name`, the sample's index in the run and the element's position in the sample. The masks are therefore the same
-/// for any number of ranks and any micro-batch size. The backward computes the mask again.
+/// for any number of ranks and any micro-batch size. If ranks share sequences, the second dimension is the position in this
+/// rank's slice, and the masks are those of the whole sequence. The backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<Tensor> {
     match numbers(OP, probability, name, pass)? {
-        Some(stream) => apply1(x, Masked { probability, stream, first_sample: pass.sample }),
+        Some(stream) => {
+            let slice = SequenceGroup::current().map_or(0, |group| group.index());
+            apply1(x, Masked { probability, stream, first_sample: pass.sample, slice })
+        }
         None => Ok(x.clone()),
     }
 }
@@ -62,6 +67,8 @@ struct Masked {
     /// The numbers of the first sample.
     stream: Stream,
     first_sample: u64,
+    /// Which slice of each sample `x` is; the slices have the same size.
+    slice: usize,
 }
 
 const OP: &str = "dropout";
@@ -79,7 +86,10 @@ impl Masked {
 
     #[cfg(feature = "cuda")]
     fn apply_on_gpu(&self, gpu: &Gpu, x: &Operand, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
-        let &Self { probability, stream, first_sample } = self;
+        let &Self { probability, stream, first_sample, slice } = self;
+        if slice > 0 {
+            bail!("{OP}: sequences are cut into slices on the CPU only");
+        }
         let mask = Mask { key: stream.key(), first_sample, probability, scale: self.scale() };
         gpu::dropout::apply(OP, gpu, x, dtype, samples(shape), &mask)
     }
@@ -95,7 +105,8 @@ impl Masked {
                 let len = (size - from).min(range.end - at);
                 let ((x_part, x_later), (y_part, y_later)) = (x.split_at(len), y.split_at_mut(len));
                 let stream = self.stream.of(self.first_sample + sample as u64);
-                stream.drop_out(from as u64, self.probability, scale, x_part, y_part);
+                let from = (self.slice * size + from) as u64;
+                stream.drop_out(from, self.probability, scale, x_part, y_part);
                 at += len;
                 (x, y) = (x_later, y_later);
             }

@@ -24,6 +24,8 @@
 //! There the last two promises hold in part: elementwise operations are bit-identical to the CPU's, while sums have
 //! an order of their own, which is the same in every run.
 //!
+//! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]).
+//!
 //! The crate knows neither layers nor models; `zero-model` builds on it.
 
 #![allow(unsafe_code)]
@@ -58,6 +60,7 @@ pub mod random;
 mod residual;
 mod rotary;
 mod scaled;
+mod sequence;
 pub mod sink;
 mod tiled_mlp;
 
@@ -91,6 +94,7 @@ pub use quantized::{
 };
 pub use rotary::{RopeScaling, Rotary};
 pub use scaled::scaled;
+pub use sequence::{SequenceGroup, own_slice};
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 
 /// Returns the size in bytes of the buffers that each multiplying thread keeps from its first product on: the calling

@@ -11,6 +11,7 @@ use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
 use crate::meta::{self, tracing};
 use crate::product::Elements;
+use crate::sequence::place;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
@@ -153,7 +154,8 @@ impl Rotary {
     }
 
     /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0, and inside
-    /// [`decode`](crate::decode()) the first one that is not in the cache.
+    /// [`decode`](crate::decode()) the first one that is not in the cache. If ranks share sequences, it is the first position
+    /// of this rank's slice.
     ///
     /// # Errors
     /// Fails if a position is not one of the model's.
@@ -165,26 +167,30 @@ impl Rotary {
             }
             return self.rotate_cached(x, time, &positions);
         }
-        if time > self.positions {
+        let (first, whole) = place(time);
+        if whole > self.positions {
             let positions = self.positions;
-            bail!("{OP}: a sequence of {time} tokens is longer than the {positions} positions of the model");
+            bail!("{OP}: a sequence of {whole} tokens is longer than the {positions} positions of the model");
         }
-        self.rotate(x, time, None)
+        let of_slice = || (0..batch).flat_map(|_| first as u32..(first + time) as u32).collect();
+        self.rotate(x, whole, (whole > time).then(of_slice))
     }
 
-    /// Rotates `[batch, time, heads, size]` by the angles of `position_ids`, `[batch, time]` of u32, i64 or u8.
+    /// Rotates `[batch, time, heads, size]` by the angles of `position_ids`, `[batch, time]` of u32, i64 or u8. If ranks share
+    /// sequences, both are this rank's slices.
     ///
     /// # Errors
     /// Fails if the shapes do not match, if a position is not one of the model's, or if the angles depend on the length of
-    /// a row and `time` exceeds the one from which they do: the documents in a row may be shorter.
+    /// a row and its length exceeds the one from which they do: the documents in a row may be shorter.
     pub fn apply_at(&self, x: &Tensor, position_ids: &Tensor) -> Result<Tensor> {
         let (batch, time, ..) = x.dims4()?;
         if position_ids.dims() != [batch, time] {
             bail!("{OP}: position_ids of shape {:?} do not match {batch} rows of {time} tokens", position_ids.shape());
         }
-        if let Some((tokens, _)) = self.longer.as_ref().filter(|(tokens, _)| time > *tokens) {
+        let (_, whole) = place(time);
+        if let Some((tokens, _)) = self.longer.as_ref().filter(|(tokens, _)| whole > *tokens) {
             bail!(
-                "{OP}: packed rows of {time} tokens are longer than {tokens}, from which angles of LongRoPE depend on \
+                "{OP}: packed rows of {whole} tokens are longer than {tokens}, from which angles of LongRoPE depend on \
                    the length of a document"
             );
         }
@@ -193,7 +199,8 @@ impl Rotary {
             false => indices_of(OP, position_ids, self.positions)?.into_iter().map(|at| at as u32).collect(),
         };
         // As long as the row, since the longest document differs between rows.
-        let longest = positions.iter().max().map_or(0, |&position| position as usize + 1).max(time.min(self.positions));
+        let longest =
+            positions.iter().max().map_or(0, |&position| position as usize + 1).max(whole.min(self.positions));
         self.rotate(x, longest, Some(positions.into()))
     }
 

@@ -1,5 +1,5 @@
-//! The communicators of a rank: all ranks, the ranks of its pipeline stage, its shard group, its near group, its replicates,
-//! and the ranks of all stages at its position in the data-parallel group.
+//! The communicators of a rank: all ranks, the ranks of its pipeline stage, its shard group, its near group, its context
+//! group, its replicates, and the ranks of all stages at its position in the data-parallel group.
 
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub struct Groups {
     /// The ranks of the near group, and those at the same place of all near groups of the shard group. `None` if there is one
     /// near group, or if each has one rank.
     near: Option<[Arc<dyn Communicator>; 2]>,
+    /// The ranks that share sequences; `None` if each has its own.
+    context: Option<Arc<dyn Communicator>>,
     /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
     pipe: Vec<Arc<dyn Communicator>>,
     /// Each communicator of this rank once.
@@ -71,7 +73,11 @@ impl Groups {
                 Some([split(&shard, host, place)?, split(&shard, place, host)?])
             }
         };
-        Ok(Self { mesh, at, world, data, shard, replicate, apart: None, near, pipe, all })
+        let context = match mesh.context() {
+            1 => None,
+            size => Some(split(&shard, at.shard / size, at.shard % size)?),
+        };
+        Ok(Self { mesh, at, world, data, shard, replicate, apart: None, near, context, pipe, all })
     }
 
     /// Creates the communicators of a rank in a mesh whose replicates train alone. Collective: every rank must call it.
@@ -82,7 +88,7 @@ impl Groups {
     /// # Panics
     /// Panics if the mesh has another number of ranks than the world.
     pub fn of_replicates_alone(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
-        let Self { at, world, data, shard, replicate, near, pipe, mut all, .. } = Self::new(world, mesh)?;
+        let Self { at, world, data, shard, replicate, near, context, pipe, mut all, .. } = Self::new(world, mesh)?;
         let own = match mesh.pipe() {
             1 => shard.clone(),
             _ => {
@@ -93,7 +99,7 @@ impl Groups {
         };
         let (apart, at) = (replicate.map(|replicate| [replicate, data]), Coordinates { replicate: 0, ..at });
         let (mesh, data) = (mesh.of_one_replicate(), shard.clone());
-        Ok(Self { mesh, at, world: own, data, shard, replicate: None, apart, near, pipe, all })
+        Ok(Self { mesh, at, world: own, data, shard, replicate: None, apart, near, context, pipe, all })
     }
 
     /// Creates the communicators for plain data parallelism, with one pipeline stage.
@@ -105,7 +111,19 @@ impl Groups {
         let mesh = Mesh::new(world.size(), 1).expect("a world has ranks");
         let at = mesh.coordinates(world.rank());
         let (data, shard, all) = (world.clone(), world.clone(), vec![world.clone()]);
-        Self { mesh, at, data, shard, replicate: None, apart: None, near: None, world, pipe: vec![], all }
+        Self {
+            mesh,
+            at,
+            data,
+            shard,
+            replicate: None,
+            apart: None,
+            near: None,
+            context: None,
+            world,
+            pipe: vec![],
+            all,
+        }
     }
 
     /// Returns the arrangement of the ranks, or of those of one replicate if they train alone.
@@ -158,6 +176,19 @@ impl Groups {
     #[must_use]
     pub fn across(&self) -> Option<&Arc<dyn Communicator>> {
         self.near.as_ref().map(|[_, across]| across)
+    }
+
+    /// Returns the communicator of this rank's context group: the consecutive ranks of its shard group that share sequences, in the
+    /// order of their slices. `None` if each rank has sequences of its own.
+    #[must_use]
+    pub fn context(&self) -> Option<&Arc<dyn Communicator>> {
+        self.context.as_ref()
+    }
+
+    /// Returns the place of this rank among the context groups of its stage: which part of the data it trains on.
+    #[must_use]
+    pub fn data_rank(&self) -> usize {
+        self.mesh.replica(self.at) / self.mesh.context()
     }
 
     /// Returns the communicator for one kind of message, with the ranks of all stages at this rank's position in

@@ -374,6 +374,7 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
                 read_backward: of_parameters(layer.read_backward()),
                 splits: layer.splits(),
                 reads_batch: !layer.route().reads().is_empty(),
+                exchanges: layer.exchanges(),
             }
         })
         .collect();

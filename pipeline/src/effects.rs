@@ -126,6 +126,18 @@ impl Computation {
             | Self::UpdateTile(_) => None,
         }
     }
+
+    /// Returns whether the computation exchanges slices with the ranks that share its sequences, which must be in the same
+    /// computation.
+    #[must_use]
+    pub fn exchanges(self, shape: &ModelShape) -> bool {
+        match self {
+            Self::Forward(layer) | Self::Recompute(layer) | Self::Backward(layer) | Self::BackwardInput(layer) => {
+                shape.layers[layer].exchanges
+            }
+            _ => false,
+        }
+    }
 }
 
 impl Transfer<'_> {

@@ -2,11 +2,15 @@
 //!
 //! Ranks of a *shard group* hold different shards of one copy of ZeRO's state. Ranks at the same position of several
 //! shard groups hold the same shard: they are *replicates* of each other. The ranks of a stage, over both axes, are its
-//! data-parallel group: each of them trains on other samples, and the group has replicates × shards *replicas* of the
-//! model.
+//! data-parallel group: each of them trains on other samples, or other slices of them, and the group has replicates × shards
+//! *replicas* of the model.
 //!
 //! Inside a shard group, consecutive ranks can form *near groups*: those that share a host, where links are fast. ZeRO++ keeps
 //! secondary shards within them.
+//!
+//! Consecutive ranks of a shard group can also form *context groups*: they train on the same samples, and each of them
+//! computes a slice of every sequence. ZeRO shards over them as over the others, since they have the same parameters. To
+//! everything but the data and the attention, a slice is what a shorter sample of its own would be.
 //!
 //! Consecutive ranks are neighbours on the shard axis, then on the replicate axis: rank = (stage × replicates +
 //! replicate) × shards + shard. A launcher puts consecutive ranks on one host, and the shard axis has the heaviest
@@ -19,13 +23,15 @@ use std::ops::Range;
 
 use crate::message::StageId;
 
-/// The degrees of the three axes. Their product is the world size.
+/// The degrees of the axes. The world size is the product of the first three; near and context groups are parts of shard
+/// groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pipe: usize,
     replicates: usize,
     shards: usize,
     near: usize,
+    context: usize,
 }
 
 /// Error: the ranks cannot be divided evenly.
@@ -54,6 +60,14 @@ pub enum MeshError {
         shards: usize,
         /// Number of ranks of a near group.
         near: usize,
+    },
+    /// The ranks of a shard group do not make context groups of that many ranks.
+    #[error("cannot divide a shard group of {shards} ranks evenly into groups of {context} that share sequences")]
+    Context {
+        /// Number of ranks of a shard group.
+        shards: usize,
+        /// Number of ranks of a context group.
+        context: usize,
     },
 }
 
@@ -86,7 +100,7 @@ impl Mesh {
             return Err(MeshError::Stages { world_size, stages });
         }
         let shards = world_size / stages;
-        Ok(Self { pipe: stages, replicates: 1, shards, near: shards })
+        Ok(Self { pipe: stages, replicates: 1, shards, near: shards, context: 1 })
     }
 
     /// Divides the ranks of each stage into `replicates` shard groups, each of one near group.
@@ -119,13 +133,24 @@ impl Mesh {
         Ok(Self { near, ..self })
     }
 
+    /// Divides each shard group into context groups of `context` consecutive ranks.
+    ///
+    /// # Errors
+    /// Fails if the ranks of a shard group are not a multiple of `context`, or if it is zero.
+    pub fn with_context(self, context: usize) -> Result<Self, MeshError> {
+        if context == 0 || !self.shards.is_multiple_of(context) {
+            return Err(MeshError::Context { shards: self.shards, context });
+        }
+        Ok(Self { context, ..self })
+    }
+
     /// Returns the number of pipeline stages.
     #[must_use]
     pub fn pipe(&self) -> usize {
         self.pipe
     }
 
-    /// Returns the data-parallel degree: the number of ranks per stage.
+    /// Returns the number of ranks per stage, which is the data-parallel degree times the number of ranks per context group.
     #[must_use]
     pub fn data(&self) -> usize {
         self.replicates * self.shards
@@ -147,6 +172,25 @@ impl Mesh {
     #[must_use]
     pub fn near(&self) -> usize {
         self.near
+    }
+
+    /// Returns the number of ranks that share sequences.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Returns the data-parallel degree: the number of context groups per stage, each of which trains on other samples.
+    #[must_use]
+    pub fn data_parallel(&self) -> usize {
+        self.data() / self.context
+    }
+
+    /// Returns the ranks of the context group of a rank, in the order of their slices.
+    #[must_use]
+    pub fn context_ranks(&self, rank: usize) -> Range<usize> {
+        let first = rank / self.context * self.context;
+        first..first + self.context
     }
 
     /// Returns the places within the shard group of the ranks of a position's near group.
@@ -237,6 +281,23 @@ mod tests {
         }
         for near in [0, 3, 16] {
             assert_eq!(mesh.with_near(near), Err(MeshError::Near { shards: 8, near }));
+        }
+    }
+
+    #[test]
+    fn context_groups_divide_shard_groups() {
+        let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap();
+        assert_eq!((mesh.context(), mesh.data_parallel()), (1, 16));
+        let cut = mesh.with_context(4).unwrap();
+        assert_eq!((cut.context(), cut.data_parallel(), cut.data(), cut.shards()), (4, 4, 16, 8));
+        for rank in 0..16 {
+            let group = cut.context_ranks(rank);
+            assert_eq!((group.len(), group.contains(&rank)), (4, true));
+            let shards = group.map(|rank| cut.coordinates(rank)).map(|at| (at.replicate, at.shard / 4));
+            assert!(shards.clone().all(|of| Some(of) == shards.clone().next()));
+        }
+        for context in [0, 3, 16] {
+            assert_eq!(mesh.with_context(context), Err(MeshError::Context { shards: 8, context }));
         }
     }
 }

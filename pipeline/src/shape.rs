@@ -78,6 +78,9 @@ pub struct LayerShape {
     pub splits: bool,
     /// Whether the layer takes named inputs of the micro-batch.
     pub reads_batch: bool,
+    /// Whether its forward and its backward exchange slices of sequences with the ranks of the context group, if there are
+    /// several.
+    pub exchanges: bool,
 }
 
 /// The properties of a segment that programs depend on.

@@ -27,3 +27,4 @@ mod quantization;
 mod resolve;
 mod rope_scaling;
 mod secondary;
+mod sequence_parallel;

@@ -123,7 +123,7 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     let tiles = |rows: Option<usize>| rows.map_or("off".to_string(), |rows| rows.to_string());
     same("MLP tile rows:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
     // A group of a larger world shares cores and links with others, unlike a world of its size.
-    let replicas = config.data_parallel_size();
+    let replicas = config.ranks_of_stage();
     if replicas > 1 && has.ranks != config.world_size {
         same("ranks per group:", has.ranks.to_string(), replicas.to_string());
     }

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::DType;
 use zero_config::{Compute, Config};
 use zero_model::memory::{self, EvaluationMemory, Form, LayerMemory, LossMemory};
+use zero_model::ops::SequenceGroup;
 use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, PreferenceLoss, REFERENCE_LOG_PROBS};
 use zero_model::{Model, Signature};
+use zero_pipeline::{Instruction, Program};
 
 use crate::configured_model;
 use crate::error::Error;
@@ -33,8 +35,10 @@ impl Table {
     /// the configured model is built again on the CPU, without allocating parameters.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
         let batch = BatchForms::of(config, model)?;
+        // The first rank of those that share sequences has the most heads.
+        let group = SequenceGroup::traced(0, config.sequence_parallel_size);
         let of = |model: &Model| match config.training.device {
-            Compute::Cpu => Self::new(model, &batch).ok(),
+            Compute::Cpu => group.within(|| Self::new(model, &batch)).ok(),
             Compute::Cuda => memory::on_gpu(|| Self::new(model, &batch)).ok(),
         };
         if !model.device().is_cuda() {
@@ -76,6 +80,20 @@ impl Table {
     }
 }
 
+impl Table {
+    /// Returns the bytes that the first rank of those that share sequences sends to the others in a program.
+    #[must_use]
+    pub fn exchanged(&self, program: &Program) -> u64 {
+        let of = |layer: usize, pass: usize| self.layers.get(layer).map_or(0, |memory| memory.exchanged[pass]);
+        let of_instruction = |instruction: &Instruction| match *instruction {
+            Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => of(layer, 0),
+            Instruction::Backward { layer, .. } | Instruction::BackwardInput { layer, .. } => of(layer, 1),
+            _ => 0,
+        };
+        program.instructions.iter().map(of_instruction).sum()
+    }
+}
+
 /// Shapes and dtypes of a micro-batch.
 struct BatchForms {
     inputs: Form,
@@ -92,8 +110,11 @@ impl BatchForms {
             let (inputs, targets) = (Form::new((rows, mlp.input_size), DType::F32), Form::new(rows, DType::U32));
             return Some(Self { inputs, named: BTreeMap::new(), targets: vec![targets] });
         }
-        let tokens = (rows, tokens(config)?);
+        let whole = tokens(config)?;
+        let tokens = (rows, whole / config.sequence_parallel_size);
+        let is_whole = |name: &str| model.whole_inputs().is_some_and(|whole| whole.iter().any(|input| input == name));
         let form = |name: &str| match name {
+            POSITION_IDS if is_whole(name) => Some(Form::new((rows, whole), DType::U32)),
             POSITION_IDS => Some(Form::new(tokens, DType::U32)),
             LABELS => Some(Form::new(tokens, DType::I64)),
             LABEL_GROUPS => Some(Form::new(tokens, DType::U8)),

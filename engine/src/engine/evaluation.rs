@@ -83,14 +83,14 @@ impl Engine {
             return Ok(vec![]);
         }
         self.has_equal_replicates("an evaluation")?;
-        let signature = self.model().signature().clone();
+        let (model, sequence) = (self.zero.model().clone(), self.sequence.clone());
+        let signature = model.signature().clone();
         let load = |micro_batch: usize| {
             let batch = load(micro_batch)?;
             batch.fits(&signature, true)?;
-            Ok(batch)
+            batch.own_slice(sequence.as_ref(), model.whole_inputs().unwrap_or_default())
         };
-        let (model, data, weights) =
-            (self.zero.model().clone(), self.zero.groups().evaluating().clone(), LossWeights::default());
+        let (data, weights) = (self.zero.groups().evaluating().clone(), LossWeights::default());
         let stage = (&*model, &*data, self.has_last_layer());
         let mut load = weights.loader(stage, (Mean::EachMicroBatch, count), load);
         let mut observe = observe.map(|observe| move |seen: Observed<'_>| observe(seen));
@@ -106,11 +106,11 @@ impl Engine {
                 .into_f32()?,
             false => vec![0.0; count],
         };
-        let replicas = self.replicas() as f32;
+        let ranks = data.size() as f32;
         let totals = weights.totals();
         let weight = |index: usize| totals.map_or(-1, |totals| totals[index].cast_signed());
         // The stages without the loss do not know whether it has weights.
-        let pair = |(index, loss): (usize, f32)| [i64::from((loss / replicas).to_bits()), weight(index)];
+        let pair = |(index, loss): (usize, f32)| [i64::from((loss / ranks).to_bits()), weight(index)];
         let told = Buffer::I64(losses.into_iter().enumerate().flat_map(pair).collect());
         let told = self.told_by_the_last(told)?.into_i64()?;
         let mean =
@@ -183,6 +183,8 @@ impl Engine {
             memory_limit: self.memory_limit,
             kept: None,
             load,
+            // Outputs are those of whole sequences.
+            sequence: self.sequence.as_ref().filter(|_| weights.is_some()),
             sample: &|_| 0,
             training: false,
             scored: weights.is_some(),

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use zero_comm::Communicator;
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, PartitionMethod};
+use zero_model::ops::SequenceGroup;
 use zero_model::{Layers, Model};
 use zero_optim::LossScaler;
 use zero_partition::{Groups, Layout, ShardedState};
@@ -68,6 +69,8 @@ pub struct Engine {
     averaging: Option<Program>,
     /// The step after which the replicates were last equal.
     pub(crate) averaged: u64,
+    /// The ranks that share this rank's sequences; `None` if it has its own.
+    sequence: Option<SequenceGroup>,
     pub(crate) step: u64,
     /// Samples consumed by all steps so far; the data continue at this index.
     pub(crate) samples: u64,
@@ -194,6 +197,7 @@ impl Engine {
             Some(_) => Some(stage_plan.kept(stage_plan.averaging(layout.shape()), stage, layout.shape())?),
             None => None,
         };
+        let sequence = groups.context().map(|comm| SequenceGroup::new(comm.clone()));
         let stages = stage_plan.stages.clone();
         let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
         // A disk or a GPU's memory may be full on one rank only: abort, so that the other ranks fail too.
@@ -231,6 +235,7 @@ impl Engine {
             scaler,
             averaging,
             averaged: 0,
+            sequence,
             step: 0,
             samples: 0,
             has_exchanged: false,

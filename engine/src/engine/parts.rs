@@ -58,16 +58,18 @@ impl Engine {
         self.config.gradient_accumulation_steps * self.replicas()
     }
 
-    /// Returns the data-parallel degree.
+    /// Returns the data-parallel degree. Ranks that share sequences count as one.
     #[must_use]
     pub fn replicas(&self) -> usize {
-        self.stage_plan.whole.data()
+        self.stage_plan.whole.data_parallel()
     }
 
-    /// This rank's place on the data axis.
+    /// Returns which part of the data this rank trains on, below [`Engine::replicas`]. It is the same on ranks that share
+    /// sequences.
     #[must_use]
     pub fn replica(&self) -> usize {
-        self.stage_plan.whole.replica(self.stage_plan.whole.coordinates(self.comm.rank()))
+        let whole = self.stage_plan.whole;
+        whole.replica(whole.coordinates(self.comm.rank())) / whole.context()
     }
 
     /// Returns the configuration, resolved for this world.
@@ -109,6 +111,17 @@ impl Engine {
             Content::Gradients { layer, .. } => boundary(layer).gradient_bytes(),
             Content::TiedGradient { .. } | Content::TiedParameters { .. } => 0,
         }
+    }
+
+    /// Returns the bytes that this rank sends in a step to the ranks that share its sequences; 0 if it has its own. `None` if they
+    /// are only known in a run.
+    #[must_use]
+    pub fn exchanged_bytes(&self) -> Option<u64> {
+        if self.sequence.is_none() {
+            return Some(0);
+        }
+        let table = self.planned(&[], |subject| subject.table())?;
+        Some(table.exchanged(&self.program))
     }
 
     /// Returns the time of this rank's steps by category.

@@ -109,8 +109,8 @@ impl Engine {
         let scale = loss_scale.unwrap_or(1.0);
         let sent_before = self.stats().sent_bytes();
         let step = self.step + 1;
-        let (data, settings) = (self.zero.groups().data(), &self.settings);
-        let (ranks, rank) = (data.size(), data.rank());
+        let settings = &self.settings;
+        let (ranks, rank) = (self.stage_plan.mesh.data_parallel(), self.zero.groups().data_rank());
         let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches) = (settings.deal, settings.micro_batches);
         // A replicate that trains alone has consecutive micro-batches, so that those of others do not depend on its ranks.
@@ -119,7 +119,8 @@ impl Engine {
         let global = |local: usize| own + deal.global(rank, ranks, local, micro_batches);
         let first = self.samples;
         let sample = |local: usize| first + rows[..global(local)].iter().sum::<usize>() as u64;
-        let signature = self.model().signature().clone();
+        let (model, sequence) = (self.zero.model().clone(), self.sequence.clone());
+        let signature = model.signature().clone();
         let load_local = |local: usize| {
             let batch = load(global(local))?;
             let (found, expected) = (batch.rows()?, rows[global(local)]);
@@ -127,10 +128,9 @@ impl Engine {
                 return Err(Error::Batch(format!("a micro-batch has {found} samples, expected {expected}")));
             }
             batch.fits(&signature, true)?;
-            Ok(batch)
+            batch.own_slice(sequence.as_ref(), model.whole_inputs().unwrap_or_default())
         };
-        let (model, data, weights) =
-            (self.zero.model().clone(), self.zero.groups().data().clone(), LossWeights::default());
+        let (data, weights) = (self.zero.groups().data().clone(), LossWeights::default());
         let stage = (&*model, &*data, self.has_last_layer());
         let mean = if rows.iter().all(|&count| count == rows[0]) { Mean::Step } else { Mean::StepOfSamples };
         let mut load = weights.loader(stage, (mean, micro_batches), load_local);
@@ -143,6 +143,7 @@ impl Engine {
                 memory_limit: self.memory_limit,
                 kept: self.kept.as_mut(),
                 load: &mut load,
+                sequence: self.sequence.as_ref(),
                 sample: &sample,
                 training: true,
                 scored: true,

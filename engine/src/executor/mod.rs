@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use candle_core::{DType, Tensor};
+use zero_model::ops::SequenceGroup;
 use zero_model::{Activations, Pass, Signature};
 use zero_optim::Rate;
 use zero_optim::norm::{Limits, Verdict};
@@ -36,6 +37,8 @@ pub(crate) struct Context<'a> {
     pub(crate) kept: Option<&'a mut ActivationOffload>,
     /// Loads a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
+    /// The ranks that share the sequences of the micro-batches, which are then slices; `None` if they are whole.
+    pub(crate) sequence: Option<&'a SequenceGroup>,
     /// Index of a local micro-batch's first sample in the run.
     pub(crate) sample: &'a dyn Fn(usize) -> u64,
     pub(crate) training: bool,
@@ -118,7 +121,11 @@ impl Context<'_> {
 
 /// Runs a whole program.
 pub(crate) fn run(program: &Program, context: &mut Context<'_>) -> Result<StepOutput, Error> {
-    carry_out(program, context).map_err(explained)
+    let Some(group) = context.sequence else { return carry_out(program, context).map_err(explained) };
+    group.within(|| carry_out(program, context)).map_err(|error| match group.failure() {
+        Some(lost) => Error::Comm(lost.clone()),
+        None => explained(error),
+    })
 }
 
 fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput, Error> {

@@ -17,7 +17,7 @@ fn llama() -> Layers {
     zoo::llama(&llama_config())
 }
 
-const LORA: &str = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.2, init_lora_weights: false, bias: lora_only, \
+pub(crate) const LORA: &str = "adapter: {r: 4, lora_alpha: 16, lora_dropout: 0.2, init_lora_weights: false, bias: lora_only, \
                     modules_to_save: [ln_f]}";
 const OF_LLAMA: &str = "adapter: {r: 4, use_rslora: true, target_modules: [q_proj, down_proj], lora_dropout: 0.1}";
 

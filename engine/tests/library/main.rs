@@ -56,6 +56,7 @@ mod quantized;
 mod rampup;
 mod recomputation;
 mod replicas;
+mod sequence_parallel;
 mod tiles;
 mod torch;
 mod transformers;

@@ -8,19 +8,19 @@ use world::{BF16, assert_same, config, gpt2_config, llama_config, reproducible, 
 use zero_engine::{Batch, Engine, Layers, zoo};
 use zero_model::ops::IGNORE_INDEX;
 
-fn gpt2(packed: bool) -> Layers {
+pub(crate) fn gpt2(packed: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { packed, ..gpt2_config() })
 }
 
-fn llama(packed: bool) -> Layers {
+pub(crate) fn llama(packed: bool) -> Layers {
     zoo::llama(&zoo::LlamaConfig { packed, sliding_window: Some(5), tie_word_embeddings: true, ..llama_config() })
 }
 
-fn gemma3(packed: bool) -> Layers {
+pub(crate) fn gemma3(packed: bool) -> Layers {
     zoo::llama(&zoo::LlamaConfig { packed, ..family_layouts::gemma3() })
 }
 
-fn phi3(packed: bool) -> Layers {
+pub(crate) fn phi3(packed: bool) -> Layers {
     zoo::llama(&zoo::LlamaConfig { packed, ..family_layouts::phi3() })
 }
 
@@ -28,10 +28,10 @@ fn phi3(packed: bool) -> Layers {
 const TIME: usize = 16;
 
 /// The lengths of the documents of each sample.
-const DOCUMENTS: [&[usize]; 4] = [&[9, 4, 3], &[16], &[1, 7, 5], &[2, 2, 2, 6]];
+pub(crate) const DOCUMENTS: [&[usize]; 4] = [&[9, 4, 3], &[16], &[1, 7, 5], &[2, 2, 2, 6]];
 
 /// Returns a batch in which each list is a sample; the rest of a sample is padding, a document of its own.
-fn batch(step: usize, samples: &[&[usize]], packed: bool) -> Batch {
+pub(crate) fn batch(step: usize, samples: &[&[usize]], packed: bool) -> Batch {
     let (mut tokens, mut labels, mut positions): (Vec<u32>, Vec<i64>, Vec<u32>) = (vec![], vec![], vec![]);
     // A document has the same tokens in every batch of the step.
     let token = |number: usize, at: usize| (number * 17 + at * at * 3 + at + step * 5) % 61;

@@ -28,8 +28,8 @@ impl Layers {
     /// See [`BuildError`].
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
-        let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, base_shapes, optimizer, .. } =
-            self;
+        let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, .. } = self;
+        let Self { base_shapes, optimizer, whole_inputs, .. } = self;
         // Before the layers, which are computed from the base model's sizes.
         let base_shapes = base_shapes.transpose()?;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
@@ -99,7 +99,7 @@ impl Layers {
                 let read = uses.iter().filter(|used| used.in_backward || layer == last);
                 let read_backward = read.map(|used| used.parameter).collect();
                 let uses = uses.iter().map(|used| used.parameter).collect();
-                BuiltLayer { name, module, route, uses, read_backward }
+                BuiltLayer { name, module, route, uses, read_backward, is_last: layer == last }
             })
             .collect();
         Ok(Model {
@@ -115,6 +115,7 @@ impl Layers {
             linear_maps: maps,
             device: device.clone(),
             optimizer,
+            whole_inputs,
         })
     }
 }

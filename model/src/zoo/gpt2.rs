@@ -8,7 +8,8 @@ use super::{
     Activation, Last, POSITION_IDS, PreferenceLoss, check_sizes, times_as_wide, with_positions, within_documents,
 };
 use crate::activations::Activations;
-use crate::layers::{Layer, Layers};
+use crate::layer::Layer;
+use crate::layers::Layers;
 use crate::width::BaseShapes;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
@@ -16,8 +17,8 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
 use zero_ops::{
-    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed_with_dropout, positions,
-    scaled,
+    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, SequenceGroup, TiledMlp,
+    causal_attention_packed_with_dropout, own_slice, positions, scaled,
 };
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -177,10 +178,11 @@ impl Layer for Embeddings {
     fn run(&self, ids: &Activations, pass: &Pass) -> Result<Activations> {
         let (ids, position_ids) = with_positions(ids)?;
         let (batch, time) = ids.dims2()?;
+        let whole = SequenceGroup::current().map_or(time, |group| group.size() * time);
         let positions = match position_ids {
-            Some(position_ids) => position_ids.clone(),
-            None if time > self.positions => {
-                bail!("gpt2: a sequence of {time} tokens is longer than n_positions = {}", self.positions);
+            Some(position_ids) => own_slice(position_ids)?,
+            None if whole > self.positions => {
+                bail!("gpt2: a sequence of {whole} tokens is longer than n_positions = {}", self.positions);
             }
             None => positions(batch, time, ids.device())?,
         };
@@ -280,5 +282,9 @@ impl Layer for Block {
     /// A tiled MLP computes its weight gradients immediately, so little would be deferred.
     fn splits(&self) -> bool {
         matches!(self.mlp, Mlp::Whole { .. })
+    }
+
+    fn exchanges(&self) -> bool {
+        true
     }
 }

@@ -1,7 +1,7 @@
 //! The head of a language model.
 
 use crate::activations::Activations;
-use crate::layers::{Head, Layer};
+use crate::layer::{Head, Layer};
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 use zero_ops::Pass;

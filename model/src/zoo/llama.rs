@@ -11,7 +11,8 @@
 use super::pair_head::with_head;
 use super::{Last, LlamaConfig, POSITION_IDS, with_positions, within_documents};
 use crate::activations::Activations;
-use crate::layers::{Layer, Layers};
+use crate::layer::Layer;
+use crate::layers::Layers;
 use crate::width::BaseShapes;
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -21,7 +22,7 @@ use zero_ops::graph::fused_block;
 use zero_ops::graph::{reshape, sum};
 use zero_ops::{
     Activation, AttentionSpan, Dropout, Embedding, Linear, RmsNorm, Rotary, TiledMlp, causal_attention_with_dropout,
-    columns, scaled,
+    columns, own_slice, scaled,
 };
 
 /// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -225,7 +226,8 @@ impl Block {
         let (batch, time, _) = x.dims3()?;
         let split = |y: Tensor, heads| reshape(&y, (batch, time, heads, self.head_size));
         let norm = |x: Tensor, of: usize| self.qk_norm.as_ref().map_or(Ok(x.clone()), |norms| norms[of].forward(&x));
-        let rotate = |x: Tensor| match (&self.rotary, position_ids) {
+        let own_positions = position_ids.map(own_slice).transpose()?;
+        let rotate = |x: Tensor| match (&self.rotary, &own_positions) {
             (None, _) => Ok(x),
             (Some(rotary), Some(position_ids)) => rotary.apply_at(&x, position_ids),
             (Some(rotary), None) => rotary.apply(&x),
@@ -256,5 +258,9 @@ impl Layer for Block {
     /// A tiled MLP computes its weight gradients immediately, so little would be deferred.
     fn splits(&self) -> bool {
         matches!(self.mlp, Mlp::Whole { .. })
+    }
+
+    fn exchanges(&self) -> bool {
+        true
     }
 }

@@ -1,13 +1,14 @@
 //! The head of a language model that is trained on pairs of a chosen and a rejected answer.
 
 use crate::activations::Activations;
-use crate::layers::{Layer, Layers};
+use crate::layer::Layer;
+use crate::layers::Layers;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use zero_ops::graph::fused_block;
 use zero_ops::{Pass, PreferenceLoss, linear_log_probs, preference_loss};
 
-use super::LanguageHead;
+use super::{LanguageHead, POSITION_IDS};
 
 /// Name of the batch's input `[batch, time]` of i64: the next token where it belongs to an answer or its prompt, otherwise
 /// [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
@@ -31,7 +32,8 @@ pub(super) fn with_head(
     loss: Option<PreferenceLoss>,
 ) -> Layers {
     let Some(loss) = loss else {
-        return layers.head("lm_head", move |vb| LanguageHead::new(width, vocabulary, std, vb));
+        let layers = layers.head("lm_head", move |vb| LanguageHead::new(width, vocabulary, std, vb));
+        return layers.shares_sequences([POSITION_IDS]);
     };
     layers
         .layer("lm_head", move |vb: VarBuilder| {

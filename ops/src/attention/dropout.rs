@@ -19,6 +19,8 @@ pub(crate) struct Mask {
     /// The numbers of the first sample.
     stream: Stream,
     first_sample: u64,
+    /// The first query head of the attention among those of the model.
+    first_head: usize,
     probability: f32,
 }
 
@@ -27,7 +29,12 @@ impl Mask {
     pub(crate) fn new(op: &'static str, dropout: &Dropout, pass: &Pass) -> Result<Option<Self>> {
         let &Dropout { probability, name } = dropout;
         let stream = numbers(op, probability, name, pass)?;
-        Ok(stream.map(|stream| Self { stream, first_sample: pass.sample, probability }))
+        Ok(stream.map(|stream| Self { stream, first_sample: pass.sample, first_head: 0, probability }))
+    }
+
+    /// Returns the dropout of an attention of some of the heads, which begin at `first_head`.
+    pub(crate) fn at_head(self, first_head: usize) -> Self {
+        Self { first_head, ..self }
     }
 
     /// Checks that every probability has its own number.
@@ -47,7 +54,9 @@ impl Mask {
             let query = tile.position + row;
             // Four numbers come from one counter.
             let first = first / 4 * 4;
-            let index = ((head as u64) << (2 * POSITION_BITS)) | ((query as u64) << POSITION_BITS) | first as u64;
+            let index = (((self.first_head + head) as u64) << (2 * POSITION_BITS))
+                | ((query as u64) << POSITION_BITS)
+                | first as u64;
             let seen = &mut scores[first - tile.origin..=query - tile.origin];
             stream.drop_out_in_place(index, self.probability, scale, seen);
         }

@@ -7,6 +7,7 @@
 pub(crate) mod cached;
 mod dropout;
 pub(crate) mod heads;
+mod slices;
 pub(crate) mod span;
 
 use crate::attention::dropout::Mask;
@@ -22,6 +23,7 @@ use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, floats};
+use crate::sequence::{SequenceGroup, place};
 use crate::{Dropout, Pass};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -34,6 +36,9 @@ use std::sync::{Arc, OnceLock};
 ///
 /// `heads` must be a multiple of `kv_heads`: query head h reads key and value head h / (heads / kv_heads), which is
 /// grouped-query attention. The result has the shape of q.
+///
+/// If ranks share sequences ([`SequenceGroup`]), q, k, v and the result are this rank's slices, of `time` / ranks positions,
+/// while spans and dropout are those of whole sequences. Each rank computes some of the heads.
 pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     causal_attention_within(q, k, v, &AttentionSpan::default())
 }
@@ -67,14 +72,22 @@ pub fn causal_attention_with_dropout(
 }
 
 fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
-    let (batch, time, heads, _) = q.dims4()?;
+    let (_, time, heads, _) = q.dims4()?;
     if mask.is_some() {
-        Mask::fits(OP, time, heads)?;
+        Mask::fits(OP, place(time).1, heads)?;
     }
     if is_decoding() {
         decodes(mask.as_ref(), q)?;
         return cached::separate(q, k, v, span);
     }
+    match SequenceGroup::current() {
+        Some(group) => slices::separate(&group, [q, k, v], span, mask),
+        None => whole(q, k, v, span, mask),
+    }
+}
+
+fn whole(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
+    let (batch, time, ..) = q.dims4()?;
     let separate = Separate {
         firsts: span.firsts(OP, batch, time)?,
         mask,
@@ -110,14 +123,22 @@ pub fn causal_attention_packed_with_dropout(
 }
 
 fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
-    let (batch, time, _) = qkv.dims3()?;
+    let (_, time, _) = qkv.dims3()?;
     if mask.is_some() {
-        Mask::fits(OP, time, heads)?;
+        Mask::fits(OP, place(time).1, heads)?;
     }
     if is_decoding() {
         decodes(mask.as_ref(), qkv)?;
         return cached::packed(qkv, heads, span);
     }
+    match SequenceGroup::current() {
+        Some(group) => slices::packed(&group, qkv, heads, span, mask),
+        None => whole_packed(qkv, heads, span, mask),
+    }
+}
+
+fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
+    let (batch, time, _) = qkv.dims3()?;
     let packed = Packed {
         heads,
         firsts: span.firsts(OP, batch, time)?,

@@ -49,6 +49,8 @@ pub(crate) struct Costs {
     pub(crate) backward: u64,
     /// The inputs whose gradients the backward returns if they are wanted. Gradients of parameters go to the sink.
     pub(crate) gradients: [bool; 3],
+    /// Bytes that the forward and the backward send to ranks that share sequences.
+    pub(crate) exchanged: [u64; 2],
     /// The cost of deferring the gradients of parameters, if the operation has any.
     pub(crate) deferred: Option<DeferredCosts>,
 }
@@ -64,6 +66,7 @@ impl Costs {
             forward: 0,
             backward: 0,
             gradients: [true; 3],
+            exchanged: [0; 2],
             deferred: None,
         }
     }

@@ -9,14 +9,15 @@ use crate::mesh::Coordinates;
 use crate::message::{Channel, Message};
 use crate::timeline::Lane;
 
-/// Checks that every data-parallel group starts the same collectives in the same order.
+/// Checks that every data-parallel group starts the same collectives in the same order. A computation that exchanges slices of
+/// sequences counts as one.
 pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<(), Violation> {
     for stage in 0..world.mesh.pipe() {
         let mut ranks = world.mesh.ranks(stage);
         let Some(first) = ranks.next() else { continue };
-        let expected = collectives(&programs[first]);
+        let expected = collectives(&programs[first], world);
         for rank in ranks {
-            let found = collectives(&programs[rank]);
+            let found = collectives(&programs[rank], world);
             for k in 0..expected.len().max(found.len()) {
                 let (theirs, ours) = (expected.get(k), found.get(k));
                 if theirs.map(|(_, i)| i) != ours.map(|(_, i)| i) {
@@ -37,8 +38,15 @@ pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<()
     Ok(())
 }
 
-fn collectives(program: &Program) -> Vec<(usize, &Instruction)> {
-    program.instructions.iter().enumerate().filter(|(_, i)| i.is_collective()).collect()
+fn collectives<'a>(program: &'a Program, world: &World) -> Vec<(usize, &'a Instruction)> {
+    let meets =
+        |instruction: &Instruction| instruction.is_collective() || exchanges(instruction.effects().action, world);
+    program.instructions.iter().enumerate().filter(|(_, instruction)| meets(instruction)).collect()
+}
+
+/// Returns whether an action exchanges slices with the other ranks of its context group.
+fn exchanges(action: Action<'_>, world: &World) -> bool {
+    world.mesh.context() > 1 && matches!(action, Action::Computes(of) if of.exchanges(world.shape))
 }
 
 /// Checks that the messages sent and received on each channel match, in order.
@@ -95,11 +103,13 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
         for rank in 0..programs.len() {
             while let Some(instruction) = programs[rank].instructions.get(ranks[rank].next) {
                 let action = instruction.effects().action;
-                let meets = action == Action::Meets;
+                let (meets, shares) = (action == Action::Meets, exchanges(action, world));
                 moved |= meets && !std::mem::replace(&mut ranks[rank].meets, meets);
+                moved |= shares && !std::mem::replace(&mut ranks[rank].exchanges, shares);
                 if !arrived(rank, action, &ranks, world) {
                     break;
                 }
+                ranks[rank].exchanged += usize::from(shares);
                 ranks[rank].pass(action);
                 moved = true;
             }
@@ -135,6 +145,9 @@ struct Progress<'a> {
     /// Whether the rank is where all ranks meet, and how often all have met.
     meets: bool,
     met: usize,
+    /// Whether the rank is where its context group exchanges slices, and how often it has.
+    exchanges: bool,
+    exchanged: usize,
     /// Messages sent and receives posted, by channel.
     sent: BTreeMap<Channel, Passed>,
     posted: BTreeMap<Channel, Passed>,
@@ -158,7 +171,7 @@ impl Passed {
 impl<'a> Progress<'a> {
     fn pass(&mut self, action: Action<'a>) {
         self.next += 1;
-        self.meets = false;
+        (self.meets, self.exchanges) = (false, false);
         match action {
             Action::Starts(Transfer::Send(message)) => self.sent.entry(message.channel()).or_default().push(*message),
             Action::Starts(Transfer::Receive(message)) => {
@@ -208,6 +221,11 @@ fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &Worl
                 other == rank || progress.met > ranks[rank].met || progress.meets
             };
             ranks.iter().enumerate().all(is_there)
+        }
+        Action::Computes(_) if exchanges(action, world) => {
+            let own = ranks[rank].exchanged;
+            let is_there = |other: &Progress| other.exchanged > own || other.exchanges;
+            world.mesh.context_ranks(rank).all(|other| is_there(&ranks[other]))
         }
         Action::Computes(_) | Action::Starts(_) | Action::Releases | Action::Saves => true,
     }

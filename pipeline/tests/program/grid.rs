@@ -24,6 +24,7 @@ fn drawn(
         read_backward: vec![index],
         splits: true,
         reads_batch: false,
+        exchanges: false,
     };
     let segment = |_| SegmentShape {
         elements: 10,

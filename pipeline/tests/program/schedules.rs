@@ -16,7 +16,7 @@ fn shape(layers: usize, tied: bool) -> ModelShape {
         let shares = tied && index + 1 == layers && index > 0;
         let segments = if shares { vec![0, index] } else { vec![index] };
         let (name, read_backward) = (format!("layer.{index}"), segments.clone());
-        LayerShape { name, read_backward, segments, splits: true, reads_batch: false }
+        LayerShape { name, read_backward, segments, splits: true, reads_batch: false, exchanges: false }
     };
     let segment = |_| SegmentShape {
         elements: 10,

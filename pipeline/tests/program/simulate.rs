@@ -15,6 +15,7 @@ fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
         read_backward: vec![index],
         splits: true,
         reads_batch: false,
+        exchanges: false,
     };
     let segment = |_| SegmentShape {
         elements: 10,

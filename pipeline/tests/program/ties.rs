@@ -14,6 +14,7 @@ fn shape(ties: &[&[usize]]) -> ModelShape {
         read_backward: std::iter::once(index).chain(shared(index)).collect(),
         splits: true,
         reads_batch: false,
+        exchanges: false,
     };
     let segment = |_| SegmentShape {
         elements: 10,

@@ -18,6 +18,7 @@ fn timeline(forward: f64) -> Timeline {
         read_backward: vec![index],
         splits: false,
         reads_batch: false,
+        exchanges: false,
     };
     let segment = |_| SegmentShape {
         elements: 10,

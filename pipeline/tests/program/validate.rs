@@ -19,6 +19,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
         read_backward: segments.to_vec(),
         splits: false,
         reads_batch: false,
+        exchanges: false,
     };
     let segment = |elements| SegmentShape {
         elements,
@@ -476,4 +477,32 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     let violation = validate(&[more, good.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, good.instructions.len()));
     assert!(violation.reason.ends_with("is nothing here, but `gather segments [0]` on rank 0"), "{violation}");
+}
+
+#[test]
+fn ranks_that_share_sequences_must_be_in_the_same_layer() {
+    let mut shape = shape(ZeroStage::Zero);
+    shape.layers[1].exchanges = true;
+    let stages = Stages::single(&shape);
+    let program = schedule::forward_only(&shape, &stages, 0, 2);
+    let mut other = program.clone();
+    for instruction in &mut other.instructions {
+        match instruction {
+            Load { micro_batch } | Forward { micro_batch, .. } => *micro_batch = 1 - *micro_batch,
+            _ => {}
+        }
+    }
+    let check = |other: &Program, context: usize| {
+        let mesh = zero_pipeline::Mesh::new(4, 1).unwrap().with_context(context).unwrap();
+        let programs = [program.clone(), other.clone(), program.clone(), other.clone()];
+        zero_pipeline::validate(&programs, &World { shape: &shape, stages: &stages, mesh, capacity: 0 })
+    };
+    assert_eq!((check(&program, 2), check(&other, 1)), (Ok(()), Ok(())));
+    let violation = check(&other, 2).unwrap_err();
+    assert_reason(
+        &violation,
+        "forward layer 1 of micro-batch 1",
+        "all ranks of a stage must start the same collectives: number 0 is `forward layer 1 of micro-batch 1` here, \
+         but `forward layer 1 of micro-batch 0` on rank 0",
+    );
 }

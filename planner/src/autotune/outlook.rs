@@ -75,7 +75,7 @@ impl Outlook<'_> {
 
     /// Returns the conditions that a candidate's cost table must match.
     pub(super) fn conditions(&self, config: &Config, candidate: &Candidate) -> Conditions {
-        let replicas = config.data_parallel_size();
+        let replicas = config.ranks_of_stage();
         let others = candidate.settings.iter().filter(|(path, _)| !super::space::is_ours(path));
         Conditions {
             ranks: if replicas > 1 { replicas } else { config.world_size },

@@ -355,6 +355,14 @@ impl Plan {
         }
     }
 
+    /// Returns the bytes that the first rank of a stage sends in a step to the ranks that share its sequences; `None` if it has its
+    /// own, or if they are only known in a run.
+    fn exchanged(&self, stage: StageId) -> Option<u64> {
+        let of = &self.memory_plan;
+        let table = (of.stage_plan.mesh.context() > 1).then(|| of.subject().table()).flatten()?;
+        Some(table.exchanged(&of.programs[stage]))
+    }
+
     /// Returns the plan as JSON.
     #[must_use]
     pub fn value(&self) -> Value {
@@ -378,6 +386,7 @@ impl Plan {
                 "disk_bytes": { "optimizer": self.memory_plan.needs[stage].disk.optimizer, "parameters": self.memory_plan.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent.total(),
                 "sent_bytes_across_near_groups": share.sent.across,
+                "sent_bytes_per_step_of_attention": self.exchanged(stage),
                 "sent_bytes_per_outer_step": self.memory_plan.averaging.as_ref().map(|_| share.sent_outer),
                 "sent_bytes_between_replicates_per_outer_step":
                     self.memory_plan.averaging.as_ref().map(|_| share.sent_between),
@@ -390,9 +399,10 @@ impl Plan {
         json!({
             "world_size": mesh.world_size(),
             "pipeline_stages": mesh.pipe(),
-            "data_parallel_size": mesh.data(),
+            "data_parallel_size": mesh.data_parallel(),
             "data_parallel_replicate_degree": mesh.replicates(),
-            "data_parallel_shard_degree": mesh.shards(),
+            "data_parallel_shard_degree": mesh.shards() / mesh.context(),
+            "sequence_parallel_size": mesh.context(),
             "local_steps": self.memory_plan.averaging.as_ref().map(|(_, steps)| steps),
             "zero_hpz_partition_size": self.memory_plan.settings.layout.secondary,
             "schedule": self.memory_plan.stage_plan.schedule.to_string(),

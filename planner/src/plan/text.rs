@@ -13,20 +13,27 @@ use super::{Plan, Share};
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mesh = self.memory_plan.stage_plan.whole;
+        let slices = match mesh.context() {
+            1 => String::new(),
+            size => format!(" × {size} slices of each sequence"),
+        };
         writeln!(
             f,
             "{} = {} × {}, ZeRO stage {}, {} per step = {} × {} × {}",
             counted(mesh.world_size(), "rank", "ranks"),
             counted(mesh.pipe(), "pipeline stage", "pipeline stages"),
             match mesh.replicates() {
-                1 => counted(mesh.data(), "replica", "replicas"),
-                groups => format!("{groups} shard groups × {}", counted(mesh.shards(), "rank", "ranks")),
+                1 => counted(mesh.data_parallel(), "replica", "replicas") + &slices,
+                groups => {
+                    let shards = counted(mesh.shards() / mesh.context(), "rank", "ranks");
+                    format!("{groups} shard groups × {shards}{slices}")
+                }
             },
             self.memory_plan.settings.layout.zero_stage.number(),
             counted(self.memory_plan.config.train_batch_size, "sample", "samples"),
             self.memory_plan.settings.micro_batch_size,
             counted(self.memory_plan.settings.micro_batches, "micro-batch", "micro-batches"),
-            counted(mesh.data(), "replica", "replicas"),
+            counted(mesh.data_parallel(), "replica", "replicas"),
         )?;
         let averaging = self.memory_plan.averaging.as_ref();
         let local_steps = averaging.map_or(1, |(_, steps)| *steps as u64);
@@ -64,6 +71,11 @@ impl fmt::Display for Plan {
                 join(|share| share.sent_outer),
                 join(|share| share.sent_between),
             )?;
+        }
+        if mesh.context() > 1 {
+            let sent = |stage| self.exchanged(stage).map_or("unknown".to_string(), bytes);
+            let all: Vec<String> = (0..mesh.pipe()).map(sent).collect();
+            writeln!(f, "sent in attention per step to the ranks that share sequences: {}", all.join(" | "))?;
         }
         let layout = &self.memory_plan.layout;
         if let Some(near) = layout.secondary() {

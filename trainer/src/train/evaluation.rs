@@ -97,7 +97,9 @@ fn of_weights(
         return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
-    let (loss, samples) = (totals[0] / totals[1], totals[2] as usize);
+    // Ranks that share a sequence have each counted it.
+    let samples = totals[2] as usize / engine.config().sequence_parallel_size;
+    let loss = totals[0] / totals[1];
     if totals[1] == 0.0 {
         return Err(no_targets());
     }

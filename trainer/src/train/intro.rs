@@ -35,7 +35,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     corpus.notes.iter().for_each(|line| progress.say(line));
     let state = report::expected(engine).total();
     progress.say(&format!(
-        "world: {} × {} over {}, ZeRO stage {}{}{}, communication {} with compute, {} of state on rank 0",
+        "world: {} × {} over {}, ZeRO stage {}{}{}{}, communication {} with compute, {} of state on rank 0",
         counted(comm.size(), "rank", "ranks"),
         counted(zero_model::ops::threads(), "thread", "threads"),
         comm.transport(),
@@ -45,6 +45,10 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
             groups => {
                 format!(" in {groups} shard groups of {}", counted(config.shard_group_size(), "rank", "ranks"))
             }
+        },
+        match config.sequence_parallel_size {
+            1 => String::new(),
+            size => format!(", {size} ranks share each sequence"),
         },
         match config.secondary_group_size() {
             None => String::new(),
@@ -69,7 +73,8 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     }
     engine.between_gpus().iter().for_each(|line| progress.say(line));
     disk::describe(engine).iter().for_each(|line| progress.say(line));
-    let (replica, replicas) = if config.pipeline.stages > 1 { ("replica", "replicas") } else { ("rank", "ranks") };
+    let each_rank = config.pipeline.stages == 1 && config.sequence_parallel_size == 1;
+    let (replica, replicas) = if each_rank { ("rank", "ranks") } else { ("replica", "replicas") };
     progress.say(&format!(
         "batch: {} = {} per micro-batch × {} × {}   steps: {steps}",
         counted(config.train_batch_size, "sample", "samples"),

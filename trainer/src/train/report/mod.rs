@@ -201,7 +201,7 @@ fn pipeline(engine: &Engine) -> Value {
     json!({
         "schedule": stage_plan.schedule.to_string(),
         "stages": (0..stage_plan.mesh.pipe()).map(layers).collect::<Vec<_>>(),
-        "replicas": stage_plan.mesh.data(),
+        "replicas": stage_plan.mesh.data_parallel(),
         "keeps_gathered": stage_plan.gathering(shape)
             .map(|_| (0..stage_plan.mesh.pipe()).map(|stage| stage_plan.keeps_gathered(stage)).collect::<Vec<_>>()),
         "weight_gradients_put_off": put_off.into_iter().map(name).collect::<Vec<_>>(),
@@ -269,7 +269,10 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     let place = (zero.groups().mesh(), zero.groups().at());
     let width = engine.settings().dtype.size_in_bytes();
     let options = &engine.settings().zero;
-    expected_payload(engine.program(), zero.layout(), place, width, options, |content| engine.message_bytes(content))
+    let sharded = expected_payload(engine.program(), zero.layout(), place, width, options, |content| {
+        engine.message_bytes(content)
+    });
+    Payload { within: sharded.within + engine.exchanged_bytes().unwrap_or(0), ..sharded }
 }
 
 /// For `memory_breakdown`: returns the peak memory of each rank in each part of the last step; a collective.

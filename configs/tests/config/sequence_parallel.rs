@@ -1,0 +1,75 @@
+//! `sequence_parallel_size`: batch sizes, meshes, and what it cannot be used with.
+
+use zero_config::{Config, load};
+
+const HEAD: &str = "train_micro_batch_size_per_gpu: 2\nsequence_parallel_size: 2\n";
+
+fn with(text: &str, ranks: usize) -> Config {
+    Config::with_world_size("ds.yaml", format!("{HEAD}{text}"), ranks).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn errors(text: &str, ranks: usize) -> String {
+    Config::with_world_size("ds.yaml", format!("{HEAD}{text}"), ranks).unwrap_err().to_string()
+}
+
+#[test]
+fn ranks_that_share_sequences_count_as_one() {
+    for (text, ranks, batch, data, shards) in [
+        ("", 2, 2, 1, 2),
+        ("gradient_accumulation_steps: 3", 8, 24, 4, 8),
+        ("pipeline: {stages: 2}", 8, 4, 2, 4),
+        ("zero_optimization: {stage: 2}\nmesh: {data_parallel_replicate_degree: 2}", 8, 8, 4, 4),
+        ("zero_optimization: {stage: 2}\nmesh: {data_parallel_shard_degree: 1}", 8, 8, 4, 2),
+    ] {
+        let config = with(text, ranks);
+        let found = (config.train_batch_size, config.data_parallel_size(), config.shard_group_size());
+        assert_eq!(found, (batch, data, shards), "{text}");
+        let again = Config::with_world_size("ds.yaml", config.to_yaml(), ranks).unwrap();
+        assert_eq!(again.sequence_parallel_size, 2);
+    }
+    // Without a number of ranks, one group of each pipeline stage.
+    let config = Config::parse("ds.yaml", format!("{HEAD}pipeline: {{stages: 2}}")).unwrap();
+    assert_eq!((config.world_size, config.train_batch_size), (4, 2));
+}
+
+#[test]
+fn a_shard_group_of_a_host_has_whole_groups() {
+    let text = format!("{HEAD}zero_optimization: {{stage: 2}}\nmesh: {{data_parallel_shard_degree: auto}}");
+    let source = zero_config::Source { name: "ds.yaml".to_string(), text };
+    let config = load(source, &[]).unwrap().on_hosts(4).resolve(Some(16)).unwrap();
+    assert_eq!((config.mesh.data_parallel_shard_degree, config.shard_group_size()), (Some(2), 4));
+}
+
+#[test]
+fn groups_divide_the_ranks() {
+    let message = errors("", 3);
+    assert!(message.contains("3 ranks are not a multiple of sequence_parallel_size 2"), "{message}");
+    assert!(message.contains("the next multiple is 4"), "{message}");
+    let message = errors("pipeline: {stages: 2}", 6);
+    assert!(
+        message.contains("6 ranks are not a multiple of pipeline.stages × sequence_parallel_size = 2 × 2 = 4"),
+        "{message}"
+    );
+}
+
+#[test]
+fn contradictions_name_both_keys() {
+    for (text, key, message) in [
+        ("data: {train: a.txt, sequence_length: 9}", "data.sequence_length", "cannot be cut into 2 slices"),
+        ("model: {type: mlp, input_size: 4}", "model.type", "an mlp has no sequences"),
+        ("training: {device: cuda}", "training.device", "not implemented on a GPU"),
+        (
+            "gradient_accumulation_steps: 2\ntraining: {gradient_noise_scale: {}}",
+            "gradient_noise_scale",
+            "slices of samples",
+        ),
+        (
+            "gradient_accumulation_steps: 2\ntraining: {reproducible: true}\nzero_optimization: {stage: 1}",
+            "zero_optimization.stage",
+            "stage 1 reduces their sum",
+        ),
+    ] {
+        let found = errors(text, 4);
+        assert!(found.contains(message) && found.contains(key) && found.contains("sequence_parallel_size"), "{found}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Ranks that share sequences (Ulysses): outputs have the bits of one rank, losses and gradients differ from one rank by
+//! rounding only, and every layout with the same slices trains bit-identically.
+
+mod combined;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use candle_core::Tensor;
+use zero_engine::{Engine, Layers, zoo};
+use zero_model::ops::own_slice;
+
+use crate::world::{
+    BF16, FP16, Trajectory, assert_same, batch, config, gpt2_config, llama_config, relative_difference, run_of, world,
+};
+
+const STEPS: u64 = 6;
+
+fn gpt2() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..gpt2_config() })
+}
+
+fn dropping_gpt2() -> Layers {
+    let dropout = zoo::Gpt2Config { embd_pdrop: 0.1, resid_pdrop: 0.1, attn_pdrop: 0.2, ..gpt2_config() };
+    zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..dropout })
+}
+
+/// Grouped queries and a sliding window: four query heads read two key and value heads.
+fn llama() -> Layers {
+    zoo::llama(&zoo::LlamaConfig { sliding_window: Some(9), attention_dropout: 0.2, ..llama_config() })
+}
+
+/// Six query heads and three key and value heads, which four ranks cannot divide evenly.
+fn uneven_llama() -> Layers {
+    let heads = zoo::LlamaConfig { hidden_size: 48, num_attention_heads: 6, num_key_value_heads: 3, ..llama_config() };
+    zoo::llama(&zoo::LlamaConfig { qk_norm: true, ..heads })
+}
+
+fn keys(slices: usize, micro_batch: usize, accumulation: usize, stage: u8, more: &str) -> String {
+    format!(
+        "sequence_parallel_size: {slices}\ntrain_micro_batch_size_per_gpu: {micro_batch}\n\
+         gradient_accumulation_steps: {accumulation}\n{more}\n\
+         zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}"
+    )
+}
+
+fn losses(trajectory: &Trajectory) -> Vec<f32> {
+    trajectory.losses.iter().map(|&bits| f32::from_bits(bits)).collect()
+}
+
+/// Joins the slices of what ranks saw in an evaluation, by micro-batch.
+fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, more: &str) -> Vec<Vec<u32>> {
+    let seen: Mutex<BTreeMap<(usize, usize), Tensor>> = Mutex::default();
+    world(ranks, |comm| {
+        let place = comm.rank() % slices;
+        let mut engine =
+            Engine::with_communicator(config(ranks, &keys(slices, 3, 1, 0, more)), layers(), comm).unwrap();
+        engine
+            .eval_observed(
+                2,
+                |index| Ok(batch(index as u64, 3)),
+                |observed| {
+                    let logits = observed.outputs.single()?.to_dtype(candle_core::DType::F32)?;
+                    seen.lock().unwrap().insert((observed.micro_batch, place), logits);
+                    Ok(())
+                },
+            )
+            .unwrap();
+    });
+    let seen = seen.into_inner().unwrap();
+    let whole = |micro_batch: usize| {
+        let parts: Vec<&Tensor> = seen.range((micro_batch, 0)..(micro_batch + 1, 0)).map(|(_, part)| part).collect();
+        assert_eq!(parts.len(), slices);
+        let whole = Tensor::cat(&parts, 1).unwrap();
+        whole.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+    };
+    (0..2).map(whole).collect()
+}
+
+#[test]
+fn outputs_have_the_bits_of_one_rank() {
+    for layers in [gpt2, llama, uneven_llama] {
+        for more in ["", BF16, FP16] {
+            let expected = outputs(layers, 1, 1, more);
+            for slices in [2, 4] {
+                assert!(outputs(layers, slices, slices, more) == expected, "{slices} slices, {more}");
+            }
+        }
+        let pipeline = "pipeline: {stages: 2}";
+        assert!(outputs(layers, 4, 2, pipeline) == outputs(layers, 1, 1, ""), "{pipeline}");
+    }
+}
+
+/// Asserts that losses and norms differ by rounding.
+#[track_caller]
+fn assert_near(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
+    let difference = relative_difference(&losses(found), &losses(expected));
+    assert!(difference < tolerance, "{what}: {difference}");
+    let norms = found.norms.iter().zip(&expected.norms).map(|pair| (f64::from_bits(*pair.0), f64::from_bits(*pair.1)));
+    for (found, expected) in norms {
+        assert!((found / expected - 1.0).abs() < 10.0 * f64::from(tolerance), "{what}: norm {found} for {expected}");
+    }
+}
+
+#[test]
+fn losses_and_norms_differ_from_one_rank_by_rounding() {
+    for layers in [gpt2, dropping_gpt2, llama, uneven_llama] {
+        for accumulation in [1, 2] {
+            let expected = run_of(layers, 1, STEPS, &keys(1, 2, accumulation, 0, ""));
+            for slices in [2, 4] {
+                let found = run_of(layers, slices, STEPS, &keys(slices, 2, accumulation, 0, ""));
+                assert_near(&found, &expected, 1e-5, &format!("{slices} slices"));
+            }
+        }
+    }
+}
+
+#[test]
+fn layouts_with_the_same_slices_are_bit_identical() {
+    let reproducible = "training: {reproducible: true}";
+    for (layers, slices) in [(dropping_gpt2 as fn() -> Layers, 2), (llama, 2), (llama, 4)] {
+        let expected = run_of(layers, slices, STEPS, &keys(slices, 1, 4, 2, reproducible));
+        for (replicas, stage, more) in [
+            (1, 3, ""),
+            (2, 2, ""),
+            (2, 3, ""),
+            (4, 0, ""),
+            (4, 1, ""),
+            (4, 3, ""),
+            (1, 3, "activation_checkpointing: {}"),
+            (2, 2, "mesh: {data_parallel_replicate_degree: 2}"),
+            (2, 3, "mesh: {data_parallel_replicate_degree: 2}"),
+        ] {
+            let text = keys(slices, 1, 4 / replicas, stage, &format!("{reproducible}\n{more}"));
+            assert_same(&expected, &run_of(layers, slices * replicas, STEPS, &text), &text);
+        }
+        for (stage, schedule) in [(2, "1f1b"), (2, "zb_h1"), (3, "1f1b")] {
+            let pipeline = format!("{reproducible}\npipeline: {{stages: 2, schedule: {schedule}}}");
+            let text = keys(slices, 1, 4, stage, &pipeline);
+            assert_same(&expected, &run_of(layers, 2 * slices, STEPS, &text), &text);
+        }
+    }
+}
+
+#[test]
+fn slices_are_cut_only_where_ranks_share_sequences() {
+    let x = Tensor::zeros((2, 4), candle_core::DType::U32, &candle_core::Device::Cpu).unwrap();
+    assert_eq!(own_slice(&x).unwrap().dims(), [2, 4]);
+}

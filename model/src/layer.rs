@@ -1,0 +1,85 @@
+//! What a model consists of: layers, and a last one that computes the loss.
+
+use candle_core::{Result, Tensor};
+use candle_nn::Module;
+use zero_ops::Pass;
+
+use crate::activations::Activations;
+
+/// Maps activations to activations. Every `candle_nn::Module` is one.
+pub trait Layer: Send + Sync {
+    /// Runs the layer. The name differs from `forward` so that both traits can be in scope.
+    ///
+    /// # Errors
+    /// If shapes or dtypes do not match.
+    fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
+
+    /// Returns whether most of the work for the gradients of its weights can be deferred, as for the operations of
+    /// `zero-ops`. A zero-bubble pipeline then splits the layer's backward. The backward of a plain candle module
+    /// runs as a whole.
+    fn splits(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the layer has an attention of `zero-ops`, which exchanges slices with other ranks if these share
+    /// sequences. A layer that exchanges and does not say so fails.
+    fn exchanges(&self) -> bool {
+        false
+    }
+}
+
+impl<M: Module + Send + Sync> Layer for M {
+    fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
+        Module::forward(self, x.single()?).map(Activations::from)
+    }
+}
+
+/// A last layer that computes the loss without holding all of its outputs, such as a language model's head
+/// ([`linear_cross_entropy`](zero_ops::linear_cross_entropy)). Run as a layer, it returns the outputs.
+pub trait Head: Layer {
+    /// Computes the loss, the mean over the micro-batch. `gradient` is the gradient that the loss will receive in the
+    /// backward. Unless `pass` is training, no gradient is wanted.
+    ///
+    /// # Errors
+    /// If shapes or dtypes do not match.
+    fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor>;
+
+    /// Returns whether [`Head::loss_with_z_loss`] is implemented.
+    fn has_z_loss(&self) -> bool {
+        false
+    }
+
+    /// Computes the loss plus `z_loss` times the mean of ln²Z over the same targets, where Z is the normalizer of the
+    /// softmax. Also returns the part that `z_loss` adds, which needs no gradient; `None` while a trace measures memory.
+    /// Called in training only.
+    ///
+    /// # Errors
+    /// As [`Head::loss`], and if the head has no z-loss.
+    fn loss_with_z_loss(
+        &self,
+        x: &Activations,
+        targets: &Tensor,
+        pass: &Pass,
+        gradient: f32,
+        z_loss: f32,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let _ = (x, targets, pass, gradient, z_loss);
+        candle_core::bail!("the head has no z-loss")
+    }
+
+    /// Returns the weight of a micro-batch's loss in the mean over the global batch, such as its number of targets.
+    /// `None`, the default, if all micro-batches weigh the same. Either all micro-batches have a weight or none has.
+    ///
+    /// # Errors
+    /// If the targets cannot be read.
+    fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {
+        let _ = targets;
+        Ok(None)
+    }
+
+    /// Returns whether each position of the outputs, `[batch, time, …]`, depends on that position of the input alone.
+    /// Decoding then computes the outputs of last positions only.
+    fn is_by_position(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,45 @@
+//! Attention of ranks that share sequences: each computes some heads over all positions.
+
+use super::{OP, whole, whole_packed};
+use crate::attention::dropout::Mask;
+use crate::attention::span::AttentionSpan;
+use crate::sequence::{HeadShares, SequenceGroup, to_heads, to_positions};
+use candle_core::{Result, Tensor, bail};
+
+/// [`whole`] on slices of q, k and v. The span is that of whole sequences.
+pub(super) fn separate(
+    group: &SequenceGroup,
+    [q, k, v]: [&Tensor; 3],
+    span: &AttentionSpan,
+    mask: Option<Mask>,
+) -> Result<Tensor> {
+    let (heads, kv_heads) = (q.dims4()?.2, k.dims4()?.2);
+    if kv_heads == 0 || heads % kv_heads != 0 {
+        bail!("{OP}: {heads} heads are not a multiple of {kv_heads} key and value heads");
+    }
+    let queries = HeadShares::of_queries(OP, heads, group.size())?;
+    let keys = queries.of_keys(kv_heads);
+    let q = to_heads(q, group, &queries, 1)?;
+    let [k, v] = [to_heads(k, group, &keys, 1)?, to_heads(v, group, &keys, 1)?];
+    let attended = whole(&q, &k, &v, span, of_first_head(mask, group, &queries))?;
+    to_positions(&attended, group, &queries)
+}
+
+/// [`whole_packed`] on slices of queries, keys and values of `heads` heads.
+pub(super) fn packed(
+    group: &SequenceGroup,
+    qkv: &Tensor,
+    heads: usize,
+    span: &AttentionSpan,
+    mask: Option<Mask>,
+) -> Result<Tensor> {
+    let shares = HeadShares::of_queries(OP, heads, group.size())?;
+    let own = shares.lists[group.index()].len();
+    let qkv = to_heads(qkv, group, &shares, 3)?;
+    let attended = whole_packed(&qkv, own, span, of_first_head(mask, group, &shares))?;
+    to_positions(&attended, group, &shares)
+}
+
+fn of_first_head(mask: Option<Mask>, group: &SequenceGroup, queries: &HeadShares) -> Option<Mask> {
+    mask.map(|mask| mask.at_head(queries.lists[group.index()][0]))
+}

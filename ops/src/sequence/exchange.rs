@@ -1,0 +1,319 @@
+//! The all-to-all before and after attention: between a slice of the positions of all heads, and all positions of some
+//! heads.
+
+use super::{HeadShares, SequenceGroup};
+use crate::graph::apply::apply1;
+use crate::graph::output::tensor;
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, bytes};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
+use half::{bf16, f16};
+use zero_comm::{Buffer, CommError};
+
+/// Exchanges a slice of positions, `[batch, slice, heads, size]` or `[batch, slice, parts·heads·size]`, for the whole
+/// sequences of this rank's heads, in the same number of dimensions. `parts` is the number of tensors in a row: 3 for
+/// packed queries, keys and values.
+pub(crate) fn to_heads(x: &Tensor, group: &SequenceGroup, shares: &HeadShares, parts: usize) -> Result<Tensor> {
+    apply1(x, Exchange::new(x, group, shares, parts, Direction::ToHeads)?)
+}
+
+/// The inverse of [`to_heads`]. What several ranks computed of one head is added in rank order.
+pub(crate) fn to_positions(y: &Tensor, group: &SequenceGroup, shares: &HeadShares) -> Result<Tensor> {
+    apply1(y, Exchange::new(y, group, shares, 1, Direction::ToPositions)?)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    ToHeads,
+    ToPositions,
+}
+
+#[derive(Clone)]
+struct Exchange {
+    group: SequenceGroup,
+    shares: HeadShares,
+    direction: Direction,
+    batch: usize,
+    /// Positions of a slice.
+    slice: usize,
+    parts: usize,
+    /// Elements of a head.
+    size: usize,
+    /// Whether heads are a dimension of their own.
+    has_heads: bool,
+}
+
+const OP: &str = "sequence-exchange";
+
+impl Exchange {
+    fn new(x: &Tensor, group: &SequenceGroup, shares: &HeadShares, parts: usize, direction: Direction) -> Result<Self> {
+        group.may_exchange()?;
+        let (has_heads, dims) = (x.dims().len() == 4, x.dims());
+        let (&[batch, time, width] | &[batch, time, _, width]) = dims else {
+            bail!("{OP}: expected three or four dimensions, got {dims:?}");
+        };
+        let (heads, slice) = match direction {
+            Direction::ToHeads => (shares.heads, time),
+            Direction::ToPositions => (shares.lists[group.index].len(), group.positions(time)?.len()),
+        };
+        let size = if has_heads { width } else { width / (parts * heads).max(1) };
+        let whole = if has_heads { dims[2] * width } else { width };
+        if size == 0 || whole != parts * heads * size {
+            bail!("{OP}: {dims:?} is not {parts} × {heads} heads");
+        }
+        let (group, shares) = (group.clone(), shares.clone());
+        Ok(Self { group, shares, direction, batch, slice, parts, size, has_heads })
+    }
+
+    fn reversed(&self) -> Self {
+        let direction = match self.direction {
+            Direction::ToHeads => Direction::ToPositions,
+            Direction::ToPositions => Direction::ToHeads,
+        };
+        Self { direction, ..self.clone() }
+    }
+
+    fn own(&self) -> &[usize] {
+        &self.shares.lists[self.group.index]
+    }
+
+    /// Returns the shape of the output.
+    fn shape(&self) -> Shape {
+        let (time, heads) = match self.direction {
+            Direction::ToHeads => (self.slice * self.group.size, self.own().len()),
+            Direction::ToPositions => (self.slice, self.shares.heads),
+        };
+        match self.has_heads {
+            true => (self.batch, time, heads, self.size).into(),
+            false => (self.batch, time, self.parts * heads * self.size).into(),
+        }
+    }
+
+    /// Returns the number of elements between this rank and each rank: of slices of all heads that the other side needs,
+    /// and of this rank's heads in the slices of the others.
+    fn counts(&self) -> [Vec<usize>; 2] {
+        let each = self.batch * self.slice * self.parts * self.size;
+        let of_heads = self.shares.lists.iter().map(|list| each * list.len()).collect();
+        [of_heads, vec![each * self.own().len(); self.group.size]]
+    }
+
+    /// Returns the elements of what this rank sends and receives, including its own part, and of what it sends to others.
+    fn sizes(&self) -> [usize; 3] {
+        let [of_heads, of_slices] = self.counts();
+        let (heads, slices): (usize, usize) = (of_heads.iter().sum(), of_slices.iter().sum());
+        match self.direction {
+            Direction::ToHeads => [heads, slices, heads - of_heads[self.group.index]],
+            Direction::ToPositions => [slices, heads, slices - of_slices[self.group.index]],
+        }
+    }
+
+    fn run_on(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            let mut copy = zeros(storage.dtype(), layout.shape().elem_count())?;
+            storage.copy_strided_src(&mut copy, 0, layout)?;
+            return self.run_on(&copy, &Layout::contiguous(layout.shape()));
+        };
+        Ok(match storage {
+            CpuStorage::F32(x) => CpuStorage::F32(self.run(&x[start..end])?),
+            CpuStorage::BF16(x) => CpuStorage::BF16(self.run(&x[start..end])?),
+            CpuStorage::F16(x) => CpuStorage::F16(self.run(&x[start..end])?),
+            other => bail!("{OP}: expected f32, bf16 or f16, got {:?}", other.dtype()),
+        })
+    }
+
+    fn run<T: Element>(&self, x: &[T]) -> Result<Vec<T>> {
+        let [of_heads, of_slices] = self.counts();
+        let [sent, received, _] = self.sizes();
+        let mut packed = Vec::with_capacity(sent);
+        match self.direction {
+            Direction::ToHeads => self.pack_heads(x, &mut packed),
+            Direction::ToPositions => self.pack_slices(x, &mut packed),
+        }
+        let counts = match self.direction {
+            Direction::ToHeads => [&*of_heads, &*of_slices],
+            Direction::ToPositions => [&*of_slices, &*of_heads],
+        };
+        let room = T::buffer(vec![T::ZERO; received]);
+        let received = self.group.all_to_all(T::buffer(packed), room, counts)?;
+        let received = T::values(received).map_err(candle_core::Error::wrap)?;
+        Ok(match self.direction {
+            // The slices of one sequence are in order.
+            Direction::ToHeads if self.batch == 1 => received,
+            Direction::ToHeads => self.unpack_slices(&received),
+            Direction::ToPositions => self.unpack_heads(&received),
+        })
+    }
+
+    /// Appends the heads that each rank needs: for each rank `[batch, slice, parts, its heads, size]`.
+    fn pack_heads<T: Element>(&self, x: &[T], packed: &mut Vec<T>) {
+        let row = self.shares.heads * self.size;
+        for list in &*self.shares.lists {
+            for x in x.chunks_exact(row) {
+                for head in list {
+                    packed.extend_from_slice(&x[head * self.size..(head + 1) * self.size]);
+                }
+            }
+        }
+    }
+
+    /// Adds up what each rank computed of its heads.
+    fn unpack_heads<T: Element>(&self, received: &[T]) -> Vec<T> {
+        let (rows, row) = (self.batch * self.slice * self.parts, self.shares.heads * self.size);
+        let mut out = vec![T::ZERO; rows * row];
+        let (mut rest, mut is_written) = (received, vec![false; self.shares.heads]);
+        for list in &*self.shares.lists {
+            let (part, later) = rest.split_at(rows * list.len() * self.size);
+            rest = later;
+            let is_first: Vec<bool> =
+                list.iter().map(|&head| !std::mem::replace(&mut is_written[head], true)).collect();
+            for (out, part) in out.chunks_exact_mut(row).zip(part.chunks_exact(list.len() * self.size)) {
+                for ((head, part), is_first) in list.iter().zip(part.chunks_exact(self.size)).zip(&is_first) {
+                    let out = &mut out[head * self.size..(head + 1) * self.size];
+                    match is_first {
+                        true => out.copy_from_slice(part),
+                        false => out.iter_mut().zip(part).for_each(|(out, &part)| *out = out.plus(part)),
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// Elements of this rank's heads in the slice of one sequence.
+    fn block(&self) -> usize {
+        self.slice * self.parts * self.own().len() * self.size
+    }
+
+    /// Appends each rank's slices of all sequences.
+    fn pack_slices<T: Element>(&self, x: &[T], packed: &mut Vec<T>) {
+        let (block, size) = (self.block(), self.group.size);
+        for rank in 0..size {
+            for sequence in x.chunks_exact(block * size) {
+                packed.extend_from_slice(&sequence[rank * block..(rank + 1) * block]);
+            }
+        }
+    }
+
+    /// Joins the slices of each sequence.
+    fn unpack_slices<T: Element>(&self, received: &[T]) -> Vec<T> {
+        let (block, size) = (self.block(), self.group.size);
+        let mut out = Vec::with_capacity(received.len());
+        for sequence in 0..self.batch {
+            for rank in 0..size {
+                let at = (rank * self.batch + sequence) * block;
+                out.extend_from_slice(&received[at..at + block]);
+            }
+        }
+        out
+    }
+}
+
+impl Footprint for Exchange {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let dtype = inputs[0].dtype();
+        let sizes = |exchange: &Self| exchange.sizes().map(|elements| bytes(elements, dtype));
+        let ([sent, received, leaving], [back_sent, back_received, back_leaving]) =
+            (sizes(self), sizes(&self.reversed()));
+        // What was received becomes the output if it is in order already.
+        let room = |direction, sent, received| match direction {
+            Direction::ToHeads if self.batch == 1 => sent,
+            _ => sent + received,
+        };
+        Ok(Costs {
+            forward: room(self.direction, sent, received),
+            backward: room(self.reversed().direction, back_sent, back_received),
+            exchanged: [leaving, back_leaving],
+            ..Costs::new(self.shape(), dtype)
+        })
+    }
+}
+
+impl CustomOp1 for Exchange {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        Ok((self.run_on(xs, xl)?, self.shape()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let _timed = measure::backward(OP);
+        let (dys, layout) = dy.storage_and_layout();
+        let Storage::Cpu(dys) = &*dys else { bail!("{OP}: sequences are cut into slices on the CPU only") };
+        Ok(Some(tensor(self.reversed().run_on(dys, layout)?, x.shape())))
+    }
+}
+
+fn zeros(dtype: DType, count: usize) -> Result<CpuStorage> {
+    Ok(match dtype {
+        DType::F32 => CpuStorage::F32(vec![0.0; count]),
+        DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; count]),
+        DType::F16 => CpuStorage::F16(vec![f16::ZERO; count]),
+        other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
+    })
+}
+
+/// An element type that travels.
+trait Element: WithDType {
+    const ZERO: Self;
+
+    fn buffer(values: Vec<Self>) -> Buffer;
+
+    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError>;
+
+    /// The sum, rounded once.
+    fn plus(self, other: Self) -> Self;
+}
+
+impl Element for f32 {
+    const ZERO: Self = 0.0;
+
+    fn buffer(values: Vec<Self>) -> Buffer {
+        Buffer::F32(values)
+    }
+
+    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
+        buffer.into_f32()
+    }
+
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+impl Element for bf16 {
+    const ZERO: Self = Self::ZERO;
+
+    fn buffer(values: Vec<Self>) -> Buffer {
+        Buffer::Bf16(values)
+    }
+
+    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
+        buffer.into_bf16()
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self::from_f32(self.to_f32() + other.to_f32())
+    }
+}
+
+impl Element for f16 {
+    const ZERO: Self = Self::ZERO;
+
+    fn buffer(values: Vec<Self>) -> Buffer {
+        Buffer::F16(values)
+    }
+
+    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
+        buffer.into_f16()
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self::from_f32(self.to_f32() + other.to_f32())
+    }
+}
