@@ -100,6 +100,23 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
 }
 
 #[test]
+fn shared_sequences() {
+    for (ranks, slices) in [(2, 2), (4, 2), (4, 4)] {
+        let size = format!("sequence_parallel_size={slices}");
+        for stage in [0, 2, 3] {
+            holds(ranks, &format!("stage: {stage}"), &[&size]);
+        }
+        let recomputes = "activation_checkpointing={enabled: true}";
+        for more in [LLAMA, "bf16={enabled: true}", recomputes, "gradient_accumulation_steps=2"] {
+            holds(ranks, "stage: 2", &[&size, more, "train_micro_batch_size_per_gpu=1"]);
+        }
+    }
+    let pipeline = ["sequence_parallel_size=2", "pipeline={stages: 2}", UNTIED, "gradient_accumulation_steps=3"];
+    holds(4, "stage: 0", &pipeline);
+    holds(2, "stage: 2", &["sequence_parallel_size=2", "launcher.transport=tcp"]);
+}
+
+#[test]
 fn shard_groups() {
     for stage in 1..=3 {
         holds(

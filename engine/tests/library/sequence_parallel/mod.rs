@@ -2,6 +2,7 @@
 //! rounding only, and every layout with the same slices trains bit-identically.
 
 mod combined;
+mod deepspeed;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
