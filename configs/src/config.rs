@@ -186,7 +186,7 @@ section! {
         = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
         = ignored("prescale_gradients", Kind::Bool, "false", PRESCALED);
         = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
-        = later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction").instead("there is no sequence parallelism that would use it");
+        = later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction").instead("the gradients of slices of sequences travel like all others, as `communication_data_type` says");
         = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("there are no experts to place");
         = later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size").instead("it is the number of ranks over `pipeline.stages` × `sequence_parallel_size`");
         = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that it is a multiple of 8");

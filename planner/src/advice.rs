@@ -164,6 +164,7 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     if stage == 3 {
         all.extend(spared.clone());
     }
+    all.extend(shared_sequences(config));
     all.extend(higher.iter().cloned());
     all.extend(higher.iter().map(|higher| [higher.clone(), recompute.clone()].concat()));
     if !higher.is_empty() {
@@ -203,6 +204,22 @@ fn halvings(config: &Config) -> Vec<Vec<String>> {
             format!("train_micro_batch_size_per_gpu={size}"),
             format!("gradient_accumulation_steps={count}"),
         ]);
+    }
+    all
+}
+
+/// Returns more ranks that share each sequence, and more micro-batches, for the same global batch. Helps where one sample is too
+/// large.
+fn shared_sequences(config: &Config) -> Vec<Vec<String>> {
+    if config.train_micro_batch_size_per_gpu > 1 {
+        return vec![];
+    }
+    let (mut replicas, mut slices) = (config.data_parallel_size(), config.sequence_parallel_size);
+    let mut count = config.gradient_accumulation_steps;
+    let mut all = vec![];
+    while replicas > 1 && replicas.is_multiple_of(2) {
+        (replicas, slices, count) = (replicas / 2, slices * 2, count * 2);
+        all.push(vec![format!("sequence_parallel_size={slices}"), format!("gradient_accumulation_steps={count}")]);
     }
     all
 }

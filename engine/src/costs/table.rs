@@ -56,6 +56,9 @@ pub(super) struct Conditions {
     /// `model.tiled_mlp_rows`, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tiled_mlp_rows: Option<usize>,
+    /// `sequence_parallel_size`, if it is not 1: layers were measured on slices of sequences, with their exchanges.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sequence_parallel_size: Option<usize>,
 }
 
 /// Median, minimum and maximum of measured times.
@@ -236,11 +239,21 @@ impl CostTable {
 
 impl fmt::Display for CostTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Conditions { dtype, threads, ranks, transport, optimizer, micro_batch, tiled_mlp_rows } = &self.conditions;
+        let Conditions {
+            dtype,
+            threads,
+            ranks,
+            transport,
+            optimizer,
+            micro_batch,
+            tiled_mlp_rows,
+            sequence_parallel_size,
+        } = &self.conditions;
         let tiles = tiled_mlp_rows.map_or(String::new(), |rows| format!("MLP in tiles of {rows} rows, "));
+        let slices = sequence_parallel_size.map_or(String::new(), |size| format!("sequences in {size} slices, "));
         writeln!(
             f,
-            "{dtype}, micro-batch {micro_batch}, {tiles}{} × {}, {transport}, {optimizer}; medians (minimum – maximum)",
+            "{dtype}, micro-batch {micro_batch}, {tiles}{slices}{} × {}, {transport}, {optimizer}; medians (minimum – maximum)",
             counted(*ranks, "rank", "ranks"),
             counted(*threads, "thread", "threads"),
         )?;

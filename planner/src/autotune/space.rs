@@ -16,6 +16,7 @@ const MOST: usize = 20_000;
 
 const RANKS: &str = "launcher.num_processes";
 const STAGES: &str = "pipeline.stages";
+const SLICES: &str = "sequence_parallel_size";
 const SCHEDULE: &str = "pipeline.schedule";
 const ZERO: &str = "zero_optimization.stage";
 const BATCH: &str = "train_batch_size";
@@ -80,6 +81,8 @@ struct Space<'a> {
 struct Partial {
     ranks: usize,
     stages: usize,
+    /// Ranks that share sequences.
+    slices: usize,
     zero: String,
     settings: Vec<Setting>,
 }
@@ -109,24 +112,25 @@ impl Space<'_> {
         let one = |path: &str, values: Vec<String>| -> Vec<Vec<Setting>> {
             values.into_iter().map(|value| vec![(path.to_string(), value)]).collect()
         };
-        let replicas = |partial: &Partial| partial.ranks / partial.stages;
+        // Those of a stage.
+        let ranks = |partial: &Partial| partial.ranks / partial.stages;
         let choices: [Choose<'_>; 9] = [
             &|p| one(SCHEDULE, self.where_it_matters(SCHEDULE, p.stages > 1, || self.schedules())),
-            &|p| self.batches(replicas(p)),
+            &|p| self.batches(ranks(p) / p.slices),
             &|_| self.recomputations(),
-            &|p| one(OVERLAP, self.where_it_matters(OVERLAP, replicas(p) > 1, || vec!["true".into(), "false".into()])),
+            &|p| one(OVERLAP, self.where_it_matters(OVERLAP, ranks(p) > 1, || vec!["true".into(), "false".into()])),
             &|p| {
-                let matters = p.zero == "3" && replicas(p) > 1;
+                let matters = p.zero == "3" && ranks(p) > 1;
                 one(REUSE, self.where_it_matters(REUSE, matters, || self.base_and(REUSE, &["0", "1000000000"])))
             },
             &|p| {
                 let waits = p.settings.iter().any(|(path, value)| path == OVERLAP && value == "false");
-                let matters = p.zero == "3" && replicas(p) > 1 && !waits;
+                let matters = p.zero == "3" && ranks(p) > 1 && !waits;
                 one(PREFETCH, self.where_it_matters(PREFETCH, matters, || self.base_and(PREFETCH, &["0"])))
             },
             &|p| {
                 // A bucket delays the segments in it; `auto` reduces layer by layer.
-                let matters = p.zero != "3" && replicas(p) > 1;
+                let matters = p.zero != "3" && ranks(p) > 1;
                 one(BUCKET, self.where_it_matters(BUCKET, matters, || self.base_and(BUCKET, &["500000000"])))
             },
             &|_| one(STATE, self.or_ours(STATE, || self.devices(STATE))),
@@ -136,7 +140,8 @@ impl Space<'_> {
         for choose in choices {
             all = self.multiply(all, choose)?;
         }
-        for Dimension { path, values, .. } in self.tuning.space.iter().filter(|of| !OURS.contains(&of.path.as_str())) {
+        let is_left = |of: &&Dimension| of.path != SLICES && !OURS.contains(&of.path.as_str());
+        for Dimension { path, values, .. } in self.tuning.space.iter().filter(is_left) {
             all = self.multiply(all, &|_| one(path, values.clone()))?;
         }
         Ok(all)
@@ -165,7 +170,7 @@ impl Space<'_> {
         Ok(more)
     }
 
-    /// Numbers of ranks, pipeline stages and ZeRO stages.
+    /// Numbers of ranks, pipeline stages, ranks that share sequences, and ZeRO stages.
     fn meshes(&self) -> Vec<Partial> {
         let powers = |most: usize| std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < most);
         let numbers = |path: &str, ours: &dyn Fn() -> Vec<usize>| -> Vec<usize> {
@@ -187,10 +192,22 @@ impl Space<'_> {
                     continue;
                 }
                 let ours = || ["0", "1", "2", "3"].map(String::from).to_vec();
-                for zero in self.where_it_matters(ZERO, ranks > stages, ours) {
-                    let settings = [(RANKS, ranks.to_string()), (STAGES, stages.to_string()), (ZERO, zero.clone())];
-                    let settings = settings.map(|(path, value)| (path.to_string(), value)).to_vec();
-                    all.push(Partial { ranks, stages, zero, settings });
+                let of_stage = ranks / stages;
+                let slices = || match self.tuning.fast || !self.is_typed(SLICES) {
+                    true => vec![self.base.sequence_parallel_size],
+                    false => powers(of_stage).chain([of_stage]).collect(),
+                };
+                for slices in numbers(SLICES, &slices).into_iter().filter(|&slices| of_stage.is_multiple_of(slices)) {
+                    for zero in self.where_it_matters(ZERO, of_stage > 1, ours) {
+                        let settings = [
+                            (RANKS, ranks.to_string()),
+                            (STAGES, stages.to_string()),
+                            (SLICES, slices.to_string()),
+                            (ZERO, zero.clone()),
+                        ];
+                        let settings = settings.map(|(path, value)| (path.to_string(), value)).to_vec();
+                        all.push(Partial { ranks, stages, slices, zero, settings });
+                    }
                 }
             }
         }

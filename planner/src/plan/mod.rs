@@ -18,7 +18,7 @@ use crate::memory::{Needs, needs};
 use zero_engine::Error;
 use zero_engine::configured_model;
 use zero_engine::costs::cut::CutCosts;
-use zero_engine::costs::forms::tokens;
+use zero_engine::costs::forms::{Table, tokens};
 use zero_engine::costs::subject::Subject;
 use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
 use zero_engine::settings::{Settings, with_total_steps, working_dtype};
@@ -155,7 +155,8 @@ impl MemoryPlan {
             return None;
         }
         let hosts = Hosts { mesh: self.stage_plan.whole, ranks };
-        let table = (self.stage_plan.mesh.pipe() > 1).then(|| self.subject().table());
+        let needs_sizes = self.stage_plan.mesh.pipe() > 1 || self.stage_plan.mesh.context() > 1;
+        let table = needs_sizes.then(|| self.subject().table());
         if let Some(None) = table {
             return None;
         }
@@ -174,8 +175,23 @@ impl MemoryPlan {
         let of = |programs: &[Program]| {
             network_bytes(programs, &self.layout, hosts, width, &self.settings.zero, activations)
         };
+        let exchanged = table.as_ref().map_or(0, |table| self.exchanged_between_hosts(table, hosts));
         let outer = self.averaging.as_ref().map_or(0, |(programs, steps)| of(programs).div_ceil(*steps as u64));
-        Some(of(&self.programs) + outer)
+        Some(of(&self.programs) + exchanged + outer)
+    }
+
+    /// Returns the bytes that ranks send in attention to ranks on other hosts that share their sequences. Each rank sends the
+    /// same to every other rank of its group.
+    fn exchanged_between_hosts(&self, table: &Table, hosts: Hosts) -> u64 {
+        let mesh = hosts.mesh;
+        let of_rank = |rank: usize| {
+            let group = mesh.context_ranks(rank);
+            let others = group.len() as u64 - 1;
+            let elsewhere = group.filter(|other| other / hosts.ranks != rank / hosts.ranks).count() as u64;
+            let sent = table.exchanged(&self.programs[mesh.coordinates(rank).stage]);
+            (sent * elsewhere).checked_div(others).unwrap_or(0)
+        };
+        (0..mesh.world_size()).map(of_rank).sum()
     }
 
     fn subject(&self) -> Subject<'_> {

@@ -1,6 +1,7 @@
 //! Ranks that share sequences (Ulysses): outputs have the bits of one rank, losses and gradients differ from one rank by
 //! rounding only, and every layout with the same slices trains bit-identically.
 
+mod combinations;
 mod combined;
 mod deepspeed;
 

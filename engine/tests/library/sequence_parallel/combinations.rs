@@ -1,0 +1,89 @@
+//! Every combination of ZeRO stage, pipeline, replicates, shards and slices that fits 8 ranks trains as one rank but for rounding,
+//! and continues from the checkpoint of any other.
+
+use std::path::Path;
+
+use zero_engine::Engine;
+
+use super::{assert_near, gpt2, keys};
+use crate::world::{Trajectory, agreed, config, run_of, trajectory, world};
+
+const STEPS: u64 = 2;
+
+/// How 8 ranks or fewer train on global batches of 4 samples.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    stage: u8,
+    stages: usize,
+    replicates: usize,
+    shards: usize,
+    slices: usize,
+}
+
+impl Layout {
+    fn ranks(self) -> usize {
+        self.stages * self.replicates * self.shards * self.slices
+    }
+
+    fn text(self) -> String {
+        let Self { stage, stages, replicates, shards, slices } = self;
+        let mesh = match replicates {
+            1 => String::new(),
+            _ => format!("mesh: {{data_parallel_replicate_degree: {replicates}}}\n"),
+        };
+        keys(slices, 1, 4 / (replicates * shards), stage, &format!("{mesh}pipeline: {{stages: {stages}}}"))
+    }
+}
+
+fn layouts() -> Vec<Layout> {
+    let mut all = vec![];
+    for stage in 0..=3 {
+        for stages in [1, 2] {
+            for (replicates, shards) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
+                for slices in [1, 2, 4] {
+                    let layout = Layout { stage, stages, replicates, shards, slices };
+                    if layout.ranks() <= 8 && (replicates == 1 || stage > 0) {
+                        all.push(layout);
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Trains from the beginning and saves, or continues from what another layout has saved.
+fn run(layout: Layout, save: Option<&Path>, resume: Option<&Path>) -> Trajectory {
+    let (ranks, text) = (layout.ranks(), layout.text());
+    let all = world(ranks, |comm| {
+        let mut engine =
+            Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap_or_else(|e| panic!("{text}: {e}"));
+        resume.iter().for_each(|folder| drop(engine.resume(folder).unwrap()));
+        let trajectory = trajectory(&mut engine, STEPS);
+        save.iter().for_each(|folder| drop(engine.save_checkpoint(folder).unwrap()));
+        trajectory
+    });
+    agreed(all, &text)
+}
+
+#[test]
+fn every_combination_trains_and_continues_any_other() {
+    let whole = run_of(gpt2, 1, 2 * STEPS, &keys(1, 1, 4, 0, ""));
+    let part = |steps: std::ops::Range<usize>| Trajectory {
+        losses: whole.losses[steps.clone()].to_vec(),
+        norms: whole.norms[steps].to_vec(),
+        parameters: vec![],
+    };
+    let [first, second] = [part(0..STEPS as usize), part(STEPS as usize..2 * STEPS as usize)];
+    let all = layouts();
+    assert_eq!(all.len(), 68);
+    let mut before: Option<tempfile::TempDir> = None;
+    for layout in all {
+        let folder = tempfile::tempdir().unwrap();
+        let what = format!("{layout:?}");
+        assert_near(&run(layout, Some(folder.path()), None), &first, 1e-5, &what);
+        if let Some(before) = before.replace(folder) {
+            assert_near(&run(layout, None, Some(before.path())), &second, 1e-5, &what);
+        }
+    }
+}
