@@ -2,11 +2,12 @@
 """Times the steps of layouts on four ranks of two hosts with a throttled link, and compares them with the planner's predictions.
 
     scripts/two-hosts.py [--program target/release/zero-train] [--config FILE] [--links 100mbit 1gbit] [--repeats 3] [--plot FILE]
+                         [--keep FOLDER]
 
 The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has half of the cores, and
 two ranks of one thread. For each link the script measures a cost table, then times the layouts in alternation. Prints a table in Markdown: medians,
-smallest and largest steps, the rate against plain stage 3, and the prediction. `--plot` draws times over link speeds. Must run as
-root on Linux with two cores or more, with `ip` and `tc` (iproute2) and `taskset` (util-linux). The configuration must train at four ranks.
+smallest and largest steps, the rate against plain stage 3, and the prediction. `--plot` draws times over link speeds, and `--keep`
+keeps cost tables and the times of all steps. Must run as root on Linux with two cores or more, with `ip` and `tc` (iproute2) and `taskset` (util-linux). The configuration must train at four ranks.
 """
 
 import argparse, contextlib, json, os, pathlib, secrets, statistics, subprocess, tempfile
@@ -152,6 +153,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="steps of each run")
     parser.add_argument("--plot", type=pathlib.Path)
+    parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="writes LINK.json, a cost table, and LINK-steps.json")
     args = parser.parse_args()
     results = {}
     with hosts(), tempfile.TemporaryDirectory() as folder:
@@ -159,7 +161,12 @@ def main():
         os.close(os.open(args.token, os.O_CREAT, 0o600))
         pathlib.Path(args.token).write_text(secrets.token_hex())
         for link in args.links:
-            results[link] = measured(args, link, pathlib.Path(folder))
+            tables = args.keep or pathlib.Path(folder)
+            tables.mkdir(parents=True, exist_ok=True)
+            results[link] = measured(args, link, tables.resolve())
+            if args.keep:
+                rows = {name: {"step_ms": times, "predicted_ms": seconds * 1e3} for name, times, seconds in results[link]}
+                (tables / f"{link}-steps.json").write_text(json.dumps(rows, indent=1))
             table(link, results[link])
     if args.plot:
         args.plot.write_text(drawn(results))

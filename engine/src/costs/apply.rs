@@ -226,7 +226,12 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
         parameters: (of.elements * stored) as u64,
         gradients: (of.elements * settings.zero.communication.size_in_bytes()) as u64,
         gathered_codes: whole.gathered_as(coded).map(|codes| whole.code_bytes(codes, &(0..of.elements)) as u64),
-        reduced_codes: (!codes.is_empty()).then(|| codes.iter().map(|level| level.leaving(whole) as u64).sum()),
+        reduced_codes: (!codes.is_empty()).then(|| {
+            let of = |is_near: bool| {
+                codes.iter().filter(|level| level.is_near == is_near).map(|level| level.leaving(whole) as u64).sum()
+            };
+            [of(true), of(false)]
+        }),
         accumulate,
         update,
         outer: settings.zero.outer.map_or(0, |outer| outer.share.sent_bytes(updated(subject, segment)) as u64),
@@ -265,7 +270,12 @@ fn between(transfers: &Transfers, costs: &mut Costs, mesh: Mesh, scatters: bool)
         ranks if ranks < mesh.shards() => link(&transfers.of(Group { ranks, apart: 1 })?.all_gather),
         _ => all_gather,
     };
-    costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer: Link::FREE };
+    let exchanging = |ranks: usize, apart: usize| match ranks {
+        1 => Ok(Link::FREE),
+        ranks => Ok::<_, String>(link(&transfers.of(Group { ranks, apart })?.all_to_all)),
+    };
+    let codes = [exchanging(mesh.near(), 1)?, exchanging(mesh.shards() / mesh.near(), mesh.near())?];
+    costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer: Link::FREE, codes };
     costs.pipe = link(&transfers.send);
     costs.sharing =
         Sharing { computing: transfers.computing_beside.median, transferring: transfers.transferring_beside.median };

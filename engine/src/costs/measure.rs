@@ -1,19 +1,18 @@
-//! Measures a cost table: layers and the optimizer in training steps, transfers and the disk on their own.
+//! Measures a cost table: layers and the optimizer in training steps, the disk on its own.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device, Tensor};
-use zero_comm::bench::compare;
-use zero_comm::{Buffer, Communicator, Gathered, Operation, Pending, ReduceOp};
+use zero_comm::{Buffer, Communicator, ReduceOp};
 use zero_config::{Config, OffloadDevice};
 use zero_model::Model;
 use zero_pipeline::Instruction;
 use zero_tier::bench::{Bench, Load, Size};
 
 use super::apply::{conditions, in_norm, key, owns, updated, work};
-use super::table::{CostTable, Disk, Group, GroupTimes, LayerTimes, Line, Point, Time, Transfers, VERSION};
+use super::table::{CostTable, Disk, LayerTimes, Time, VERSION};
+use super::transfers::transfers;
 use crate::batch::Batch;
 use crate::costs::cut;
 use crate::costs::forms::Table;
@@ -57,9 +56,6 @@ pub struct Length {
     /// Time after which no further step begins. The first two steps always run, and the second one counts.
     pub at_most: Option<Duration>,
 }
-
-/// Bytes of the measured vectors, from the weights of a norm to a layer of a large model.
-const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 
 /// Measures the cost table of a configuration on the ranks of `comm`. `open` opens the data and builds the engine.
 /// Collective. All ranks return the same figures, except those of the disk, which each rank measures itself.
@@ -244,127 +240,6 @@ fn split_backwards(table: &mut CostTable, subject: &impl Trainee) -> Result<(), 
         }
     }
     Ok(())
-}
-
-fn transfers(comm: &dyn Communicator) -> Result<Option<Transfers>, Error> {
-    if comm.size() == 1 {
-        return Ok(None);
-    }
-    let groups =
-        Group::all(comm.size()).into_iter().map(|group| of_group(comm, group)).collect::<Result<_, Error>>()?;
-    let (computing, transferring) = beside(comm)?;
-    Ok(Some(Transfers {
-        groups,
-        broadcast: line(comm, comm, Operation::Broadcast)?,
-        send: line(comm, comm, Operation::Send)?,
-        computing_beside: computing,
-        transferring_beside: transferring,
-    }))
-}
-
-/// Measures collectives by groups of ranks, all groups at the same time.
-fn of_group(world: &dyn Communicator, group: Group) -> Result<GroupTimes, Error> {
-    let Group { ranks, apart } = group;
-    let rank = world.rank();
-    let split;
-    let comm = match ranks == world.size() {
-        true => world,
-        false => {
-            split = world.split(rank / (ranks * apart) * apart + rank % apart, rank / apart % ranks)?;
-            &*split
-        }
-    };
-    Ok(GroupTimes {
-        group,
-        all_gather: line(world, comm, Operation::AllGather)?,
-        reduce_scatter: line(world, comm, Operation::ReduceScatter)?,
-        all_reduce: line(world, comm, Operation::AllReduce)?,
-    })
-}
-
-/// Measures an operation by the groups of `comm`. All ranks of the world return the same line, through the mean of the groups.
-fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation) -> Result<Line, Error> {
-    let share = (comm.size() - 1) as f64 / comm.size() as f64;
-    let sent = match operation {
-        Operation::AllReduce => 2.0 * share,
-        Operation::Send => 1.0,
-        _ => share,
-    };
-    let mut points = vec![];
-    for size in SIZES {
-        world.barrier().wait()?;
-        let times = compare(comm, operation, size, 15)?.subject;
-        let times = times.iter().map(std::time::Duration::as_secs_f64).collect();
-        points.push(Point { bytes: size as f64 * sent, seconds: Time::of(mean(world, times)?) });
-    }
-    Ok(Line::through(points))
-}
-
-/// Returns the means over the ranks, so that all ranks have the same table.
-fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
-    let parts = values.into_iter().map(|value| (value * 1e9) as i64).collect();
-    let sum = comm.all_reduce(Buffer::I64(parts), ReduceOp::Sum).wait()?.into_i64()?;
-    Ok(sum.into_iter().map(|sum| sum as f64 / 1e9 / comm.size() as f64).collect())
-}
-
-/// Measures the relative speed of compute and of an all-gather while they overlap. Like a rank in a training step, the
-/// loop computes a product, then collects finished all-gathers and starts new ones.
-fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
-    const RUNS: usize = 7;
-    const TRANSFERS: usize = 64;
-    /// Enough to keep the communication worker busy during one product.
-    const IN_FLIGHT: usize = 4;
-    let elements = (2 << 20) / 4;
-    let counts: Vec<usize> =
-        (0..comm.size()).map(|rank| elements / comm.size() + usize::from(rank < elements % comm.size())).collect();
-    let (x, w) =
-        (Tensor::ones((128, 512), DType::F32, &Device::Cpu)?, Tensor::ones((512, 512), DType::F32, &Device::Cpu)?);
-    let product = || -> Result<f64, Error> {
-        let started = Instant::now();
-        x.matmul(&w)?;
-        Ok(started.elapsed().as_secs_f64())
-    };
-    let start = |(shard, whole): (Buffer, Buffer)| comm.all_gather(shard, whole, &counts);
-    let buffers = || (Buffer::from(vec![0f32; counts[comm.rank()]]), Buffer::from(vec![0f32; elements]));
-    let mut spare: Vec<(Buffer, Buffer)> = (0..IN_FLIGHT).map(|_| buffers()).collect();
-    let (mut computing, mut transferring) = (vec![], vec![]);
-    for run in 0..=RUNS {
-        comm.barrier().wait()?;
-        let products: Vec<f64> = (0..TRANSFERS).map(|_| product()).collect::<Result<_, _>>()?;
-        let product_alone = Time::of(products).median;
-        comm.barrier().wait()?;
-        let started = Instant::now();
-        for _ in 0..TRANSFERS {
-            let gathered = start(spare.pop().unwrap_or_else(buffers)).wait()?;
-            spare.push((gathered.shard, gathered.output));
-        }
-        let transfer_alone = started.elapsed().as_secs_f64() / TRANSFERS as f64;
-        comm.barrier().wait()?;
-        let started = Instant::now();
-        let mut in_flight: VecDeque<Pending<Gathered>> = VecDeque::new();
-        let (mut begun, mut ended, mut computed) = (0, 0, 0);
-        while ended < TRANSFERS {
-            while in_flight.front().is_some_and(Pending::is_done) {
-                if let Some(done) = in_flight.pop_front() {
-                    let gathered = done.wait()?;
-                    spare.push((gathered.shard, gathered.output));
-                    ended += 1;
-                }
-            }
-            while begun < TRANSFERS && in_flight.len() < IN_FLIGHT {
-                in_flight.push_back(start(spare.pop().unwrap_or_else(buffers)));
-                begun += 1;
-            }
-            product()?;
-            computed += 1;
-        }
-        let seconds = started.elapsed().as_secs_f64();
-        if run > 0 {
-            computing.push((computed as f64 * product_alone / seconds).clamp(0.01, 1.0));
-            transferring.push((TRANSFERS as f64 * transfer_alone / seconds).clamp(0.01, 1.0));
-        }
-    }
-    Ok((Time::of(mean(comm, computing)?), Time::of(mean(comm, transferring)?)))
 }
 
 /// Measures reads and writes of a file in the configured offload folder; `None` if nothing is offloaded to disk.

@@ -15,6 +15,7 @@ pub(crate) mod overlap;
 mod prediction;
 pub mod subject;
 mod table;
+mod transfers;
 
 pub use apply::costs;
 pub use measure::{Length, Trainee, measure};

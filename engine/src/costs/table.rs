@@ -10,7 +10,7 @@ use crate::files::replace;
 use crate::format::counted;
 
 /// Version of the file format. Other versions are rejected.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// A cost table. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -110,6 +110,7 @@ pub(super) struct GroupTimes {
     pub(super) all_gather: Line,
     pub(super) reduce_scatter: Line,
     pub(super) all_reduce: Line,
+    pub(super) all_to_all: Line,
 }
 
 /// The groups of an axis of a mesh.
@@ -153,7 +154,7 @@ impl fmt::Display for Group {
 }
 
 /// Time as a line over bytes. Bytes are the minimum that each rank must send: (n−1)/n of the vector for all-gather,
-/// reduce-scatter and broadcast, twice that for all-reduce, and the whole message for a send.
+/// reduce-scatter, all-to-all and broadcast, twice that for all-reduce, and the whole message for a send.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Line {
@@ -280,6 +281,7 @@ impl fmt::Display for CostTable {
                 show(&format!("all_gather{of}"), &times.all_gather)?;
                 show(&format!("reduce_scatter{of}"), &times.reduce_scatter)?;
                 show(&format!("all_reduce{of}"), &times.all_reduce)?;
+                show(&format!("all_to_all{of}"), &times.all_to_all)?;
             }
             show("broadcast", &transfers.broadcast)?;
             show("send", &transfers.send)?;

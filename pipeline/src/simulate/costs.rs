@@ -43,13 +43,23 @@ pub struct Collectives {
     pub all_reduce: Link,
     /// Outer steps, by the replicates of a shard.
     pub outer: Link,
+    /// All-to-alls of codes: by a near group, and by the ranks at one place of all near groups.
+    pub codes: [Link; 2],
 }
 
 impl Collectives {
     /// Uses the same link for all collectives.
     #[must_use]
     pub fn all(link: Link) -> Self {
-        Self { all_gather: link, near: link, reduce_scatter: link, replicates: link, all_reduce: link, outer: link }
+        Self {
+            all_gather: link,
+            near: link,
+            reduce_scatter: link,
+            replicates: link,
+            all_reduce: link,
+            outer: link,
+            codes: [link; 2],
+        }
     }
 }
 
@@ -94,8 +104,8 @@ pub struct SegmentCosts {
     pub gradients: u64,
     /// Bytes of all its parameters in a gather that sends them as codes.
     pub gathered_codes: Option<u64>,
-    /// Bytes that a rank sends in a reduction over shards that sends codes.
-    pub reduced_codes: Option<u64>,
+    /// Bytes that a rank sends in a reduction over shards that sends codes: within its near group, and between near groups.
+    pub reduced_codes: Option<[u64; 2]>,
     /// Seconds to add one micro-batch's gradient to the accumulator.
     pub accumulate: f64,
     /// Seconds of the optimizer step on one rank's part.
@@ -157,15 +167,16 @@ impl Costs {
         fits("segments", self.segments.len(), world.shape.segments.len())?;
         let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
         let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
-        let Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer } = self.data;
+        let Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer, codes } = self.data;
         let links = [all_gather, near, reduce_scatter, replicates, all_reduce, outer, self.pipe, self.read, self.write];
-        let others = [self.load, self.gradient_norm].into_iter().chain(links.map(|link| link.latency));
+        let links = || links.into_iter().chain(codes);
+        let others = [self.load, self.gradient_norm].into_iter().chain(links().map(|link| link.latency));
         let is_none = |seconds: &f64| !seconds.is_finite() || *seconds < 0.0;
         if let Some(seconds) = layers.chain(segments).chain(others).find(is_none) {
             return Err(SimulationError::NotATime(seconds));
         }
-        let bandwidths = links.map(|link| link.bandwidth).into_iter();
-        if let Some(bandwidth) = bandwidths.clone().find(|bandwidth| bandwidth.is_nan() || *bandwidth <= 0.0) {
+        let mut bandwidths = links().map(|link| link.bandwidth);
+        if let Some(bandwidth) = bandwidths.find(|bandwidth| bandwidth.is_nan() || *bandwidth <= 0.0) {
             return Err(SimulationError::NotABandwidth(bandwidth));
         }
         let rates = [self.sharing.computing, self.sharing.transferring];
@@ -230,16 +241,18 @@ impl Costs {
         let mesh = world.mesh;
         let replicates_sum = mesh.replicates() > 1 && self.replicates_after.is_none_or(|last| micro_batch == last);
         let all_reduced = |link: Link, bytes: f64, members| link.seconds(2.0 * bytes * others(members));
-        let scattered = |bytes: f64, sent: f64| {
-            let replicated = || all_reduced(self.data.replicates, bytes / mesh.shards() as f64, mesh.replicates());
-            self.data.reduce_scatter.seconds(sent) + if replicates_sum { replicated() } else { 0.0 }
+        let replicated = |bytes: f64| match replicates_sum {
+            true => all_reduced(self.data.replicates, bytes / mesh.shards() as f64, mesh.replicates()),
+            false => 0.0,
         };
         let (mut cut, mut whole, mut seconds) = (None, None, 0.0);
         for &id in segments {
             let SegmentCosts { gradients, reduced_codes, .. } = self.segments[id];
             let sum = match (world.shape.segments[id].placements.optimizer, reduced_codes) {
                 (Placement::Sharded, Some(codes)) if mesh.shards() > 1 => {
-                    seconds += scattered(gradients as f64, codes as f64);
+                    let levels = codes.into_iter().zip(self.data.codes).filter(|(bytes, _)| *bytes > 0);
+                    seconds += levels.map(|(bytes, link)| link.seconds(bytes as f64)).sum::<f64>();
+                    seconds += replicated(gradients as f64);
                     continue;
                 }
                 (Placement::Sharded, None) if mesh.shards() > 1 => &mut cut,
@@ -247,7 +260,9 @@ impl Costs {
             };
             *sum.get_or_insert(0.0) += gradients as f64;
         }
-        let cut = cut.map_or(0.0, |bytes| scattered(bytes, bytes * others(mesh.shards())));
+        let scattered =
+            |bytes: f64| self.data.reduce_scatter.seconds(bytes * others(mesh.shards())) + replicated(bytes);
+        let cut = cut.map_or(0.0, scattered);
         seconds + cut + whole.map_or(0.0, |bytes| all_reduced(self.data.all_reduce, bytes, mesh.data()))
     }
 

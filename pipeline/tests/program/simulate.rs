@@ -257,6 +257,27 @@ fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
     assert_eq!(times, [("gather", 0.0, 3.0), ("gather_secondary", 3.0, 5.0)]);
 }
 
+/// A rank sends 12 bytes of codes within its near group, then 6 to other groups. Its replicates reduce nothing.
+#[test]
+fn codes_use_the_links_of_the_groups_in_which_they_travel() {
+    let shape = shape(1, ZeroStage::Two);
+    let stages = Stages::single(&shape);
+    let mesh = Mesh::new(4, 1).unwrap().with_near(2).unwrap();
+    let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
+    let mut costs = costs(1, layer(0.0, 0.0, 0.0));
+    let instructions =
+        vec![Reduce { segments: vec![0], micro_batch: 0 }, AwaitReduce { segments: vec![0], micro_batch: 0 }];
+    let programs = vec![Program { instructions, micro_batches: 1 }; 4];
+    let [near, across] = [10.0, 1.0].map(|bandwidth| Link { latency: 1.0, bandwidth });
+    costs.data = Collectives { codes: [near, across], ..Collectives::all(Link::FREE) };
+    for (codes, seconds) in [([12, 6], 1.0 + 1.2 + 1.0 + 6.0), ([12, 0], 1.0 + 1.2)] {
+        costs.segments[0].reduced_codes = Some(codes);
+        let found = simulate(&programs, &world, &costs).unwrap();
+        let reduced = found.events.iter().find(|event| event.rank == 3 && event.lane == Lane::Collectives).unwrap();
+        assert_eq!((reduced.start, reduced.end), (0.0, seconds), "{codes:?}");
+    }
+}
+
 /// A rank sends 30 bytes in each of the two collectives of an outer step, one outer step after the other.
 #[test]
 fn outer_steps_use_the_link_between_replicates() {
