@@ -236,7 +236,17 @@ impl Config {
     /// Data-parallel degree: the number of ranks of a pipeline stage that train on different samples, where ranks that share
     /// sequences count as one.
     pub fn data_parallel_size(&self) -> usize {
-        self.ranks_of_stage() / self.sequence_parallel_size.max(1)
+        self.ranks_of_stage() / self.context_size()
+    }
+
+    /// Number of ranks that share each sequence.
+    pub fn context_size(&self) -> usize {
+        (self.sequence_parallel_size * self.mesh.context_parallel_degree).max(1)
+    }
+
+    /// The key that says how many ranks share each sequence.
+    pub fn context_key(&self) -> &'static str {
+        if self.mesh.context_parallel_degree > 1 { Mesh::context_parallel_degree } else { Self::sequence_parallel_size }
     }
 
     /// Number of ranks of a pipeline stage, over which gradients are summed.

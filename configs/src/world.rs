@@ -12,7 +12,8 @@ const MAX_RANKS: usize = 1 << 20;
 
 const RANKS: &str = Launcher::num_processes;
 const STAGES: &str = Pipeline::stages;
-const CONTEXT: &str = Config::sequence_parallel_size;
+const SLICES: &str = Config::sequence_parallel_size;
+const CONTEXT: &str = Mesh::context_parallel_degree;
 const REPLICATES: &str = Mesh::data_parallel_replicate_degree;
 const SHARDS: &str = Mesh::data_parallel_shard_degree;
 
@@ -21,8 +22,9 @@ const SHARDS: &str = Mesh::data_parallel_shard_degree;
 pub(crate) struct World {
     pub(crate) ranks: usize,
     stages: usize,
-    /// Ranks that share sequences.
+    /// Ranks that share sequences, and the key that says so.
     pub(crate) context: usize,
+    context_key: &'static str,
     /// Shard groups of each stage; divides its ranks unless an error has been reported.
     pub(crate) replicates: usize,
     /// Ranks of a shard group, if `auto` is written for them.
@@ -36,9 +38,11 @@ impl World {
     pub(crate) fn read(resolver: &mut Resolver<'_>, started: Option<usize>) -> Self {
         let mut keys = resolver.top();
         let stages = Pipeline::read(&mut keys, Config::pipeline).stages;
-        let context = usize::find(&mut keys, CONTEXT).unwrap_or(1);
+        let slices = usize::find(&mut keys, SLICES).unwrap_or(1);
         let written = usize::find(&mut keys.section(Config::launcher), last(RANKS));
         let mut mesh = keys.section(Config::mesh);
+        let degree = usize::find(&mut mesh, last(CONTEXT)).unwrap_or(1);
+        let (context, context_key) = (slices.saturating_mul(degree), if degree > 1 { CONTEXT } else { SLICES });
         let mut degrees = [REPLICATES, SHARDS].map(|path| usize::find(&mut mesh, last(path)));
         let is_auto = [REPLICATES, SHARDS].map(|path| resolver.fields.is_auto(path));
         let at = started.map_or(resolver.at(RANKS), At::Launch);
@@ -50,7 +54,8 @@ impl World {
         if started.is_some() && started != written {
             resolver.origins.record(RANKS.to_string(), Origin::Launch);
         }
-        let world = Self { ranks: ranks.clamp(1, MAX_RANKS), stages, context, replicates: 1, shards: None, at };
+        let ranks = ranks.clamp(1, MAX_RANKS);
+        let world = Self { ranks, stages, context, context_key, replicates: 1, shards: None, at };
         world.divide(resolver);
         if is_auto.contains(&true) && degrees == [None, None] {
             degrees[1] = Some(world.in_a_host(resolver.typed.ranks_per_host));
@@ -61,7 +66,7 @@ impl World {
     }
 
     fn divide(self, resolver: &mut Resolver<'_>) {
-        let Self { ranks, stages, context, at, .. } = self;
+        let Self { ranks, stages, context, context_key: key, at, .. } = self;
         let each = stages.saturating_mul(context);
         let next = ranks.checked_next_multiple_of(each).unwrap_or(each);
         if !ranks.is_multiple_of(stages) {
@@ -70,16 +75,13 @@ impl World {
             resolver.report.contradiction(&[(STAGES, resolver.at(STAGES)), (RANKS, at)], message, Some(help));
         } else if !ranks.is_multiple_of(each) {
             let (of, also) = match stages {
-                1 => (format!("{CONTEXT} {context}"), None),
-                _ => (
-                    format!("{STAGES} × {CONTEXT} = {stages} × {context} = {each}"),
-                    Some((STAGES, resolver.at(STAGES))),
-                ),
+                1 => (format!("{key} {context}"), None),
+                _ => (format!("{STAGES} × {key} = {stages} × {context} = {each}"), Some((STAGES, resolver.at(STAGES)))),
             };
-            let places: Vec<_> = [(CONTEXT, resolver.at(CONTEXT)), (RANKS, at)].into_iter().chain(also).collect();
+            let places: Vec<_> = [(key, resolver.at(key)), (RANKS, at)].into_iter().chain(also).collect();
             let help = format!("{context} ranks share each sequence; the next multiple is {next}");
             resolver.report.contradiction(&places, format!("{ranks} ranks are not a multiple of {of}"), Some(help));
-        } else if ![STAGES, CONTEXT].iter().any(|path| resolver.report.is_poisoned(path)) {
+        } else if ![STAGES, SLICES, CONTEXT].iter().any(|path| resolver.report.is_poisoned(path)) {
             return;
         }
         // Suppress errors that would only follow from this one, such as batch sizes that are not divisible.
@@ -139,7 +141,7 @@ impl World {
     /// Returns the keys that determine [`data_parallel`](Self::data_parallel), with their locations.
     pub(crate) fn places(self, resolver: &Resolver<'_>) -> Vec<(&'static str, At)> {
         let stages = (self.stages > 1).then(|| (STAGES, resolver.at(STAGES)));
-        let context = (self.context > 1).then(|| (CONTEXT, resolver.at(CONTEXT)));
+        let context = (self.context > 1).then(|| (self.context_key, resolver.at(self.context_key)));
         std::iter::once((RANKS, self.at)).chain(stages).chain(context).collect()
     }
 }

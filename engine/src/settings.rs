@@ -6,6 +6,7 @@ use candle_core::DType;
 use zero_config::{self as config, Config};
 use zero_isa::Isa;
 use zero_model::Model;
+use zero_model::ops::Sharing;
 use zero_optim::{
     Adafactor, Adagrad, AdamW, Average, Custom, DynamicLossScale, Lamb, Lion, LossScaling, Muon, NAdam, Optimizer,
     RAdam, RmsProp, RmsPropVariant, Schedule, ScheduleFree, Sgd,
@@ -74,10 +75,10 @@ impl Settings {
             let help = "use a model without running statistics, or leave the section out";
             return Err(Error::setting("training.local_steps", message, help));
         }
-        if config.sequence_parallel_size > 1 && model.whole_inputs().is_none() {
+        if config.context_size() > 1 && model.whole_inputs().is_none() {
             let message = "ranks cannot share the sequences of this model: its layers may mix positions";
             let help = "write `1`; in a program of your own, call `Layers::shares_sequences` if its layers compute each position alone, or mix them by this project's attention";
-            return Err(Error::setting("sequence_parallel_size", message, help));
+            return Err(Error::setting(config.context_key(), message, help));
         }
         let ranks = config.shard_group_size();
         let zero_stage = config.zero.stage;
@@ -163,6 +164,11 @@ impl Settings {
     }
 }
 
+/// Returns how attention computes what slices of sequences lack.
+pub(crate) fn sharing(config: &Config) -> Sharing {
+    if config.mesh.context_parallel_degree > 1 { Sharing::Queries } else { Sharing::Heads }
+}
+
 /// Returns the gradient of the reported loss with respect to the loss of one of `micro_batches` micro-batches per replica.
 pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     let ranks = match config.training.local_steps {
@@ -172,7 +178,7 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     let averaged = match config.gradient_allreduce_op {
         config::ReduceOp::Mean => micro_batches * ranks,
         // The loss of a sample is the mean of those of its slices.
-        config::ReduceOp::Sum => micro_batches * config.sequence_parallel_size,
+        config::ReduceOp::Sum => micro_batches * config.context_size(),
     };
     1.0 / averaged as f32
 }

@@ -53,9 +53,9 @@ impl StagePlan {
             let key = "mesh.data_parallel_replicate_degree";
             Error::setting(key, e.to_string(), "write a divisor of the number of data-parallel ranks")
         })?;
-        let mesh = mesh.with_context(config.sequence_parallel_size).map_err(|e| {
+        let mesh = mesh.with_context(config.context_size()).map_err(|e| {
             let help = "write a divisor of the number of ranks over which ZeRO shards";
-            Error::setting("sequence_parallel_size", e.to_string(), help)
+            Error::setting(config.context_key(), e.to_string(), help)
         })?;
         let mesh = match config.near_group_size() {
             Some(near) => mesh.with_near(near).map_err(|e| {

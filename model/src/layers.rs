@@ -222,7 +222,8 @@ impl Layers {
         self.base_shapes.is_some()
     }
 
-    /// Declares that ranks can share the sequences of this model (`sequence_parallel_size`): each runs the layers on a slice of
+    /// Declares that ranks can share the sequences of this model (`sequence_parallel_size`,
+    /// `mesh.context_parallel_degree`): each runs the layers on a slice of
     /// the positions, of every input and target `[batch, time, …]` except the inputs named in `whole`. Layers must compute each
     /// position alone, or mix positions by the attentions of `zero-ops` and say so ([`Layer::exchanges`]). The loss must be a
     /// mean over positions, or have a weight.

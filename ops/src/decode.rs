@@ -7,7 +7,7 @@
 //! its own. The results are bit-identical to those of the whole sequence.
 
 use crate::attention::cached::KeysAndValues;
-use crate::sequence::place;
+use crate::sequence::own_positions;
 use candle_core::{Device, Result, Tensor, bail};
 use std::cell::RefCell;
 
@@ -82,18 +82,18 @@ pub(crate) fn cached_positions(op: &'static str, batch: usize, time: usize) -> R
 }
 
 /// Returns the positions of tokens of `[batch, time]` in their sequences, as u32 of that shape: from 0 on, inside
-/// [`decode`] from the number of tokens in each row's cache on, and if ranks share sequences from the first position of
-/// this rank's slice on.
+/// [`decode`] from the number of tokens in each row's cache on, and if ranks share sequences those
+/// of this rank's slice.
 ///
 /// # Errors
 /// Fails inside [`decode`] if there are more or fewer caches than rows.
 pub fn positions(batch: usize, time: usize, device: &Device) -> Result<Tensor> {
     match cached_positions("positions", batch, time)? {
         Some(positions) => Tensor::from_vec(positions, (batch, time), device),
-        None => {
-            let first = place(time).0 as u32;
-            Tensor::arange(first, first + time as u32, device)?.broadcast_as((batch, time))
-        }
+        None => match own_positions(time)? {
+            None => Tensor::arange(0, time as u32, device)?.broadcast_as((batch, time)),
+            Some(positions) => Tensor::from_vec(positions, (1, time), device)?.broadcast_as((batch, time)),
+        },
     }
 }
 

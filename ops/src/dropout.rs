@@ -45,8 +45,8 @@ impl Dropout {
 pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<Tensor> {
     match numbers(OP, probability, name, pass)? {
         Some(stream) => {
-            let slice = SequenceGroup::current().map_or(0, |group| group.index());
-            apply1(x, Masked { probability, stream, first_sample: pass.sample, slice })
+            let place = Place::of(x)?;
+            apply1(x, Masked { probability, stream, first_sample: pass.sample, place })
         }
         None => Ok(x.clone()),
     }
@@ -67,8 +67,34 @@ struct Masked {
     /// The numbers of the first sample.
     stream: Stream,
     first_sample: u64,
-    /// Which slice of each sample `x` is; the slices have the same size.
-    slice: usize,
+    /// `None` if samples are whole.
+    place: Option<Place>,
+}
+
+/// Where a slice of each sample is in the sample.
+struct Place {
+    /// First position of each part of the slice; the parts have the same length.
+    firsts: Vec<usize>,
+    /// Elements of a part, and of a position.
+    part: usize,
+    width: usize,
+}
+
+impl Place {
+    /// Returns the place of `[batch, time, …]`.
+    fn of(x: &Tensor) -> Result<Option<Self>> {
+        let Some(group) = SequenceGroup::current() else { return Ok(None) };
+        let parts = group.positions(x.dim(1)? * group.size())?;
+        let width: usize = x.dims()[2..].iter().product();
+        let firsts = parts.iter().map(|part| part.start).collect();
+        Ok(Some(Self { firsts, part: parts[0].len() * width, width }))
+    }
+
+    /// Returns where an element of the slice is in the sample, and how many elements from there on follow in both.
+    fn find(&self, element: usize) -> (usize, usize) {
+        let (part, inside) = (element / self.part, element % self.part);
+        (self.firsts[part] * self.width + inside, self.part - inside)
+    }
 }
 
 const OP: &str = "dropout";
@@ -86,8 +112,8 @@ impl Masked {
 
     #[cfg(feature = "cuda")]
     fn apply_on_gpu(&self, gpu: &Gpu, x: &Operand, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
-        let &Self { probability, stream, first_sample, slice } = self;
-        if slice > 0 {
+        let &Self { probability, stream, first_sample, .. } = self;
+        if self.place.is_some() {
             bail!("{OP}: sequences are cut into slices on the CPU only");
         }
         let mask = Mask { key: stream.key(), first_sample, probability, scale: self.scale() };
@@ -102,11 +128,11 @@ impl Masked {
             let mut at = range.start;
             while at < range.end {
                 let (sample, from) = (at / size, at % size);
-                let len = (size - from).min(range.end - at);
+                let (place, following) = self.place.as_ref().map_or((from, size), |place| place.find(from));
+                let len = (size - from).min(range.end - at).min(following);
                 let ((x_part, x_later), (y_part, y_later)) = (x.split_at(len), y.split_at_mut(len));
                 let stream = self.stream.of(self.first_sample + sample as u64);
-                let from = (self.slice * size + from) as u64;
-                stream.drop_out(from, self.probability, scale, x_part, y_part);
+                stream.drop_out(place as u64, self.probability, scale, x_part, y_part);
                 at += len;
                 (x, y) = (x_later, y_later);
             }

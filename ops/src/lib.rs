@@ -94,7 +94,7 @@ pub use quantized::{
 };
 pub use rotary::{RopeScaling, Rotary};
 pub use scaled::scaled;
-pub use sequence::{SequenceGroup, own_slice};
+pub use sequence::{SequenceGroup, Sharing, own_slice, whole_length};
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 
 /// Returns the size in bytes of the buffers that each multiplying thread keeps from its first product on: the calling

@@ -11,7 +11,7 @@ use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
 use crate::meta::{self, tracing};
 use crate::product::Elements;
-use crate::sequence::place;
+use crate::sequence::{own_positions, whole_length};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
@@ -154,8 +154,8 @@ impl Rotary {
     }
 
     /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0, and inside
-    /// [`decode`](crate::decode()) the first one that is not in the cache. If ranks share sequences, it is the first position
-    /// of this rank's slice.
+    /// [`decode`](crate::decode()) the first one that is not in the cache. If ranks share sequences, the positions
+    /// are those of this rank's slice.
     ///
     /// # Errors
     /// Fails if a position is not one of the model's.
@@ -167,13 +167,13 @@ impl Rotary {
             }
             return self.rotate_cached(x, time, &positions);
         }
-        let (first, whole) = place(time);
+        let whole = whole_length(time);
         if whole > self.positions {
             let positions = self.positions;
             bail!("{OP}: a sequence of {whole} tokens is longer than the {positions} positions of the model");
         }
-        let of_slice = || (0..batch).flat_map(|_| first as u32..(first + time) as u32).collect();
-        self.rotate(x, whole, (whole > time).then(of_slice))
+        let of_slice = own_positions(time)?.map(|positions| positions.repeat(batch).into());
+        self.rotate(x, whole, of_slice)
     }
 
     /// Rotates `[batch, time, heads, size]` by the angles of `position_ids`, `[batch, time]` of u32, i64 or u8. If ranks share
@@ -187,7 +187,7 @@ impl Rotary {
         if position_ids.dims() != [batch, time] {
             bail!("{OP}: position_ids of shape {:?} do not match {batch} rows of {time} tokens", position_ids.shape());
         }
-        let (_, whole) = place(time);
+        let whole = whole_length(time);
         if let Some((tokens, _)) = self.longer.as_ref().filter(|(tokens, _)| whole > *tokens) {
             bail!(
                 "{OP}: packed rows of {whole} tokens are longer than {tokens}, from which angles of LongRoPE depend on \

@@ -211,7 +211,7 @@ fn halvings(config: &Config) -> Vec<Vec<String>> {
 /// Returns more ranks that share each sequence, and more micro-batches, for the same global batch. Helps where one sample is too
 /// large.
 fn shared_sequences(config: &Config) -> Vec<Vec<String>> {
-    if config.train_micro_batch_size_per_gpu > 1 {
+    if config.train_micro_batch_size_per_gpu > 1 || config.mesh.context_parallel_degree > 1 {
         return vec![];
     }
     let (mut replicas, mut slices) = (config.data_parallel_size(), config.sequence_parallel_size);

@@ -97,7 +97,7 @@ fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     let flat = |zero: u8| chosen("", zero, [one_group(), one_stage(), no_copy()]);
     let groups = |zero: u8| {
         // Ranks that share sequences count as one.
-        let mesh = format!("mesh={{data_parallel_shard_degree: {}}}", ranks / config.sequence_parallel_size);
+        let mesh = format!("mesh={{data_parallel_shard_degree: {}}}", ranks / config.context_size());
         chosen(", a shard group per host (HSDP)", zero, [Some(mesh), one_stage(), no_copy()])
     };
     let pipeline = |zero: u8| {
@@ -105,7 +105,7 @@ fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
         chosen(", a pipeline stage per host", zero, [one_group(), Some(stages), no_copy()])
     };
     let mut all: Vec<_> = (1..=3).map(flat).collect();
-    if ranks > 1 && hosts > 1 && ranks.is_multiple_of(config.sequence_parallel_size) {
+    if ranks > 1 && hosts > 1 && ranks.is_multiple_of(config.context_size()) {
         all.extend((1..=3).map(groups));
     }
     if ranks > 1 && hosts > 1 {

@@ -1,21 +1,28 @@
-//! `sequence_parallel_size`: what ranks that share sequences cannot do.
+//! `sequence_parallel_size` and `mesh.context_parallel_degree`: what ranks that share sequences cannot do.
 
-use crate::config::{Compute, Config, Data, Model, Training, Zero, ZeroStage};
+use crate::config::{Compute, Config, Data, Mesh, Model, Training, Zero, ZeroStage};
 use crate::reader::Resolver;
-
-const KEY: &str = Config::sequence_parallel_size;
 
 /// Checks that sequences can be cut into slices, and rejects what slices of sequences cannot be used for.
 pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
-    let size = config.sequence_parallel_size;
+    let size = config.context_size();
     if size == 1 {
         return;
     }
+    let (key, degree) = (config.context_key(), config.mesh.context_parallel_degree);
+    if degree > 1 && config.sequence_parallel_size > 1 {
+        let keys = [Config::sequence_parallel_size, Mesh::context_parallel_degree];
+        let message = format!("`{}` together with `{}` is not implemented", keys[0], keys[1]);
+        resolver.contradiction(&keys, message, Some("write one of the two".to_string()));
+        return;
+    }
+    // With the context degree, each rank has a chunk from each end.
+    let chunks = if degree > 1 { 2 * size } else { size };
     let data = config.data.as_ref();
-    if let Some(length) = data.and_then(|data| data.sequence_length).filter(|length| !length.is_multiple_of(size)) {
-        let message = format!("samples of {length} tokens cannot be cut into {size} slices of the same length");
-        let help = format!("the next multiple is {}", length.next_multiple_of(size));
-        resolver.contradiction(&[KEY, Data::sequence_length], message, Some(help));
+    if let Some(length) = data.and_then(|data| data.sequence_length).filter(|length| !length.is_multiple_of(chunks)) {
+        let message = format!("samples of {length} tokens cannot be cut into {chunks} slices of the same length");
+        let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
+        resolver.contradiction(&[key, Data::sequence_length], message, Some(help));
     }
     // Gradients that are not sharded are added up over micro-batches before slices, others after them.
     let adds_first = config.zero.stage < ZeroStage::Two && config.gradient_accumulation_steps > 1;
@@ -27,7 +34,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
             config.zero.stage.number()
         );
         let help = format!("write `{}: 2`, or `{}: 1`", Zero::stage, Config::gradient_accumulation_steps);
-        resolver.contradiction(&[KEY, Zero::stage, Config::gradient_accumulation_steps], message, Some(help));
+        resolver.contradiction(&[key, Zero::stage, Config::gradient_accumulation_steps], message, Some(help));
     }
     let is_mlp = matches!(config.model, Some(Model::Mlp(_)));
     for (is_on, path, why) in [
@@ -50,8 +57,8 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         ),
     ] {
         if is_on {
-            let help = format!("leave one of the two out, or write `{KEY}: 1`");
-            resolver.contradiction(&[path, KEY], why.to_string(), Some(help));
+            let help = format!("leave one of the two out, or write `{key}: 1`");
+            resolver.contradiction(&[path, key], why.to_string(), Some(help));
         }
     }
 }

@@ -53,6 +53,27 @@ fn groups_divide_the_ranks() {
 }
 
 #[test]
+fn the_context_degree_counts_like_slices() {
+    let text = "train_micro_batch_size_per_gpu: 2\nmesh: {context_parallel_degree: 2}\n";
+    let of = |more: &str, ranks: usize| Config::with_world_size("ds.yaml", format!("{text}{more}"), ranks);
+    let config = of("gradient_accumulation_steps: 3", 8).unwrap();
+    assert_eq!((config.train_batch_size, config.data_parallel_size(), config.shard_group_size()), (24, 4, 8));
+    assert_eq!((config.context_size(), config.context_key()), (2, "mesh.context_parallel_degree"));
+    for (more, ranks, message) in [
+        ("", 3, "3 ranks are not a multiple of mesh.context_parallel_degree 2"),
+        ("data: {train: a.txt, sequence_length: 6}", 2, "samples of 6 tokens cannot be cut into 4 slices"),
+        (
+            "sequence_parallel_size: 2",
+            4,
+            "`sequence_parallel_size` together with `mesh.context_parallel_degree` is not implemented",
+        ),
+    ] {
+        let told = of(more, ranks).unwrap_err().to_string();
+        assert!(told.contains(message), "{told}");
+    }
+}
+
+#[test]
 fn contradictions_name_both_keys() {
     for (text, key, message) in [
         ("data: {train: a.txt, sequence_length: 9}", "data.sequence_length", "cannot be cut into 2 slices"),

@@ -20,7 +20,8 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
         optimizer: optimizer(subject),
         micro_batch: subject.settings.micro_batch_size,
         tiled_mlp_rows: subject.config.model.as_ref().and_then(Model::tiled_mlp_rows),
-        sequence_parallel_size: Some(subject.config.sequence_parallel_size).filter(|&size| size > 1),
+        sequences: (subject.config.context_size() > 1)
+            .then(|| format!("{} {}", subject.config.context_key(), subject.config.context_size())),
     }
 }
 
@@ -123,8 +124,8 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     same("micro-batch", has.micro_batch.to_string(), wants.micro_batch.to_string());
     let tiles = |rows: Option<usize>| rows.map_or("off".to_string(), |rows| rows.to_string());
     same("MLP tile rows:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
-    let slices = |size: Option<usize>| size.unwrap_or(1).to_string();
-    same("sequence_parallel_size", slices(has.sequence_parallel_size), slices(wants.sequence_parallel_size));
+    let sequences = |of: &Option<String>| of.clone().unwrap_or_else(|| "whole sequences".to_string());
+    same("sequences:", sequences(&has.sequences), sequences(&wants.sequences));
     // A group of a larger world shares cores and links with others, unlike a world of its size.
     let replicas = config.ranks_of_stage();
     if replicas > 1 && has.ranks != config.world_size {

@@ -73,7 +73,7 @@ mod tests {
                 optimizer: "AdamW with 2 states".into(),
                 micro_batch,
                 tiled_mlp_rows: None,
-                sequence_parallel_size: None,
+                sequences: None,
             },
             layers: vec![LayerTimes {
                 name: "h.*".into(),

@@ -12,6 +12,7 @@ use zero_pipeline::{Instruction, Program};
 
 use crate::configured_model;
 use crate::error::Error;
+use crate::settings::sharing;
 
 /// Memory of each layer for one micro-batch.
 #[derive(Debug, Clone)]
@@ -36,7 +37,7 @@ impl Table {
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
         let batch = BatchForms::of(config, model)?;
         // The first rank of those that share sequences has the most heads.
-        let group = SequenceGroup::traced(0, config.sequence_parallel_size);
+        let group = SequenceGroup::traced(0, config.context_size(), sharing(config));
         let of = |model: &Model| match config.training.device {
             Compute::Cpu => group.within(|| Self::new(model, &batch)).ok(),
             Compute::Cuda => memory::on_gpu(|| Self::new(model, &batch)).ok(),
@@ -111,7 +112,7 @@ impl BatchForms {
             return Some(Self { inputs, named: BTreeMap::new(), targets: vec![targets] });
         }
         let whole = tokens(config)?;
-        let tokens = (rows, whole / config.sequence_parallel_size);
+        let tokens = (rows, whole / config.context_size());
         let is_whole = |name: &str| model.whole_inputs().is_some_and(|whole| whole.iter().any(|input| input == name));
         let form = |name: &str| match name {
             POSITION_IDS if is_whole(name) => Some(Form::new((rows, whole), DType::U32)),

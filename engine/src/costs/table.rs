@@ -56,9 +56,10 @@ pub(super) struct Conditions {
     /// `model.tiled_mlp_rows`, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tiled_mlp_rows: Option<usize>,
-    /// `sequence_parallel_size`, if it is not 1: layers were measured on slices of sequences, with their exchanges.
+    /// The key that says how many ranks share sequences, and its value, if they do: layers were measured on slices of sequences,
+    /// with their exchanges.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) sequence_parallel_size: Option<usize>,
+    pub(super) sequences: Option<String>,
 }
 
 /// Median, minimum and maximum of measured times.
@@ -240,18 +241,10 @@ impl CostTable {
 
 impl fmt::Display for CostTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Conditions {
-            dtype,
-            threads,
-            ranks,
-            transport,
-            optimizer,
-            micro_batch,
-            tiled_mlp_rows,
-            sequence_parallel_size,
-        } = &self.conditions;
+        let Conditions { dtype, threads, ranks, transport, optimizer, micro_batch, tiled_mlp_rows, sequences } =
+            &self.conditions;
         let tiles = tiled_mlp_rows.map_or(String::new(), |rows| format!("MLP in tiles of {rows} rows, "));
-        let slices = sequence_parallel_size.map_or(String::new(), |size| format!("sequences in {size} slices, "));
+        let slices = sequences.as_ref().map_or(String::new(), |sequences| format!("{sequences}, "));
         writeln!(
             f,
             "{dtype}, micro-batch {micro_batch}, {tiles}{slices}{} × {}, {transport}, {optimizer}; medians (minimum – maximum)",

@@ -34,7 +34,8 @@ impl Engine {
     }
 
     /// Returns `count` mean losses over all replicas, one per micro-batch. The micro-batches go through a pipeline one
-    /// after another. `load` returns this replica's micro-batch for an index below `count`.
+    /// after another. `load` returns this replica's micro-batch for an index below `count`, with whole sequences: ranks that
+    /// share sequences return the same, and the engine cuts their slices.
     ///
     /// # Errors
     /// The same as those of [`Engine::train_with`].
@@ -59,7 +60,8 @@ impl Engine {
     }
 
     /// Does the same as [`Engine::eval_weighted`], and on the ranks that have the last layer calls `observe` with the
-    /// outputs of each micro-batch of this replica. Micro-batches may differ in their number of samples.
+    /// outputs of each micro-batch of this replica, or of this rank's slices if ranks share sequences. Micro-batches may differ in
+    /// their number of samples.
     ///
     /// # Errors
     /// The same as those of [`Engine::eval_with`], and the errors of `observe`.
@@ -131,7 +133,8 @@ impl Engine {
     }
 
     /// Returns the outputs of the last layer, or those that the loss names ([`Layers::loss_of`]), without dropout. A
-    /// collective: every rank calls it. Each replica passes its own inputs, and all ranks of a pipeline pass the same.
+    /// collective: every rank calls it. Each replica passes its own inputs, and all ranks of a pipeline pass the same. Sequences are
+    /// not cut: ranks that share sequences in training each compute them whole here.
     ///
     /// [`Layers::loss_of`]: zero_model::Layers::loss_of
     ///

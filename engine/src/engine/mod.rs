@@ -32,7 +32,7 @@ use crate::error::Error;
 use crate::executor::activation_offload::{self, ActivationOffload};
 use crate::executor::messages::Boundary;
 use crate::executor::tracked::Tracked;
-use crate::settings::{Settings, working_dtype};
+use crate::settings::{Settings, sharing, working_dtype};
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
 
@@ -197,7 +197,7 @@ impl Engine {
             Some(_) => Some(stage_plan.kept(stage_plan.averaging(layout.shape()), stage, layout.shape())?),
             None => None,
         };
-        let sequence = groups.context().map(|comm| SequenceGroup::new(comm.clone()));
+        let sequence = groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config)));
         let stages = stage_plan.stages.clone();
         let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
         // A disk or a GPU's memory may be full on one rank only: abort, so that the other ranks fail too.

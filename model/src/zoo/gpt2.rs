@@ -17,8 +17,8 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
 use zero_ops::{
-    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, SequenceGroup, TiledMlp,
-    causal_attention_packed_with_dropout, own_slice, positions, scaled,
+    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed_with_dropout, own_slice,
+    positions, scaled, whole_length,
 };
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -178,7 +178,7 @@ impl Layer for Embeddings {
     fn run(&self, ids: &Activations, pass: &Pass) -> Result<Activations> {
         let (ids, position_ids) = with_positions(ids)?;
         let (batch, time) = ids.dims2()?;
-        let whole = SequenceGroup::current().map_or(time, |group| group.size() * time);
+        let whole = whole_length(time);
         let positions = match position_ids {
             Some(position_ids) => own_slice(position_ids)?,
             None if whole > self.positions => {

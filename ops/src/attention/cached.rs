@@ -4,9 +4,10 @@
 //! token reads every key and value of its sequence once, and the memory's bandwidth is the limit. Keys are therefore
 //! transposed within blocks of positions, so that the scores of a block are sums over contiguous vectors.
 
-use super::heads::{Geometry, Layouts, forward, heads_of};
+use super::geometry::{Geometry, Layouts, heads_of};
+use super::heads::forward;
 use super::span::AttentionSpan;
-use super::{OP, Packed, Separate};
+use super::{OP, Packed};
 use crate::decode::next_attention;
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, Shared, tensor};
@@ -61,7 +62,7 @@ impl KeysAndValues {
 
 /// Computes [`causal_attention_within`](super::causal_attention_within) inside [`decode`](crate::decode()).
 pub(super) fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan) -> Result<Tensor> {
-    let geometry = Separate::geometry(q.shape(), k.shape(), v.shape())?;
+    let geometry = Geometry::separate(OP, q.shape(), k.shape(), v.shape())?;
     let held = [q, k, v].map(Tensor::storage_and_layout);
     let [qs, ks, vs] = held.each_ref().map(|held| View::of(OP, held));
     let (qs, ks, vs) = (qs?, ks?, vs?);

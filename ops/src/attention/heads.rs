@@ -8,6 +8,7 @@
 //! a row does not see add zeros to its sums, so its result depends only on the positions that it sees.
 
 use super::dropout::Mask;
+use super::geometry::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry, Layouts, heads_of, pieces};
 use crate::graph::output::Shared;
 use crate::kernel::{Isa, softmax as kernel};
 use crate::measure;
@@ -26,42 +27,6 @@ const MOST_ROWS: usize = kernel::SPARE / 2;
 /// Returns how many rows of scores are computed at a time: a multiple of the rows of a product's tile.
 fn rows_at_a_time(isa: Isa) -> usize {
     MOST_ROWS / tile_rows(isa) * tile_rows(isa)
-}
-
-/// Sizes of an attention. `heads` is a multiple of `kv_heads`. Only `batch` and `time` may be 0.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Geometry {
-    pub(crate) batch: usize,
-    pub(crate) time: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) size: usize,
-}
-
-/// Number of products of size queries × keys in the forward: queries with keys, and probabilities with values.
-pub(crate) const FORWARD_PRODUCTS: u64 = 2;
-/// Number of such products in the backward. A GPU computes two of them twice, which is not counted.
-pub(crate) const BACKWARD_PRODUCTS: u64 = 5;
-
-impl Geometry {
-    /// Returns the multiply-accumulates of one such product, counting only the positions that queries see.
-    pub(crate) fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
-        let seen = firsts.iter().enumerate().map(|(index, first)| (index % self.time + 1 - first) as u64);
-        seen.sum::<u64>() * (self.heads * self.size) as u64
-    }
-
-    pub(super) fn scale(self) -> f32 {
-        1.0 / (self.size as f32).sqrt()
-    }
-
-    fn group(self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    /// Returns the number of floats that one (sample, key and value head) pair touches.
-    fn cost(self) -> usize {
-        self.group() * self.time * (self.time + 4 * self.size)
-    }
 }
 
 /// The temporary memory of threads, in bytes.
@@ -85,72 +50,6 @@ impl Geometry {
     }
 }
 
-/// Splits positions into ranges of `size`.
-fn pieces(positions: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
-    positions.clone().step_by(size).map(move |start| start..positions.end.min(start + size))
-}
-
-/// The location of a head's rows in a buffer: element 0 of (sample b, position t, head h) is at `start + (b·time +
-/// t)·row + h·size`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
-    start: usize,
-    row: usize,
-    time: usize,
-    size: usize,
-}
-
-impl Rows {
-    pub(super) fn at(self, sample: usize, position: usize, head: usize) -> usize {
-        self.start + (sample * self.time + position) * self.row + head * self.size
-    }
-
-    /// Views some positions of one head as a matrix of positions × size.
-    fn matrix(self, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize) -> Matrix<'_> {
-        let start = self.at(sample, positions.start, head);
-        Matrix::strided(data.skip(start), positions.len(), self.size, self.row)
-    }
-
-    /// Copies some positions of one head, one after the other, as f32.
-    pub(super) fn read(
-        self,
-        isa: Isa,
-        data: Elements<'_>,
-        sample: usize,
-        positions: Range<usize>,
-        head: usize,
-        out: &mut [f32],
-    ) {
-        for (position, out) in positions.zip(out.chunks_exact_mut(self.size)) {
-            data.read(isa, self.at(sample, position, head), out);
-        }
-    }
-}
-
-/// The layout of q, k and v in memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layouts {
-    pub(super) q: Rows,
-    pub(super) k: Rows,
-    pub(super) v: Rows,
-    pub(super) out: Rows,
-}
-
-impl Layouts {
-    /// Each in its own buffer of `[batch, time, heads, size]`, with its own number of heads.
-    pub(crate) fn separate(g: Geometry) -> Self {
-        let rows = |heads| Rows { start: 0, row: heads * g.size, time: g.time, size: g.size };
-        Self { q: rows(g.heads), k: rows(g.kv_heads), v: rows(g.kv_heads), out: rows(g.heads) }
-    }
-
-    /// All in one buffer of `[batch, time, 3·heads·size]`.
-    pub(crate) fn packed(g: Geometry) -> Self {
-        let width = g.heads * g.size;
-        let rows = |part| Rows { start: part * width, row: 3 * width, time: g.time, size: g.size };
-        Self { q: rows(0), k: rows(1), v: rows(2), out: Rows { start: 0, row: width, time: g.time, size: g.size } }
-    }
-}
-
 /// Scores of query rows against the positions from `origin` on, at which a panel of keys begins.
 #[derive(Clone, Copy)]
 struct Scores {
@@ -171,7 +70,7 @@ impl Scores {
     }
 }
 
-/// Writes `out`, of `[batch, time, heads, size]`, and returns ln Σ e^score of `[batch, heads, time]`. A position sees
+/// Writes `out`, of `[batch, queries, heads, size]`, and returns ln Σ e^score of `[batch, heads, queries]`. A position sees
 /// the positions from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease. The
 /// mask drops probabilities after their normalization.
 pub(crate) fn forward(
@@ -183,31 +82,31 @@ pub(crate) fn forward(
     out: Shared<'_>,
 ) -> Vec<f32> {
     let isa = Isa::current();
-    let mut log_sums = vec![0.0; g.batch * g.heads * g.time];
+    let mut log_sums = vec![0.0; g.batch * g.heads * g.queries.len()];
     if g.time == 0 {
         return log_sums;
     }
     measure::count_macs(FORWARD_PRODUCTS * g.macs_of_a_product(firsts));
-    let pairs = Output { data: &mut log_sums, floats: g.group() * g.time };
+    let pairs = Output { data: &mut log_sums, floats: g.group() * g.queries.len() };
     split(g.batch * g.kv_heads, g.cost(), [pairs], |range, [log_sums]| {
         let (mut keys, mut values) = (Panels::default(), Panels::default());
         let mut scores = vec![0.0; MOST_ROWS * Scores::room(g.time)];
         let (mut queries, mut results) = (vec![0.0; MOST_ROWS * g.size], vec![0.0; MOST_ROWS * g.size]);
         let mut sums = [0.0; MOST_ROWS];
-        let mut log_sums = log_sums.chunks_exact_mut(g.time);
+        let mut log_sums = log_sums.chunks_exact_mut(g.queries.len());
         for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
             keys.pack(isa, at.k.matrix(k, sample, 0..g.time, kv_head).t());
             values.pack(isa, at.v.matrix(v, sample, 0..g.time, kv_head));
             for (head, log_sums) in heads_of(g, kv_head).zip(&mut log_sums) {
-                for rows in pieces(0..g.time, rows_at_a_time(isa)) {
+                for (rows, own) in g.queries.pieces(rows_at_a_time(isa)) {
                     let firsts = &firsts[sample * g.time..][rows.clone()];
                     let seen = firsts[0]..rows.end;
                     let (count, Scores { origin, width }) = (rows.len(), Scores::new(seen.clone()));
-                    at.q.read(isa, q, sample, rows.clone(), head, &mut queries);
+                    at.q.read(isa, q, sample, own.clone(), head, &mut queries);
                     let row = FewRows { data: &queries, count, row: g.size, step: 1 };
                     let to = Target { data: &mut scores, row: width, add: false };
                     keys.product(isa, row, 0..g.size, origin..rows.end, to);
-                    let log_sums = &mut log_sums[rows.clone()];
+                    let log_sums = &mut log_sums[own.clone()];
                     let tile = kernel::Tile { width, origin, position: rows.start, firsts };
                     kernel::causal_exp(isa, tile, &mut scores[..count * width], g.scale(), &mut sums, log_sums);
                     if let Some(mask) = mask {
@@ -216,7 +115,7 @@ pub(crate) fn forward(
                     let row = FewRows { data: &scores[seen.start - origin..], count, row: width, step: 1 };
                     let to = Target { data: &mut results, row: g.size, add: false };
                     values.product(isa, row, seen, 0..g.size, to);
-                    for ((position, result), sum) in rows.zip(results.chunks_exact_mut(g.size)).zip(sums) {
+                    for ((position, result), sum) in own.zip(results.chunks_exact_mut(g.size)).zip(sums) {
                         result.iter_mut().for_each(|x| *x /= sum);
                         // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
                         unsafe { out.store(isa, at.out.at(sample, position, head), result) };
@@ -252,8 +151,8 @@ pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]
         for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
             work.begin(saved, sample, kv_head);
             for head in heads_of(g, kv_head) {
-                for tile in pieces(0..g.time, TILE) {
-                    work.queries(saved, sample, head, tile.clone(), dq);
+                for (tile, own) in g.queries.pieces(TILE) {
+                    work.queries(saved, sample, head, (tile.clone(), own), dq);
                     work.keys_and_values(saved, sample, tile);
                 }
             }
@@ -325,18 +224,28 @@ impl Backward {
         self.dv.fill(0.0);
     }
 
-    /// Recomputes the probabilities of a tile, computes the gradients of its scores, and writes those of its queries.
-    fn queries(&mut self, saved: &Saved<'_>, sample: usize, head: usize, tile: Range<usize>, dq: Shared<'_>) {
+    /// Recomputes the probabilities of a tile, computes the gradients of its scores, and writes those of its queries. `own` is
+    /// where these are stored.
+    fn queries(
+        &mut self,
+        saved: &Saved<'_>,
+        sample: usize,
+        head: usize,
+        (tile, own): (Range<usize>, Range<usize>),
+        dq: Shared<'_>,
+    ) {
         let (g, at, isa) = (self.g, self.at, self.isa);
-        at.q.read(isa, saved.qkv[0], sample, tile.clone(), head, &mut self.q);
-        at.out.read(isa, saved.d_out, sample, tile.clone(), head, &mut self.d_out);
+        at.q.read(isa, saved.qkv[0], sample, own.clone(), head, &mut self.q);
+        at.out.read(isa, saved.d_out, sample, own.clone(), head, &mut self.d_out);
         let firsts = &saved.firsts[sample * g.time..][..g.time];
-        let log_sums = &saved.log_sums[(sample * g.heads + head) * g.time..][..g.time];
+        let count = g.queries.len();
+        let log_sums = &saved.log_sums[(sample * g.heads + head) * count..][..count];
         let Scores { origin, width } = Scores::new(firsts[tile.start]..tile.end);
         for rows in pieces(tile.clone(), rows_at_a_time(isa)) {
             let (first, count) = (rows.start - tile.start, rows.len());
+            let own = own.start + first..own.start + first + count;
             let d_out = &self.d_out[first * g.size..];
-            at.out.read(isa, saved.out, sample, rows.clone(), head, &mut self.out);
+            at.out.read(isa, saved.out, sample, own.clone(), head, &mut self.out);
             let mut deltas = [0.0; MOST_ROWS];
             let pairs = self.out.chunks_exact(g.size).zip(d_out.chunks_exact(g.size)).take(count);
             for (delta, (out, d_out)) in deltas.iter_mut().zip(pairs) {
@@ -351,7 +260,7 @@ impl Backward {
             self.keys_turned.product(isa, row(&self.q[first * g.size..]), 0..g.size, begin..rows.end, to);
             let to = Target { data: &mut d_scores[begin - origin..], row: width, add: false };
             self.values_turned.product(isa, row(d_out), 0..g.size, begin..rows.end, to);
-            let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[rows.clone()]);
+            let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[own.clone()]);
             let tile = kernel::Tile { width, origin, position: rows.start, firsts };
             // The values see the dropped probabilities, and Σ p·dp is the same for these and their gradients.
             if let Some(mask) = saved.mask {
@@ -365,7 +274,7 @@ impl Backward {
             let row = FewRows { data: &d_scores[seen.start - origin..], count, row: width, step: 1 };
             let to = Target { data: &mut self.dq, row: g.size, add: false };
             self.keys.product(isa, row, seen, 0..g.size, to);
-            for (position, row) in rows.zip(self.dq.chunks_exact(g.size)) {
+            for (position, row) in own.zip(self.dq.chunks_exact(g.size)) {
                 // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
                 unsafe { dq.store(isa, at.q.at(sample, position, head), row) };
             }
@@ -391,9 +300,4 @@ impl Backward {
             self.upstream.product(isa, turned(&self.probabilities[from..]), queries, 0..g.size, to);
         }
     }
-}
-
-/// Returns the query heads that share a key and value head.
-pub(super) fn heads_of(g: Geometry, kv_head: usize) -> Range<usize> {
-    kv_head * g.group()..(kv_head + 1) * g.group()
 }

@@ -6,12 +6,15 @@
 
 pub(crate) mod cached;
 mod dropout;
+mod gathered;
+pub(crate) mod geometry;
 pub(crate) mod heads;
 mod slices;
 pub(crate) mod span;
 
 use crate::attention::dropout::Mask;
-use crate::attention::heads::{Geometry, Layouts, Saved, backward, forward};
+use crate::attention::geometry::{Geometry, Layouts, Queries};
+use crate::attention::heads::{Saved, backward, forward};
 use crate::attention::span::{AttentionSpan, Firsts};
 use crate::decode::is_decoding;
 #[cfg(feature = "cuda")]
@@ -23,7 +26,7 @@ use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, floats};
-use crate::sequence::{SequenceGroup, place};
+use crate::sequence::{SequenceGroup, Sharing, whole_length};
 use crate::{Dropout, Pass};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -38,7 +41,7 @@ use std::sync::{Arc, OnceLock};
 /// grouped-query attention. The result has the shape of q.
 ///
 /// If ranks share sequences ([`SequenceGroup`]), q, k, v and the result are this rank's slices, of `time` / ranks positions,
-/// while spans and dropout are those of whole sequences. Each rank computes some of the heads.
+/// while spans and dropout are those of whole sequences.
 pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     causal_attention_within(q, k, v, &AttentionSpan::default())
 }
@@ -74,15 +77,16 @@ pub fn causal_attention_with_dropout(
 fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
     let (_, time, heads, _) = q.dims4()?;
     if mask.is_some() {
-        Mask::fits(OP, place(time).1, heads)?;
+        Mask::fits(OP, whole_length(time), heads)?;
     }
     if is_decoding() {
         decodes(mask.as_ref(), q)?;
         return cached::separate(q, k, v, span);
     }
     match SequenceGroup::current() {
-        Some(group) => slices::separate(&group, [q, k, v], span, mask),
         None => whole(q, k, v, span, mask),
+        Some(group) if group.sharing() == Sharing::Heads => slices::separate(&group, [q, k, v], span, mask),
+        Some(group) => gathered::separate(&group, [q, k, v], span, mask),
     }
 }
 
@@ -125,15 +129,16 @@ pub fn causal_attention_packed_with_dropout(
 fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
     let (_, time, _) = qkv.dims3()?;
     if mask.is_some() {
-        Mask::fits(OP, place(time).1, heads)?;
+        Mask::fits(OP, whole_length(time), heads)?;
     }
     if is_decoding() {
         decodes(mask.as_ref(), qkv)?;
         return cached::packed(qkv, heads, span);
     }
     match SequenceGroup::current() {
-        Some(group) => slices::packed(&group, qkv, heads, span, mask),
         None => whole_packed(qkv, heads, span, mask),
+        Some(group) if group.sharing() == Sharing::Heads => slices::packed(&group, qkv, heads, span, mask),
+        Some(group) => gathered::packed(&group, qkv, heads, span, mask),
     }
 }
 
@@ -175,7 +180,7 @@ fn not_on_gpu(mask: Option<&Mask>) -> Result<()> {
 fn footprint(geometry: Geometry, costs: Costs) -> Costs {
     let firsts = geometry.batch * geometry.time * size_of::<usize>();
     Costs {
-        saved: floats(geometry.batch * geometry.heads * geometry.time) + firsts as u64,
+        saved: floats(geometry.batch * geometry.heads * geometry.queries.len()) + firsts as u64,
         forward: geometry.forward_room(),
         backward: geometry.backward_room(),
         ..costs
@@ -191,26 +196,12 @@ struct Separate {
     on_gpu: OnceLock<gpu::attention::Kept>,
 }
 
-impl Separate {
-    fn geometry(q: &Shape, k: &Shape, v: &Shape) -> Result<Geometry> {
-        let (batch, time, heads, size) = q.dims4()?;
-        let (k_batch, k_time, kv_heads, k_size) = k.dims4()?;
-        if k != v || (k_batch, k_time, k_size) != (batch, time, size) {
-            bail!("{OP}: the shapes of q {q:?}, k {k:?} and v {v:?} do not match");
-        }
-        if heads == 0 || size == 0 || kv_heads == 0 || heads % kv_heads != 0 {
-            bail!("{OP}: {heads} heads of size {size} are not a multiple of {kv_heads} key and value heads");
-        }
-        Ok(Geometry { batch, time, heads, kv_heads, size })
-    }
-}
-
 impl Footprint for Separate {
     const READS: Reads = Reads { inputs: [true; 3], output: true };
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let [q, k, v] = [0, 1, 2].map(|i| inputs[i].shape());
-        Ok(footprint(Self::geometry(q, k, v)?, Costs::new(q, inputs[0].dtype())))
+        Ok(footprint(Geometry::separate(OP, q, k, v)?, Costs::new(q, inputs[0].dtype())))
     }
 }
 
@@ -229,7 +220,7 @@ impl CustomOp3 for Separate {
         vl: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
-        let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
+        let geometry = Geometry::separate(OP, ql.shape(), kl.shape(), vl.shape())?;
         let (at, qkv) =
             (Layouts::separate(geometry), [View::new(OP, qs, ql)?, View::new(OP, ks, kl)?, View::new(OP, vs, vl)?]);
         let len = ql.shape().elem_count();
@@ -252,7 +243,7 @@ impl CustomOp3 for Separate {
         vl: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
         not_on_gpu(self.mask.as_ref())?;
-        let geometry = Self::geometry(ql.shape(), kl.shape(), vl.shape())?;
+        let geometry = Geometry::separate(OP, ql.shape(), kl.shape(), vl.shape())?;
         let gpu = Gpu::new(&qs.device)?;
         let qkv = [Operand::new(OP, qs, ql)?, Operand::new(OP, ks, kl)?, Operand::new(OP, vs, vl)?];
         let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, qs.dtype(), &qkv, &self.firsts)?;
@@ -269,7 +260,7 @@ impl CustomOp3 for Separate {
         d_out: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let _timed = measure::backward(OP);
-        let geometry = Self::geometry(q.shape(), k.shape(), v.shape())?;
+        let geometry = Geometry::separate(OP, q.shape(), k.shape(), v.shape())?;
         #[cfg(feature = "cuda")]
         if let Some(kept) = self.on_gpu.get() {
             let qkv = [Operand::of(OP, q)?, Operand::of(OP, k)?, Operand::of(OP, v)?];
@@ -321,7 +312,8 @@ impl Packed {
         if heads == 0 || width == 0 || width % (3 * heads) != 0 {
             bail!("{OP}: the width {width} is not a multiple of three times {heads} heads");
         }
-        Ok(Geometry { batch, time, heads, kv_heads: heads, size: width / (3 * heads) })
+        let queries = Queries::all(time);
+        Ok(Geometry { batch, time, queries, heads, kv_heads: heads, size: width / (3 * heads) })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Causal attention on a GPU, tile by tile.
 
 use super::{count32, room_like};
-use crate::attention::heads::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};
+use crate::attention::geometry::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};
 use crate::attention::span::Firsts;
 use crate::device::{Gpu, Operand, address, kernel_dtype};
 use crate::measure::count_macs;

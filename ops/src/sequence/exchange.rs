@@ -1,15 +1,14 @@
 //! The all-to-all before and after attention: between a slice of the positions of all heads, and all positions of some
 //! heads.
 
+use super::element::{Element, dense};
 use super::{HeadShares, SequenceGroup};
 use crate::graph::apply::apply1;
 use crate::graph::output::tensor;
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, bytes};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
-use half::{bf16, f16};
-use zero_comm::{Buffer, CommError};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, bail};
 
 /// Exchanges a slice of positions, `[batch, slice, heads, size]` or `[batch, slice, parts·heads·size]`, for the whole
 /// sequences of this rank's heads, in the same number of dimensions. `parts` is the number of tensors in a row: 3 for
@@ -55,7 +54,7 @@ impl Exchange {
         };
         let (heads, slice) = match direction {
             Direction::ToHeads => (shares.heads, time),
-            Direction::ToPositions => (shares.lists[group.index].len(), group.positions(time)?.len()),
+            Direction::ToPositions => (shares.lists[group.index].len(), time / group.size),
         };
         let size = if has_heads { width } else { width / (parts * heads).max(1) };
         let whole = if has_heads { dims[2] * width } else { width };
@@ -109,16 +108,11 @@ impl Exchange {
     }
 
     fn run_on(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            let mut copy = zeros(storage.dtype(), layout.shape().elem_count())?;
-            storage.copy_strided_src(&mut copy, 0, layout)?;
-            return self.run_on(&copy, &Layout::contiguous(layout.shape()));
-        };
-        Ok(match storage {
-            CpuStorage::F32(x) => CpuStorage::F32(self.run(&x[start..end])?),
-            CpuStorage::BF16(x) => CpuStorage::BF16(self.run(&x[start..end])?),
-            CpuStorage::F16(x) => CpuStorage::F16(self.run(&x[start..end])?),
-            other => bail!("{OP}: expected f32, bf16 or f16, got {:?}", other.dtype()),
+        Ok(match storage.dtype() {
+            DType::F32 => CpuStorage::F32(self.run(&dense(storage, layout)?)?),
+            DType::BF16 => CpuStorage::BF16(self.run(&dense(storage, layout)?)?),
+            DType::F16 => CpuStorage::F16(self.run(&dense(storage, layout)?)?),
+            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
         })
     }
 
@@ -246,74 +240,5 @@ impl CustomOp1 for Exchange {
         let (dys, layout) = dy.storage_and_layout();
         let Storage::Cpu(dys) = &*dys else { bail!("{OP}: sequences are cut into slices on the CPU only") };
         Ok(Some(tensor(self.reversed().run_on(dys, layout)?, x.shape())))
-    }
-}
-
-fn zeros(dtype: DType, count: usize) -> Result<CpuStorage> {
-    Ok(match dtype {
-        DType::F32 => CpuStorage::F32(vec![0.0; count]),
-        DType::BF16 => CpuStorage::BF16(vec![bf16::ZERO; count]),
-        DType::F16 => CpuStorage::F16(vec![f16::ZERO; count]),
-        other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
-    })
-}
-
-/// An element type that travels.
-trait Element: WithDType {
-    const ZERO: Self;
-
-    fn buffer(values: Vec<Self>) -> Buffer;
-
-    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError>;
-
-    /// The sum, rounded once.
-    fn plus(self, other: Self) -> Self;
-}
-
-impl Element for f32 {
-    const ZERO: Self = 0.0;
-
-    fn buffer(values: Vec<Self>) -> Buffer {
-        Buffer::F32(values)
-    }
-
-    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
-        buffer.into_f32()
-    }
-
-    fn plus(self, other: Self) -> Self {
-        self + other
-    }
-}
-
-impl Element for bf16 {
-    const ZERO: Self = Self::ZERO;
-
-    fn buffer(values: Vec<Self>) -> Buffer {
-        Buffer::Bf16(values)
-    }
-
-    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
-        buffer.into_bf16()
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self::from_f32(self.to_f32() + other.to_f32())
-    }
-}
-
-impl Element for f16 {
-    const ZERO: Self = Self::ZERO;
-
-    fn buffer(values: Vec<Self>) -> Buffer {
-        Buffer::F16(values)
-    }
-
-    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
-        buffer.into_f16()
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self::from_f32(self.to_f32() + other.to_f32())
     }
 }

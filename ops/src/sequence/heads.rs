@@ -22,7 +22,7 @@ impl HeadShares {
         if heads < ranks {
             bail!(
                 "{op}: {ranks} ranks share each sequence, but there are only {heads} heads to divide among them; \
-                 use a smaller `sequence_parallel_size`"
+                 use a smaller `sequence_parallel_size`, or `mesh.context_parallel_degree`"
             );
         }
         let share = |rank: usize| share(heads, rank, ranks).collect();

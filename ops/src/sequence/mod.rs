@@ -3,11 +3,17 @@
 //!
 //! Most operations work on each position alone and need to know nothing of slices. Those that depend on the place of a
 //! position (positions, rotary embedding, dropout) and those that mix positions (attention) look up the
-//! [`SequenceGroup`] of their thread. Attention exchanges its slice of all heads for all positions of some heads, and
-//! back (`exchange`): DeepSpeed-Ulysses (Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training
-//! of extreme long sequence transformer models", 2023). A head then sees the same numbers as on one rank, so the forward
-//! has the same bits.
+//! [`SequenceGroup`] of their thread. Attention gets what it lacks in one of two ways ([`Sharing`]):
+//!
+//! - It exchanges its slice of all heads for all positions of some heads, and back (`exchange`): DeepSpeed-Ulysses (Jacobs
+//!   et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence transformer models",
+//!   2023).
+//! - It gathers the keys and values of all positions, and computes all heads for its own queries (`ops/src/attention/gathered.rs`):
+//!   the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.3.2).
+//!
+//! In both, a query sees the same numbers as on one rank, so the forward has the same bits.
 
+mod element;
 mod exchange;
 mod heads;
 
@@ -15,15 +21,26 @@ use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use zero_comm::{Buffer, CommError, Communicator};
+use zero_comm::{Buffer, CommError, Communicator, ReduceOp};
 
+pub(crate) use element::{Element, dense};
 pub(crate) use exchange::{to_heads, to_positions};
 pub(crate) use heads::HeadShares;
 
-/// The ranks that share sequences, as one of them sees it. Rank `index` of the group has positions `index·time` to
-/// `(index + 1)·time` of each sequence, where `time` is the length of a slice.
+/// How attention computes what slices of sequences lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Each rank computes some heads over all positions. Rank i of n has the i-th of n slices.
+    Heads,
+    /// Each rank computes all heads for its own queries. A sequence is cut into 2n chunks, of which rank i of n has the i-th
+    /// from the beginning and the i-th from the end, so that all ranks have the same number of positions to look back to.
+    Queries,
+}
+
+/// The ranks that share sequences, as one of them sees it.
 #[derive(Clone)]
 pub struct SequenceGroup {
+    sharing: Sharing,
     index: usize,
     size: usize,
     /// The layer that runs, if it may not exchange.
@@ -44,15 +61,21 @@ thread_local! {
 impl SequenceGroup {
     /// Creates the group of the ranks of `comm`, whose order is that of the slices.
     #[must_use]
-    pub fn new(comm: Arc<dyn Communicator>) -> Self {
+    pub fn new(comm: Arc<dyn Communicator>, sharing: Sharing) -> Self {
         let (index, size) = (comm.rank(), comm.size());
-        Self { index, size, silent: None, members: Some(Arc::new(Members { comm, failure: OnceLock::new() })) }
+        Self { sharing, index, size, silent: None, members: Some(Arc::new(Members { comm, failure: OnceLock::new() })) }
     }
 
     /// Creates a group of `size` ranks for counting memory ([`meta`](crate::meta)): a rank of it with no others.
     #[must_use]
-    pub fn traced(index: usize, size: usize) -> Self {
-        Self { index, size, silent: None, members: None }
+    pub fn traced(index: usize, size: usize, sharing: Sharing) -> Self {
+        Self { sharing, index, size, silent: None, members: None }
+    }
+
+    /// Returns how attention computes what slices lack.
+    #[must_use]
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
     }
 
     /// Returns which slice of each sequence this rank has.
@@ -98,17 +121,28 @@ impl SequenceGroup {
         self.members.as_ref().and_then(|members| members.failure.get())
     }
 
-    /// Returns the positions of this rank's slice of sequences of `time` positions.
+    /// Returns the positions of this rank's slice of sequences of `time` positions: one range, or two of the same length.
     ///
     /// # Errors
     /// Fails if they cannot be cut into slices of the same length.
-    pub fn positions(&self, time: usize) -> Result<Range<usize>> {
-        if time == 0 || !time.is_multiple_of(self.size) {
-            let size = self.size;
-            bail!("sequences of {time} positions cannot be cut into {size} slices of the same length");
+    pub fn positions(&self, time: usize) -> Result<Vec<Range<usize>>> {
+        self.positions_of(self.index, time)
+    }
+
+    /// Returns the positions of the slice of a rank.
+    pub(crate) fn positions_of(&self, rank: usize, time: usize) -> Result<Vec<Range<usize>>> {
+        let chunks = match self.sharing {
+            Sharing::Heads => self.size,
+            Sharing::Queries => 2 * self.size,
+        };
+        if time == 0 || !time.is_multiple_of(chunks) {
+            bail!("sequences of {time} positions cannot be cut into {chunks} slices of the same length");
         }
-        let slice = time / self.size;
-        Ok(self.index * slice..(self.index + 1) * slice)
+        let chunk = |chunk: usize| chunk * (time / chunks)..(chunk + 1) * (time / chunks);
+        Ok(match self.sharing {
+            Sharing::Heads => vec![chunk(rank)],
+            Sharing::Queries => vec![chunk(rank), chunk(chunks - 1 - rank)],
+        })
     }
 
     /// Returns this rank's slice of `[batch, time, …]`.
@@ -116,12 +150,13 @@ impl SequenceGroup {
     /// # Errors
     /// As [`SequenceGroup::positions`].
     pub fn slice(&self, x: &Tensor) -> Result<Tensor> {
-        let positions = self.positions(x.dim(1)?)?;
-        x.narrow(1, positions.start, positions.len())?.contiguous()
+        let parts = self.positions(x.dim(1)?)?.into_iter();
+        let parts: Vec<Tensor> = parts.map(|part| x.narrow(1, part.start, part.len())).collect::<Result<_>>()?;
+        if let [whole] = &*parts { whole.contiguous() } else { Tensor::cat(&parts, 1) }
     }
 
     /// Fails if the layer that runs may not exchange.
-    fn may_exchange(&self) -> Result<()> {
+    pub(crate) fn may_exchange(&self) -> Result<()> {
         match &self.silent {
             None => Ok(()),
             Some(layer) => bail!(
@@ -132,15 +167,29 @@ impl SequenceGroup {
     }
 
     fn all_to_all(&self, input: Buffer, output: Buffer, counts: [&[usize]; 2]) -> Result<Buffer> {
+        self.run(|comm| Ok(comm.all_to_all(input, output, counts[0], counts[1]).wait()?.output))
+    }
+
+    /// Concatenates the slices of all ranks, which have the same length.
+    pub(crate) fn all_gather(&self, slice: Buffer, output: Buffer) -> Result<Buffer> {
+        let counts = vec![slice.len(); self.size];
+        self.run(|comm| Ok(comm.all_gather(slice, output, &counts).wait()?.output))
+    }
+
+    /// Sums the inputs of all ranks, and returns this rank's part of the sum. The parts have the same length.
+    pub(crate) fn reduce_scatter(&self, input: Buffer, output: Buffer) -> Result<Buffer> {
+        let counts = vec![output.len(); self.size];
+        self.run(|comm| Ok(comm.reduce_scatter(input, output, &counts, ReduceOp::Sum).wait()?.shard))
+    }
+
+    /// Runs a collective, and keeps its error.
+    fn run<T>(&self, collective: impl FnOnce(&dyn Communicator) -> std::result::Result<T, CommError>) -> Result<T> {
         let Some(members) = &self.members else { bail!("a trace exchanges nothing") };
-        match members.comm.all_to_all(input, output, counts[0], counts[1]).wait() {
-            Ok(exchanged) => Ok(exchanged.output),
-            Err(error) => {
-                let message = error.to_string();
-                let _ = members.failure.set(error);
-                bail!("{message}")
-            }
-        }
+        collective(&*members.comm).or_else(|error| {
+            let message = error.to_string();
+            let _ = members.failure.set(error);
+            bail!("{message}")
+        })
     }
 }
 
@@ -152,7 +201,18 @@ pub fn own_slice(x: &Tensor) -> Result<Tensor> {
     SequenceGroup::current().map_or_else(|| Ok(x.clone()), |group| group.slice(x))
 }
 
-/// Returns the place in its sequence of the first of `time` positions that this rank has, and the length of the sequence.
-pub(crate) fn place(time: usize) -> (usize, usize) {
-    SequenceGroup::current().map_or((0, time), |group| (group.index * time, group.size * time))
+/// Returns the length of the sequences of which this rank has `time` positions.
+#[must_use]
+pub fn whole_length(time: usize) -> usize {
+    SequenceGroup::current().map_or(time, |group| group.size * time)
+}
+
+/// Returns the positions of the `time` positions that this rank has in their sequences; `None` if these are all.
+///
+/// # Errors
+/// As [`SequenceGroup::positions`].
+pub(crate) fn own_positions(time: usize) -> Result<Option<Vec<u32>>> {
+    let Some(group) = SequenceGroup::current() else { return Ok(None) };
+    let parts = group.positions(group.size * time)?;
+    Ok(Some(parts.into_iter().flatten().map(|position| position as u32).collect()))
 }

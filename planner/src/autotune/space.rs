@@ -116,7 +116,7 @@ impl Space<'_> {
         let ranks = |partial: &Partial| partial.ranks / partial.stages;
         let choices: [Choose<'_>; 9] = [
             &|p| one(SCHEDULE, self.where_it_matters(SCHEDULE, p.stages > 1, || self.schedules())),
-            &|p| self.batches(ranks(p) / p.slices),
+            &|p| self.batches(ranks(p) / p.slices / self.base.mesh.context_parallel_degree),
             &|_| self.recomputations(),
             &|p| one(OVERLAP, self.where_it_matters(OVERLAP, ranks(p) > 1, || vec!["true".into(), "false".into()])),
             &|p| {

@@ -136,7 +136,9 @@ fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
             of_one + if meets { alone * mesh.world_size() - 1 } else { 0 }
         }
     };
-    let peers = all + of_stage + of_shards;
+    // Ranks that share sequences reduce only gradients of keys and values that they gathered.
+    let of_context = if config.mesh.context_parallel_degree > 1 { mesh.context() - 1 } else { 0 };
+    let peers = all + of_stage + of_shards + of_context;
     (peers * zero_comm::TCP_CHUNK) as u64
 }
 

@@ -98,7 +98,7 @@ fn of_weights(
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
     // Ranks that share a sequence have each counted it.
-    let samples = totals[2] as usize / engine.config().sequence_parallel_size;
+    let samples = totals[2] as usize / engine.config().context_size();
     let loss = totals[0] / totals[1];
     if totals[1] == 0.0 {
         return Err(no_targets());

@@ -46,7 +46,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
                 format!(" in {groups} shard groups of {}", counted(config.shard_group_size(), "rank", "ranks"))
             }
         },
-        match config.sequence_parallel_size {
+        match config.context_size() {
             1 => String::new(),
             size => format!(", {size} ranks share each sequence"),
         },
@@ -73,7 +73,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     }
     engine.between_gpus().iter().for_each(|line| progress.say(line));
     disk::describe(engine).iter().for_each(|line| progress.say(line));
-    let each_rank = config.pipeline.stages == 1 && config.sequence_parallel_size == 1;
+    let each_rank = config.pipeline.stages == 1 && config.context_size() == 1;
     let (replica, replicas) = if each_rank { ("rank", "ranks") } else { ("replica", "replicas") };
     progress.say(&format!(
         "batch: {} = {} per micro-batch × {} × {}   steps: {steps}",

@@ -60,7 +60,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     let mut alone = config.clone();
     alone.world_size = 1;
     alone.mesh.data_parallel_replicate_degree = 1;
-    alone.sequence_parallel_size = 1;
+    (alone.sequence_parallel_size, alone.mesh.context_parallel_degree) = (1, 1);
     alone.zero.zero_hpz_partition_size = 1;
     (alone.pipeline.stages, alone.pipeline.virtual_stages) = (1, 1);
     alone.pipeline.schedule = PipelineSchedule::OneFOneB;
@@ -75,7 +75,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     let tolerance = match (config.training.reproducible, config.working_dtype()) {
         (_, Dtype::F32) if sends_codes => TOLERANCE_BF16,
         // The gradients of slices are added up.
-        (true, Dtype::F32) if config.sequence_parallel_size > 1 => TOLERANCE,
+        (true, Dtype::F32) if config.context_size() > 1 => TOLERANCE,
         (true, Dtype::F32) => 0.0,
         (false, Dtype::F32) => TOLERANCE,
         (_, Dtype::Bf16) => TOLERANCE_BF16,

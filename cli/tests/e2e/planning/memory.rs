@@ -101,8 +101,14 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
 
 #[test]
 fn shared_sequences() {
-    for (ranks, slices) in [(2, 2), (4, 2), (4, 4)] {
-        let size = format!("sequence_parallel_size={slices}");
+    for (ranks, slices, key) in [
+        (2, 2, "sequence_parallel_size"),
+        (4, 2, "sequence_parallel_size"),
+        (4, 4, "sequence_parallel_size"),
+        (2, 2, "mesh.context_parallel_degree"),
+        (4, 4, "mesh.context_parallel_degree"),
+    ] {
+        let size = format!("{key}={slices}");
         for stage in [0, 2, 3] {
             holds(ranks, &format!("stage: {stage}"), &[&size]);
         }
@@ -113,7 +119,9 @@ fn shared_sequences() {
     }
     let pipeline = ["sequence_parallel_size=2", "pipeline={stages: 2}", UNTIED, "gradient_accumulation_steps=3"];
     holds(4, "stage: 0", &pipeline);
-    holds(2, "stage: 2", &["sequence_parallel_size=2", "launcher.transport=tcp"]);
+    for key in ["sequence_parallel_size=2", "mesh.context_parallel_degree=2"] {
+        holds(2, "stage: 2", &[key, "launcher.transport=tcp"]);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use zero_engine::Engine;
 
-use super::{assert_near, gpt2, keys};
+use super::{KINDS, assert_near, gpt2, keys};
 use crate::world::{Trajectory, agreed, config, run_of, trajectory, world};
 
 const STEPS: u64 = 2;
@@ -18,6 +18,8 @@ struct Layout {
     replicates: usize,
     shards: usize,
     slices: usize,
+    /// Whether ranks share sequences by queries rather than by heads.
+    by_queries: bool,
 }
 
 impl Layout {
@@ -26,12 +28,13 @@ impl Layout {
     }
 
     fn text(self) -> String {
-        let Self { stage, stages, replicates, shards, slices } = self;
+        let Self { stage, stages, replicates, shards, slices, .. } = self;
         let mesh = match replicates {
             1 => String::new(),
             _ => format!("mesh: {{data_parallel_replicate_degree: {replicates}}}\n"),
         };
-        keys(slices, 1, 4 / (replicates * shards), stage, &format!("{mesh}pipeline: {{stages: {stages}}}"))
+        let kind = KINDS[usize::from(self.by_queries)];
+        kind(keys(slices, 1, 4 / (replicates * shards), stage, &format!("{mesh}pipeline: {{stages: {stages}}}")))
     }
 }
 
@@ -40,8 +43,8 @@ fn layouts() -> Vec<Layout> {
     for stage in 0..=3 {
         for stages in [1, 2] {
             for (replicates, shards) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
-                for slices in [1, 2, 4] {
-                    let layout = Layout { stage, stages, replicates, shards, slices };
+                for (slices, by_queries) in [(1, false), (2, false), (4, false), (2, true), (4, true)] {
+                    let layout = Layout { stage, stages, replicates, shards, slices, by_queries };
                     if layout.ranks() <= 8 && (replicates == 1 || stage > 0) {
                         all.push(layout);
                     }
@@ -76,7 +79,7 @@ fn every_combination_trains_and_continues_any_other() {
     };
     let [first, second] = [part(0..STEPS as usize), part(STEPS as usize..2 * STEPS as usize)];
     let all = layouts();
-    assert_eq!(all.len(), 68);
+    assert_eq!(all.len(), 108);
     let mut before: Option<tempfile::TempDir> = None;
     for layout in all {
         let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,9 @@
 //! Ranks that share sequences together with everything else that changes what ranks hold, send or compute.
 
 use candle_core::Tensor;
-use zero_engine::comm::Operation;
 use zero_engine::{Engine, Layers, zoo};
 
-use super::{STEPS, assert_near, gpt2, keys, llama};
+use super::{KINDS, STEPS, assert_near, by_heads, by_queries, gpt2, keys, llama};
 use crate::adapter::LORA;
 use crate::on_disk::offloaded;
 use crate::packing;
@@ -24,16 +23,21 @@ fn every_variant_is_near_to_one_rank() {
         "activation_checkpointing: {interval: 2}",
     ] {
         let expected = run_of(gpt2, 1, STEPS, &keys(1, 2, 1, 0, more));
-        for (ranks, stage) in [(2, 0), (2, 3)] {
-            assert_near(&run_of(gpt2, ranks, STEPS, &keys(2, 2, 1, stage, more)), &expected, 1e-5, more);
+        for kind in KINDS {
+            for stage in [0, 3] {
+                let text = kind(keys(2, 2, 1, stage, more));
+                assert_near(&run_of(gpt2, 2, STEPS, &text), &expected, 1e-5, &text);
+            }
         }
         // Two groups of two ranks: the same samples as two ranks.
         let expected = run_of(gpt2, 2, STEPS, &keys(1, 2, 1, 0, more));
-        assert_near(&run_of(gpt2, 4, STEPS, &keys(2, 2, 1, 2, more)), &expected, 1e-5, more);
+        for kind in KINDS {
+            let text = kind(keys(2, 2, 1, 2, more));
+            assert_near(&run_of(gpt2, 4, STEPS, &text), &expected, 1e-5, &text);
+        }
     }
     let local = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 2}}";
-    let losses = |ranks: usize, slices: usize| {
-        let text = keys(slices, 2, 1, 2, local);
+    let losses = |ranks: usize, text: String| {
         let all = world(ranks, |comm| {
             let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
             trajectory(&mut engine, STEPS)
@@ -41,8 +45,11 @@ fn every_variant_is_near_to_one_rank() {
         // The first rank of each replicate: they have losses of their own.
         [all[0].clone(), all[ranks / 2].clone()]
     };
-    for (found, expected) in losses(4, 2).iter().zip(&losses(2, 1)) {
-        assert_near(found, expected, 1e-5, local);
+    let expected = losses(2, keys(1, 2, 1, 2, local));
+    for kind in KINDS {
+        for (found, expected) in losses(4, kind(keys(2, 2, 1, 2, local))).iter().zip(&expected) {
+            assert_near(found, expected, 1e-5, local);
+        }
     }
 }
 
@@ -51,16 +58,17 @@ fn every_variant_is_near_to_one_rank() {
 fn offload_secondary_shards_and_overlap_leave_the_bits() {
     let folder = tempfile::tempdir().unwrap();
     let layers = || zoo::gpt2(&zoo::Gpt2Config { n_head: 4, n_embd: 48, n_layer: 3, ..gpt2_config() });
-    let plain = keys(2, 1, 2, 3, "training: {reproducible: true}");
-    let expected = run_of(layers, 4, STEPS, &plain);
-    let with = |zero: &str| plain.replace("zero_optimization: {", &format!("zero_optimization: {{{zero}, "));
-    for text in [
-        with("zero_hpz_partition_size: 2, stage3_max_reuse_distance: 0"),
-        with("overlap_comm: false"),
-        with("offload_optimizer: {device: cpu}"),
-        offloaded(&plain, folder.path()),
-    ] {
-        assert_same(&expected, &run_of(layers, 4, STEPS, &text), &text);
+    for plain in KINDS.map(|kind| kind(keys(2, 1, 2, 3, "training: {reproducible: true}"))) {
+        let expected = run_of(layers, 4, STEPS, &plain);
+        let with = |zero: &str| plain.replace("zero_optimization: {", &format!("zero_optimization: {{{zero}, "));
+        for text in [
+            with("zero_hpz_partition_size: 2, stage3_max_reuse_distance: 0"),
+            with("overlap_comm: false"),
+            with("offload_optimizer: {device: cpu}"),
+            offloaded(&plain, folder.path()),
+        ] {
+            assert_same(&expected, &run_of(layers, 4, STEPS, &text), &text);
+        }
     }
 }
 
@@ -68,17 +76,20 @@ fn offload_secondary_shards_and_overlap_leave_the_bits() {
 fn packed_documents_see_only_themselves() {
     for layers in [packing::gpt2 as fn(bool) -> Layers, packing::llama, packing::gemma3, packing::phi3] {
         for dtype in ["", BF16] {
-            let run = |ranks: usize, stage: u8| -> Trajectory {
-                let text = keys(ranks, 4, 1, stage, dtype);
+            let run = |ranks: usize, text: &str| -> Trajectory {
                 let all = world(ranks, |comm| {
-                    let mut engine = Engine::with_communicator(config(ranks, &text), layers(true), comm).unwrap();
+                    let mut engine = Engine::with_communicator(config(ranks, text), layers(true), comm).unwrap();
                     trajectory_on(&mut engine, 4, |step| packing::batch(step as usize, &packing::DOCUMENTS, true))
                 });
-                agreed(all, &text)
+                agreed(all, text)
             };
-            let (expected, tolerance) = (run(1, 0), if dtype.is_empty() { 1e-5 } else { 1e-2 });
-            for stage in [0, 3] {
-                assert_near(&run(2, stage), &expected, tolerance, dtype);
+            let expected = run(1, &keys(1, 4, 1, 0, dtype));
+            let tolerance = if dtype.is_empty() { 1e-5 } else { 1e-2 };
+            for kind in KINDS {
+                for stage in [0, 3] {
+                    let text = kind(keys(2, 4, 1, stage, dtype));
+                    assert_near(&run(2, &text), &expected, tolerance, &text);
+                }
             }
         }
     }
@@ -94,8 +105,10 @@ fn checkpoints_load_with_any_number_of_slices() {
         train(&mut engine, 3);
         engine.save_checkpoint(folder.path()).unwrap();
     });
-    for (ranks, slices, stage) in [(1, 1, 0), (2, 2, 1), (4, 4, 3)] {
-        let text = text(slices, stage);
+    for (ranks, stage, kind) in
+        [(1, 0, by_heads as fn(String) -> String), (2, 1, by_heads), (4, 3, by_heads), (2, 2, by_queries)]
+    {
+        let text = kind(text(ranks, stage));
         let all = world(ranks, |comm| {
             let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
             engine.resume(folder.path()).unwrap();
@@ -107,22 +120,31 @@ fn checkpoints_load_with_any_number_of_slices() {
     }
 }
 
-/// A rank sends what the dry run of its layers says, which is the formula of the paper.
+/// A rank sends what the dry run of its layers says. By heads, this is the formula of Ulysses: queries, keys, values and the output
+/// in each direction. By queries, each rank sends its keys and values to all others, and in the backward the gradients of
+/// theirs in f32 as well.
 #[test]
-fn traffic_is_that_of_the_formula() {
-    let (rows, time, width, layers) = (2, 16, 32, 2);
+fn traffic_is_that_of_the_formulas() {
+    let (rows, time, width, layers, micro_batches) = (2, 16, 32, 2, 2);
     for slices in [2, 4] {
         for (dtype, bytes) in [("", 4), (BF16, 2)] {
-            for (more, passes) in [("", 2), ("activation_checkpointing: {}", 3)] {
-                let text = keys(slices, rows, 2, 2, &format!("{dtype}\n{more}"));
-                let sent = world(slices, |comm| {
-                    let mut engine = Engine::with_communicator(config(slices, &text), gpt2(), comm).unwrap();
-                    engine.train_batch(&batch(0, 2 * rows)).unwrap();
-                    engine.zero().groups().context().unwrap().stats()[Operation::AllToAll].sent_bytes
-                });
-                let of_pass = 4 * rows * time * width * (slices - 1) / (slices * slices);
-                let expected = (layers * 2 * passes * of_pass * bytes) as u64;
-                assert!(sent.iter().all(|&sent| sent == expected), "{text}: {sent:?}, expected {expected}");
+            for (more, forwards) in [("", 1), ("activation_checkpointing: {}", 2)] {
+                let part = rows * (time / slices) * width;
+                let of_heads = 4 * part * bytes * (slices - 1) / slices;
+                let of_queries = 2 * part * bytes * (slices - 1);
+                let gradients = 2 * part * 4 * (slices - 1);
+                for (kind, forward, backward) in
+                    [(KINDS[0], of_heads, of_heads), (KINDS[1], of_queries, of_queries + gradients)]
+                {
+                    let text = kind(keys(slices, rows, micro_batches, 2, &format!("{dtype}\n{more}")));
+                    let sent = world(slices, |comm| {
+                        let mut engine = Engine::with_communicator(config(slices, &text), gpt2(), comm).unwrap();
+                        engine.train_batch(&batch(0, micro_batches * rows)).unwrap();
+                        engine.zero().groups().context().unwrap().stats().sent_bytes()
+                    });
+                    let expected = (layers * micro_batches * (forwards * forward + backward)) as u64;
+                    assert!(sent.iter().all(|&sent| sent == expected), "{text}: {sent:?}, expected {expected}");
+                }
             }
         }
     }
@@ -163,4 +185,20 @@ fn sequences_that_cannot_be_cut_are_errors() {
         engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
     });
     assert!(messages[0].contains("sequences of 16 positions cannot be cut into 3 slices"), "{}", messages[0]);
+}
+
+/// The first message of a step is that of the first attention.
+#[test]
+fn a_rank_that_is_lost_in_an_exchange_is_named() {
+    let errors = world(2, |comm| {
+        let rank = comm.rank();
+        let mut engine = Engine::with_communicator(config(2, &keys(2, 2, 1, 0, "")), gpt2(), comm).unwrap();
+        if rank == 1 {
+            return None;
+        }
+        engine.train_batch(&batch(0, 2)).err()
+    });
+    let Some(zero_engine::Error::Comm(error)) = &errors[0] else { panic!("{errors:?}") };
+    let said = error.to_string();
+    assert!(said.contains("rank 0 lost rank 1 in all_to_all #"), "{said}");
 }

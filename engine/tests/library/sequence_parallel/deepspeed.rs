@@ -1,5 +1,6 @@
 //! Losses of ranks that share sequences are those of DeepSpeed's `DistributedAttention` on the same weights.
 
+use super::KINDS;
 use crate::python::{python, results, small_llama};
 use crate::world::{agreed, configured_engine, relative_difference, train, world};
 
@@ -59,20 +60,28 @@ assert all([rank.wait() == 0 for rank in ranks])
         );
     let Some(theirs) = python(&["torch", "transformers", "deepspeed", "ninja"], &script) else { return };
     let theirs: Vec<f32> = serde_json::from_str(results(&theirs).next().unwrap()).unwrap();
-    for (ranks, slices, stage) in [(1, 1, 0), (2, 2, 2), (2, 2, 3), (4, 4, 3), (4, 2, 1)] {
-        let text = format!(
-            "train_batch_size: 4\ngradient_clipping: 0.5\nsequence_parallel_size: {slices}\n\
+    for (ranks, slices, stage, kind) in [
+        (1, 1, 0, KINDS[0]),
+        (2, 2, 2, KINDS[0]),
+        (2, 2, 3, KINDS[0]),
+        (4, 4, 3, KINDS[0]),
+        (4, 2, 1, KINDS[0]),
+        (2, 2, 2, KINDS[1]),
+        (4, 4, 3, KINDS[1]),
+    ] {
+        let text = kind(format!(
+            "sequence_parallel_size: {slices}\ntrain_batch_size: 4\ngradient_clipping: 0.5\n\
              model: {{pretrained: {folder:?}}}\ntraining: {{weight_decay_on: all}}\n\
              optimizer: {{type: AdamW, params: {{lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}}}}\n\
              zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 0}}"
-        );
+        ));
         let losses = world(ranks, |comm| {
             let mut engine = configured_engine(comm, &text);
             train(&mut engine, STEPS).into_iter().map(|step| step.loss).collect::<Vec<f32>>()
         });
         let losses = agreed(losses, &text);
         let relative = relative_difference(&losses, &theirs);
-        println!("{slices} slices, stage {stage}: losses differ from DeepSpeed's by {relative:.1e} at most");
+        println!("{text}\nlosses differ from DeepSpeed's by {relative:.1e} at most");
         assert!(relative < 1e-4, "{relative}\n{losses:?}\n{theirs:?}");
     }
 }

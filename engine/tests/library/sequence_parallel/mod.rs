@@ -1,5 +1,6 @@
-//! Ranks that share sequences (Ulysses): outputs have the bits of one rank, losses and gradients differ from one rank by
-//! rounding only, and every layout with the same slices trains bit-identically.
+//! Ranks that share sequences, by heads (`sequence_parallel_size`) or by queries (`mesh.context_parallel_degree`): outputs have
+//! the bits of one rank, losses and gradients differ from one rank by rounding only, and every layout with the same slices
+//! trains bit-identically.
 
 mod combinations;
 mod combined;
@@ -46,17 +47,32 @@ fn keys(slices: usize, micro_batch: usize, accumulation: usize, stage: u8, more:
     )
 }
 
+/// The two ways to share sequences, each as a change of [`keys`].
+const KINDS: [fn(String) -> String; 2] = [by_heads, by_queries];
+
+fn by_heads(text: String) -> String {
+    text
+}
+
+fn by_queries(text: String) -> String {
+    let (first, rest) = text.split_once('\n').unwrap();
+    let size = first.strip_prefix("sequence_parallel_size: ").unwrap();
+    match rest.contains("mesh: {") {
+        true => rest.replace("mesh: {", &format!("mesh: {{context_parallel_degree: {size}, ")),
+        false => format!("mesh: {{context_parallel_degree: {size}}}\n{rest}"),
+    }
+}
+
 fn losses(trajectory: &Trajectory) -> Vec<f32> {
     trajectory.losses.iter().map(|&bits| f32::from_bits(bits)).collect()
 }
 
 /// Joins the slices of what ranks saw in an evaluation, by micro-batch.
-fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, more: &str) -> Vec<Vec<u32>> {
+fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> Vec<Vec<u32>> {
     let seen: Mutex<BTreeMap<(usize, usize), Tensor>> = Mutex::default();
     world(ranks, |comm| {
         let place = comm.rank() % slices;
-        let mut engine =
-            Engine::with_communicator(config(ranks, &keys(slices, 3, 1, 0, more)), layers(), comm).unwrap();
+        let mut engine = Engine::with_communicator(config(ranks, text), layers(), comm).unwrap();
         engine
             .eval_observed(
                 2,
@@ -73,7 +89,17 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, more: &str) -> V
     let whole = |micro_batch: usize| {
         let parts: Vec<&Tensor> = seen.range((micro_batch, 0)..(micro_batch + 1, 0)).map(|(_, part)| part).collect();
         assert_eq!(parts.len(), slices);
-        let whole = Tensor::cat(&parts, 1).unwrap();
+        let whole = match text.contains("context_parallel_degree") {
+            false => Tensor::cat(&parts, 1).unwrap(),
+            // Each rank has a chunk from each end.
+            true => {
+                let length = parts[0].dim(1).unwrap() / 2;
+                let chunk = |part: &Tensor, half: usize| part.narrow(1, half * length, length).unwrap();
+                let first = parts.iter().map(|part| chunk(part, 0));
+                let second = parts.iter().rev().map(|part| chunk(part, 1));
+                Tensor::cat(&first.chain(second).collect::<Vec<_>>(), 1).unwrap()
+            }
+        };
         whole.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
     };
     (0..2).map(whole).collect()
@@ -83,13 +109,19 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, more: &str) -> V
 fn outputs_have_the_bits_of_one_rank() {
     for layers in [gpt2, llama, uneven_llama] {
         for more in ["", BF16, FP16] {
-            let expected = outputs(layers, 1, 1, more);
+            let expected = outputs(layers, 1, 1, &keys(1, 3, 1, 0, more));
             for slices in [2, 4] {
-                assert!(outputs(layers, slices, slices, more) == expected, "{slices} slices, {more}");
+                for kind in KINDS {
+                    let text = kind(keys(slices, 3, 1, 0, more));
+                    assert!(outputs(layers, slices, slices, &text) == expected, "{text}");
+                }
             }
         }
-        let pipeline = "pipeline: {stages: 2}";
-        assert!(outputs(layers, 4, 2, pipeline) == outputs(layers, 1, 1, ""), "{pipeline}");
+        let expected = outputs(layers, 1, 1, &keys(1, 3, 1, 0, ""));
+        for kind in KINDS {
+            let text = kind(keys(2, 3, 1, 0, "pipeline: {stages: 2}"));
+            assert!(outputs(layers, 4, 2, &text) == expected, "{text}");
+        }
     }
 }
 
@@ -110,8 +142,10 @@ fn losses_and_norms_differ_from_one_rank_by_rounding() {
         for accumulation in [1, 2] {
             let expected = run_of(layers, 1, STEPS, &keys(1, 2, accumulation, 0, ""));
             for slices in [2, 4] {
-                let found = run_of(layers, slices, STEPS, &keys(slices, 2, accumulation, 0, ""));
-                assert_near(&found, &expected, 1e-5, &format!("{slices} slices"));
+                for kind in KINDS {
+                    let text = kind(keys(slices, 2, accumulation, 0, ""));
+                    assert_near(&run_of(layers, slices, STEPS, &text), &expected, 1e-5, &text);
+                }
             }
         }
     }
@@ -121,25 +155,27 @@ fn losses_and_norms_differ_from_one_rank_by_rounding() {
 fn layouts_with_the_same_slices_are_bit_identical() {
     let reproducible = "training: {reproducible: true}";
     for (layers, slices) in [(dropping_gpt2 as fn() -> Layers, 2), (llama, 2), (llama, 4)] {
-        let expected = run_of(layers, slices, STEPS, &keys(slices, 1, 4, 2, reproducible));
-        for (replicas, stage, more) in [
-            (1, 3, ""),
-            (2, 2, ""),
-            (2, 3, ""),
-            (4, 0, ""),
-            (4, 1, ""),
-            (4, 3, ""),
-            (1, 3, "activation_checkpointing: {}"),
-            (2, 2, "mesh: {data_parallel_replicate_degree: 2}"),
-            (2, 3, "mesh: {data_parallel_replicate_degree: 2}"),
-        ] {
-            let text = keys(slices, 1, 4 / replicas, stage, &format!("{reproducible}\n{more}"));
-            assert_same(&expected, &run_of(layers, slices * replicas, STEPS, &text), &text);
-        }
-        for (stage, schedule) in [(2, "1f1b"), (2, "zb_h1"), (3, "1f1b")] {
-            let pipeline = format!("{reproducible}\npipeline: {{stages: 2, schedule: {schedule}}}");
-            let text = keys(slices, 1, 4, stage, &pipeline);
-            assert_same(&expected, &run_of(layers, 2 * slices, STEPS, &text), &text);
+        for kind in KINDS {
+            let expected = run_of(layers, slices, STEPS, &kind(keys(slices, 1, 4, 2, reproducible)));
+            for (replicas, stage, more) in [
+                (1, 3, ""),
+                (2, 2, ""),
+                (2, 3, ""),
+                (4, 0, ""),
+                (4, 1, ""),
+                (4, 3, ""),
+                (1, 3, "activation_checkpointing: {}"),
+                (2, 2, "mesh: {data_parallel_replicate_degree: 2}"),
+                (2, 3, "mesh: {data_parallel_replicate_degree: 2}"),
+            ] {
+                let text = kind(keys(slices, 1, 4 / replicas, stage, &format!("{reproducible}\n{more}")));
+                assert_same(&expected, &run_of(layers, slices * replicas, STEPS, &text), &text);
+            }
+            for (stage, schedule) in [(2, "1f1b"), (2, "zb_h1"), (3, "1f1b")] {
+                let pipeline = format!("{reproducible}\npipeline: {{stages: 2, schedule: {schedule}}}");
+                let text = kind(keys(slices, 1, 4, stage, &pipeline));
+                assert_same(&expected, &run_of(layers, 2 * slices, STEPS, &text), &text);
+            }
         }
     }
 }
