@@ -84,8 +84,8 @@ fn an_invalid_table_is_an_error_that_names_the_file() {
         ("nonsense", "not a cost table"),
         ("{}", "it has no version"),
         (r#"{"version": 99}"#, "has version 99"),
-        (r#"{"version": 1}"#, "has version 1"),
-        (r#"{"version": 2}"#, "missing field"),
+        (r#"{"version": 2}"#, "has version 2"),
+        (r#"{"version": 3}"#, "missing field"),
     ] {
         std::fs::write(case.path("bad.json"), content).unwrap();
         let told = refused("bad.json");
