@@ -77,7 +77,7 @@ impl Settings {
         }
         if config.context_size() > 1 && model.whole_inputs().is_none() {
             let message = "ranks cannot share the sequences of this model: its layers may mix positions";
-            let help = "write `1`; in a program of your own, call `Layers::shares_sequences` if its layers compute each position alone, or mix them by this project's attention";
+            let help = "leave the key out; in a program of your own, call `Layers::shares_sequences` if its layers compute each position alone, or mix them by this project's attention";
             return Err(Error::setting(config.context_key(), message, help));
         }
         let ranks = config.shard_group_size();

@@ -18,7 +18,8 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicates × shards, which are divided into ranks that share sequences. If replicates train alone, that of one of them.
+    /// The mesh: pipeline stages × replicates × shards, which are divided into ranks that share sequences. If replicates train
+    /// alone, that of one of them.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,

@@ -1,6 +1,8 @@
 //! `sequence_parallel_size` and `mesh.context_parallel_degree`: what ranks that share sequences cannot do.
 
-use crate::config::{Compute, Config, Data, Mesh, Model, Training, Zero, ZeroStage};
+use crate::config::{
+    Compute, Config, Curriculum, CurriculumConfig, Data, Gpt2, Llama, Mesh, Model, Training, Zero, ZeroStage,
+};
 use crate::reader::Resolver;
 
 /// Checks that sequences can be cut into slices, and rejects what slices of sequences cannot be used for.
@@ -23,6 +25,31 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let message = format!("samples of {length} tokens cannot be cut into {chunks} slices of the same length");
         let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[key, Data::sequence_length], message, Some(help));
+    }
+    let heads = match &config.model {
+        Some(Model::Gpt2(model)) => Some((Gpt2::n_head, model.n_head)),
+        Some(Model::Llama(model)) => Some((Llama::num_attention_heads, model.num_attention_heads)),
+        _ => None,
+    };
+    if let Some((path, heads)) = heads.filter(|(_, heads)| config.sequence_parallel_size > *heads) {
+        let message = format!("{heads} heads cannot be divided among {size} ranks");
+        let help = format!("write `{key}: {heads}` or less, or use `{}`", Mesh::context_parallel_degree);
+        resolver.contradiction(&[key, path], message, Some(help));
+    }
+    if let Some(curriculum) = config.data_efficiency.curriculum() {
+        let schedule = &curriculum.schedule_config;
+        let ends = [
+            (Curriculum::min_difficulty, curriculum.min_difficulty),
+            (Curriculum::max_difficulty, curriculum.max_difficulty),
+        ];
+        let step = schedule.difficulty_step.map(|step| (CurriculumConfig::difficulty_step, step));
+        let listed = schedule.difficulty.iter().flatten().map(|&length| (CurriculumConfig::difficulty, length));
+        let all = ends.into_iter().chain(step).chain(listed);
+        if let Some((path, length)) = all.into_iter().find(|(_, length)| !length.is_multiple_of(chunks)) {
+            let message = format!("sequences of {length} tokens cannot be cut into {chunks} slices of the same length");
+            let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
+            resolver.contradiction(&[path, key], message, Some(help));
+        }
     }
     // Gradients that are not sharded are added up over micro-batches before slices, others after them.
     let adds_first = config.zero.stage < ZeroStage::Two && config.gradient_accumulation_steps > 1;

@@ -77,6 +77,14 @@ fn the_context_degree_counts_like_slices() {
 fn contradictions_name_both_keys() {
     for (text, key, message) in [
         ("data: {train: a.txt, sequence_length: 9}", "data.sequence_length", "cannot be cut into 2 slices"),
+        ("model: {type: gpt2, n_head: 1, n_embd: 8}", "model.n_head", "1 heads cannot be divided among 2 ranks"),
+        (
+            "data_efficiency: {enabled: true, data_sampling: {enabled: true, curriculum_learning: {enabled: true, curriculum_metrics: \
+             {seqlen: {min_difficulty: 8, max_difficulty: 64, schedule_type: fixed_linear, schedule_config: \
+             {total_curriculum_step: 10, difficulty_step: 1}}}}}}",
+            "difficulty_step",
+            "sequences of 1 tokens cannot be cut into 2 slices",
+        ),
         ("model: {type: mlp, input_size: 4}", "model.type", "an mlp has no sequences"),
         ("training: {device: cuda}", "training.device", "not implemented on a GPU"),
         (

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use candle_core::DType;
 use zero_config::{Compute, Config};
 use zero_model::memory::{self, EvaluationMemory, Form, LayerMemory, LossMemory};
-use zero_model::ops::SequenceGroup;
+use zero_model::ops::{SequenceGroup, Sharing};
 use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, PreferenceLoss, REFERENCE_LOG_PROBS};
 use zero_model::{Model, Signature};
 use zero_pipeline::{Instruction, Program};
@@ -33,11 +33,22 @@ pub struct Table {
 
 impl Table {
     /// Computes the table by a dry run; `None` if that is impossible. The dry run is on the CPU. For a model on a GPU,
-    /// the configured model is built again on the CPU, without allocating parameters.
+    /// the configured model is built again on the CPU, without allocating parameters. Of the ranks that share sequences, which
+    /// may have different numbers of heads, the table is that of one with the largest layers.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
+        let ranks = match sharing(config) {
+            Sharing::Heads => config.context_size(),
+            Sharing::Queries => 1,
+        };
+        let of_rank = |index| Self::of_slice(config, model, index);
+        let size = |table: &Self| table.layers.iter().map(|layer| layer.kept + layer.backward_peak).sum::<u64>();
+        (0..ranks).map(of_rank).collect::<Option<Vec<_>>>()?.into_iter().max_by_key(size)
+    }
+
+    /// Returns the table of one of the ranks that share sequences, as [`Table::of`] does.
+    pub fn of_slice(config: &Config, model: &Model, index: usize) -> Option<Self> {
         let batch = BatchForms::of(config, model)?;
-        // The first rank of those that share sequences has the most heads.
-        let group = SequenceGroup::traced(0, config.context_size(), sharing(config));
+        let group = SequenceGroup::traced(index, config.context_size(), sharing(config));
         let of = |model: &Model| match config.training.device {
             Compute::Cpu => group.within(|| Self::new(model, &batch)).ok(),
             Compute::Cuda => memory::on_gpu(|| Self::new(model, &batch)).ok(),
@@ -82,7 +93,7 @@ impl Table {
 }
 
 impl Table {
-    /// Returns the bytes that the first rank of those that share sequences sends to the others in a program.
+    /// Returns the bytes that the table's rank sends in a program to the ranks that share its sequences.
     #[must_use]
     pub fn exchanged(&self, program: &Program) -> u64 {
         let of = |layer: usize, pass: usize| self.layers.get(layer).map_or(0, |memory| memory.exchanged[pass]);

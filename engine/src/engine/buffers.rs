@@ -31,7 +31,7 @@ impl Engine {
             Ok(changes?.concat())
         });
         let mut changes = changes.collect::<Result<Vec<_>, Error>>()?;
-        let micro_batches = (self.settings.micro_batches * self.replicas()) as f32;
+        let micro_batches = (self.settings.micro_batches * self.stage_plan.mesh.data()) as f32;
         for stage in 0..mesh.pipe() {
             let of_stage: Vec<&ModuleBuffer> =
                 buffers.iter().filter(|buffer| self.stage_plan.stages.stage_of(buffer.layer()) == stage).collect();

@@ -10,6 +10,7 @@ use zero_partition::ShardedState;
 use zero_pipeline::{Content, LayerId, Program};
 
 use super::Engine;
+use crate::costs::forms::Table;
 use crate::costs::overlap::Choice;
 use crate::costs::subject::Subject;
 use crate::executor::activation_offload::ActivationOffload;
@@ -117,11 +118,8 @@ impl Engine {
     /// are only known in a run.
     #[must_use]
     pub fn exchanged_bytes(&self) -> Option<u64> {
-        if self.sequence.is_none() {
-            return Some(0);
-        }
-        let table = self.planned(&[], |subject| subject.table())?;
-        Some(table.exchanged(&self.program))
+        let Some(group) = &self.sequence else { return Some(0) };
+        Some(Table::of_slice(&self.config, self.zero.model(), group.index())?.exchanged(&self.program))
     }
 
     /// Returns the time of this rank's steps by category.

@@ -17,6 +17,7 @@ const MOST: usize = 20_000;
 const RANKS: &str = "launcher.num_processes";
 const STAGES: &str = "pipeline.stages";
 const SLICES: &str = "sequence_parallel_size";
+const CONTEXT: &str = "mesh.context_parallel_degree";
 const SCHEDULE: &str = "pipeline.schedule";
 const ZERO: &str = "zero_optimization.stage";
 const BATCH: &str = "train_batch_size";
@@ -116,7 +117,7 @@ impl Space<'_> {
         let ranks = |partial: &Partial| partial.ranks / partial.stages;
         let choices: [Choose<'_>; 9] = [
             &|p| one(SCHEDULE, self.where_it_matters(SCHEDULE, p.stages > 1, || self.schedules())),
-            &|p| self.batches(ranks(p) / p.slices / self.base.mesh.context_parallel_degree),
+            &|p| self.batches(ranks(p) / p.slices),
             &|_| self.recomputations(),
             &|p| one(OVERLAP, self.where_it_matters(OVERLAP, ranks(p) > 1, || vec!["true".into(), "false".into()])),
             &|p| {
@@ -140,7 +141,8 @@ impl Space<'_> {
         for choose in choices {
             all = self.multiply(all, choose)?;
         }
-        let is_left = |of: &&Dimension| of.path != SLICES && !OURS.contains(&of.path.as_str());
+        let is_left =
+            |of: &&Dimension| ![SLICES, CONTEXT].contains(&of.path.as_str()) && !OURS.contains(&of.path.as_str());
         for Dimension { path, values, .. } in self.tuning.space.iter().filter(is_left) {
             all = self.multiply(all, &|_| one(path, values.clone()))?;
         }
@@ -197,16 +199,23 @@ impl Space<'_> {
                     true => vec![self.base.sequence_parallel_size],
                     false => powers(of_stage).chain([of_stage]).collect(),
                 };
-                for slices in numbers(SLICES, &slices).into_iter().filter(|&slices| of_stage.is_multiple_of(slices)) {
+                let degrees = numbers(CONTEXT, &|| vec![self.base.mesh.context_parallel_degree]);
+                let shared: Vec<_> = numbers(SLICES, &slices)
+                    .into_iter()
+                    .flat_map(|slices| degrees.iter().map(move |&degree| (slices, degree)))
+                    .filter(|(slices, degree)| of_stage.is_multiple_of(slices * degree))
+                    .collect();
+                for (slices, degree) in shared {
                     for zero in self.where_it_matters(ZERO, of_stage > 1, ours) {
                         let settings = [
                             (RANKS, ranks.to_string()),
                             (STAGES, stages.to_string()),
                             (SLICES, slices.to_string()),
+                            (CONTEXT, degree.to_string()),
                             (ZERO, zero.clone()),
                         ];
                         let settings = settings.map(|(path, value)| (path.to_string(), value)).to_vec();
-                        all.push(Partial { ranks, stages, slices, zero, settings });
+                        all.push(Partial { ranks, stages, slices: slices * degree, zero, settings });
                     }
                 }
             }

@@ -180,7 +180,7 @@ impl MemoryPlan {
         Some(of(&self.programs) + exchanged + outer)
     }
 
-    /// Returns the bytes that ranks send in attention to ranks on other hosts that share their sequences. Each rank sends the
+    /// Returns the bytes that ranks send in attention to ranks on other hosts that share their sequences, if each rank sends the
     /// same to every other rank of its group.
     fn exchanged_between_hosts(&self, table: &Table, hosts: Hosts) -> u64 {
         let mesh = hosts.mesh;
@@ -371,8 +371,8 @@ impl Plan {
         }
     }
 
-    /// Returns the bytes that the first rank of a stage sends in a step to the ranks that share its sequences; `None` if it has its
-    /// own, or if they are only known in a run.
+    /// Returns the bytes that a rank of a stage sends in a step to the ranks that share its sequences; `None` if it has its own, or
+    /// if they are only known in a run. Where heads cannot be divided evenly, ranks differ.
     fn exchanged(&self, stage: StageId) -> Option<u64> {
         let of = &self.memory_plan;
         let table = (of.stage_plan.mesh.context() > 1).then(|| of.subject().table()).flatten()?;

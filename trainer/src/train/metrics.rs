@@ -92,6 +92,22 @@ pub(super) struct Sums {
     metrics: Vec<(ExactSum, ExactSum)>,
 }
 
+/// Checks that metrics see whole sequences.
+///
+/// # Errors
+/// Names the first metric if ranks share sequences: a function of slices is not the function of the sequence.
+pub(super) fn check(config: &zero_config::Config, metrics: &[Metric]) -> std::result::Result<(), Error> {
+    match metrics.first() {
+        Some(metric) if config.context_size() > 1 => {
+            let message =
+                format!("the metric `{}` needs whole sequences, and each rank has slices of them", metric.name);
+            let help = format!("write `{}: 1`, or leave out the metrics of the program", config.context_key());
+            Err(Error::setting(config.context_key(), message, help))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Sums {
     pub(super) fn new(metrics: &[Metric]) -> Self {
         let metrics = metrics.iter().map(|_| (ExactSum::new(), ExactSum::new())).collect();

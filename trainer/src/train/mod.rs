@@ -154,6 +154,7 @@ fn begin(
         config = addresses::fetch_weights(&config, &preparing())?;
     }
     let mut early = EarlyStop::new(config.training.early_stopping.clone());
+    metrics::check(&config, &task.metrics)?;
     early.check(&task.metrics, corpus.eval_sets.iter().map(|set| set.name.as_str()))?;
     let mut engine = Engine::measured_with(config, layers, comm.clone(), start, sample)?;
     if options.force {

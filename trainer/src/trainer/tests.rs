@@ -300,6 +300,36 @@ fn metrics_work_with_the_configured_model_and_data() {
     assert!(evaluation.metric("accuracy").is_some_and(|accuracy| (0.0..=1.0).contains(&accuracy)));
 }
 
+/// Two ranks with slices evaluate the same samples as one rank, and count each once.
+#[test]
+fn ranks_that_share_sequences_evaluate_each_sample_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let words: String = (0..600).map(|i| ["one ", "two ", "three "][i * i % 3]).collect();
+    std::fs::write(folder.path().join("words.txt"), words).unwrap();
+    let text = |key: &str| {
+        format!(
+            "train_batch_size: 2\n{key}\nmodel: {{type: gpt2, n_layer: 1, n_embd: 16, n_head: 2, n_positions: 16}}\n\
+             data: {{train: {:?}, sequence_length: 16, eval_fraction: 0.2}}\n\
+             training: {{max_steps: 2, save_last: false, output_dir: {:?}}}",
+            folder.path().join("words.txt"),
+            folder.path().join("run")
+        )
+    };
+    let of = |ranks: usize, key: &str| {
+        let trainer = || quiet(Config::with_world_size("ds.yaml", text(key), ranks).unwrap());
+        fit_on(ranks, trainer).remove(0).unwrap().evaluation.unwrap()
+    };
+    let expected = of(1, "");
+    for key in ["sequence_parallel_size: 2", "mesh: {context_parallel_degree: 2}"] {
+        let found = of(2, key);
+        assert_eq!(found.samples, expected.samples, "{key}");
+        assert!((found.loss / expected.loss - 1.0).abs() < 1e-5, "{key}: {} for {}", found.loss, expected.loss);
+        let refused = || quiet(Config::with_world_size("ds.yaml", text(key), 2).unwrap()).metric("accuracy", accuracy);
+        let told = fit_on(2, refused).remove(0).err().unwrap().to_string();
+        assert!(told.contains("the metric `accuracy` needs whole sequences"), "{told}");
+    }
+}
+
 #[test]
 fn a_pipeline_evaluates_micro_batches_of_different_sizes() {
     let folder = tempfile::tempdir().unwrap();

@@ -272,7 +272,13 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     let sharded = expected_payload(engine.program(), zero.layout(), place, width, options, |content| {
         engine.message_bytes(content)
     });
-    Payload { within: sharded.within + engine.exchanged_bytes().unwrap_or(0), ..sharded }
+    // What a rank sends to those that share its sequences is the same for each of them.
+    let (mesh, at) = place;
+    let (first, near) = (at.shard / mesh.context() * mesh.context(), mesh.near_shards(at));
+    let nearby = (first..first + mesh.context()).filter(|shard| near.contains(shard)).count() as u64 - 1;
+    let exchanged = engine.exchanged_bytes().unwrap_or(0);
+    let within = (exchanged * nearby).checked_div(mesh.context() as u64 - 1).unwrap_or(0);
+    Payload { within: sharded.within + within, across: sharded.across + exchanged - within }
 }
 
 /// For `memory_breakdown`: returns the peak memory of each rank in each part of the last step; a collective.

@@ -86,6 +86,9 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
     line("world size:", engine.communicator().size().to_string());
     line("data parallel size:", engine.replicas().to_string());
     line("pipeline stages:", config.pipeline.stages.to_string());
+    if config.context_size() > 1 {
+        line("ranks that share each sequence:", config.context_size().to_string());
+    }
     line("batch size per rank:", (step.samples / engine.replicas()).to_string());
     line("params of model:", scaled(engine.model().elements() as f64, ""));
     line("fwd MACs of rank 0:", scaled(total.forward.macs as f64, "MACs"));
