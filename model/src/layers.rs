@@ -223,10 +223,10 @@ impl Layers {
     }
 
     /// Declares that ranks can share the sequences of this model (`sequence_parallel_size`,
-    /// `mesh.context_parallel_degree`): each runs the layers on a slice of
-    /// the positions, of every input and target `[batch, time, …]` except the inputs named in `whole`. Layers must compute each
-    /// position alone, or mix positions by the attentions of `zero-ops` and say so ([`Layer::exchanges`]). The loss must be a
-    /// mean over positions, or have a weight.
+    /// `mesh.context_parallel_degree`): each runs the layers on a slice of the positions, of every input and target
+    /// `[batch, time, …]` except the inputs named in `whole`. Layers must compute each position alone, or mix positions by
+    /// the attentions of `zero-ops` and say so ([`Layer::exchanges`]). The loss must be a mean over positions, or have a
+    /// weight.
     #[must_use]
     pub fn shares_sequences<S: Into<String>>(mut self, whole: impl IntoIterator<Item = S>) -> Self {
         self.whole_inputs = Some(whole.into_iter().map(Into::into).collect());
