@@ -19,10 +19,13 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         return;
     }
     // With the context degree, each rank has a chunk from each end.
-    let chunks = if degree > 1 { 2 * size } else { size };
+    let (chunks, parts) = match degree {
+        1 => (size, format!("{size} slices")),
+        _ => (2 * size, format!("2 × {size} chunks")),
+    };
     let data = config.data.as_ref();
     if let Some(length) = data.and_then(|data| data.sequence_length).filter(|length| !length.is_multiple_of(chunks)) {
-        let message = format!("samples of {length} tokens cannot be cut into {chunks} slices of the same length");
+        let message = format!("samples of {length} tokens cannot be cut into {parts} of the same length");
         let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[key, Data::sequence_length], message, Some(help));
     }
@@ -46,7 +49,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let listed = schedule.difficulty.iter().flatten().map(|&length| (CurriculumConfig::difficulty, length));
         let all = ends.into_iter().chain(step).chain(listed);
         if let Some((path, length)) = all.into_iter().find(|(_, length)| !length.is_multiple_of(chunks)) {
-            let message = format!("sequences of {length} tokens cannot be cut into {chunks} slices of the same length");
+            let message = format!("sequences of {length} tokens cannot be cut into {parts} of the same length");
             let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
             resolver.contradiction(&[path, key], message, Some(help));
         }

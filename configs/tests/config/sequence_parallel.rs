@@ -61,7 +61,7 @@ fn the_context_degree_counts_like_slices() {
     assert_eq!((config.context_size(), config.context_key()), (2, "mesh.context_parallel_degree"));
     for (more, ranks, message) in [
         ("", 3, "3 ranks are not a multiple of mesh.context_parallel_degree 2"),
-        ("data: {train: a.txt, sequence_length: 6}", 2, "samples of 6 tokens cannot be cut into 4 slices"),
+        ("data: {train: a.txt, sequence_length: 6}", 2, "samples of 6 tokens cannot be cut into 2 × 2 chunks"),
         (
             "sequence_parallel_size: 2",
             4,

@@ -131,12 +131,13 @@ impl SequenceGroup {
 
     /// Returns the positions of the slice of a rank.
     pub(crate) fn positions_of(&self, rank: usize, time: usize) -> Result<Vec<Range<usize>>> {
-        let chunks = match self.sharing {
-            Sharing::Heads => self.size,
-            Sharing::Queries => 2 * self.size,
+        let size = self.size;
+        let (chunks, parts) = match self.sharing {
+            Sharing::Heads => (size, format!("{size} slices")),
+            Sharing::Queries => (2 * size, format!("2 × {size} chunks")),
         };
         if time == 0 || !time.is_multiple_of(chunks) {
-            bail!("sequences of {time} positions cannot be cut into {chunks} slices of the same length");
+            bail!("sequences of {time} positions cannot be cut into {parts} of the same length");
         }
         let chunk = |chunk: usize| chunk * (time / chunks)..(chunk + 1) * (time / chunks);
         Ok(match self.sharing {

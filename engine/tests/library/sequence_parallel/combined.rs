@@ -180,25 +180,32 @@ fn a_layer_that_does_not_declare_its_attention_fails() {
 
 #[test]
 fn sequences_that_cannot_be_cut_are_errors() {
-    let messages = world(3, |comm| {
-        let mut engine = Engine::with_communicator(config(3, &keys(3, 2, 1, 0, "")), llama(), comm).unwrap();
-        engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
-    });
-    assert!(messages[0].contains("sequences of 16 positions cannot be cut into 3 slices"), "{}", messages[0]);
+    for (kind, parts) in KINDS.into_iter().zip(["3 slices", "2 × 3 chunks"]) {
+        let text = kind(keys(3, 2, 1, 0, ""));
+        let messages = world(3, |comm| {
+            let mut engine = Engine::with_communicator(config(3, &text), llama(), comm).unwrap();
+            engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
+        });
+        let expected = format!("sequences of 16 positions cannot be cut into {parts}");
+        assert!(messages[0].contains(&expected), "{}", messages[0]);
+    }
 }
 
 /// The first message of a step is that of the first attention.
 #[test]
 fn a_rank_that_is_lost_in_an_exchange_is_named() {
-    let errors = world(2, |comm| {
-        let rank = comm.rank();
-        let mut engine = Engine::with_communicator(config(2, &keys(2, 2, 1, 0, "")), gpt2(), comm).unwrap();
-        if rank == 1 {
-            return None;
-        }
-        engine.train_batch(&batch(0, 2)).err()
-    });
-    let Some(zero_engine::Error::Comm(error)) = &errors[0] else { panic!("{errors:?}") };
-    let said = error.to_string();
-    assert!(said.contains("rank 0 lost rank 1 in all_to_all #"), "{said}");
+    for (kind, operation) in KINDS.into_iter().zip(["all_to_all", "all_gather"]) {
+        let text = kind(keys(2, 2, 1, 0, ""));
+        let errors = world(2, |comm| {
+            let rank = comm.rank();
+            let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
+            if rank == 1 {
+                return None;
+            }
+            engine.train_batch(&batch(0, 2)).err()
+        });
+        let Some(zero_engine::Error::Comm(error)) = &errors[0] else { panic!("{errors:?}") };
+        let said = error.to_string();
+        assert!(said.contains(&format!("rank 0 lost rank 1 in {operation} #")), "{said}");
+    }
 }
