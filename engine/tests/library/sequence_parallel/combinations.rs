@@ -1,5 +1,5 @@
 //! Every combination of ZeRO stage, pipeline, replicates, shards and slices that fits 8 ranks trains as one rank but for rounding,
-//! and continues from the checkpoint of any other.
+//! and continues from the checkpoint of the one before.
 
 use std::path::Path;
 
@@ -70,7 +70,7 @@ fn run(layout: Layout, save: Option<&Path>, resume: Option<&Path>) -> Trajectory
 }
 
 #[test]
-fn every_combination_trains_and_continues_any_other() {
+fn every_combination_trains_and_continues_the_one_before() {
     let whole = run_of(gpt2, 1, 2 * STEPS, &keys(1, 1, 4, 0, ""));
     let part = |steps: std::ops::Range<usize>| Trajectory {
         losses: whole.losses[steps.clone()].to_vec(),
