@@ -113,8 +113,7 @@ impl Batch {
     /// cut.
     pub(crate) fn own_slice(&self, group: Option<&SequenceGroup>, whole: &[String]) -> Result<Self, Error> {
         let Some(group) = group else { return Ok(self.clone()) };
-        let names: Vec<&str> = self.names().collect();
-        let mut names = names.into_iter();
+        let mut names = self.names();
         self.map(|tensor| match names.next() {
             Some(name) if whole.iter().any(|whole| whole == name) => Ok(tensor.clone()),
             Some(name) if tensor.rank() < 2 => {

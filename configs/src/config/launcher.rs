@@ -12,8 +12,8 @@ section! {
     /// `launcher`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Launcher(keys) in Config::launcher {
-        /// Ranks to start on this machine; one per pipeline stage and rank that shares a sequence if not given. In a resolved configuration this is the
-        /// world size.
+        /// Ranks to start on this machine; if not given, the pipeline stages × the ranks that share a sequence. In a
+        /// resolved configuration this is the world size.
         pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence; with training.device: cuda one for each GPU", "Ranks to start on this machine") [is keys.facts().ranks];
         /// Transport for messages between ranks.
         pub transport: Transport = key(Transport::KIND, "auto", "What carries messages between ranks");

@@ -1,4 +1,5 @@
-//! `mesh`: how the data-parallel ranks are divided into shard groups (hybrid sharding, HSDP), and into ranks that share sequences.
+//! `mesh`: how the data-parallel ranks are divided into shard groups (hybrid sharding, HSDP), and how many ranks share
+//! each sequence.
 
 use serde::Serialize;
 

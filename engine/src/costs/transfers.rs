@@ -160,7 +160,7 @@ mod tests {
     fn slow_transfers_are_run_less_often() {
         let point = |bytes: f64, seconds: f64| Point { bytes, seconds: Time::of(vec![seconds]) };
         assert_eq!(repeats(None, 1e4), 15);
-        // Eight times as many bytes take about 0.08, 0.4 and 8 seconds.
+        // The next size has eight times the bytes. A run of it takes about 0.08, 0.4 and 8 seconds.
         for (seconds, expected) in [(0.01, 15), (0.05, 5), (1.0, 3)] {
             assert_eq!(repeats(Some(&point(1e6, seconds)), 8e6), expected);
         }

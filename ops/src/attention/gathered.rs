@@ -6,7 +6,7 @@ use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::{Saved, backward, forward};
 use super::span::{AttentionSpan, Firsts};
-use super::{OP, footprint};
+use super::{OP, Packed, footprint};
 use crate::columns::columns;
 use crate::graph::apply::{apply3, reshape};
 use crate::graph::operand::View;
@@ -45,17 +45,11 @@ pub(super) fn packed(
     span: &AttentionSpan,
     mask: Option<Mask>,
 ) -> Result<Tensor> {
-    let (batch, slice, width) = qkv.dims3()?;
-    let width = width / 3;
-    if heads == 0 || !width.is_multiple_of(heads) {
-        bail!("{OP}: the width {width} is not a multiple of {heads} heads");
-    }
-    let part = |part: usize| {
-        let columns = columns(qkv, part * width..(part + 1) * width)?;
-        reshape(&columns, (batch, slice, heads, width / heads))
-    };
+    let Geometry { batch, time, size, .. } = Packed::geometry_of(heads, qkv.shape())?;
+    let width = heads * size;
+    let part = |part: usize| reshape(&columns(qkv, part * width..(part + 1) * width)?, (batch, time, heads, size));
     let attended = separate(group, [&part(0)?, &part(1)?, &part(2)?], span, mask)?;
-    reshape(&attended, (batch, slice, width))
+    reshape(&attended, (batch, time, width))
 }
 
 struct Gathered {
@@ -82,7 +76,6 @@ impl Gathered {
     /// sequences.
     fn places(&self, g: Geometry, mut copy: impl FnMut(usize, Range<usize>, Range<usize>)) {
         let row = g.kv_heads * g.size;
-        let slice = g.queries.len();
         for (rank, parts) in self.parts.iter().enumerate() {
             let mut stored = 0;
             for sample in 0..g.batch {
@@ -93,25 +86,33 @@ impl Gathered {
                     copy(rank, inside, whole);
                 }
             }
-            debug_assert_eq!(stored, g.batch * slice * row);
         }
     }
 
     /// Gathers the keys and the values of whole sequences.
-    fn gather<T: Element>(&self, g: Geometry, [k, v]: [&[T]; 2]) -> Result<[Vec<T>; 2]> {
-        let own = k.len();
-        let slice = [k, v].concat();
-        let room = vec![T::ZERO; slice.len() * self.group.size()];
+    fn gather(&self, g: Geometry, own: [(&CpuStorage, &Layout); 2]) -> Result<[CpuStorage; 2]> {
+        match own[0].0.dtype() {
+            DType::F32 => self.gather_as::<f32>(g, own),
+            DType::BF16 => self.gather_as::<bf16>(g, own),
+            DType::F16 => self.gather_as::<f16>(g, own),
+            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
+        }
+    }
+
+    fn gather_as<T: Element>(&self, g: Geometry, [k, v]: [(&CpuStorage, &Layout); 2]) -> Result<[CpuStorage; 2]> {
+        let slice = [dense::<T>(k.0, k.1)?, dense(v.0, v.1)?].concat();
+        let own = slice.len() / 2;
+        let room = vec![T::zero(); slice.len() * self.group.size()];
         let received = self.group.all_gather(T::buffer(slice), T::buffer(room))?;
         let received = T::values(received).map_err(candle_core::Error::wrap)?;
-        let mut whole = [(); 2].map(|()| vec![T::ZERO; own * self.group.size()]);
+        let mut whole = [(); 2].map(|()| vec![T::zero(); own * self.group.size()]);
         self.places(g, |rank, from, to| {
             for (which, whole) in whole.iter_mut().enumerate() {
                 let start = (2 * rank + which) * own;
                 whole[to.clone()].copy_from_slice(&received[start + from.start..start + from.end]);
             }
         });
-        Ok(whole)
+        Ok(whole.map(T::to_cpu_storage_owned))
     }
 
     /// Sums gradients of whole keys and values over the ranks, and returns those of this rank's slice.
@@ -130,62 +131,6 @@ impl Gathered {
         let dv = sums.split_off(own);
         Ok([sums, dv])
     }
-
-    fn forward<T: Element>(
-        &self,
-        g: Geometry,
-        q: &View<'_>,
-        k: (&CpuStorage, &Layout),
-        v: (&CpuStorage, &Layout),
-        dtype: DType,
-    ) -> Result<CpuStorage> {
-        let len = g.batch * g.queries.len() * g.heads * g.size;
-        let mut out = Fresh::new(OP, dtype, len)?;
-        let [k, v] = self.gather::<T>(g, [&dense(k.0, k.1)?, &dense(v.0, v.1)?])?;
-        let qkv = [q.elements(), T::elements(&k), T::elements(&v)];
-        let log_sums = forward(g, Layouts::separate(g), &self.firsts, self.mask.as_ref(), qkv, out.shared());
-        let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes all elements.
-        Ok(unsafe { out.filled(len) })
-    }
-
-    /// Returns the gradients of q, and in f32 those of this rank's keys and values.
-    fn backward<T: Element>(
-        &self,
-        g: Geometry,
-        [q, out, d_out]: [&View<'_>; 3],
-        k: (&CpuStorage, &Layout),
-        v: (&CpuStorage, &Layout),
-        dtype: DType,
-    ) -> Result<(CpuStorage, [Vec<f32>; 2])> {
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
-        let [k, v] = self.gather::<T>(g, [&dense(k.0, k.1)?, &dense(v.0, v.1)?])?;
-        let saved = Saved {
-            qkv: [q.elements(), T::elements(&k), T::elements(&v)],
-            out: out.elements(),
-            d_out: d_out.elements(),
-            log_sums,
-            firsts: &self.firsts,
-            mask: self.mask.as_ref(),
-        };
-        let len = g.batch * g.queries.len() * g.heads * g.size;
-        let mut dq = Fresh::new(OP, dtype, len)?;
-        let mut whole = [Fresh::new(OP, DType::F32, k.len())?, Fresh::new(OP, DType::F32, v.len())?];
-        let [dk, dv] = whole.each_mut().map(Fresh::shared);
-        backward(g, Layouts::separate(g), &saved, [dq.shared(), dk, dv]);
-        drop([k, v]);
-        let values = |of: Fresh| match of {
-            // SAFETY: `backward` writes all elements.
-            of @ Fresh::F32(_) => match unsafe { of.filled(g.batch * g.time * g.kv_heads * g.size) } {
-                CpuStorage::F32(values) => values,
-                _ => vec![],
-            },
-            _ => vec![],
-        };
-        let own = self.give_back(g, whole.map(values))?;
-        // SAFETY: as above.
-        Ok((unsafe { dq.filled(len) }, own))
-    }
 }
 
 impl Footprint for Gathered {
@@ -194,7 +139,7 @@ impl Footprint for Gathered {
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let [q, k, v] = [0, 1, 2].map(|input| inputs[input].shape());
         let (g, dtype) = (self.geometry(q, k, v)?, inputs[1].dtype());
-        let elements = 2 * g.batch * g.time * g.kv_heads * g.size;
+        let elements = 2 * whole_keys(g).elem_count();
         let (whole, in_f32) = (bytes(elements, dtype), floats(elements));
         let (own, own_f32) = (whole / self.group.size() as u64, in_f32 / self.group.size() as u64);
         let costs = footprint(g, Costs::new(q, inputs[0].dtype()));
@@ -226,14 +171,17 @@ impl CustomOp3 for Gathered {
     ) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let g = self.geometry(ql.shape(), kl.shape(), vl.shape())?;
-        let (q, k, v) = (View::new(OP, qs, ql)?, (ks, kl), (vs, vl));
-        let out = match ks.dtype() {
-            DType::F32 => self.forward::<f32>(g, &q, k, v, qs.dtype())?,
-            DType::BF16 => self.forward::<bf16>(g, &q, k, v, qs.dtype())?,
-            DType::F16 => self.forward::<f16>(g, &q, k, v, qs.dtype())?,
-            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
-        };
-        Ok((out, ql.shape().clone()))
+        let q = View::new(OP, qs, ql)?;
+        let len = ql.shape().elem_count();
+        let mut out = Fresh::new(OP, qs.dtype(), len)?;
+        let whole = self.gather(g, [(ks, kl), (vs, vl)])?;
+        let layout = Layout::contiguous(whole_keys(g));
+        let [k, v] = [View::new(OP, &whole[0], &layout)?, View::new(OP, &whole[1], &layout)?];
+        let qkv = [q.elements(), k.elements(), v.elements()];
+        let log_sums = forward(g, Layouts::separate(g), &self.firsts, self.mask.as_ref(), qkv, out.shared());
+        let _ = self.log_sums.set(log_sums);
+        // SAFETY: `forward` writes all elements.
+        Ok((unsafe { out.filled(len) }, ql.shape().clone()))
     }
 
     fn bwd(
@@ -246,24 +194,47 @@ impl CustomOp3 for Gathered {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let _timed = measure::backward(OP);
         let g = self.geometry(q.shape(), k.shape(), v.shape())?;
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
         let held = [q, out, d_out].map(Tensor::storage_and_layout);
         let [qs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
-        let views = [&qs?, &os?, &ds?];
+        let (qs, os, ds) = (qs?, os?, ds?);
         let ((ks, kl), (vs, vl)) = (k.storage_and_layout(), v.storage_and_layout());
         let (Storage::Cpu(ks), Storage::Cpu(vs)) = (&*ks, &*vs) else {
             bail!("{OP}: sequences are cut into slices on the CPU only");
         };
-        let (k_own, v_own) = ((ks, kl), (vs, vl));
-        let (dq, [dk, dv]) = match k.dtype() {
-            DType::F32 => self.backward::<f32>(g, views, k_own, v_own, q.dtype())?,
-            DType::BF16 => self.backward::<bf16>(g, views, k_own, v_own, q.dtype())?,
-            DType::F16 => self.backward::<f16>(g, views, k_own, v_own, q.dtype())?,
-            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
+        let whole = self.gather(g, [(ks, kl), (vs, vl)])?;
+        let layout = Layout::contiguous(whole_keys(g));
+        let (of_keys, mut dq) = (layout.shape().elem_count(), Fresh::new(OP, q.dtype(), q.elem_count())?);
+        let mut d_whole = [Fresh::new(OP, DType::F32, of_keys)?, Fresh::new(OP, DType::F32, of_keys)?];
+        let [dk, dv] = d_whole.each_mut().map(Fresh::shared);
+        let [k_whole, v_whole] = [View::new(OP, &whole[0], &layout)?, View::new(OP, &whole[1], &layout)?];
+        let saved = Saved {
+            qkv: [qs.elements(), k_whole.elements(), v_whole.elements()],
+            out: os.elements(),
+            d_out: ds.elements(),
+            log_sums,
+            firsts: &self.firsts,
+            mask: self.mask.as_ref(),
         };
+        backward(g, Layouts::separate(g), &saved, [dq.shared(), dk, dv]);
+        drop((k_whole, v_whole));
+        drop(whole);
+        // SAFETY: `backward` writes all elements.
+        let d_whole = d_whole.map(|d_whole| match unsafe { d_whole.filled(of_keys) } {
+            CpuStorage::F32(values) => values,
+            _ => vec![],
+        });
+        let [dk, dv] = self.give_back(g, d_whole)?;
         let gradient = |of: &Tensor, values: Vec<f32>| -> Result<Option<Tensor>> {
-            let wanted = of.track_op();
-            wanted.then(|| Ok(tensor(stored(OP, values, of.dtype())?, of.shape()))).transpose()
+            of.track_op().then(|| Ok(tensor(stored(OP, values, of.dtype())?, of.shape()))).transpose()
         };
-        Ok((q.track_op().then(|| tensor(dq, q.shape())), gradient(k, dk)?, gradient(v, dv)?))
+        // SAFETY: as above.
+        let dq = q.track_op().then(|| tensor(unsafe { dq.filled(q.elem_count()) }, q.shape()));
+        Ok((dq, gradient(k, dk)?, gradient(v, dv)?))
     }
+}
+
+/// Returns the shape of the keys, and of the values, of whole sequences.
+fn whole_keys(g: Geometry) -> Shape {
+    (g.batch, g.time, g.kv_heads, g.size).into()
 }

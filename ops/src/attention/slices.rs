@@ -2,9 +2,10 @@
 
 use super::{OP, whole, whole_packed};
 use crate::attention::dropout::Mask;
+use crate::attention::geometry::Geometry;
 use crate::attention::span::AttentionSpan;
 use crate::sequence::{HeadShares, SequenceGroup, to_heads, to_positions};
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, Tensor};
 
 /// [`whole`] on slices of q, k and v. The span is that of whole sequences.
 pub(super) fn separate(
@@ -13,12 +14,9 @@ pub(super) fn separate(
     span: &AttentionSpan,
     mask: Option<Mask>,
 ) -> Result<Tensor> {
-    let (heads, kv_heads) = (q.dims4()?.2, k.dims4()?.2);
-    if kv_heads == 0 || heads % kv_heads != 0 {
-        bail!("{OP}: {heads} heads are not a multiple of {kv_heads} key and value heads");
-    }
-    let queries = HeadShares::of_queries(OP, heads, group.size())?;
-    let keys = queries.of_keys(kv_heads);
+    let of_slice = Geometry::separate(OP, q.shape(), k.shape(), v.shape())?;
+    let queries = HeadShares::of_queries(OP, of_slice.heads, group.size())?;
+    let keys = queries.of_keys(of_slice.kv_heads);
     let q = to_heads(q, group, &queries, 1)?;
     let [k, v] = [to_heads(k, group, &keys, 1)?, to_heads(v, group, &keys, 1)?];
     let attended = whole(&q, &k, &v, span, of_first_head(mask, group, &queries))?;

@@ -120,15 +120,17 @@ impl Exchange {
         let [of_heads, of_slices] = self.counts();
         let [sent, received, _] = self.sizes();
         let mut packed = Vec::with_capacity(sent);
-        match self.direction {
-            Direction::ToHeads => self.pack_heads(x, &mut packed),
-            Direction::ToPositions => self.pack_slices(x, &mut packed),
-        }
         let counts = match self.direction {
-            Direction::ToHeads => [&*of_heads, &*of_slices],
-            Direction::ToPositions => [&*of_slices, &*of_heads],
+            Direction::ToHeads => {
+                self.pack_heads(x, &mut packed);
+                [&*of_heads, &*of_slices]
+            }
+            Direction::ToPositions => {
+                self.pack_slices(x, &mut packed);
+                [&*of_slices, &*of_heads]
+            }
         };
-        let room = T::buffer(vec![T::ZERO; received]);
+        let room = T::buffer(vec![T::zero(); received]);
         let received = self.group.all_to_all(T::buffer(packed), room, counts)?;
         let received = T::values(received).map_err(candle_core::Error::wrap)?;
         Ok(match self.direction {
@@ -154,7 +156,7 @@ impl Exchange {
     /// Adds up what each rank computed of its heads.
     fn unpack_heads<T: Element>(&self, received: &[T]) -> Vec<T> {
         let (rows, row) = (self.batch * self.slice * self.parts, self.shares.heads * self.size);
-        let mut out = vec![T::ZERO; rows * row];
+        let mut out = vec![T::zero(); rows * row];
         let (mut rest, mut is_written) = (received, vec![false; self.shares.heads]);
         for list in &*self.shares.lists {
             let (part, later) = rest.split_at(rows * list.len() * self.size);
@@ -166,7 +168,7 @@ impl Exchange {
                     let out = &mut out[head * self.size..(head + 1) * self.size];
                     match is_first {
                         true => out.copy_from_slice(part),
-                        false => out.iter_mut().zip(part).for_each(|(out, &part)| *out = out.plus(part)),
+                        false => out.iter_mut().zip(part).for_each(|(out, &part)| *out += part),
                     }
                 }
             }

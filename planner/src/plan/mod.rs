@@ -184,14 +184,16 @@ impl MemoryPlan {
     /// same to every other rank of its group.
     fn exchanged_between_hosts(&self, table: &Table, hosts: Hosts) -> u64 {
         let mesh = hosts.mesh;
-        let of_rank = |rank: usize| {
-            let group = mesh.context_ranks(rank);
-            let others = group.len() as u64 - 1;
-            let elsewhere = group.filter(|other| other / hosts.ranks != rank / hosts.ranks).count() as u64;
-            let sent = table.exchanged(&self.programs[mesh.coordinates(rank).stage]);
-            (sent * elsewhere).checked_div(others).unwrap_or(0)
+        let others = mesh.context() as u64 - 1;
+        let elsewhere = |rank: usize| {
+            mesh.context_ranks(rank).filter(|other| other / hosts.ranks != rank / hosts.ranks).count() as u64
         };
-        (0..mesh.world_size()).map(of_rank).sum()
+        let of_stage = |(stage, program): (usize, &Program)| {
+            let sent = table.exchanged(program);
+            let of_rank = |rank| (sent * elsewhere(rank)).checked_div(others).unwrap_or(0);
+            mesh.ranks(stage).map(of_rank).sum::<u64>()
+        };
+        self.programs.iter().enumerate().map(of_stage).sum()
     }
 
     fn subject(&self) -> Subject<'_> {
