@@ -3,7 +3,7 @@
 //! Tensors are read, checked and written in portions, so peak memory depends on neither the number of ranks nor the
 //! size of a tensor. The files depend only on the values, not on the layout of the checkpoint.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,13 @@ use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use zero_model::ops::MAGNITUDES;
+use zero_partition::Range;
 
 use crate::error::CheckpointError;
 use crate::load::Source;
 use crate::manifest::{Manifest, ParameterEntry, tensor_name};
 use crate::merge::{Merge, Product, is_of_adapter, matrices, peft_name};
+use crate::verify::intact;
 use crate::writer::TensorWriter;
 
 /// Floating-point type of the exported tensors.
@@ -351,6 +353,9 @@ impl Source<'_> {
     ) -> Result<(), CheckpointError> {
         let (state, added) = (self.instead, self.added);
         let (state, added) = (state.filter(|_| !entry.frozen), added.filter(|_| !entry.frozen));
+        if entry.cut.is_some() {
+            return self.portions_of_cut(name, entry, (state, added), take);
+        }
         for piece in &entry.pieces {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
             let file = self.shard(piece.shard)?;
@@ -383,6 +388,28 @@ impl Source<'_> {
                 }
             };
             intact(&tensor, crc32, piece.crc32[usize::from(state.is_some())])?;
+        }
+        Ok(())
+    }
+
+    /// [`Source::portions`] of a parameter that was cut, whose pieces are not in the order of its elements.
+    fn portions_of_cut(
+        &mut self,
+        name: &str,
+        entry: &ParameterEntry,
+        (state, added): (Option<&str>, Option<&str>),
+        mut take: impl FnMut(&Path, &[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        for shard in entry.pieces.iter().map(|piece| piece.shard).collect::<BTreeSet<_>>() {
+            intact(self.folder, self.manifest, shard)?;
+        }
+        for range in (Range { parameter: 0, elements: 0..elements(entry) }).portions() {
+            let mut values = self.assemble(name, state, range.elements.clone())?;
+            if let Some(added) = added {
+                let added = self.assemble(name, Some(added), range.elements)?;
+                values.iter_mut().zip(added).for_each(|(value, added)| *value += added);
+            }
+            take(self.folder, bytemuck::cast_slice(&values))?;
         }
         Ok(())
     }

@@ -79,7 +79,8 @@ fn write(
     let mut entries = BTreeMap::new();
     for (name, range) in ranges() {
         let crc32 = writer.write(bytemuck::cast_slice(&weights.read(&range)?))?;
-        let piece = PieceEntry { shard: 0, start: range.elements.start, end: range.elements.end, crc32: vec![crc32] };
+        let piece =
+            PieceEntry { shard: 0, slice: 0, start: range.elements.start, end: range.elements.end, crc32: vec![crc32] };
         let shape = || model.parameters()[range.parameter].shape().dims().to_vec();
         let new = || ParameterEntry {
             shape: shape(),
@@ -87,6 +88,7 @@ fn write(
             state_values: None,
             states: None,
             quantized: None,
+            cut: None,
             pieces: vec![],
             local: vec![],
         };

@@ -5,12 +5,13 @@ use std::ops;
 
 use safetensors::tensor::Dtype;
 use zero_model::Parameter;
+use zero_model::ops::Cut;
 use zero_partition::{Kind, Range, ShardedState};
 use zero_pipeline::Coordinates;
 
 use crate::error::CheckpointError;
 use crate::local;
-use crate::manifest::{ParameterEntry, PieceEntry, QuantizedEntry, shard_file, tensor_name};
+use crate::manifest::{CutEntry, ParameterEntry, PieceEntry, QuantizedEntry, shard_file, tensor_name};
 
 /// Returns the number of values of each state of a parameter that is updated as a whole matrix.
 pub(crate) fn state_values(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<usize>> {
@@ -36,13 +37,14 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
         .parameters()
         .iter()
         .map(|p| {
-            let (shape, frozen) = (p.shape().dims().to_vec(), !p.is_trainable());
+            let (shape, frozen) = (p.whole_shape().to_vec(), !p.is_trainable());
             let entry = ParameterEntry {
                 shape,
                 frozen,
                 state_values: state_values(zero, p),
                 states: states(zero, p),
                 quantized: QuantizedEntry::of(p),
+                cut: CutEntry::of(p),
                 pieces: vec![],
                 local: vec![],
             };
@@ -51,14 +53,26 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
         .collect();
     for (id, segment) in zero.layout().segments().iter().enumerate() {
         let first = Coordinates::first(zero.stages().owner(id));
-        for place in 0..zero.layout().ranks() {
-            let shard = zero.groups().rank_of(Coordinates { shard: place, ..first }, 0);
-            for (parameter, elements, _) in segment.overlaps(segment.shard(place)) {
-                if let Some(entry) = entries.get_mut(model.parameters()[parameter].name()) {
-                    let portions = Range { parameter, elements }.portions().map(|range| range.elements);
-                    let piece =
-                        |at: ops::Range<usize>| PieceEntry { shard, start: at.start, end: at.end, crc32: vec![] };
-                    entry.pieces.extend(portions.map(piece));
+        for piece in &segment.pieces {
+            let parameter = &model.parameters()[piece.parameter];
+            let Some(entry) = entries.get_mut(parameter.name()) else { continue };
+            for slice in 0..parameter.cut().map_or(1, Cut::ranks) {
+                // Without the padding of an uneven cut.
+                let stored = parameter.cut().map_or(usize::MAX, |cut| cut.of(slice).elements());
+                for place in 0..zero.layout().ranks() {
+                    let shard = zero.groups().rank_of(Coordinates { shard: place, ..first }, 0, slice);
+                    let of_parameter = |(other, ..): &(usize, ops::Range<usize>, _)| *other == piece.parameter;
+                    for (parameter, elements, _) in segment.overlaps(segment.shard(place)).filter(of_parameter) {
+                        let elements = elements.start.min(stored)..elements.end.min(stored);
+                        let portions = Range { parameter, elements }.portions().map(|range| range.elements);
+                        entry.pieces.extend(portions.map(|at| PieceEntry {
+                            shard,
+                            slice,
+                            start: at.start,
+                            end: at.end,
+                            crc32: vec![],
+                        }));
+                    }
                 }
             }
         }

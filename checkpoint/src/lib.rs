@@ -48,7 +48,7 @@ pub use import::import;
 pub use load::load;
 pub use local::{LocalPiece, LocalSteps};
 pub use lock::RunLock;
-pub use manifest::{FORMAT, LossScale, MANIFEST, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
+pub use manifest::{CutEntry, FORMAT, LossScale, MANIFEST, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
 pub use merge::{Merge, is_of_adapter};
 pub use pretrained::{check_pretrained, load_pretrained};
 pub use save::{Background, Progress, Save, save};

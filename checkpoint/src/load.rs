@@ -7,6 +7,7 @@ use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
+use zero_model::ops::Run;
 use zero_model::{Model, Parameter};
 use zero_optim::AverageSums;
 use zero_partition::{Kind, ShardedState};
@@ -14,7 +15,7 @@ use zero_partition::{Kind, ShardedState};
 use crate::error::CheckpointError;
 use crate::layout;
 use crate::local;
-use crate::manifest::{MANIFEST, Manifest, QuantizedEntry, tensor_name};
+use crate::manifest::{CutEntry, MANIFEST, Manifest, QuantizedEntry, tensor_name};
 use crate::tensors::TensorFile;
 use crate::together::together;
 use crate::verify::intact;
@@ -79,7 +80,7 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
                     source.assemble_local(name, (state, replicate), elements)?
                 }
                 (true, Kind::OuterMomentum, Some(state)) => source.assemble_local(name, (state, 0), elements)?,
-                (true, ..) => source.assemble(name, state, elements)?,
+                (true, ..) => source.assemble_own(&zero.model().parameters()[range.parameter], state, elements)?,
                 (false, ..) => vec![0.0; elements.len()],
             };
             zero.write(kind, &range, &values)?;
@@ -154,7 +155,7 @@ pub(crate) fn parameters_fit(
 ) -> Result<(), CheckpointError> {
     let path = folder.join(MANIFEST);
     for parameter in model.parameters().iter().filter(|parameter| is_stored(parameter)) {
-        let (name, shape) = (parameter.name(), parameter.shape().dims());
+        let (name, shape) = (parameter.name(), parameter.whole_shape());
         match manifest.parameters.get(name) {
             None => {
                 return Err(CheckpointError::mismatch(
@@ -274,6 +275,30 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
+    /// Reads one range of what a rank has of a parameter, or of an optimizer state of it. Padding is zero.
+    fn assemble_own(
+        &mut self,
+        parameter: &Parameter,
+        state: Option<&str>,
+        elements: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let (name, start) = (parameter.name(), elements.start);
+        let Some(cut) = parameter.cut() else { return self.assemble(name, state, elements) };
+        let mut values = vec![0.0; elements.len()];
+        if self.manifest.parameters[name].cut == CutEntry::of(parameter) {
+            self.overlaps_of_slice(name, (state, cut.index()), elements, |file, tensor, start, to| {
+                file.piece(tensor, Dtype::F32, to.1)?;
+                file.read(tensor, start, &mut values[to.0])
+            })?;
+            return Ok(values);
+        }
+        for Run { local, whole } in cut.runs(elements) {
+            let part = self.assemble(name, state, whole..whole + local.len())?;
+            values[local.start - start..local.end - start].copy_from_slice(&part);
+        }
+        Ok(values)
+    }
+
     /// Reads one range of a state of a replicate, or of the outer momentum.
     fn assemble_local(
         &mut self,
@@ -315,9 +340,36 @@ impl<'a> Source<'a> {
         mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let entry = &self.manifest.parameters[name];
+        let damaged = |reason| CheckpointError::damaged(&self.folder.join(MANIFEST), reason);
+        let slices = 0..entry.cut.as_ref().map_or(1, |cut| cut.ranks);
+        let cuts = slices.map(|slice| entry.slice(slice)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
+        for (slice, cut) in cuts.into_iter().enumerate() {
+            let Some(cut) = cut else {
+                self.overlaps_of_slice(name, (state, slice), elements.clone(), &mut read)?;
+                continue;
+            };
+            for Run { local, whole } in cut.runs_of_whole(elements.clone()) {
+                let at = whole - elements.start;
+                self.overlaps_of_slice(name, (state, slice), local, |file, tensor, start, to| {
+                    read(file, tensor, start, (to.0.start + at..to.0.end + at, to.1))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Source::overlaps`] of a range of a slice.
+    fn overlaps_of_slice(
+        &mut self,
+        name: &str,
+        (state, slice): (Option<&str>, usize),
+        elements: Range<usize>,
+        mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let entry = &self.manifest.parameters[name];
         let states = entry.own_states(&self.manifest.states);
         let index = state.and_then(|state| states.iter().position(|name| name == state));
-        for piece in &entry.pieces {
+        for piece in entry.pieces.iter().filter(|piece| piece.slice == slice) {
             let stored = entry.stored(index, piece.start..piece.end);
             let start = stored.start.max(elements.start);
             let end = stored.end.min(elements.end);

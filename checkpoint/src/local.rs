@@ -67,7 +67,7 @@ pub(crate) fn of(zero: &ShardedState, comm: &dyn Communicator) -> Result<Option<
     let own = Buffer::I64(vec![zero.updates() as i64]);
     let all = comm.all_gather(own, Buffer::I64(vec![0; comm.size()]), &vec![1; comm.size()]);
     let all = all.wait()?.output.into_i64()?;
-    let first = |replicate| zero.groups().rank_of(Coordinates::first(0), replicate);
+    let first = |replicate| zero.groups().rank_of(Coordinates::first(0), replicate, 0);
     let updates = (0..outer.share.replicates).map(|replicate| all[first(replicate)] as u64).collect();
     Ok(Some(LocalSteps { updates, momentum: outer.momentum > 0.0 }))
 }
@@ -82,7 +82,7 @@ pub(crate) fn add(zero: &ShardedState, entries: &mut BTreeMap<String, ParameterE
         let first = Coordinates::first(zero.stages().owner(id));
         let mut push = |state: &str, of: (usize, Coordinates, usize), range: Elements| {
             let (replicate, at, shard_of) = of;
-            let shard = groups.rank_of(at, shard_of);
+            let shard = groups.rank_of(at, shard_of, 0);
             let name = model.parameters()[range.parameter].name();
             let piece =
                 |Range { start, end }| LocalPiece { state: state.into(), replicate, shard, start, end, crc32: 0 };

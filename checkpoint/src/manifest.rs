@@ -9,7 +9,7 @@ use std::path::Path;
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use zero_model::Parameter;
-use zero_model::ops::Quantization;
+use zero_model::ops::{Cut, Quantization};
 use zero_optim::{Average, AverageSums, ScheduleFree};
 use zero_partition::part_of_state;
 
@@ -134,7 +134,11 @@ pub struct ParameterEntry {
     /// How the parameter was stored if it was quantized. The key is left out if not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedEntry>,
-    /// Consecutive ranges that cover the row-major elements, or the bytes of a quantized parameter, without gaps. The tensors of a piece are named `name@start`
+    /// How the ranks of a tensor group cut the parameter. The key is left out if they did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut: Option<CutEntry>,
+    /// Consecutive ranges that cover the row-major elements, or the bytes of a quantized parameter, without gaps; of a parameter that
+    /// was cut, those of the slice of each rank, one slice after the other. The tensors of a piece are named `name@start`
     /// for the parameter and `name@start/state` for an optimizer state; all are F32, and the bytes of a quantized parameter U8.
     pub pieces: Vec<PieceEntry>,
     /// What replicates that train alone save besides these. The key is left out without local steps.
@@ -165,6 +169,20 @@ impl ParameterEntry {
         &names[..names.len().min(self.tensors_per_piece(all.len()) - 1)]
     }
 
+    /// Returns the number of slices, and the number of elements of each.
+    fn slices(&self) -> Result<Vec<usize>, String> {
+        match &self.cut {
+            None => Ok(vec![self.shape.iter().product()]),
+            Some(cut) => (0..cut.ranks).map(|slice| Ok(self.slice(slice)?.map_or(0, |cut| cut.elements()))).collect(),
+        }
+    }
+
+    /// Returns how a slice was cut from the parameter; `None` if it is the whole parameter.
+    pub(crate) fn slice(&self, slice: usize) -> Result<Option<Cut>, String> {
+        let of = |cut: &CutEntry| Cut::new(&self.shape, cut.dimension, &cut.parts, (slice, cut.ranks));
+        self.cut.as_ref().map(of).transpose().map_err(|error| error.to_string())
+    }
+
     /// Returns the number of values of the parameter and of its optimizer states, of which the run has `states`.
     #[must_use]
     pub fn stored_values(&self, states: usize) -> usize {
@@ -181,6 +199,26 @@ impl ParameterEntry {
             Some(&values) => part_of_state(range, self.shape.iter().product(), values),
             None => range,
         }
+    }
+}
+
+/// How the ranks of a tensor group cut a parameter: each had one slice. A dimension of the parameter is the concatenation of parts,
+/// and a slice has of each part the same share of ⌈length / ranks⌉ indices, where the last ones may lack some.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CutEntry {
+    /// The dimension, counted from 0.
+    pub dimension: usize,
+    /// Lengths of the parts.
+    pub parts: Vec<usize>,
+    /// Number of slices.
+    pub ranks: usize,
+}
+
+impl CutEntry {
+    pub(crate) fn of(parameter: &Parameter) -> Option<Self> {
+        let entry = |cut: &Cut| Self { dimension: cut.dimension(), parts: cut.parts().to_vec(), ranks: cut.ranks() };
+        parameter.cut().map(entry)
     }
 }
 
@@ -208,6 +246,9 @@ impl QuantizedEntry {
 pub struct PieceEntry {
     /// Index into `shards`.
     pub shard: usize,
+    /// The slice of a parameter that was cut. The key is left out for the first one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub slice: usize,
     /// First element.
     pub start: usize,
     /// One past the last element.
@@ -215,6 +256,11 @@ pub struct PieceEntry {
     /// CRC-32 (IEEE) of the bytes of each tensor of the piece: first the parameter, then each state in the order of
     /// `states`.
     pub crc32: Vec<u32>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(slice: &usize) -> bool {
+    *slice == 0
 }
 
 /// Returns the name of a piece's tensor in its shard.
@@ -340,9 +386,18 @@ impl Manifest {
                 return Err(format!("`{name}` is quantized and not frozen"));
             }
             let elements = parameter.quantized.as_ref().map_or(elements, |quantized| quantized.bytes);
-            let mut next = 0;
+            let is_quantized = parameter.quantized.is_some();
+            if parameter.cut.as_ref().is_some_and(|cut| is_quantized || cut.ranks > self.shards.len()) {
+                return Err(format!("`{name}` cannot be cut in this way"));
+            }
+            let slices = if is_quantized { vec![elements] } else { parameter.slices()? };
+            let (mut slice, mut next) = (0, 0);
             for piece in &parameter.pieces {
-                if piece.start != next || piece.end <= piece.start || piece.shard >= self.shards.len() {
+                while next == *slices.get(slice).unwrap_or(&usize::MAX) {
+                    (slice, next) = (slice + 1, 0);
+                }
+                let is_next = (piece.slice, piece.start) == (slice, next) && piece.end > piece.start;
+                if !is_next || slice >= slices.len() || piece.end > slices[slice] || piece.shard >= self.shards.len() {
                     return Err(format!("the pieces of `{name}` have a gap or an overlap at element {next}"));
                 }
                 let needed = parameter.tensors_per_piece(self.states.len());
@@ -352,8 +407,9 @@ impl Manifest {
                 }
                 next = piece.end;
             }
-            if next != elements {
-                return Err(format!("the pieces of `{name}` cover {next} of {elements} elements"));
+            let covered = parameter.pieces.iter().map(|piece| piece.end - piece.start).sum::<usize>();
+            if covered != elements {
+                return Err(format!("the pieces of `{name}` cover {covered} of {elements} elements"));
             }
             let of_run = (self.states.as_slice(), elements, self.shards.len());
             local::check((name, parameter), self.local_steps.as_ref(), of_run)?;

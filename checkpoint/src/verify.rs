@@ -142,13 +142,14 @@ mod tests {
 
     /// Writes a checkpoint of two parameters with one state over two shards, with one parameter split.
     fn written(folder: &Path) -> Manifest {
-        let piece = |shard, start, end| PieceEntry { shard, start, end, crc32: vec![] };
+        let piece = |shard, start, end| PieceEntry { shard, slice: 0, start, end, crc32: vec![] };
         let entry = |shape: &[usize], pieces| ParameterEntry {
             shape: shape.to_vec(),
             frozen: false,
             state_values: None,
             states: None,
             quantized: None,
+            cut: None,
             pieces,
             local: vec![],
         };

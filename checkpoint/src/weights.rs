@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
+use zero_model::ops::Run;
 use zero_model::{Model, ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
@@ -159,7 +160,7 @@ impl Weights {
         let mut problems = vec![];
         let mut tensors = vec![];
         for parameter in parameters {
-            let (name, shape) = (parameter.name(), parameter.shape().dims());
+            let (name, shape) = (parameter.name(), parameter.whole_shape());
             let Some((file, tensor)) = found.remove(name) else {
                 if is_needed(parameter) {
                     problems.push(format!("`{name}` is missing"));
@@ -209,6 +210,20 @@ impl Weights {
         Ok(values)
     }
 
+    /// Reads a range of what a rank has of a parameter. Padding is zero.
+    fn read_own(&self, parameter: &Parameter, range: &Range) -> Result<Vec<f32>, CheckpointError> {
+        let Range { parameter: index, elements } = range;
+        if parameter.cut().is_none() {
+            return self.read(range);
+        }
+        let mut values = vec![0.0; elements.len()];
+        for Run { local, whole } in parameter.runs(elements.clone()) {
+            let part = self.read(&Range { parameter: *index, elements: whole..whole + local.len() })?;
+            values[local.start - elements.start..local.end - elements.start].copy_from_slice(&part);
+        }
+        Ok(values)
+    }
+
     /// Returns the values of all buffers, each whole.
     fn buffers(&self, of: &Path, buffers: &[ModuleBuffer]) -> Result<Vec<Vec<f32>>, CheckpointError> {
         let values = |buffer: &ModuleBuffer| {
@@ -240,7 +255,7 @@ impl Weights {
                 continue;
             }
             for range in range.portions() {
-                let values = self.read(&range)?;
+                let values = self.read_own(&zero.model().parameters()[parameter], &range)?;
                 zero.write(Kind::Parameter, &range, &values)?;
             }
         }

@@ -31,6 +31,7 @@ mod rope;
 mod scheduler;
 pub(crate) mod sequence_parallel;
 mod split;
+mod tensor_parallel;
 mod training;
 mod transformers_schedules;
 mod zero;
@@ -81,6 +82,7 @@ pub use rope::RopeScaling;
 pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
 pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use split::SplitPart;
+pub use tensor_parallel::TensorParallel;
 pub use training::{
     Compute, EarlyStopping, Ema, GradientNoiseScale, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training,
     WeightDecayOn,
@@ -140,6 +142,8 @@ section! {
         pub pipeline: Pipeline = section(&Pipeline::SECTION, "Pipeline parallelism: layers in stages on different ranks");
         /// Hybrid sharding: groups of ranks that hold the same shards.
         pub mesh: Mesh = section(&Mesh::SECTION, "Hybrid sharding (HSDP): groups of ranks that hold the same ZeRO shards");
+        /// Tensor parallelism: ranks that cut layers among them.
+        pub tensor_parallel: TensorParallel = section(&TensorParallel::SECTION, "Tensor parallelism: ranks that cut layers among them");
         /// Which activations are recomputed in the backward; `None` keeps all of them.
         pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep the inputs of some layers only, and compute the rest again in the backward: less memory, more time");
         /// How offload to NVMe reads and writes files.
@@ -182,7 +186,6 @@ section! {
         pub autotuning: Autotuning = section(&Autotuning::SECTION, "What `zero-train autotune` searches. The section may be left out; training ignores it");
         = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
         = section("timers", &TIMERS, "Timers");
-        = section("tensor_parallel", &TENSOR_PARALLEL, "Tensor parallelism");
         = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
         = ignored("prescale_gradients", Kind::Bool, "false", PRESCALED);
         = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
@@ -234,7 +237,7 @@ section! {
 
 impl Config {
     /// Data-parallel degree: the number of ranks of a pipeline stage that train on different samples, where ranks that share
-    /// sequences count as one.
+    /// sequences, or cut layers among them, count as one.
     pub fn data_parallel_size(&self) -> usize {
         self.ranks_of_stage() / self.context_size()
     }
@@ -249,10 +252,15 @@ impl Config {
         if self.mesh.context_parallel_degree > 1 { Mesh::context_parallel_degree } else { Self::sequence_parallel_size }
     }
 
-    /// Number of ranks of a pipeline stage, over which gradients are summed.
+    /// Number of ranks that cut layers among them.
+    pub fn tensor_size(&self) -> usize {
+        self.tensor_parallel.autotp_size.max(1)
+    }
+
+    /// Number of ranks of a pipeline stage over which gradients are summed, where ranks that cut layers among them count as one.
     pub fn ranks_of_stage(&self) -> usize {
         // The field is public, so a program may have set it to 0.
-        self.world_size / self.pipeline.stages.max(1)
+        self.world_size / self.pipeline.stages.max(1) / self.tensor_size()
     }
 
     /// Number of ranks over which ZeRO shards: those of a pipeline stage divided by the number of their shard groups.
@@ -288,7 +296,7 @@ impl Config {
     /// `zero_quantized_gradients` those of a shard group that share a host. `None` if that is one rank or the whole shard group.
     pub fn near_group_size(&self) -> Option<usize> {
         let of_host = || match self.zero.zero_quantized_gradients {
-            true => common_divisor(self.shard_group_size(), self.ranks_per_host()),
+            true => common_divisor(self.shard_group_size(), (self.ranks_per_host() / self.tensor_size()).max(1)),
             false => 1,
         };
         self.secondary_group_size()

@@ -1,6 +1,7 @@
-//! The ranks of a run: pipeline stages × data-parallel ranks, which are shard groups × their ranks, × ranks that share sequences.
+//! The ranks of a run: pipeline stages × data-parallel ranks, which are shard groups × their ranks, × ranks that share sequences,
+//! × ranks that cut layers among them.
 
-use crate::config::{Config, Launcher, Mesh, Pipeline};
+use crate::config::{Config, Launcher, Mesh, Pipeline, TensorParallel};
 use crate::errors::ErrorKind;
 use crate::node::At;
 use crate::origin::Origin;
@@ -14,6 +15,7 @@ const RANKS: &str = Launcher::num_processes;
 const STAGES: &str = Pipeline::stages;
 const SLICES: &str = Config::sequence_parallel_size;
 const CONTEXT: &str = Mesh::context_parallel_degree;
+const TENSOR: &str = TensorParallel::autotp_size;
 const REPLICATES: &str = Mesh::data_parallel_replicate_degree;
 const SHARDS: &str = Mesh::data_parallel_shard_degree;
 
@@ -25,6 +27,8 @@ pub(crate) struct World {
     /// Ranks that share sequences, and the key that says so.
     pub(crate) context: usize,
     context_key: &'static str,
+    /// Ranks that cut layers among them.
+    tensor: usize,
     /// Shard groups of each stage; divides its ranks unless an error has been reported.
     pub(crate) replicates: usize,
     /// Ranks of a shard group, if `auto` is written for them.
@@ -39,6 +43,7 @@ impl World {
         let mut keys = resolver.top();
         let stages = Pipeline::read(&mut keys, Config::pipeline).stages;
         let slices = usize::find(&mut keys, SLICES).unwrap_or(1);
+        let tensor = usize::find(&mut keys.section(Config::tensor_parallel), last(TENSOR)).unwrap_or(1).max(1);
         let written = usize::find(&mut keys.section(Config::launcher), last(RANKS));
         let mut mesh = keys.section(Config::mesh);
         let degree = usize::find(&mut mesh, last(CONTEXT)).unwrap_or(1);
@@ -46,7 +51,7 @@ impl World {
         let mut degrees = [REPLICATES, SHARDS].map(|path| usize::find(&mut mesh, last(path)));
         let is_auto = [REPLICATES, SHARDS].map(|path| resolver.fields.is_auto(path));
         let at = started.map_or(resolver.at(RANKS), At::Launch);
-        let ranks = started.or(written).unwrap_or(stages.saturating_mul(context));
+        let ranks = started.or(written).unwrap_or(stages.saturating_mul(context).saturating_mul(tensor));
         if ranks == 0 || ranks > MAX_RANKS {
             let message = format!("{ranks} ranks: there are at least 1 and at most {MAX_RANKS}");
             resolver.report.error(ErrorKind::Value, RANKS, at, message, None);
@@ -55,7 +60,7 @@ impl World {
             resolver.origins.record(RANKS.to_string(), Origin::Launch);
         }
         let ranks = ranks.clamp(1, MAX_RANKS);
-        let world = Self { ranks, stages, context, context_key, replicates: 1, shards: None, at };
+        let world = Self { ranks, stages, context, context_key, tensor, replicates: 1, shards: None, at };
         world.divide(resolver);
         if is_auto.contains(&true) && degrees == [None, None] {
             degrees[1] = Some(world.in_a_host(resolver.typed.ranks_per_host));
@@ -66,32 +71,49 @@ impl World {
     }
 
     fn divide(self, resolver: &mut Resolver<'_>) {
-        let Self { ranks, stages, context, context_key: key, at, .. } = self;
-        let each = stages.saturating_mul(context);
+        let Self { ranks, stages, at, .. } = self;
+        let each = self.each();
         let next = ranks.checked_next_multiple_of(each).unwrap_or(each);
         if !ranks.is_multiple_of(stages) {
             let message = format!("{ranks} ranks are not a multiple of {STAGES} {stages}");
             let help = format!("each pipeline takes {stages} ranks; the next multiple is {next}");
             resolver.report.contradiction(&[(STAGES, resolver.at(STAGES)), (RANKS, at)], message, Some(help));
         } else if !ranks.is_multiple_of(each) {
-            let (of, also) = match stages {
-                1 => (format!("{key} {context}"), None),
-                _ => (format!("{STAGES} × {key} = {stages} × {context} = {each}"), Some((STAGES, resolver.at(STAGES)))),
+            let degrees = [(STAGES, stages), (self.context_key, self.context), (TENSOR, self.tensor)];
+            let degrees: Vec<_> = degrees.into_iter().filter(|(_, degree)| *degree > 1).collect();
+            let joined = |texts: Vec<String>| texts.join(" × ");
+            let keys = joined(degrees.iter().map(|(key, _)| (*key).to_string()).collect());
+            let of = match &*degrees {
+                [_] => format!("{keys} {each}"),
+                _ => {
+                    let numbers = joined(degrees.iter().map(|(_, degree)| degree.to_string()).collect());
+                    format!("{keys} = {numbers} = {each}")
+                }
             };
-            let places: Vec<_> = [(key, resolver.at(key)), (RANKS, at)].into_iter().chain(also).collect();
-            let help = format!("{context} ranks share each sequence; the next multiple is {next}");
+            let own: Vec<_> = degrees.iter().rev().map(|(key, _)| (*key, resolver.at(key))).collect();
+            let places: Vec<_> = own.into_iter().chain([(RANKS, at)]).collect();
+            let help = match (self.context, self.tensor) {
+                (context, 1) => format!("{context} ranks share each sequence; the next multiple is {next}"),
+                (1, tensor) => format!("{tensor} ranks cut each layer among them; the next multiple is {next}"),
+                _ => format!("the next multiple is {next}"),
+            };
             resolver.report.contradiction(&places, format!("{ranks} ranks are not a multiple of {of}"), Some(help));
-        } else if ![STAGES, SLICES, CONTEXT].iter().any(|path| resolver.report.is_poisoned(path)) {
+        } else if ![STAGES, SLICES, CONTEXT, TENSOR].iter().any(|path| resolver.report.is_poisoned(path)) {
             return;
         }
         // Suppress errors that would only follow from this one, such as batch sizes that are not divisible.
         resolver.report.poison(RANKS.to_string());
     }
 
+    /// Returns the product of the axes other than the data-parallel one.
+    fn each(self) -> usize {
+        self.stages.saturating_mul(self.context).saturating_mul(self.tensor)
+    }
+
     /// Returns the largest number of consecutive ranks of a stage that divides its ranks into groups that each are on one host.
     fn in_a_host(self, ranks_per_host: Option<usize>) -> usize {
         let data = self.data_parallel();
-        common_divisor(data, ranks_per_host.map_or(data, |ranks| (ranks / self.context).max(1)))
+        common_divisor(data, ranks_per_host.map_or(data, |ranks| (ranks / self.context / self.tensor).max(1)))
     }
 
     /// Returns the number of shard groups of a stage, from the degrees that are written.
@@ -111,7 +133,7 @@ impl World {
         }
         let (relation, help) = match written {
             [_] => {
-                let next = data.next_multiple_of(product).saturating_mul(self.stages).saturating_mul(self.context);
+                let next = data.next_multiple_of(product).saturating_mul(self.each());
                 let help = format!("the next number of ranks that can be divided in this way is {next}");
                 (format!("a multiple of {} {product}", written[0]), help)
             }
@@ -129,20 +151,21 @@ impl World {
     /// Returns the data-parallel degree: the number of ranks of a stage, or of groups that share sequences, that train on
     /// different samples.
     pub(crate) fn data_parallel(self) -> usize {
-        (self.ranks / self.stages.saturating_mul(self.context)).max(1)
+        (self.ranks / self.each()).max(1)
     }
 
     /// Returns how messages call the ranks counted by [`data_parallel`](Self::data_parallel): without a pipeline and without
     /// ranks that share sequences, all ranks.
     pub(crate) fn data_parallel_name(self) -> &'static str {
-        if self.stages.saturating_mul(self.context) == 1 { "ranks" } else { "data-parallel ranks" }
+        if self.each() == 1 { "ranks" } else { "data-parallel ranks" }
     }
 
     /// Returns the keys that determine [`data_parallel`](Self::data_parallel), with their locations.
     pub(crate) fn places(self, resolver: &Resolver<'_>) -> Vec<(&'static str, At)> {
         let stages = (self.stages > 1).then(|| (STAGES, resolver.at(STAGES)));
         let context = (self.context > 1).then(|| (self.context_key, resolver.at(self.context_key)));
-        std::iter::once((RANKS, self.at)).chain(stages).chain(context).collect()
+        let tensor = (self.tensor > 1).then(|| (TENSOR, resolver.at(TENSOR)));
+        std::iter::once((RANKS, self.at)).chain(stages).chain(context).chain(tensor).collect()
     }
 }
 

@@ -110,9 +110,9 @@ impl Batch {
     }
 
     /// Returns this rank's slice of the sequences, `[batch, time, …]`, if ranks share them. The inputs named in `whole` are not
-    /// cut.
+    /// cut, and neither are batches for tensor groups.
     pub(crate) fn own_slice(&self, group: Option<&SequenceGroup>, whole: &[String]) -> Result<Self, Error> {
-        let Some(group) = group else { return Ok(self.clone()) };
+        let Some(group) = group.and_then(SequenceGroup::of_batch) else { return Ok(self.clone()) };
         let mut names = self.names();
         self.map(|tensor| match names.next() {
             Some(name) if whole.iter().any(|whole| whole == name) => Ok(tensor.clone()),

@@ -214,6 +214,20 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
     build_on(config, layers, dtype, &Device::Cpu)
 }
 
+/// Cuts layers for a rank, if ranks cut them among them.
+///
+/// # Errors
+/// Fails if they cannot be cut.
+pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error> {
+    let ranks = config.tensor_size();
+    if ranks > 1 && !layers.is_tensor_parallel() {
+        let message = "the layers of this model cannot be cut among ranks";
+        let help = "leave the key out; in a program of your own, call `Layers::tensor_parallel` if its layers cut their parameters";
+        return Err(Error::setting("tensor_parallel.autotp_size", message, help));
+    }
+    Ok(layers.cut_among((rank % ranks, ranks)))
+}
+
 /// Builds the model like [`build`], with parameters on `device`.
 ///
 /// # Errors

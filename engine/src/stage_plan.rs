@@ -18,8 +18,8 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicates × shards, which are divided into ranks that share sequences. If replicates train
-    /// alone, that of one of them.
+    /// The mesh: pipeline stages × replicates × shards, which are divided into ranks that share sequences. If ranks cut layers
+    /// among them, that of a plane, which all run the same programs; if replicates train alone, that of one of them.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,
@@ -50,6 +50,10 @@ impl StagePlan {
         let mesh = Mesh::new(config.world_size, options.stages).map_err(|e| {
             Error::setting("pipeline.stages", e.to_string(), "start a multiple of `pipeline.stages` ranks")
         })?;
+        let mesh = mesh.with_tensor(config.tensor_size()).map_err(|e| {
+            let help = "write a divisor of the number of ranks of a pipeline stage";
+            Error::setting("tensor_parallel.autotp_size", e.to_string(), help)
+        })?;
         let mesh = mesh.replicated(config.mesh.data_parallel_replicate_degree).map_err(|e| {
             let key = "mesh.data_parallel_replicate_degree";
             Error::setting(key, e.to_string(), "write a divisor of the number of data-parallel ranks")
@@ -65,8 +69,8 @@ impl StagePlan {
             })?,
             None => mesh,
         };
-        let whole = mesh;
-        let mesh = if config.training.local_steps.is_some() { whole.of_one_replicate() } else { whole };
+        let (whole, plane) = (mesh, mesh.plane());
+        let mesh = if config.training.local_steps.is_some() { plane.of_one_replicate() } else { plane };
         let schedule = options.schedule;
         let size = Size { stages: options.stages, chunks: options.virtual_stages, micro_batches };
         let cut = cut(options, size, schedule, model, shape, costs)?;
@@ -149,7 +153,7 @@ impl StagePlan {
     /// Returns this plan for the ranks of all replicates together, if they train alone.
     #[must_use]
     pub fn of_all_replicates(&self) -> Self {
-        Self { mesh: self.whole, ..self.clone() }
+        Self { mesh: self.whole.plane(), ..self.clone() }
     }
 
     /// Simulates the programs of all ranks with a table of costs.

@@ -84,6 +84,10 @@ pub struct Layers {
     pub(crate) base_shapes: Option<std::result::Result<BaseShapes, BuildError>>,
     /// If ranks can share sequences, the inputs that each of them takes whole.
     pub(crate) whole_inputs: Option<Vec<String>>,
+    /// Whether the layers cut their parameters among the ranks of a tensor group.
+    is_tensor_parallel: bool,
+    /// The index of this rank in its tensor group, and the number of ranks.
+    pub(crate) tensor_group: Option<(usize, usize)>,
     /// Number of layers before those of the last call.
     before_last_call: usize,
     /// The first method that was called before there was a layer.
@@ -231,6 +235,31 @@ impl Layers {
     pub fn shares_sequences<S: Into<String>>(mut self, whole: impl IntoIterator<Item = S>) -> Self {
         self.whole_inputs = Some(whole.into_iter().map(Into::into).collect());
         self
+    }
+
+    /// Declares that the layers can be cut among the ranks of a tensor group (`tensor_parallel.autotp_size`). They cut parameters by
+    /// [`Linear::column_parallel`](zero_ops::Linear), [`RowParallel`](zero_ops::RowParallel),
+    /// [`Embedding::vocab_parallel`](zero_ops::Embedding) and [`LanguageHead`](crate::zoo::LanguageHead), and run attentions and
+    /// feed-forward networks in [`whole_sequences`](zero_ops::whole_sequences).
+    ///
+    /// Every rank of a group gets whole inputs and targets. Between layers, activations `[batch, slice, …]` are this rank's slice of
+    /// the positions. The last layer is a head whose loss is that of whole sequences. The gradients of parameters that are not cut
+    /// are summed over the group.
+    #[must_use]
+    pub fn tensor_parallel(self) -> Self {
+        Self { is_tensor_parallel: true, ..self }
+    }
+
+    /// Returns whether the layers can be cut among ranks.
+    #[must_use]
+    pub fn is_tensor_parallel(&self) -> bool {
+        self.is_tensor_parallel
+    }
+
+    /// Builds the layers for rank `index` of a tensor group of `ranks`.
+    #[must_use]
+    pub fn cut_among(self, (index, ranks): (usize, usize)) -> Self {
+        Self { tensor_group: (ranks > 1).then_some((index, ranks)), ..self }
     }
 
     /// Selects the parameters that training changes. The others are frozen. An [`Layers::adapter`] takes precedence.

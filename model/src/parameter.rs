@@ -13,7 +13,7 @@ use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, op:
 use candle_nn::Init;
 use half::{bf16, f16};
 use zero_ops::graph::storage::{nothing, swap, take};
-use zero_ops::{Quantization, asks_inputs_first, quantized_bytes, quantized_storage};
+use zero_ops::{Cut, Quantization, Run, asks_cut, asks_inputs_first, quantized_bytes, quantized_storage};
 use zero_optim::MatrixStates;
 
 use crate::tuning::Tuning;
@@ -34,6 +34,8 @@ pub struct Parameter {
     tuning: Tuning,
     matrix: Option<MatrixStates>,
     quantization: Option<Quantization>,
+    /// Which part of the whole parameter it is, if it is cut among the ranks of a tensor group.
+    cut: Option<Cut>,
     /// Whether it is a weight of `[inputs, outputs]`.
     inputs_first: bool,
     widths: Option<Widths>,
@@ -67,9 +69,22 @@ impl Parameter {
         let leaf =
             Tensor::from_storage(nothing(dtype, device)?, shape.clone(), BackpropOp::none(), role != Role::Frozen);
         let (tuning, inputs_first) = (Tuning::default(), asks_inputs_first());
-        let (matrix, quantization, widths) = (None, None, None);
-        let parameter =
-            Self { name, shape, dtype, init, layer, role, tuning, matrix, quantization, inputs_first, widths, leaf };
+        let (matrix, quantization, cut, widths) = (None, None, asks_cut(), None);
+        let parameter = Self {
+            name,
+            shape,
+            dtype,
+            init,
+            layer,
+            role,
+            tuning,
+            matrix,
+            quantization,
+            cut,
+            inputs_first,
+            widths,
+            leaf,
+        };
         parameter.release()?;
         Ok(parameter)
     }
@@ -80,10 +95,46 @@ impl Parameter {
         &self.name
     }
 
-    /// Returns the shape, which stays the same when the parameter is released.
+    /// Returns the shape, which stays the same when the parameter is released. If the parameter is cut, it is that of this rank's
+    /// part.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Returns which part of the whole parameter this rank has; `None` if it has all of it.
+    #[must_use]
+    pub fn cut(&self) -> Option<&Cut> {
+        self.cut.as_ref()
+    }
+
+    /// Returns the shape of the whole parameter.
+    #[must_use]
+    pub fn whole_shape(&self) -> &[usize] {
+        self.cut.as_ref().map_or(self.shape.dims(), Cut::whole)
+    }
+
+    /// Returns where a range of its elements is in the whole parameter, without the padding of an uneven cut.
+    #[must_use]
+    pub fn runs(&self, elements: Range<usize>) -> Vec<Run> {
+        match &self.cut {
+            None => vec![Run { whole: elements.start, local: elements }],
+            Some(cut) => cut.runs(elements),
+        }
+    }
+
+    /// Writes the initial values of the elements from `start` on. Those of a part are the ones of the whole parameter; padding is
+    /// zero.
+    pub fn initialise(&self, seed: u64, start: usize, out: &mut [f32]) {
+        if self.cut.is_none() {
+            return crate::init::fill(&self.init, &self.shape, &self.name, seed, start, out);
+        }
+        out.fill(0.0);
+        let shape = Shape::from(self.whole_shape());
+        for Run { local, whole } in self.runs(start..start + out.len()) {
+            let out = &mut out[local.start - start..local.end - start];
+            crate::init::fill(&self.init, &shape, &self.name, seed, whole, out);
+        }
     }
 
     /// Returns the number of elements.
@@ -111,7 +162,7 @@ impl Parameter {
     /// Fails if an initial value is not finite.
     pub fn initial_bytes(&self, seed: u64, bytes: Range<usize>) -> Result<Option<Vec<u8>>> {
         let read = |start: usize, out: &mut [f32]| -> Result<()> {
-            crate::init::fill(&self.init, &self.shape, &self.name, seed, start, out);
+            self.initialise(seed, start, out);
             Ok(())
         };
         self.quantization.map(|quantization| quantization.quantize(bytes, read)).transpose()

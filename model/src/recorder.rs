@@ -68,7 +68,7 @@ impl Record {
                 if known.quantization() != zero_ops::asks_quantized() {
                     candle_core::bail!("`{name}` shares `{}`, and only one of them is to be quantized", known.name());
                 }
-                if *known.shape() != shape || known.dtype() != dtype {
+                if *known.shape() != shape || known.cut() != zero_ops::asks_cut().as_ref() || known.dtype() != dtype {
                     candle_core::bail!(
                         "`{name}` is requested as {shape:?} {dtype:?}, but `{}` is {:?} {:?}",
                         known.name(),

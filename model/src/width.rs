@@ -86,7 +86,7 @@ impl BaseShapes {
     pub(crate) fn set(&self, parameters: &mut [Parameter]) -> Result<(), BuildError> {
         self.check(parameters)?;
         for parameter in parameters {
-            let base = self.0[parameter.name()].iter().zip(parameter.shape().dims());
+            let base = self.0[parameter.name()].iter().zip(parameter.whole_shape());
             let multipliers = base.map(|(base, &size)| base.map(|base| size as f64 / base as f64)).collect();
             parameter.set_widths(multipliers);
         }

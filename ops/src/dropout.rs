@@ -84,7 +84,7 @@ impl Place {
     /// Returns the place of `[batch, time, …]`.
     fn of(x: &Tensor) -> Result<Option<Self>> {
         let Some(group) = SequenceGroup::current() else { return Ok(None) };
-        let parts = group.positions(x.dim(1)? * group.size())?;
+        let parts = group.positions(x.dim(1)? * group.slices())?;
         let width: usize = x.dims()[2..].iter().product();
         let firsts = parts.iter().map(|part| part.start).collect();
         Ok(Some(Self { firsts, part: parts[0].len() * width, width }))

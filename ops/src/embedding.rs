@@ -15,23 +15,27 @@ use crate::parallel::{Output, parts, split};
 use crate::product::Elements;
 use crate::scaled::scaled;
 use crate::sink::{self, Slot};
+use crate::tensor::{get_cut, own_entries, sum_to_slices};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
+use std::ops::Range;
 
 /// A table of `[entries, size]` whose rows are looked up by index.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Tensor,
     factor: f64,
+    /// The entries of this rank and the number of all, if they are cut among ranks.
+    cut: Option<(Range<usize>, usize)>,
 }
 
 impl Embedding {
     /// Creates the embedding from a tensor of `[entries, size]`.
     pub fn from_tensor(weight: Tensor) -> Self {
-        Self { weight, factor: 1.0 }
+        Self { weight, factor: 1.0, cut: None }
     }
 
     /// Creates a table named `weight`, drawn from a normal distribution with standard deviation `std`.
@@ -39,6 +43,17 @@ impl Embedding {
         let normal = Init::Randn { mean: 0.0, stdev: std };
         let weight = forward_only(|| vb.get_with_hints((entries, size), "weight", normal))?;
         Ok(Self::from_tensor(weight))
+    }
+
+    /// Creates a table as [`Embedding::new`] whose entries are cut among the ranks of a tensor group. Its forward then maps the
+    /// indices of whole sequences, `[batch, time]`, to this rank's slice of their rows, `[batch, slice, size]`.
+    ///
+    /// # Errors
+    /// Returns errors of the builder.
+    pub fn vocab_parallel(entries: usize, size: usize, std: f64, vb: VarBuilder) -> Result<Self> {
+        let normal = Init::Randn { mean: 0.0, stdev: std };
+        let weight = forward_only(|| get_cut(&vb, &[entries, size], (0, &[entries]), "weight", normal))?;
+        Ok(Self { cut: own_entries(entries).map(|own| (own, entries)), ..Self::from_tensor(weight) })
     }
 
     /// Multiplies rows by a factor, as Gemma by the square root of their size. The factor is rounded to the table's dtype.
@@ -62,12 +77,43 @@ impl Module for Embedding {
             DType::F16 => half::f16::from_f64(self.factor).to_f32(),
             _ => self.factor as f32,
         };
-        fused_block(&self.weight, |weight| scaled(&apply2(weight, ids, Gather)?, factor))
+        fused_block(&self.weight, |weight| {
+            let Some((own, entries)) = &self.cut else {
+                return scaled(&apply2(weight, ids, Gather::ALL)?, factor);
+            };
+            let rows = apply2(weight, ids, Gather { own: Some((own.clone(), *entries)) })?;
+            scaled(&sum_to_slices(&rows)?, factor)
+        })
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Gather;
+#[derive(Clone, Debug)]
+struct Gather {
+    /// The entries of this rank and the number of all, if they are cut among ranks. Other rows are zero.
+    own: Option<(Range<usize>, usize)>,
+}
+
+/// The row of an entry of another rank.
+const ELSEWHERE: usize = usize::MAX;
+
+impl Gather {
+    const ALL: Self = Self { own: None };
+
+    /// Returns the number of entries that indices may name, of a table with `entries` rows.
+    fn entries(&self, entries: usize) -> usize {
+        self.own.as_ref().map_or(entries, |(_, entries)| *entries)
+    }
+
+    /// Replaces indices by rows of the table.
+    fn rows(&self, mut ids: Vec<usize>) -> Vec<usize> {
+        if let Some((own, _)) = &self.own {
+            for id in &mut ids {
+                *id = if own.contains(id) { *id - own.start } else { ELSEWHERE };
+            }
+        }
+        ids
+    }
+}
 
 const OP: &str = "embedding";
 
@@ -115,12 +161,15 @@ impl CustomOp2 for Gather {
     fn cpu_fwd(&self, ws: &CpuStorage, wl: &Layout, is: &CpuStorage, il: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let (entries, size) = wl.shape().dims2()?;
-        let ids = indices(OP, is, il, entries)?;
+        let ids = self.rows(indices(OP, is, il, self.entries(entries))?);
         let weight = View::new(OP, ws, wl)?;
         let weight = weight.elements();
         let y = build_as(OP, ws.dtype(), ids.len(), size, [], |range, [], y| {
             for (row, &id) in y.chunks_exact_mut(size.max(1)).zip(&ids[range]) {
-                weight.read(Isa::current(), id * size, row);
+                match id {
+                    ELSEWHERE => row.fill(0.0),
+                    _ => weight.read(Isa::current(), id * size, row),
+                }
             }
         })?;
         let mut dims = il.dims().to_vec();
@@ -131,6 +180,9 @@ impl CustomOp2 for Gather {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, ws: &CudaStorage, wl: &Layout, is: &CudaStorage, il: &Layout) -> Result<(CudaStorage, Shape)> {
         let (entries, size) = wl.shape().dims2()?;
+        if self.own.is_some() {
+            candle_core::bail!("{OP}: tables are cut among ranks on the CPU only");
+        }
         let mut dims = il.dims().to_vec();
         dims.push(size);
         Ok((gpu::embedding::forward(OP, (ws, wl), (is, il), [entries, size])?, Shape::from(dims)))
@@ -143,7 +195,7 @@ impl CustomOp2 for Gather {
         }
         let _timed = measure::backward(OP);
         let (entries, size) = weight.dims2()?;
-        let ids = indices_of(OP, ids, entries)?;
+        let ids = self.rows(indices_of(OP, ids, self.entries(entries))?);
         let held = dy.storage_and_layout();
         let dy = View::of(OP, &held)?;
         if !weight.track_op() {
@@ -162,8 +214,8 @@ impl CustomOp2 for Gather {
     }
 }
 
-/// Adds the sum of the rows of `dy` at the positions of `id` to row `id` of `out`, in the order of the positions. The
-/// result equals adding the complete table of [`scatter`], except for the sign of zeros in rows without a
+/// Adds the sum of the rows of `dy` at the positions of `id` to row `id` of `out`, in the order of the positions, and skips
+/// indices beyond `out`. The result equals adding the complete table of [`scatter`], except for the sign of zeros in rows without a
 /// contribution, but needs no table of mostly zeros.
 fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {

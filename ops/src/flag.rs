@@ -1,6 +1,6 @@
-//! A thread-local flag that is set while a scope runs, and reset when it ends, even by a panic.
+//! Thread-local values that are set while a scope runs, and reset when it ends, even by a panic.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::thread::LocalKey;
 
 pub(crate) struct Flag {
@@ -19,5 +19,24 @@ impl Flag {
 impl Drop for Flag {
     fn drop(&mut self) {
         self.flag.set(self.before);
+    }
+}
+
+/// A value that takes the place of another until this is dropped.
+pub(crate) struct Replaced<T: 'static> {
+    value: &'static LocalKey<RefCell<Option<T>>>,
+    before: Option<T>,
+}
+
+impl<T> Replaced<T> {
+    #[must_use]
+    pub(crate) fn with(value: &'static LocalKey<RefCell<Option<T>>>, by: Option<T>) -> Self {
+        Self { value, before: value.replace(by) }
+    }
+}
+
+impl<T> Drop for Replaced<T> {
+    fn drop(&mut self) {
+        drop(self.value.replace(self.before.take()));
     }
 }

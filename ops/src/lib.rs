@@ -24,7 +24,8 @@
 //! There the last two promises hold in part: elementwise operations are bit-identical to the CPU's, while sums have
 //! an order of their own, which is the same in every run.
 //!
-//! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]).
+//! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]), and cut the parameters of layers
+//! among them ([`whole_sequences`]).
 //!
 //! The crate knows neither layers nor models; `zero-model` builds on it.
 
@@ -62,6 +63,7 @@ mod rotary;
 mod scaled;
 mod sequence;
 pub mod sink;
+mod tensor;
 mod tiled_mlp;
 
 pub use activation::{Activation, UnknownActivation, geglu, gelu, gelu_erf, relu, silu, swiglu};
@@ -95,6 +97,9 @@ pub use quantized::{
 pub use rotary::{RopeScaling, Rotary};
 pub use scaled::scaled;
 pub use sequence::{SequenceGroup, Sharing, own_slice, whole_length};
+pub use tensor::{
+    Cut, RowParallel, Run, VocabParallel, asks_cut, cutting, get_cut, own_heads, whole_sequences, with_cuts,
+};
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 
 /// Returns the size in bytes of the buffers that each multiplying thread keeps from its first product on: the calling

@@ -1,4 +1,4 @@
-//! The communicators of a rank: all ranks, the ranks of its pipeline stage, its shard group, its near group, its context
+//! The communicators of a rank: its tensor group, all ranks of its plane, the ranks of its pipeline stage, its shard group, its near group, its context
 //! group, its replicates, and the ranks of all stages at its position in the data-parallel group.
 
 use std::sync::Arc;
@@ -7,6 +7,8 @@ use zero_comm::{CommError, Communicator, SizeCounter, Stats};
 use zero_pipeline::{Coordinates, Kind, Mesh};
 
 /// The communicators of one rank.
+///
+/// If ranks cut layers among them, the mesh, the world and all groups but [`Groups::tensor`] are those of this rank's plane.
 ///
 /// If replicates train alone, they know each other only in outer steps and evaluations: the mesh, the world and the
 /// data-parallel group are then those of one replicate.
@@ -26,6 +28,8 @@ pub struct Groups {
     near: Option<[Arc<dyn Communicator>; 2]>,
     /// The ranks that share sequences; `None` if each has its own.
     context: Option<Arc<dyn Communicator>>,
+    /// The ranks that cut layers among them; `None` if layers are whole.
+    tensor: Option<Arc<dyn Communicator>>,
     /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
     pipe: Vec<Arc<dyn Communicator>>,
     /// Each communicator of this rank once.
@@ -45,7 +49,7 @@ impl Groups {
     /// Panics if the mesh has another number of ranks than the world.
     pub fn new(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
         assert_eq!(world.size(), mesh.world_size(), "the mesh must have as many ranks as the world");
-        let at = mesh.coordinates(world.rank());
+        let (rank, at) = (world.rank(), mesh.coordinates(world.rank()));
         let replica = mesh.replica(at);
         let mut all = vec![world.clone()];
         let mut split = |of: &Arc<dyn Communicator>, color, key| {
@@ -53,6 +57,11 @@ impl Groups {
             all.push(part.clone());
             Ok::<_, CommError>(part)
         };
+        let (world, tensor) = match mesh.tensor() {
+            1 => (world, None),
+            size => (split(&world, rank % size, rank / size)?, Some(split(&world, rank / size, rank % size)?)),
+        };
+        let mesh = mesh.plane();
         let (data, pipe) = match mesh.pipe() {
             1 => (world.clone(), vec![]),
             _ => {
@@ -77,7 +86,7 @@ impl Groups {
             1 => None,
             size => Some(split(&shard, at.shard / size, at.shard % size)?),
         };
-        Ok(Self { mesh, at, world, data, shard, replicate, apart: None, near, context, pipe, all })
+        Ok(Self { mesh, at, world, data, shard, replicate, apart: None, near, context, tensor, pipe, all })
     }
 
     /// Creates the communicators of a rank in a mesh whose replicates train alone. Collective: every rank must call it.
@@ -88,7 +97,8 @@ impl Groups {
     /// # Panics
     /// Panics if the mesh has another number of ranks than the world.
     pub fn of_replicates_alone(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
-        let Self { at, world, data, shard, replicate, near, context, pipe, mut all, .. } = Self::new(world, mesh)?;
+        let whole = Self::new(world, mesh)?;
+        let Self { mesh, at, world, data, shard, replicate, near, context, tensor, pipe, mut all, .. } = whole;
         let own = match mesh.pipe() {
             1 => shard.clone(),
             _ => {
@@ -99,7 +109,7 @@ impl Groups {
         };
         let (apart, at) = (replicate.map(|replicate| [replicate, data]), Coordinates { replicate: 0, ..at });
         let (mesh, data) = (mesh.of_one_replicate(), shard.clone());
-        Ok(Self { mesh, at, world: own, data, shard, replicate: None, apart, near, context, pipe, all })
+        Ok(Self { mesh, at, world: own, data, shard, replicate: None, apart, near, context, tensor, pipe, all })
     }
 
     /// Creates the communicators for plain data parallelism, with one pipeline stage.
@@ -120,6 +130,7 @@ impl Groups {
             apart: None,
             near: None,
             context: None,
+            tensor: None,
             world,
             pipe: vec![],
             all,
@@ -185,6 +196,19 @@ impl Groups {
         self.context.as_ref()
     }
 
+    /// Returns the communicator of this rank's tensor group: the consecutive ranks that cut layers among them. `None` if layers are
+    /// whole.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&Arc<dyn Communicator>> {
+        self.tensor.as_ref()
+    }
+
+    /// Returns the place of this rank in its tensor group.
+    #[must_use]
+    pub fn tensor_index(&self) -> usize {
+        self.tensor.as_ref().map_or(0, |tensor| tensor.rank())
+    }
+
     /// Returns the place of this rank among the context groups of its stage: which part of the data it trains on.
     #[must_use]
     pub fn data_rank(&self) -> usize {
@@ -218,16 +242,18 @@ impl Groups {
         self.all[0].rank()
     }
 
-    /// Returns the number among all ranks of the rank of a replicate at the stage and the shard of `at`.
+    /// Returns the number among all ranks of the rank of a replicate at the stage and the shard of `at`, and at the place `index` of
+    /// its tensor group.
     #[must_use]
-    pub fn rank_of(&self, at: Coordinates, replicate: usize) -> usize {
-        match &self.apart {
+    pub fn rank_of(&self, at: Coordinates, replicate: usize, index: usize) -> usize {
+        let of_plane = match &self.apart {
             Some([same, _]) => {
                 let Coordinates { stage, shard, .. } = at;
                 (stage * same.size() + replicate) * self.mesh.shards() + shard
             }
             None => self.mesh.rank(Coordinates { replicate, ..at }),
-        }
+        };
+        of_plane * self.tensor.as_ref().map_or(1, |tensor| tensor.size()) + index
     }
 
     /// Returns the statistics summed over all communicators.

@@ -144,15 +144,16 @@ impl OptimizerState {
             self.judged = Some(Judged { verdict: None, scalings: vec![scaling] });
             return Ok(());
         }
+        gradients.sum_over_tensor_group(rank, memory)?;
         let mut sums = no_squares(rank);
         if rank.has_residents() {
             sums[0] = gradients.on_gpu(rank, memory, Gpu::squares)?;
         }
         gradients.add_squares(rank, memory, &mut sums)?;
-        let limbs = Buffer::I64(sums.iter().flat_map(ExactSum::limbs).copied().collect());
-        let Buffer::I64(limbs) = world.all_reduce(limbs, ReduceOp::Sum).wait()? else {
-            return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
-        };
+        let mut limbs = sums.iter().flat_map(ExactSum::limbs).copied().collect();
+        for group in std::iter::once(world).chain(rank.groups.tensor()) {
+            limbs = group.all_reduce(Buffer::I64(limbs), ReduceOp::Sum).wait()?.into_i64()?;
+        }
         let of_clippings = rank.options.clippings.iter().map(|&clipping| limits.of_group(clipping));
         let (mut total, mut scalings) = (ExactSum::new(), vec![]);
         for (limits, limbs) in std::iter::once(*limits).chain(of_clippings).zip(limbs.chunks(LIMBS)) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, TensorId};
 use zero_comm::Communicator;
-use zero_model::{Model, ParameterId, init};
+use zero_model::{Model, ParameterId};
 use zero_optim::{BlockCodes, Optimizer};
 use zero_pipeline::{Placement, Placements, SegmentId, Stages};
 
@@ -194,8 +194,7 @@ impl Rank {
     pub(crate) fn initial_values(&self, id: SegmentId, range: Range<usize>, seed: u64) -> Vec<f32> {
         let mut values = vec![0.0; range.len()];
         for (parameter, inside, at) in self.segment(id).overlaps(range) {
-            let parameter = &self.model.parameters()[parameter];
-            init::fill(&parameter.init(), parameter.shape(), parameter.name(), seed, inside.start, &mut values[at]);
+            self.model.parameters()[parameter].initialise(seed, inside.start, &mut values[at]);
         }
         values
     }

@@ -1,4 +1,4 @@
-//! The arrangement of ranks: a grid of pipeline stages by replicates by shards.
+//! The arrangement of ranks: a grid of pipeline stages by replicates by shards by tensor ranks.
 //!
 //! Ranks of a *shard group* hold different shards of one copy of ZeRO's state. Ranks at the same position of several
 //! shard groups hold the same shard: they are *replicates* of each other. The ranks of a stage, over both axes, are its
@@ -12,8 +12,13 @@
 //! computes a slice of every sequence. ZeRO shards over them as over the others, since they have the same parameters. To
 //! everything but the data and the attention, a slice is what a shorter sample of its own would be.
 //!
-//! Consecutive ranks are neighbours on the shard axis, then on the replicate axis: rank = (stage × replicates +
-//! replicate) × shards + shard. A launcher puts consecutive ranks on one host, and the shard axis has the heaviest
+//! Consecutive ranks of all can form *tensor groups*, which cut the parameters of layers among them. The ranks with the same
+//! place in their tensor groups are a *plane*: a mesh of its own, whose ranks have the same parameters but for ZeRO's shards.
+//! ZeRO, data parallelism and pipelines work within planes, each of which runs the same programs.
+//!
+//! Consecutive ranks are neighbours on the tensor axis, then on the shard axis, then on the replicate axis: rank = ((stage ×
+//! replicates + replicate) × shards + shard) × tensor + index. Inside a layer, all ranks of a tensor group wait for each other
+//! several times. A launcher puts consecutive ranks on one host, and the shard axis has the heaviest
 //! traffic: each step it moves about twice a stage's parameters (three times at ZeRO stage 3, for each micro-batch), and
 //! every rank of the group waits for the slowest link. The replicate axis moves the gradients of one shard. The pipe axis
 //! moves one activation per micro-batch between two stages, usually a few megabytes, and can do so while computing. When a
@@ -23,8 +28,8 @@ use std::ops::Range;
 
 use crate::message::StageId;
 
-/// The degrees of the axes. The world size is the product of the first three; near and context groups are parts of shard
-/// groups.
+/// The degrees of the axes. The world size is the product of the first three and of `tensor`; near and context groups are parts
+/// of shard groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pipe: usize,
@@ -32,6 +37,7 @@ pub struct Mesh {
     shards: usize,
     near: usize,
     context: usize,
+    tensor: usize,
 }
 
 /// Error: the ranks cannot be divided evenly.
@@ -69,9 +75,17 @@ pub enum MeshError {
         /// Number of ranks of a context group.
         context: usize,
     },
+    /// The ranks of a stage do not make tensor groups of that many ranks.
+    #[error("cannot divide {ranks} ranks of a stage evenly into groups of {tensor} that cut layers among them")]
+    Tensor {
+        /// Number of ranks of a stage.
+        ranks: usize,
+        /// Number of ranks of a tensor group.
+        tensor: usize,
+    },
 }
 
-/// Position of a rank in the mesh.
+/// Position of a rank in the mesh, which the ranks of a tensor group share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Coordinates {
     /// Position on the pipe axis.
@@ -100,7 +114,27 @@ impl Mesh {
             return Err(MeshError::Stages { world_size, stages });
         }
         let shards = world_size / stages;
-        Ok(Self { pipe: stages, replicates: 1, shards, near: shards, context: 1 })
+        Ok(Self { pipe: stages, replicates: 1, shards, near: shards, context: 1, tensor: 1 })
+    }
+
+    /// Divides the ranks of each stage into tensor groups of `tensor` consecutive ranks. The axes that are divided afterwards are
+    /// those of a plane.
+    ///
+    /// # Errors
+    /// Fails if the ranks of a stage are not a multiple of `tensor`, or if it is zero.
+    pub fn with_tensor(self, tensor: usize) -> Result<Self, MeshError> {
+        let ranks = self.data();
+        if tensor == 0 || !ranks.is_multiple_of(tensor) {
+            return Err(MeshError::Tensor { ranks, tensor });
+        }
+        let shards = ranks / tensor;
+        Ok(Self { replicates: 1, shards, near: shards, tensor, ..self })
+    }
+
+    /// Returns the mesh of the ranks at one place of all tensor groups.
+    #[must_use]
+    pub fn plane(self) -> Self {
+        Self { tensor: 1, ..self }
     }
 
     /// Divides the ranks of each stage into `replicates` shard groups, each of one near group.
@@ -150,7 +184,14 @@ impl Mesh {
         self.pipe
     }
 
-    /// Returns the number of ranks per stage, which is the data-parallel degree times the number of ranks per context group.
+    /// Returns the number of ranks that cut layers among them.
+    #[must_use]
+    pub fn tensor(&self) -> usize {
+        self.tensor
+    }
+
+    /// Returns the number of ranks per stage and plane, which is the data-parallel degree times the number of ranks per context
+    /// group.
     #[must_use]
     pub fn data(&self) -> usize {
         self.replicates * self.shards
@@ -203,20 +244,28 @@ impl Mesh {
     /// Returns the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> usize {
-        self.pipe * self.data()
+        self.pipe * self.data() * self.tensor
     }
 
     /// Returns the position of a rank.
     #[must_use]
     pub fn coordinates(&self, rank: usize) -> Coordinates {
-        let group = rank / self.shards;
-        Coordinates { stage: group / self.replicates, replicate: group % self.replicates, shard: rank % self.shards }
+        let of_plane = rank / self.tensor;
+        let group = of_plane / self.shards;
+        let (stage, replicate) = (group / self.replicates, group % self.replicates);
+        Coordinates { stage, replicate, shard: of_plane % self.shards }
     }
 
-    /// Returns the rank at a position.
+    /// Returns the place of a rank in its tensor group.
+    #[must_use]
+    pub fn tensor_index(&self, rank: usize) -> usize {
+        rank % self.tensor
+    }
+
+    /// Returns the rank at a position; of a tensor group, the first.
     #[must_use]
     pub fn rank(&self, at: Coordinates) -> usize {
-        at.stage * self.data() + self.replica(at)
+        (at.stage * self.data() + self.replica(at)) * self.tensor
     }
 
     /// Returns the place of a position within its data-parallel group.
@@ -225,10 +274,11 @@ impl Mesh {
         at.replicate * self.shards + at.shard
     }
 
-    /// Returns the ranks of a stage: its data-parallel group.
+    /// Returns the ranks of a stage: without tensor groups, its data-parallel group.
     #[must_use]
     pub fn ranks(&self, stage: StageId) -> Range<usize> {
-        stage * self.data()..(stage + 1) * self.data()
+        let each = self.data() * self.tensor;
+        stage * each..(stage + 1) * each
     }
 }
 
@@ -281,6 +331,21 @@ mod tests {
         }
         for near in [0, 3, 16] {
             assert_eq!(mesh.with_near(near), Err(MeshError::Near { shards: 8, near }));
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_tensor_group_are_neighbours() {
+        let mesh = Mesh::new(24, 2).unwrap().with_tensor(3).unwrap().replicated(2).unwrap();
+        assert_eq!((mesh.world_size(), mesh.tensor(), mesh.data(), mesh.shards()), (24, 3, 4, 2));
+        assert_eq!((mesh.plane().world_size(), mesh.ranks(1)), (8, 12..24));
+        for rank in 0..24 {
+            let (at, index) = (mesh.coordinates(rank), mesh.tensor_index(rank));
+            assert_eq!((mesh.rank(at) + index, mesh.plane().coordinates(rank / 3)), (rank, at));
+        }
+        for tensor in [0, 5, 24] {
+            let error = MeshError::Tensor { ranks: 12, tensor };
+            assert_eq!(Mesh::new(24, 2).unwrap().with_tensor(tensor), Err(error));
         }
     }
 

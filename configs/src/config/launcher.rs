@@ -12,9 +12,9 @@ section! {
     /// `launcher`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Launcher(keys) in Config::launcher {
-        /// Ranks to start on this machine; if not given, the pipeline stages × the ranks that share a sequence. In a
-        /// resolved configuration this is the world size.
-        pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence; with training.device: cuda one for each GPU", "Ranks to start on this machine") [is keys.facts().ranks];
+        /// Ranks to start on this machine; if not given, the pipeline stages × the ranks that share a sequence or cut
+        /// layers among them. In a resolved configuration this is the world size.
+        pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence or cut layers; with training.device: cuda one for each GPU", "Ranks to start on this machine") [is keys.facts().ranks];
         /// Transport for messages between ranks.
         pub transport: Transport = key(Transport::KIND, "auto", "What carries messages between ranks");
         /// Transport for values between GPUs.

@@ -62,26 +62,9 @@ pub(crate) static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
     rejected("random_ltd", "null", "random layer-token drop is not supported"),
 ] };
 
-const SPLIT: &str = "`pipeline.stages` cuts the model, ZeRO stage 3 its layers";
-
 #[rustfmt::skip]
-pub(crate) static TENSOR_PARALLEL: Section = Section { switch: Switch::Keys, keys: &[
-    Key { status: Status::Later { off: &["1"] }, ..later("autotp_size", "0", "Ranks of the tensor axis") }.instead(SPLIT),
-    later("tp_overlap_comm", "false", "Reduce while computing"),
-    later("vocab_parallel_lm_head", "null", "Shard the head"),
-    section("tp", &TP, "Ranks of the tensor axis"),
-    later("partition_config", "null", "Which weights are cut how"),
-    rejected("dtype", "torch.float16", "it is a type of PyTorch's; use `bf16`"),
-    rejected("vocab_parallel_ce_backend", "torch", "it names a Python package"),
-    rejected("injection_policy_tuple", "null", "it names Python classes"),
-    rejected("preset_model", "null", "it names Python classes"),
-    rejected("keep_module_on_host", "false", "it is for inference"),
-    rejected("kernel_inject", "false", "it is for inference"),
-] };
-
-#[rustfmt::skip]
-static TP: Section = Section { switch: Switch::Keys, keys: &[
-    later("tp_size", "1", "Ranks of the tensor axis").instead(SPLIT),
+pub(crate) static TP: Section = Section { switch: Switch::Keys, keys: &[
+    later("tp_size", "1", "Ranks of the tensor axis").instead("write `tensor_parallel.autotp_size`"),
     later("tp_grain_size", "1", "Widths are cut in multiples of this"),
     rejected("mpu", "null", "it is a Python object"),
     rejected("tp_group", "null", "it is a Python object"),

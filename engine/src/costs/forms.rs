@@ -36,10 +36,7 @@ impl Table {
     /// the configured model is built again on the CPU, without allocating parameters. Of the ranks that share sequences, which
     /// may have different numbers of heads, the table is that of one with the largest layers.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
-        let ranks = match sharing(config) {
-            Sharing::Heads => config.context_size(),
-            Sharing::Queries => 1,
-        };
+        let ranks = if sharing(config) == Sharing::Heads { config.context_size() } else { 1 };
         let of_rank = |index| Self::of_slice(config, model, index);
         let size = |table: &Self| table.layers.iter().map(|layer| layer.kept + layer.backward_peak).sum::<u64>();
         (0..ranks).map(of_rank).collect::<Option<Vec<_>>>()?.into_iter().max_by_key(size)
@@ -48,7 +45,12 @@ impl Table {
     /// Returns the table of one of the ranks that share sequences, as [`Table::of`] does.
     pub fn of_slice(config: &Config, model: &Model, index: usize) -> Option<Self> {
         let batch = BatchForms::of(config, model)?;
-        let group = SequenceGroup::traced(index, config.context_size(), sharing(config));
+        let context = SequenceGroup::traced(index, config.context_size(), sharing(config));
+        let group = match config.tensor_size() {
+            1 => context,
+            // All ranks of a tensor group have the same shapes.
+            ranks => SequenceGroup::traced(0, ranks, Sharing::Layers).inside(Some(context)),
+        };
         let of = |model: &Model| match config.training.device {
             Compute::Cpu => group.within(|| Self::new(model, &batch)).ok(),
             Compute::Cuda => memory::on_gpu(|| Self::new(model, &batch)).ok(),

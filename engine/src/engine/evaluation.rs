@@ -2,6 +2,7 @@
 
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::Activations;
+use zero_model::ops::SequenceGroup;
 use zero_optim::norm::Limits;
 use zero_optim::{ExactSum, Rate};
 use zero_pipeline::Program;
@@ -179,6 +180,7 @@ impl Engine {
         observe: Option<&'a mut Observe<'a>>,
     ) -> Result<StepOutput, Error> {
         let even = LossWeights::default();
+        let of_whole = self.sequence.as_ref().and_then(SequenceGroup::of_whole_batch);
         let mut context = Context {
             zero: &mut self.zero,
             timing: &mut self.timing,
@@ -187,7 +189,7 @@ impl Engine {
             kept: None,
             load,
             // Outputs are those of whole sequences.
-            sequence: self.sequence.as_ref().filter(|_| weights.is_some()),
+            sequence: if weights.is_some() { self.sequence.as_ref() } else { of_whole.as_ref() },
             sample: &|_| 0,
             training: false,
             scored: weights.is_some(),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use zero_comm::Communicator;
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, PartitionMethod};
-use zero_model::ops::SequenceGroup;
+use zero_model::ops::{SequenceGroup, Sharing};
 use zero_model::{Layers, Model};
 use zero_optim::LossScaler;
 use zero_partition::{Groups, Layout, ShardedState};
@@ -69,7 +69,7 @@ pub struct Engine {
     averaging: Option<Program>,
     /// The step after which the replicates were last equal.
     pub(crate) averaged: u64,
-    /// The ranks that share this rank's sequences; `None` if it has its own.
+    /// The ranks that share this rank's sequences, or cut its layers; `None` if it has its own.
     sequence: Option<SequenceGroup>,
     pub(crate) step: u64,
     /// Samples consumed by all steps so far; the data continue at this index.
@@ -144,6 +144,7 @@ impl Engine {
             let model = Self::built(&config, model, &*comm)?;
             return Self::of_model(config, model, comm, None, start);
         }
+        let model = configured_model::cut(&config, model, comm.rank())?;
         let built = configured_model::build(&config, model, working_dtype(&config)?)?;
         let settings = Settings::new(&config, &built)?;
         let measured = CutCosts::measured(&built, &settings, config.training.seed, &*comm, micro_batch);
@@ -158,6 +159,7 @@ impl Engine {
     }
 
     fn built(config: &Config, model: Layers, comm: &dyn Communicator) -> Result<Model, Error> {
+        let model = configured_model::cut(config, model, comm.rank())?;
         configured_model::build_on(config, model, working_dtype(config)?, &device::open(config, comm)?)
     }
 
@@ -197,7 +199,11 @@ impl Engine {
             Some(_) => Some(stage_plan.kept(stage_plan.averaging(layout.shape()), stage, layout.shape())?),
             None => None,
         };
-        let sequence = groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config)));
+        let context = groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config)));
+        let sequence = match groups.tensor() {
+            Some(comm) => Some(SequenceGroup::new(comm.clone(), Sharing::Layers).inside(context)),
+            None => context,
+        };
         let stages = stage_plan.stages.clone();
         let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
         // A disk or a GPU's memory may be full on one rank only: abort, so that the other ranks fail too.

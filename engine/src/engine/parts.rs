@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zero_comm::{Communicator, Stats};
 use zero_config::Config;
 use zero_model::Model;
+use zero_model::ops::SequenceGroup;
 use zero_optim::LossScaler;
 use zero_partition::ShardedState;
 use zero_pipeline::{Content, LayerId, Program};
@@ -119,7 +120,8 @@ impl Engine {
     #[must_use]
     pub fn exchanged_bytes(&self) -> Option<u64> {
         let Some(group) = &self.sequence else { return Some(0) };
-        Some(Table::of_slice(&self.config, self.zero.model(), group.index())?.exchanged(&self.program))
+        let index = group.of_batch().map_or(0, SequenceGroup::index);
+        Some(Table::of_slice(&self.config, self.zero.model(), index)?.exchanged(&self.program))
     }
 
     /// Returns the time of this rank's steps by category.

@@ -57,6 +57,7 @@ mod rampup;
 mod recomputation;
 mod replicas;
 mod sequence_parallel;
+mod tensor_parallel;
 mod tiles;
 mod torch;
 mod transformers;

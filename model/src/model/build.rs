@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
-use zero_ops::{with_lora, with_quantization};
+use zero_ops::{with_cuts, with_lora, with_quantization};
 
 use super::{BuiltLayer, Ending, Model};
 use crate::build_error::BuildError;
@@ -29,7 +29,7 @@ impl Layers {
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
         let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, .. } = self;
-        let Self { base_shapes, optimizer, whole_inputs, .. } = self;
+        let Self { base_shapes, optimizer, whole_inputs, tensor_group, .. } = self;
         // Before the layers, which are computed from the base model's sizes.
         let base_shapes = base_shapes.transpose()?;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
@@ -51,8 +51,12 @@ impl Layers {
             Some(adapter) => with_lora(adapter.lora.clone(), build),
             None => (build(), vec![]),
         };
-        let (modules, maps) = match &quantization {
+        let build = || match &quantization {
             Some(options) => with_quantization(options.clone(), build),
+            None => build(),
+        };
+        let (modules, maps) = match tensor_group {
+            Some(place) => with_cuts(place, build),
             None => build(),
         };
         let modules = modules?;

@@ -17,8 +17,8 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
 use zero_ops::{
-    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, TiledMlp, causal_attention_packed_with_dropout, own_slice,
-    positions, scaled, whole_length,
+    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, RowParallel, TiledMlp, causal_attention_packed_with_dropout,
+    own_heads, own_slice, positions, scaled, whole_length, whole_sequences,
 };
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -166,7 +166,7 @@ impl Embeddings {
         config.check()?;
         let std = config.initializer_range;
         Ok(Self {
-            wte: Embedding::new(config.vocab_size, config.n_embd, std, vb.pp("wte"))?,
+            wte: Embedding::vocab_parallel(config.vocab_size, config.n_embd, std, vb.pp("wte"))?,
             wpe: Embedding::new(config.n_positions, config.n_embd, std, vb.pp("wpe"))?,
             positions: config.n_positions,
             dropout: Dropout { probability: config.embd_pdrop, name: "embd" },
@@ -177,53 +177,57 @@ impl Embeddings {
 impl Layer for Embeddings {
     fn run(&self, ids: &Activations, pass: &Pass) -> Result<Activations> {
         let (ids, position_ids) = with_positions(ids)?;
-        let (batch, time) = ids.dims2()?;
-        let whole = whole_length(time);
-        let positions = match position_ids {
-            Some(position_ids) => own_slice(position_ids)?,
-            None if whole > self.positions => {
-                bail!("gpt2: a sequence of {whole} tokens is longer than n_positions = {}", self.positions);
-            }
-            None => positions(batch, time, ids.device())?,
-        };
         let y = fused_block(self.wte.weight(), |_| {
-            self.dropout.forward(&sum(&self.wte.forward(ids)?, &self.wpe.forward(&positions)?)?, pass)
+            let tokens = self.wte.forward(ids)?;
+            let (batch, time, _) = tokens.dims3()?;
+            let whole = whole_length(time);
+            let positions = match position_ids {
+                Some(position_ids) => own_slice(position_ids)?,
+                None if whole > self.positions => {
+                    bail!("gpt2: a sequence of {whole} tokens is longer than n_positions = {}", self.positions);
+                }
+                None => positions(batch, time, ids.device())?,
+            };
+            self.dropout.forward(&sum(&tokens, &self.wpe.forward(&positions)?)?, pass)
         })?;
         Ok(y.into())
     }
 }
 
 enum Mlp {
-    Whole { c_fc: Conv1D, activation: Activation, c_proj: Conv1D },
-    Tiled(TiledMlp),
+    Whole { c_fc: Conv1D, activation: Activation, c_proj: RowParallel<Conv1D> },
+    Tiled { mlp: TiledMlp, c_proj: RowParallel<Conv1D> },
 }
 
 impl Mlp {
     fn new(config: &Gpt2Config, [std, residual_std]: [f64; 2], vb: &VarBuilder) -> Result<Self> {
         let (width, inner, activation) = (config.n_embd, config.inner(), config.activation_function);
-        let c_fc = Conv1D::new(width, inner, std, vb.pp("c_fc"))?;
-        let c_proj = Conv1D::new(inner, width, residual_std, vb.pp("c_proj"))?;
+        let c_fc = Conv1D::column_parallel(width, &[inner], std, vb.pp("c_fc"))?;
+        let c_proj = Conv1D::row_parallel(inner, width, residual_std, vb.pp("c_proj"))?;
         Ok(match config.tiled_mlp_rows {
             None => Self::Whole { c_fc, activation, c_proj },
-            Some(rows) => Self::Tiled(TiledMlp::new(c_fc, activation, c_proj, rows)?),
+            Some(rows) => Self::Tiled { mlp: TiledMlp::new(c_fc, activation, c_proj.map().clone(), rows)?, c_proj },
         })
     }
 }
 
 impl Module for Mlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Whole { c_fc, activation: Activation::GeluNew, c_proj } => c_fc.forward_gelu_then(x, c_proj),
+        whole_sequences(x, |x| match self {
+            Self::Whole { c_fc, activation: Activation::GeluNew, c_proj } => {
+                c_proj.sum(&c_fc.forward_gelu_then(x, c_proj.map())?)
+            }
             Self::Whole { c_fc, activation, c_proj } => c_proj.forward(&activation.apply(&c_fc.forward(x)?)?),
-            Self::Tiled(mlp) => mlp.forward(x),
-        }
+            Self::Tiled { mlp, c_proj } => c_proj.sum(&mlp.forward(x)?),
+        })
     }
 }
 
 struct Block {
     ln_1: LayerNorm,
     c_attn: Conv1D,
-    attn_proj: Conv1D,
+    attn_proj: RowParallel<Conv1D>,
+    /// Number of this rank's heads.
     heads: usize,
     /// Square root of the factor of attention scores, beside the attention's own 1/√size.
     score_root: f32,
@@ -245,9 +249,9 @@ impl Block {
         let attn = vb.pp("attn");
         Ok(Self {
             ln_1: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_1"))?,
-            c_attn: Conv1D::new(width, 3 * width, from_width, attn.pp("c_attn"))?,
-            attn_proj: Conv1D::new(width, width, of_residual(from_width), attn.pp("c_proj"))?,
-            heads: config.n_head,
+            c_attn: Conv1D::column_parallel(width, &[width; 3], from_width, attn.pp("c_attn"))?,
+            attn_proj: Conv1D::row_parallel(width, width, of_residual(from_width), attn.pp("c_proj"))?,
+            heads: own_heads("gpt2", config.n_head)?,
             score_root: head.powf(-0.25) as f32,
             ln_2: LayerNorm::new(width, config.layer_norm_epsilon, vb.pp("ln_2"))?,
             mlp: Mlp::new(config, [from_width, of_residual(from_inner)], &vb.pp("mlp"))?,
@@ -258,13 +262,15 @@ impl Block {
     }
 
     fn attend(&self, x: &Tensor, position_ids: Option<&Tensor>, pass: &Pass) -> Result<Tensor> {
-        let qkv = self.c_attn.forward(&self.ln_1.forward(x)?)?;
-        let span = within_documents(&AttentionSpan::default(), position_ids);
-        let dropout = (&self.probability_dropout, pass);
-        // Queries, keys and values are one tensor, so all three are multiplied, and the outputs are divided again.
-        let qkv = scaled(&qkv, self.score_root)?;
-        let attended = causal_attention_packed_with_dropout(&qkv, self.heads, &span, dropout)?;
-        self.attn_proj.forward(&scaled(&attended, 1.0 / self.score_root)?)
+        whole_sequences(&self.ln_1.forward(x)?, |x| {
+            let qkv = self.c_attn.forward(x)?;
+            let span = within_documents(&AttentionSpan::default(), position_ids);
+            let dropout = (&self.probability_dropout, pass);
+            // Queries, keys and values are one tensor, so all three are multiplied, and the outputs are divided again.
+            let qkv = scaled(&qkv, self.score_root)?;
+            let attended = causal_attention_packed_with_dropout(&qkv, self.heads, &span, dropout)?;
+            self.attn_proj.forward(&scaled(&attended, 1.0 / self.score_root)?)
+        })
     }
 }
 

@@ -3,16 +3,17 @@
 use crate::activations::Activations;
 use crate::layer::{Head, Layer};
 use candle_core::{DType, Result, Tensor};
-use candle_nn::{Init, Module, VarBuilder};
+use candle_nn::VarBuilder;
 use zero_ops::Pass;
 use zero_ops::graph::fused_block;
-use zero_ops::{Linear, count_targets, linear_cross_entropy, linear_cross_entropy_with_z_loss};
+use zero_ops::{VocabParallel, count_targets};
 
-/// Computes the logits x·Wᵀ, or the loss by [`linear_cross_entropy`] without storing all logits. With i64 targets the
+/// Computes the logits x·Wᵀ, or the loss by
+/// [`linear_cross_entropy`](zero_ops::linear_cross_entropy) without storing all logits. With i64 targets the
 /// loss of a global batch is the mean over its targets that are not [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
 #[derive(Clone, Debug)]
 pub struct LanguageHead {
-    weight: Tensor,
+    head: VocabParallel,
 }
 
 impl LanguageHead {
@@ -22,14 +23,13 @@ impl LanguageHead {
     /// # Errors
     /// Returns errors of the builder.
     pub fn new(width: usize, vocabulary: usize, std: f64, vb: VarBuilder) -> Result<Self> {
-        let weight = vb.get_with_hints((vocabulary, width), "weight", Init::Randn { mean: 0.0, stdev: std })?;
-        Ok(Self { weight })
+        Ok(Self { head: VocabParallel::new(width, vocabulary, std, &vb)? })
     }
 }
 
 impl Layer for LanguageHead {
     fn run(&self, x: &Activations, _: &Pass) -> Result<Activations> {
-        Ok(Linear::from_tensors(self.weight.clone(), None).forward(x.single()?)?.into())
+        Ok(self.head.logits(x.single()?)?.into())
     }
 }
 
@@ -37,8 +37,8 @@ impl Head for LanguageHead {
     fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor> {
         let x = x.single()?;
         match pass.training {
-            true => fused_block(x, |x| linear_cross_entropy(x, &self.weight, targets, gradient)),
-            false => linear_cross_entropy(&x.detach(), &self.weight.detach(), targets, gradient),
+            true => fused_block(x, |x| Ok(self.head.cross_entropy(x, targets, (gradient, 0.0))?.0)),
+            false => Ok(self.head.detached().cross_entropy(&x.detach(), targets, (gradient, 0.0))?.0),
         }
     }
 
@@ -56,7 +56,7 @@ impl Head for LanguageHead {
     ) -> Result<(Tensor, Option<Tensor>)> {
         let mut part = None;
         let loss = fused_block(x.single()?, |x| {
-            let (loss, z) = linear_cross_entropy_with_z_loss(x, &self.weight, targets, gradient, z_loss)?;
+            let (loss, z) = self.head.cross_entropy(x, targets, (gradient, z_loss))?;
             part = z;
             Ok(loss)
         })?;

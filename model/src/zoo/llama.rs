@@ -14,15 +14,15 @@ use crate::activations::Activations;
 use crate::layer::Layer;
 use crate::layers::Layers;
 use crate::width::BaseShapes;
-use candle_core::{Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};
 use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::{reshape, sum};
 use zero_ops::{
-    Activation, AttentionSpan, Dropout, Embedding, Linear, RmsNorm, Rotary, TiledMlp, causal_attention_with_dropout,
-    columns, own_slice, scaled,
+    Activation, AttentionSpan, Dropout, Embedding, Linear, RmsNorm, Rotary, RowParallel, TiledMlp,
+    causal_attention_with_dropout, columns, cutting, own_heads, own_slice, scaled, whole_sequences,
 };
 
 /// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -40,7 +40,7 @@ pub fn llama(config: &LlamaConfig) -> Layers {
     let layers = Layers::new()
         .layer("model.embed_tokens", move |vb| {
             embed.check()?;
-            let table = Embedding::new(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)?;
+            let table = Embedding::vocab_parallel(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)?;
             Ok(if embed.scale_embeddings { table.times(embed.embedding_scale()) } else { table })
         })
         .layers("model.layers", config.num_hidden_layers, move |layer, vb| Block::new(&block, layer, &shared, vb))
@@ -86,19 +86,19 @@ impl Shared {
     }
 }
 
-fn linear(inputs: usize, outputs: usize, bias: bool, std: f64, vb: VarBuilder) -> Result<Linear> {
-    if bias { Linear::new(inputs, outputs, std, vb) } else { Linear::no_bias(inputs, outputs, std, vb) }
-}
-
 enum Mlp {
-    Whole { inner: Inner, activation: Activation, down: Linear },
-    Tiled(TiledMlp),
+    Whole { inner: Inner, activation: Activation, down: RowParallel<Linear> },
+    Tiled { mlp: TiledMlp, down: RowParallel<Linear> },
 }
 
 /// The projections to the gate and its factor.
 enum Inner {
-    Separate { gate: Linear, up: Linear },
-    Fused { gate_up: Linear, size: usize },
+    Separate {
+        gate: Linear,
+        up: Linear,
+    },
+    /// Their outputs behind each other.
+    Fused(Linear),
 }
 
 impl Mlp {
@@ -106,16 +106,16 @@ impl Mlp {
         let (width, size) = (config.hidden_size, config.intermediate_size);
         let (std, inner_std) =
             (config.std_from(|config| config.hidden_size), config.std_from(|config| config.intermediate_size));
-        let project = |outputs, name| linear(width, outputs, config.mlp_bias, std, vb.pp(name));
+        let project = |parts: &[usize], name| Linear::column_parallel(width, parts, config.mlp_bias, std, vb.pp(name));
         let activation = config.hidden_act;
         let inner = match config.fused_projections {
-            true => Inner::Fused { gate_up: project(2 * size, "gate_up_proj")?, size },
-            false => Inner::Separate { gate: project(size, "gate_proj")?, up: project(size, "up_proj")? },
+            true => Inner::Fused(project(&[size; 2], "gate_up_proj")?),
+            false => Inner::Separate { gate: project(&[size], "gate_proj")?, up: project(&[size], "up_proj")? },
         };
-        let down = linear(size, width, config.mlp_bias, inner_std, vb.pp("down_proj"))?;
+        let down = Linear::row_parallel(size, width, config.mlp_bias, inner_std, vb.pp("down_proj"))?;
         Ok(match (inner, config.tiled_mlp_rows) {
             (Inner::Separate { gate, up }, Some(rows)) => {
-                Self::Tiled(TiledMlp::gated(activation, gate, up, down, rows)?)
+                Self::Tiled { mlp: TiledMlp::gated(activation, gate, up, down.map().clone(), rows)?, down }
             }
             (inner, _) => Self::Whole { inner, activation, down },
         })
@@ -124,18 +124,21 @@ impl Mlp {
 
 impl Module for Mlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (inner, activation, down) = match self {
-            Self::Whole { inner, activation, down } => (inner, activation, down),
-            Self::Tiled(mlp) => return mlp.forward(x),
-        };
-        let (gate, up) = match inner {
-            Inner::Separate { gate, up } => (gate.forward(x)?, up.forward(x)?),
-            Inner::Fused { gate_up, size } => {
-                let both = gate_up.forward(x)?;
-                (columns(&both, 0..*size)?, columns(&both, *size..2 * size)?)
-            }
-        };
-        down.forward(&activation.gate(&gate, &up)?)
+        whole_sequences(x, |x| {
+            let (inner, activation, down) = match self {
+                Self::Whole { inner, activation, down } => (inner, activation, down),
+                Self::Tiled { mlp, down } => return down.sum(&mlp.forward(x)?),
+            };
+            let (gate, up) = match inner {
+                Inner::Separate { gate, up } => (gate.forward(x)?, up.forward(x)?),
+                Inner::Fused(gate_up) => {
+                    let both = gate_up.forward(x)?;
+                    let size = both.dim(D::Minus1)? / 2;
+                    (columns(&both, 0..size)?, columns(&both, size..2 * size)?)
+                }
+            };
+            down.forward(&activation.gate(&gate, &up)?)
+        })
     }
 }
 
@@ -147,14 +150,17 @@ enum Qkv {
 }
 
 impl Qkv {
+    /// `sizes` are those of all heads.
     fn new(config: &LlamaConfig, sizes: [usize; 3], vb: &VarBuilder) -> Result<Self> {
         let bias = config.attention_bias || config.qkv_bias;
         let std = config.std_from(|config| config.hidden_size);
-        let project = |outputs, name| linear(config.hidden_size, outputs, bias, std, vb.pp(name));
+        let project =
+            |parts: &[usize], name| Linear::column_parallel(config.hidden_size, parts, bias, std, vb.pp(name));
         let [q, k, v] = sizes;
+        let ranks = cutting().map_or(1, |(_, ranks)| ranks);
         Ok(match config.fused_projections {
-            true => Self::Fused(project(q + k + v, "qkv_proj")?, sizes),
-            false => Self::Separate([project(q, "q_proj")?, project(k, "k_proj")?, project(v, "v_proj")?]),
+            true => Self::Fused(project(&sizes, "qkv_proj")?, sizes.map(|size| size / ranks)),
+            false => Self::Separate([project(&[q], "q_proj")?, project(&[k], "k_proj")?, project(&[v], "v_proj")?]),
         })
     }
 
@@ -172,9 +178,10 @@ impl Qkv {
 struct Block {
     input_layernorm: RmsNorm,
     qkv: Qkv,
-    o_proj: Linear,
+    o_proj: RowParallel<Linear>,
     /// The norms of queries and of keys.
     qk_norm: Option<[RmsNorm; 2]>,
+    /// Numbers of this rank's heads.
     heads: usize,
     kv_heads: usize,
     head_size: usize,
@@ -206,10 +213,10 @@ impl Block {
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
             qkv: Qkv::new(config, [heads, kv_heads, kv_heads].map(|heads| heads * head_size), &attn)?,
-            o_proj: linear(heads * head_size, width, config.attention_bias, std, attn.pp("o_proj"))?,
+            o_proj: Linear::row_parallel(heads * head_size, width, config.attention_bias, std, attn.pp("o_proj"))?,
             qk_norm: if config.qk_norm { Some([of_heads("q_norm")?, of_heads("k_norm")?]) } else { None },
-            heads,
-            kv_heads,
+            heads: own_heads("llama", heads)?,
+            kv_heads: own_heads("llama", kv_heads)?,
             head_size,
             rotary: rotates.then(|| shared.rotary(config, layer)).transpose()?,
             span: if config.slides(layer) { shared.window.clone() } else { shared.full.clone() },
@@ -248,7 +255,8 @@ impl Layer for Block {
         let y = fused_block(x, |x| {
             let after =
                 |norm: &Option<RmsNorm>, y: Tensor| norm.as_ref().map_or(Ok(y.clone()), |norm| norm.forward(&y));
-            let attended = self.attend(&self.input_layernorm.forward(x)?, position_ids, pass)?;
+            let normal = self.input_layernorm.forward(x)?;
+            let attended = whole_sequences(&normal, |x| self.attend(x, position_ids, pass))?;
             let (x, normal) = self.before_mlp.forward_residual(x, &after(&self.after_attention, attended)?)?;
             sum(&x, &after(&self.after_mlp, self.mlp.forward(&normal)?)?)
         })?;

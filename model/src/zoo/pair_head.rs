@@ -33,7 +33,7 @@ pub(super) fn with_head(
 ) -> Layers {
     let Some(loss) = loss else {
         let layers = layers.head("lm_head", move |vb| LanguageHead::new(width, vocabulary, std, vb));
-        return layers.shares_sequences([POSITION_IDS]);
+        return layers.shares_sequences([POSITION_IDS]).tensor_parallel();
     };
     layers
         .layer("lm_head", move |vb: VarBuilder| {

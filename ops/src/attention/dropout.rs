@@ -34,7 +34,7 @@ impl Mask {
 
     /// Returns the dropout of an attention of some of the heads, which begin at `first_head`.
     pub(crate) fn at_head(self, first_head: usize) -> Self {
-        Self { first_head, ..self }
+        Self { first_head: self.first_head + first_head, ..self }
     }
 
     /// Checks that every probability has its own number.

@@ -83,10 +83,14 @@ fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Opti
         decodes(mask.as_ref(), q)?;
         return cached::separate(q, k, v, span);
     }
+    let mask = of_own_heads(mask, heads);
     match SequenceGroup::current() {
         None => whole(q, k, v, span, mask),
-        Some(group) if group.sharing() == Sharing::Heads => slices::separate(&group, [q, k, v], span, mask),
-        Some(group) => gathered::separate(&group, [q, k, v], span, mask),
+        Some(group) => match group.sharing() {
+            Sharing::Heads => slices::separate(&group, [q, k, v], span, mask),
+            Sharing::Queries => gathered::separate(&group, [q, k, v], span, mask),
+            Sharing::Layers => bail!("{OP}: {NOT_GATHERED}"),
+        },
     }
 }
 
@@ -135,10 +139,14 @@ fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) 
         decodes(mask.as_ref(), qkv)?;
         return cached::packed(qkv, heads, span);
     }
+    let mask = of_own_heads(mask, heads);
     match SequenceGroup::current() {
         None => whole_packed(qkv, heads, span, mask),
-        Some(group) if group.sharing() == Sharing::Heads => slices::packed(&group, qkv, heads, span, mask),
-        Some(group) => gathered::packed(&group, qkv, heads, span, mask),
+        Some(group) => match group.sharing() {
+            Sharing::Heads => slices::packed(&group, qkv, heads, span, mask),
+            Sharing::Queries => gathered::packed(&group, qkv, heads, span, mask),
+            Sharing::Layers => bail!("{OP}: {NOT_GATHERED}"),
+        },
     }
 }
 
@@ -155,7 +163,18 @@ fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<M
     apply1(qkv, packed)
 }
 
+/// Returns the mask of the heads of this rank, if those of an attention are cut among the ranks of a tensor group.
+fn of_own_heads(mask: Option<Mask>, heads: usize) -> Option<Mask> {
+    match SequenceGroup::of_gathered() {
+        Some(group) => mask.map(|mask| mask.at_head(group.index() * heads)),
+        None => mask,
+    }
+}
+
 const OP: &str = "causal-attention";
+
+const NOT_GATHERED: &str =
+    "the ranks of a tensor group have slices of sequences here; run it inside of `whole_sequences`";
 
 /// Fails unless attention with a cache can compute this.
 fn decodes(mask: Option<&Mask>, x: &Tensor) -> Result<()> {

@@ -17,6 +17,7 @@ use crate::meta;
 use crate::meta::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use crate::product::Matrix;
 use crate::sink;
+use crate::tensor::OfRank;
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
 
 /// Computes the [`cross_entropy`](crate::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
@@ -52,6 +53,17 @@ pub fn linear_cross_entropy_with_z_loss(
     gradient: f32,
     z_loss: f32,
 ) -> Result<(Tensor, Option<Tensor>)> {
+    linear_cross_entropy_of(x, weight, targets, (gradient, z_loss), None)
+}
+
+/// [`linear_cross_entropy_with_z_loss`] of rows of which every rank has the logits of its `own` classes.
+pub(crate) fn linear_cross_entropy_of(
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    (gradient, z_loss): (f32, f32),
+    own: Option<&OfRank>,
+) -> Result<(Tensor, Option<Tensor>)> {
     let (count, inputs) = rows(OP, x.shape())?;
     let (classes, weight_inputs) = weight.dims2()?;
     if inputs != weight_inputs || classes == 0 {
@@ -61,13 +73,13 @@ pub fn linear_cross_entropy_with_z_loss(
         bail!("{OP}: the input {:?} does not match the targets {:?}", x.shape(), targets.shape());
     }
     if meta::tracing() {
-        return Ok((count2(x, weight, &ToCompute { targets })?, None));
+        return Ok((count2(x, weight, &ToCompute { targets, ranks: own.map_or(1, OfRank::ranks) })?, None));
     }
     #[cfg(feature = "cuda")]
     if gpu::holds(x) {
         return gpu::linear_cross_entropy::linear_cross_entropy(x, weight, targets, gradient, z_loss);
     }
-    let mut targets = targets_of(OP, targets, classes)?;
+    let mut targets = targets_of(OP, targets, own.map_or(classes, OfRank::classes))?;
     let counted = mean_over(&targets);
     let rows = some_rows(&mut targets);
     let ([loss, z], dx, d_weight) = {
@@ -82,17 +94,22 @@ pub fn linear_cross_entropy_with_z_loss(
             rows: rows.as_deref(),
             targets: &targets,
             z_loss,
+            own,
         };
         let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
         let factors = Factors::Same(gradient / counted as f32);
         let (mut total, mut d_weight) = (Total::default(), None);
         if !weight.track_op() {
-            head.run(factors, dx.as_deref_mut(), None, |_, row| total.add(row));
+            head.run(factors, dx.as_deref_mut(), None, |_, row| total.add(row))?;
         } else if sink::has(weight) {
-            deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row)))?;
+            let mut result = Ok(());
+            deliver(OP, weight, |out| {
+                result = head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row));
+            })?;
+            result?;
         } else {
             let out = d_weight.insert(vec![0.0; classes * inputs]);
-            head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row));
+            head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row))?;
         }
         let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
         (total.mean(counted, z_loss), dx, d_weight)
@@ -134,6 +151,8 @@ impl Footprint for Computed {
 /// The operation in a trace, which computes nothing.
 struct ToCompute<'a> {
     targets: &'a Tensor,
+    /// Number of ranks that have a part of the classes each.
+    ranks: usize,
 }
 
 impl Footprint for ToCompute<'_> {
@@ -154,7 +173,9 @@ impl Footprint for ToCompute<'_> {
             }
             _ => 0,
         };
-        let chunk = floats(at_once * classes) + floats(3 * at_once) + of_some;
+        let others = self.ranks - 1;
+        let exchanged = if others == 0 { 0 } else { floats(3 * at_once * (2 + self.ranks)) };
+        let chunk = floats(at_once * classes) + floats(3 * at_once) + exchanged + of_some;
         let saved = bytes(elements, dtype);
         // The gradient of x in f32, before it is rounded.
         let wide = floats(elements) - saved;
@@ -164,6 +185,7 @@ impl Footprint for ToCompute<'_> {
             hands_over: true,
             forward: copied.saturating_sub(saved).max(kept + (another + chunk + wide).max(rounding)),
             gradients: [true, false, false],
+            exchanged: [floats(3 * count * others), 0],
             ..Costs::new((), DType::F32)
         })
     }

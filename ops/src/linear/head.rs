@@ -8,6 +8,8 @@ use crate::kernel::{HalfFloat, Isa, softmax as kernel};
 use crate::measure;
 use crate::parallel::{Output, split, threads};
 use crate::product::{Elements, Matrix, Start, add_product, new_product, product};
+use crate::tensor::OfRank;
+use candle_core::Result;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -30,6 +32,8 @@ pub(super) struct Head<'a> {
     pub(super) targets: &'a [usize],
     /// The coefficient of ln²Z in the gradients.
     pub(super) z_loss: f32,
+    /// The classes of `weight`, if other ranks have the others.
+    pub(super) own: Option<&'a OfRank>,
 }
 
 /// What the gradients of the rows' losses are multiplied by.
@@ -60,13 +64,16 @@ enum Rows<'a> {
 impl Head<'_> {
     /// Passes the loss of each target to `loss`, in order. Writes the gradients multiplied by `factors` where they are
     /// wanted. `dx` is zero before.
+    ///
+    /// # Errors
+    /// Fails if a rank is lost that has other classes.
     pub(super) fn run(
         &self,
         factors: Factors<'_>,
         mut dx: Option<&mut [f32]>,
         mut d_weight: Option<&mut [f32]>,
         mut loss: impl FnMut(usize, RowLoss),
-    ) {
+    ) -> Result<()> {
         let (inputs, at_once) = (self.inputs, chunk_rows(self.classes));
         let (mut copied, mut d_copied) = (Copied::default(), vec![]);
         if let (true, Some(d_weight)) = (self.targets.is_empty(), &mut d_weight) {
@@ -82,7 +89,7 @@ impl Head<'_> {
             let x = Matrix::new(x, len, inputs);
             let mut logits = new_product(Start::Zero, x, self.weight.t(), threads());
             let wanted = dx.is_some() || d_weight.is_some();
-            self.losses(&mut logits, first..first + len, wanted.then_some(factors), &mut loss);
+            self.losses(&mut logits, first..first + len, wanted.then_some(factors), &mut loss)?;
             let d_logits = match self.x {
                 Elements::F32(_) => Matrix::new(&logits, len, self.classes),
                 Elements::Bf16(_) => rounded_rows::<bf16>(&logits, len, self.classes),
@@ -109,6 +116,7 @@ impl Head<'_> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Returns the rows of x for `len` targets from `first` on.
@@ -130,33 +138,65 @@ impl Head<'_> {
         chunk: Range<usize>,
         factors: Option<Factors<'_>>,
         loss: &mut impl FnMut(usize, RowLoss),
-    ) {
+    ) -> Result<()> {
         let _timed = measure::forward("cross-entropy");
         let targets = &self.targets[chunk.clone()];
         let mut parts = vec![0.0; 3 * targets.len()];
-        let outputs = [Output { data: logits, floats: self.classes }, Output { data: &mut parts, floats: 3 }];
+        let outputs = [Output { data: &mut *logits, floats: self.classes }, Output { data: &mut parts, floats: 3 }];
         split(targets.len(), self.classes, outputs, |range, [logits, parts]| {
             let isa = Isa::current();
             let rows = logits.chunks_exact_mut(self.classes).zip(parts.chunks_exact_mut(3));
             for ((row, part), at) in rows.zip(range) {
+                if let Some(own) = self.own {
+                    part.copy_from_slice(&own.statistics(isa, row, targets[at]));
+                    continue;
+                }
                 let (largest, sum) = kernel::max_and_sum(isa, row);
                 part.copy_from_slice(&[largest, sum, row[targets[at]]]);
                 if let Some(factors) = factors {
-                    let factor = factors.of(chunk.start + at);
-                    let of_softmax = softmax_factor(factor, self.z_loss, largest, sum);
-                    kernel::scaled_softmax(isa, row, largest, sum, of_softmax);
-                    row[targets[at]] -= factor;
-                    match self.x {
-                        Elements::F32(_) => {}
-                        Elements::Bf16(_) => round_in_place::<bf16>(isa, row),
-                        Elements::F16(_) => round_in_place::<f16>(isa, row),
-                        Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
-                    }
+                    self.differentiate(isa, row, part, (Some(targets[at]), factors.of(chunk.start + at)));
+                    self.round(isa, row);
                 }
             }
         });
+        if let Some(own) = self.own {
+            parts = own.joined(parts, targets)?;
+            if let Some(factors) = factors {
+                let outputs = [Output { data: logits, floats: self.classes }];
+                split(targets.len(), self.classes, outputs, |range, [logits]| {
+                    let isa = Isa::current();
+                    for (row, at) in logits.chunks_exact_mut(self.classes).zip(range) {
+                        let place = (own.place(targets[at]), factors.of(chunk.start + at));
+                        self.differentiate(isa, &mut row[..own.len()], &parts[3 * at..3 * at + 3], place);
+                        row[own.len()..].fill(0.0);
+                        self.round(isa, row);
+                    }
+                });
+            }
+        }
         for (target, part) in chunk.zip(parts.chunks_exact(3)) {
             loss(target, RowLoss::new(part[0], part[1], part[2]));
+        }
+        Ok(())
+    }
+
+    /// Replaces a row of logits by their gradients. `target` is the place of the row's target, if it is one of these classes, and
+    /// the factor of its gradient.
+    fn differentiate(&self, isa: Isa, row: &mut [f32], part: &[f32], (target, factor): (Option<usize>, f32)) {
+        let of_softmax = softmax_factor(factor, self.z_loss, part[0], part[1]);
+        kernel::scaled_softmax(isa, row, part[0], part[1], of_softmax);
+        if let Some(target) = target {
+            row[target] -= factor;
+        }
+    }
+
+    /// Rounds a row to the dtype of x, if that has 16 bits: see [`round_in_place`].
+    fn round(&self, isa: Isa, row: &mut [f32]) {
+        match self.x {
+            Elements::F32(_) => {}
+            Elements::Bf16(_) => round_in_place::<bf16>(isa, row),
+            Elements::F16(_) => round_in_place::<f16>(isa, row),
+            Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
         }
     }
 }

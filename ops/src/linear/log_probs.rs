@@ -69,7 +69,7 @@ impl Placed {
         let [classes, inputs] = shape;
         let weight = Matrix::new(weight.elements(), classes, inputs);
         let (rows, targets) = (Some(&*self.rows), &*self.targets);
-        Head { x: x.elements(), weight, inputs, classes, rows, targets, z_loss: 0.0 }
+        Head { x: x.elements(), weight, inputs, classes, rows, targets, z_loss: 0.0, own: None }
     }
 }
 
@@ -128,7 +128,7 @@ impl CustomOp2 for LogProbs {
         let shape = Shape::from((xl.dims()[0], self.groups));
         let mut sums = vec![0.0; shape.elem_count()];
         let head = placed.head(&x, &weight, [classes, inputs]);
-        head.run(Factors::Same(0.0), None, None, |target, row| sums[placed.sums[target]] -= row.loss);
+        head.run(Factors::Same(0.0), None, None, |target, row| sums[placed.sums[target]] -= row.loss)?;
         // The forward runs once, because each call of `linear_log_probs` creates its own operation.
         let _ = self.placed.set(placed);
         Ok((CpuStorage::F32(sums.into_iter().map(|sum: f64| sum as f32).collect()), shape))
@@ -152,11 +152,14 @@ impl CustomOp2 for LogProbs {
         let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
         let factors = Factors::Each(&factors);
         let d_weight = match weight.track_op() {
-            true => deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, _| {}))?,
-            false => {
-                head.run(factors, dx.as_deref_mut(), None, |_, _| {});
-                None
+            true => {
+                let mut result = Ok(());
+                let d_weight = deliver(OP, weight, |out| {
+                    result = head.run(factors, dx.as_deref_mut(), Some(out), |_, _| {});
+                })?;
+                result.map(|()| d_weight)?
             }
+            false => head.run(factors, dx.as_deref_mut(), None, |_, _| {}).map(|()| None)?,
         };
         let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
         Ok((dx, d_weight))

@@ -10,12 +10,14 @@ use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
 use crate::dropout::dropout;
+use crate::flag::Replaced;
 use crate::graph::apply::{apply2, apply3, sum};
 use crate::linear::affine::Affine;
 use crate::linear::dora::Magnified;
 use crate::linear::{LinearOp, Projection};
 use crate::pass::Pass;
 use crate::scaled::scaled as times;
+use crate::tensor::{Parallel, cutting, get_cut};
 
 /// The initial values of the two matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,16 +85,10 @@ pub struct LinearMap {
 
 /// Builds layers whose linear maps get adapters. Returns the result and all linear maps that were built.
 pub fn with_lora<T>(options: LoraOptions, build: impl FnOnce() -> T) -> (T, Vec<LinearMap>) {
-    struct Reset(Option<Arc<Building>>);
-    impl Drop for Reset {
-        fn drop(&mut self) {
-            drop(BUILDING.replace(self.0.take()));
-        }
-    }
     let building = Arc::new(Building { options, maps: Mutex::default() });
-    let reset = Reset(BUILDING.replace(Some(Arc::clone(&building))));
+    let replaced = Replaced::with(&BUILDING, Some(Arc::clone(&building)));
     let built = build();
-    drop(reset);
+    drop(replaced);
     let maps = std::mem::take(&mut *building.maps.lock().unwrap_or_else(PoisonError::into_inner));
     (built, maps)
 }
@@ -117,7 +113,12 @@ pub(crate) struct Lora {
 
 impl Lora {
     /// Creates the adapter of the linear map that is built from `vb`, if it gets one.
-    pub(crate) fn of(affine: Affine, inputs: usize, outputs: usize, vb: &VarBuilder) -> Result<Option<Self>> {
+    pub(crate) fn of(
+        affine: Affine,
+        [inputs, outputs]: [usize; 2],
+        vb: &VarBuilder,
+        parallel: Parallel<'_>,
+    ) -> Result<Option<Self>> {
         let Some(building) = BUILDING.with_borrow(Clone::clone) else { return Ok(None) };
         let (options, path) = (&building.options, vb.prefix());
         let map = LinearMap { path: path.clone(), inputs_first: matches!(affine, Affine::InputsOutputs) };
@@ -135,10 +136,20 @@ impl Lora {
             LoraInit::Gaussian => (Init::Randn { mean: 0.0, stdev: 1.0 / rank as f64 }, Init::Const(0.0)),
             LoraInit::Random => (linear(inputs), linear(rank)),
         };
+        if cutting().is_some() && (options.magnitudes || options.dropout > 0.0) {
+            bail!("{OP}: `{path}` is cut among ranks, and DoRA and dropout of adapters need whole maps");
+        }
         let _asking = crate::flag::Flag::raise(&ASKING);
+        let (vb_a, vb_b) = (vb.pp("lora_A"), vb.pp("lora_B"));
         Ok(Some(Self {
-            a: vb.pp("lora_A").get_with_hints((rank, inputs), "weight", of_a)?,
-            b: vb.pp("lora_B").get_with_hints((outputs, rank), "weight", of_b)?,
+            a: match parallel {
+                Parallel::Inputs => get_cut(&vb_a, &[rank, inputs], (1, &[inputs]), "weight", of_a)?,
+                _ => vb_a.get_with_hints((rank, inputs), "weight", of_a)?,
+            },
+            b: match parallel {
+                Parallel::Outputs(parts) => get_cut(&vb_b, &[outputs, rank], (0, parts), "weight", of_b)?,
+                _ => vb_b.get_with_hints((outputs, rank), "weight", of_b)?,
+            },
             scale: options.scale,
             dropout: options.dropout,
             path: path.into(),

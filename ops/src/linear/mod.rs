@@ -20,11 +20,12 @@ use crate::linear::gelu::{BeforeGelu, linear_gelu, linear_gelu_for};
 use crate::linear::lora::Lora;
 use crate::meta::footprint::{Costs, Footprint, Reads};
 use crate::quantized::{Quantization, quantized_storage, weight};
+use crate::tensor::{Parallel, RowParallel};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
-use candle_nn::{Init, Module, VarBuilder};
+use candle_nn::{Module, VarBuilder};
 use std::sync::Arc;
 
 /// A linear layer y = x·Wᵀ + b with a weight of `[outputs, inputs]`, like `candle_nn::Linear` and `torch.nn.Linear`.
@@ -40,9 +41,37 @@ impl Linear {
     /// Creates a layer with a weight drawn from a normal distribution with standard deviation `std` and a bias of
     /// zeros, named `weight` and `bias`.
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
-        let bias = vb.get_with_hints(outputs, "bias", Init::Const(0.0))?;
-        let Self(alone) = Self::no_bias(inputs, outputs, std, vb)?;
-        Ok(Self(Projection { bias: Some(bias), ..alone }))
+        Self::built([inputs, outputs], true, std, &vb, Parallel::Whole)
+    }
+
+    fn built(sizes: [usize; 2], bias: bool, std: f64, vb: &VarBuilder, parallel: Parallel<'_>) -> Result<Self> {
+        let bias = if bias { parallel.bias(sizes[1], vb)? } else { None };
+        Ok(Self(Projection { bias, ..Projection::built(Affine::OutputsInputs, sizes, std, vb, parallel)? }))
+    }
+
+    /// Creates a layer whose outputs, the concatenation of `parts`, are cut among the ranks of a tensor group: each rank computes
+    /// the same share of each part. Parameters are cut only while a model is built for tensor parallelism.
+    ///
+    /// # Errors
+    /// Fails if a part cannot be divided evenly, and returns errors of the builder.
+    pub fn column_parallel(inputs: usize, parts: &[usize], bias: bool, std: f64, vb: VarBuilder) -> Result<Self> {
+        Self::built([inputs, parts.iter().sum()], bias, std, &vb, Parallel::Outputs(parts))
+    }
+
+    /// Creates a layer whose inputs are cut among the ranks of a tensor group, as the outputs of a layer before it. See
+    /// [`RowParallel`].
+    ///
+    /// # Errors
+    /// As [`Linear::column_parallel`].
+    pub fn row_parallel(
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+        std: f64,
+        vb: VarBuilder,
+    ) -> Result<RowParallel<Self>> {
+        let Self(map) = Self::built([inputs, outputs], bias, std, &vb, Parallel::Inputs)?;
+        Ok(RowParallel::new(map, Self))
     }
 
     /// Creates a layer without a bias from a quantized weight, the bytes that [`Quantization::quantize`] returns for all of
@@ -67,9 +96,7 @@ impl Linear {
 
     /// Creates a layer without a bias.
     pub fn no_bias(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
-        let declared = Affine::OutputsInputs;
-        let (weight, affine) = weight(declared, [inputs, outputs], std, &vb)?;
-        Ok(Self(Projection { weight, bias: None, affine, lora: Lora::of(declared, inputs, outputs, &vb)? }))
+        Self::built([inputs, outputs], false, std, &vb, Parallel::Whole)
     }
 }
 
@@ -93,10 +120,30 @@ impl Conv1D {
     /// Creates a layer with a weight drawn from a normal distribution with standard deviation `std` and a bias of
     /// zeros, named `weight` and `bias`.
     pub fn new(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<Self> {
-        let declared = Affine::InputsOutputs;
-        let (weight, affine) = weight(declared, [inputs, outputs], std, &vb)?;
-        let bias = Some(vb.get_with_hints(outputs, "bias", Init::Const(0.0))?);
-        Ok(Self(Projection { weight, bias, affine, lora: Lora::of(declared, inputs, outputs, &vb)? }))
+        Self::built([inputs, outputs], std, &vb, Parallel::Whole)
+    }
+
+    fn built(sizes: [usize; 2], std: f64, vb: &VarBuilder, parallel: Parallel<'_>) -> Result<Self> {
+        let (weight, affine) = weight(Affine::InputsOutputs, sizes, std, vb, parallel)?;
+        let bias = parallel.bias(sizes[1], vb)?;
+        Ok(Self(Projection { weight, bias, affine, lora: Lora::of(Affine::InputsOutputs, sizes, vb, parallel)? }))
+    }
+
+    /// Creates a layer whose outputs are cut among the ranks of a tensor group: see [`Linear::column_parallel`].
+    ///
+    /// # Errors
+    /// As [`Linear::column_parallel`].
+    pub fn column_parallel(inputs: usize, parts: &[usize], std: f64, vb: VarBuilder) -> Result<Self> {
+        Self::built([inputs, parts.iter().sum()], std, &vb, Parallel::Outputs(parts))
+    }
+
+    /// Creates a layer whose inputs are cut among the ranks of a tensor group: see [`RowParallel`].
+    ///
+    /// # Errors
+    /// As [`Linear::column_parallel`].
+    pub fn row_parallel(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<RowParallel<Self>> {
+        let Self(map) = Self::built([inputs, outputs], std, &vb, Parallel::Inputs)?;
+        Ok(RowParallel::new(map, Self))
     }
 
     /// Applies [`gelu`](crate::gelu) to the output in one operation. On the CPU the result is bit-identical to the
@@ -151,6 +198,18 @@ impl From<Conv1D> for Projection {
 }
 
 impl Projection {
+    /// Creates a map without a bias.
+    fn built(declared: Affine, sizes: [usize; 2], std: f64, vb: &VarBuilder, parallel: Parallel<'_>) -> Result<Self> {
+        let (weight, affine) = weight(declared, sizes, std, vb, parallel)?;
+        Ok(Self { weight, bias: None, affine, lora: Lora::of(declared, sizes, vb, parallel)? })
+    }
+
+    /// Takes the bias away if the map's outputs are parts of sums over ranks.
+    pub(crate) fn without_bias(self) -> (Self, Option<Tensor>) {
+        let bias = self.bias.clone();
+        (Self { bias: None, ..self }, bias)
+    }
+
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.lora {
             Some(lora) => lora.forward(x, self),

@@ -1,10 +1,11 @@
 //! Linear maps that are built with quantized weights.
 
 use super::{Quantization, QuantizedFormat};
-use crate::flag::Flag;
+use crate::flag::{Flag, Replaced};
 use crate::linear::affine::Affine;
 use crate::linear::lora::names;
-use candle_core::{Result, Tensor};
+use crate::tensor::{Parallel, cutting, get_cut};
+use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -35,13 +36,7 @@ thread_local! {
 
 /// Builds layers whose linear maps, [`Linear`](crate::Linear) and [`Conv1D`](crate::Conv1D), have quantized weights.
 pub fn with_quantization<T>(options: QuantizationOptions, build: impl FnOnce() -> T) -> T {
-    struct Reset(Option<Arc<QuantizationOptions>>);
-    impl Drop for Reset {
-        fn drop(&mut self) {
-            drop(BUILDING.replace(self.0.take()));
-        }
-    }
-    let _reset = Reset(BUILDING.replace(Some(Arc::new(options))));
+    let _building = Replaced::with(&BUILDING, Some(Arc::new(options)));
     build()
 }
 
@@ -64,6 +59,7 @@ pub(crate) fn weight(
     [inputs, outputs]: [usize; 2],
     std: f64,
     vb: &VarBuilder,
+    parallel: Parallel<'_>,
 ) -> Result<(Tensor, Affine)> {
     struct Reset;
     impl Drop for Reset {
@@ -73,11 +69,24 @@ pub(crate) fn weight(
     }
     let is_transposed = matches!(affine, Affine::InputsOutputs);
     let building = BUILDING.with_borrow(Clone::clone).filter(|options| !options.skips(&vb.prefix()));
+    if building.is_some() && cutting().is_some() {
+        bail!("`{}`: weights that are quantized and cut among ranks are not implemented", vb.prefix());
+    }
     let quantization = building.map(|options| Quantization::new(options.format, inputs, outputs, is_transposed));
     ASKING.set(quantization);
     let _reset = Reset;
     let _inputs_first = is_transposed.then(|| Flag::raise(&INPUTS_FIRST));
-    let dims = if is_transposed { (inputs, outputs) } else { (outputs, inputs) };
-    let weight = vb.get_with_hints(dims, "weight", Init::Randn { mean: 0.0, stdev: std })?;
+    let (dims, dimension) = match (is_transposed, parallel) {
+        (true, Parallel::Inputs) => ([inputs, outputs], 0),
+        (true, _) => ([inputs, outputs], 1),
+        (false, Parallel::Inputs) => ([outputs, inputs], 1),
+        (false, _) => ([outputs, inputs], 0),
+    };
+    let init = Init::Randn { mean: 0.0, stdev: std };
+    let weight = match parallel {
+        Parallel::Whole => vb.get_with_hints(&dims, "weight", init)?,
+        Parallel::Outputs(parts) => get_cut(vb, &dims, (dimension, parts), "weight", init)?,
+        Parallel::Inputs => get_cut(vb, &dims, (dimension, &[inputs]), "weight", init)?,
+    };
     Ok((weight, quantization.map_or(affine, Affine::Quantized)))
 }

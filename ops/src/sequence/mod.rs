@@ -12,11 +12,15 @@
 //!   the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.3.2).
 //!
 //! In both, a query sees the same numbers as on one rank, so the forward has the same bits.
+//!
+//! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) have slices only between layers' attentions and
+//! feed-forward networks, which gather whole sequences.
 
 mod element;
 mod exchange;
 mod heads;
 
+use crate::flag::Replaced;
 use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -35,6 +39,9 @@ pub enum Sharing {
     /// Each rank computes all heads for its own queries. A sequence is cut into 2n chunks, of which rank i of n has the i-th
     /// from the beginning and the i-th from the end, so that all ranks have the same number of positions to look back to.
     Queries,
+    /// Attentions and feed-forward networks gather all positions, and each rank computes a part of their heads and columns: tensor
+    /// parallelism. Rank i of n has the i-th of n slices elsewhere.
+    Layers,
 }
 
 /// The ranks that share sequences, as one of them sees it.
@@ -47,6 +54,8 @@ pub struct SequenceGroup {
     silent: Option<Arc<str>>,
     /// `None` in a trace, which exchanges nothing.
     members: Option<Arc<Members>>,
+    /// The ranks that share the sequences of which these ranks have slices of their slices.
+    outer: Option<Arc<SequenceGroup>>,
 }
 
 struct Members {
@@ -56,6 +65,7 @@ struct Members {
 
 thread_local! {
     static CURRENT: RefCell<Option<SequenceGroup>> = const { RefCell::new(None) };
+    static GATHERED: RefCell<Option<SequenceGroup>> = const { RefCell::new(None) };
 }
 
 impl SequenceGroup {
@@ -63,13 +73,37 @@ impl SequenceGroup {
     #[must_use]
     pub fn new(comm: Arc<dyn Communicator>, sharing: Sharing) -> Self {
         let (index, size) = (comm.rank(), comm.size());
-        Self { sharing, index, size, silent: None, members: Some(Arc::new(Members { comm, failure: OnceLock::new() })) }
+        let members = Some(Arc::new(Members { comm, failure: OnceLock::new() }));
+        Self { sharing, index, size, silent: None, members, outer: None }
     }
 
     /// Creates a group of `size` ranks for counting memory ([`meta`](crate::meta)): a rank of it with no others.
     #[must_use]
     pub fn traced(index: usize, size: usize, sharing: Sharing) -> Self {
-        Self { sharing, index, size, silent: None, members: None }
+        Self { sharing, index, size, silent: None, members: None, outer: None }
+    }
+
+    /// Returns the group whose ranks cut the slices of `outer` into slices among them: a tensor group whose ranks are at the same
+    /// place of several context groups.
+    #[must_use]
+    pub fn inside(self, outer: Option<Self>) -> Self {
+        Self { outer: outer.map(Arc::new), ..self }
+    }
+
+    /// Returns the group that shares the sequences of a batch: the ranks of this group, or those of which they cut the slices. A
+    /// tensor group alone gets whole batches.
+    #[must_use]
+    pub fn of_batch(&self) -> Option<&Self> {
+        match self.sharing {
+            Sharing::Layers => self.outer.as_deref(),
+            Sharing::Heads | Sharing::Queries => Some(self),
+        }
+    }
+
+    /// Returns the group of a forward on whole sequences: `None`, or a tensor group alone.
+    #[must_use]
+    pub fn of_whole_batch(&self) -> Option<Self> {
+        (self.sharing == Sharing::Layers).then(|| Self { outer: None, ..self.clone() })
     }
 
     /// Returns how attention computes what slices lack.
@@ -84,28 +118,44 @@ impl SequenceGroup {
         self.index
     }
 
-    /// Returns the number of ranks, which is the number of slices of each sequence.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Returns the same group for a layer that does not exchange, or did not say so: an exchange fails and names it.
+    /// Returns the number of slices of each sequence.
+    #[must_use]
+    pub fn slices(&self) -> usize {
+        self.size * self.outer.as_ref().map_or(1, |outer| outer.size)
+    }
+
+    /// Returns the same group for a layer that does not exchange in attention, or did not say so: an exchange fails and names it.
     #[must_use]
     pub fn silent_in(&self, layer: &str) -> Self {
-        Self { silent: Some(layer.into()), ..self.clone() }
+        match self.sharing {
+            Sharing::Layers => self.clone().inside(self.outer.as_ref().map(|outer| outer.silent_in(layer))),
+            Sharing::Heads | Sharing::Queries => Self { silent: Some(layer.into()), ..self.clone() },
+        }
     }
 
     /// Runs `run`, in which operations see slices of sequences.
     pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
-        struct Reset(Option<SequenceGroup>);
-        impl Drop for Reset {
-            fn drop(&mut self) {
-                drop(CURRENT.replace(self.0.take()));
-            }
-        }
-        let _reset = Reset(CURRENT.replace(Some(self.clone())));
+        let _current = Replaced::with(&CURRENT, Some(self.clone()));
         run()
+    }
+
+    /// Runs `run`, in which operations see the sequences, or the slices of the outer group, that the ranks of this tensor group have
+    /// gathered.
+    pub(crate) fn gathered<T>(&self, run: impl FnOnce() -> T) -> T {
+        let _current = Replaced::with(&CURRENT, self.outer.as_deref().cloned());
+        let _gathered = Replaced::with(&GATHERED, Some(self.clone()));
+        run()
+    }
+
+    /// Returns the tensor group that has gathered the sequences which operations on this thread see.
+    pub(crate) fn of_gathered() -> Option<Self> {
+        GATHERED.with_borrow(Clone::clone)
     }
 
     /// Returns the group of the operations on this thread; `None` if sequences are whole.
@@ -118,7 +168,8 @@ impl SequenceGroup {
     /// return a text.
     #[must_use]
     pub fn failure(&self) -> Option<&CommError> {
-        self.members.as_ref().and_then(|members| members.failure.get())
+        let own = self.members.as_ref().and_then(|members| members.failure.get());
+        own.or_else(|| self.outer.as_ref()?.failure())
     }
 
     /// Returns the positions of this rank's slice of sequences of `time` positions: one range, or two of the same length.
@@ -126,14 +177,26 @@ impl SequenceGroup {
     /// # Errors
     /// Fails if they cannot be cut into slices of the same length.
     pub fn positions(&self, time: usize) -> Result<Vec<Range<usize>>> {
-        self.positions_of(self.index, time)
+        let Some(outer) = &self.outer else { return self.positions_of(self.index, time) };
+        let parts = outer.positions(time)?;
+        let [own] = &*self.positions_of(self.index, parts.iter().map(Range::len).sum())? else {
+            bail!("slices of slices are cut by tensor groups only");
+        };
+        let mut first = 0;
+        let within = parts.into_iter().map(|part| {
+            let at = |position: usize| part.start + position.clamp(first, first + part.len()) - first;
+            let range = at(own.start)..at(own.end);
+            first += part.len();
+            range
+        });
+        Ok(within.filter(|range| !range.is_empty()).collect())
     }
 
     /// Returns the positions of the slice of a rank.
     pub(crate) fn positions_of(&self, rank: usize, time: usize) -> Result<Vec<Range<usize>>> {
         let size = self.size;
         let (chunks, parts) = match self.sharing {
-            Sharing::Heads => (size, format!("{size} slices")),
+            Sharing::Heads | Sharing::Layers => (size, format!("{size} slices")),
             Sharing::Queries => (2 * size, format!("2 × {size} chunks")),
         };
         if time == 0 || !time.is_multiple_of(chunks) {
@@ -141,7 +204,7 @@ impl SequenceGroup {
         }
         let chunk = |chunk: usize| chunk * (time / chunks)..(chunk + 1) * (time / chunks);
         Ok(match self.sharing {
-            Sharing::Heads => vec![chunk(rank)],
+            Sharing::Heads | Sharing::Layers => vec![chunk(rank)],
             Sharing::Queries => vec![chunk(rank), chunk(chunks - 1 - rank)],
         })
     }
@@ -205,7 +268,7 @@ pub fn own_slice(x: &Tensor) -> Result<Tensor> {
 /// Returns the length of the sequences of which this rank has `time` positions.
 #[must_use]
 pub fn whole_length(time: usize) -> usize {
-    SequenceGroup::current().map_or(time, |group| group.size * time)
+    SequenceGroup::current().map_or(time, |group| group.slices() * time)
 }
 
 /// Returns the positions of the `time` positions that this rank has in their sequences; `None` if these are all.
@@ -214,6 +277,6 @@ pub fn whole_length(time: usize) -> usize {
 /// As [`SequenceGroup::positions`].
 pub(crate) fn own_positions(time: usize) -> Result<Option<Vec<u32>>> {
     let Some(group) = SequenceGroup::current() else { return Ok(None) };
-    let parts = group.positions(group.size * time)?;
+    let parts = group.positions(group.slices() * time)?;
     Ok(Some(parts.into_iter().flatten().map(|position| position as u32).collect()))
 }

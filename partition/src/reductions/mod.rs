@@ -3,6 +3,7 @@
 mod coded;
 mod in_flight;
 mod squares;
+mod tensor;
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -78,12 +78,15 @@ pub(super) fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
 
 /// Returns this rank's share of a segment, as parameters with their ranges of the reduced gradients. With replicated
 /// gradients too, each rank has only its shard, and of replicates only the first has it, so that no element is counted
-/// twice.
+/// twice. Of a tensor group only the first rank has parameters that are not cut.
 fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
     if !rank.speaks() {
         return vec![];
     }
     let (segment, shard) = (rank.segment(id), rank.shard(id));
     let offset = segment.begin_in_gradients(&shard);
-    segment.overlaps(shard).map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
+    let is_first = rank.groups.tensor_index() == 0;
+    let counts = |parameter: ParameterId| is_first || rank.model.parameters()[parameter].cut().is_some();
+    let parts = segment.overlaps(shard).filter(|(parameter, ..)| counts(*parameter));
+    parts.map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
 }

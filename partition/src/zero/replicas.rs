@@ -47,10 +47,11 @@ impl ShardedState {
     pub fn compare_replicas(&self, replicates_are_equal: bool) -> Result<(), ZeroError> {
         let groups = &self.rank.groups;
         let at = groups.at();
-        // A data-parallel group has consecutive ranks.
-        let first = groups.rank() - groups.data().rank();
-        self.compare(groups.data(), Compared::Replicated, |replica| first + replica)?;
-        let of_replicate = |replicate| groups.rank_of(at, replicate);
+        // A data-parallel group has consecutive ranks of a plane.
+        let step = groups.tensor().map_or(1, |tensor| tensor.size());
+        let first = groups.rank() - groups.data().rank() * step;
+        self.compare(groups.data(), Compared::Replicated, |replica| first + replica * step)?;
+        let of_replicate = |replicate| groups.rank_of(at, replicate, groups.tensor_index());
         if let Some(comm) = groups.replicate() {
             self.compare(comm, Compared::Sharded, of_replicate)?;
         }

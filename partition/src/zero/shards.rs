@@ -4,6 +4,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use candle_core::{CpuStorage, Storage};
 use zero_comm::Buffer;
 use zero_model::ParameterId;
+use zero_model::ops::Run;
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, SegmentId, Stages};
 
@@ -256,7 +257,8 @@ impl ShardedState {
         Ok(values)
     }
 
-    /// Overwrites what this rank holds of a parameter, given all of its values, which are quantized if the parameter is.
+    /// Overwrites what this rank holds of a parameter, given all of its values, which are quantized if the parameter is. Those of a
+    /// parameter that is cut are the values of the whole parameter.
     ///
     /// # Errors
     /// The same as those of [`ShardedState::write`] and [`ShardedState::quantize`].
@@ -272,7 +274,12 @@ impl ShardedState {
             return Ok(());
         }
         for range in self.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == parameter) {
-            self.write(Kind::Parameter, &range, &values[range.elements.clone()])?;
+            let mut own = vec![0.0; range.elements.len()];
+            for Run { local, whole } in self.rank.model.parameters()[parameter].runs(range.elements.clone()) {
+                let to = local.start - range.elements.start..local.end - range.elements.start;
+                own[to].copy_from_slice(&values[whole..whole + local.len()]);
+            }
+            self.write(Kind::Parameter, &range, &own)?;
         }
         Ok(())
     }
@@ -348,11 +355,30 @@ impl ShardedState {
         self.rank.own_state(id, index).ok_or_else(missing)
     }
 
-    /// Gathers all values of a parameter on every rank. Collective: every rank must call it.
+    /// Gathers all values of a parameter on every rank; if it is cut, those of the whole parameter. Collective: every rank must call
+    /// it.
     ///
     /// # Errors
     /// Returns the error of the collective.
     pub fn full(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
+        let local = self.full_of_rank(kind, parameter)?;
+        let Some((cut, group)) = self.rank.model.parameters()[parameter].cut().zip(self.rank.groups.tensor()) else {
+            return Ok(local);
+        };
+        let (len, ranks) = (local.len(), group.size());
+        let output = Buffer::F32(vec![0.0; len * ranks]);
+        let all = group.all_gather(Buffer::F32(local), output, &vec![len; ranks]).wait()?.output.into_f32()?;
+        let mut whole = vec![0.0; cut.whole().iter().product()];
+        for (index, local) in all.chunks_exact(len).enumerate() {
+            for Run { local: from, whole: to } in cut.of(index).runs(0..len) {
+                whole[to..to + from.len()].copy_from_slice(&local[from]);
+            }
+        }
+        Ok(whole)
+    }
+
+    /// Gathers all values of what the ranks of this plane have of a parameter.
+    fn full_of_rank(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
         let elements = self.rank.model.parameters()[parameter].elements();
         let stored = self.rank.model.parameters()[parameter].stored_elements();
         let (id, at) = self.locate(&Range { parameter, elements: 0..stored })?;

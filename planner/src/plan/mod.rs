@@ -104,6 +104,7 @@ impl MemoryPlan {
     /// # Errors
     /// Fails if the model cannot be built or split into stages.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
+        let model = configured_model::cut(&config, model, 0)?;
         let model = configured_model::build(&config, model, working_dtype(&config)?)?;
         // Costs that would have to be measured are assumed equal.
         let equal = CutCosts::equal(model.layers().len());

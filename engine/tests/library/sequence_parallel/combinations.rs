@@ -1,5 +1,5 @@
-//! Every combination of ZeRO stage, pipeline, replicates, shards and slices that fits 8 ranks trains as one rank but for rounding,
-//! and continues from the checkpoint of the one before.
+//! Every combination of ZeRO stage, pipeline, replicates, shards, slices and tensor ranks that fits 8 ranks trains as one rank but
+//! for rounding, and continues from the checkpoint of the one before.
 
 use std::path::Path;
 
@@ -20,21 +20,24 @@ struct Layout {
     slices: usize,
     /// Whether ranks share sequences by queries rather than by heads.
     by_queries: bool,
+    /// Ranks that cut layers among them.
+    tensor: usize,
 }
 
 impl Layout {
     fn ranks(self) -> usize {
-        self.stages * self.replicates * self.shards * self.slices
+        self.stages * self.replicates * self.shards * self.slices * self.tensor
     }
 
     fn text(self) -> String {
-        let Self { stage, stages, replicates, shards, slices, .. } = self;
+        let Self { stage, stages, replicates, shards, slices, tensor, .. } = self;
         let mesh = match replicates {
             1 => String::new(),
             _ => format!("mesh: {{data_parallel_replicate_degree: {replicates}}}\n"),
         };
+        let more = format!("{mesh}pipeline: {{stages: {stages}}}\ntensor_parallel: {{autotp_size: {tensor}}}");
         let kind = KINDS[usize::from(self.by_queries)];
-        kind(keys(slices, 1, 4 / (replicates * shards), stage, &format!("{mesh}pipeline: {{stages: {stages}}}")))
+        kind(keys(slices, 1, 4 / (replicates * shards), stage, &more))
     }
 }
 
@@ -44,9 +47,13 @@ fn layouts() -> Vec<Layout> {
         for stages in [1, 2] {
             for (replicates, shards) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
                 for (slices, by_queries) in [(1, false), (2, false), (4, false), (2, true), (4, true)] {
-                    let layout = Layout { stage, stages, replicates, shards, slices, by_queries };
-                    if layout.ranks() <= 8 && (replicates == 1 || stage > 0) {
-                        all.push(layout);
+                    for tensor in [1, 2, 4] {
+                        let layout = Layout { stage, stages, replicates, shards, slices, by_queries, tensor };
+                        // The model has four heads.
+                        let has_heads = by_queries || slices * tensor <= 4;
+                        if layout.ranks() <= 8 && has_heads && (replicates == 1 || stage > 0) {
+                            all.push(layout);
+                        }
                     }
                 }
             }
@@ -79,7 +86,7 @@ fn every_combination_trains_and_continues_the_one_before() {
     };
     let [first, second] = [part(0..STEPS as usize), part(STEPS as usize..2 * STEPS as usize)];
     let all = layouts();
-    assert_eq!(all.len(), 108);
+    assert_eq!(all.len(), 186);
     let mut before: Option<tempfile::TempDir> = None;
     for layout in all {
         let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,110 @@
+//! `tensor_parallel`: ranks that cut the parameters of layers among them.
+
+use serde::Serialize;
+
+use crate::config::{Adapter, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, Optimizer, Training};
+use crate::reader::Resolver;
+use crate::schema::*;
+use crate::table::section;
+
+section! {
+    /// `tensor_parallel`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct TensorParallel(keys) in Config::tensor_parallel {
+        /// Number of ranks that cut layers among them; 0 and 1 cut nothing.
+        pub autotp_size: usize = key(COUNT_OR_0, "0", "Consecutive ranks that cut layers among them: attention by heads, feed-forward networks by columns, embedding and head by vocabulary; norms see slices of sequences. The ranks load the same samples. 0 and 1 cut nothing");
+        = later("tp_overlap_comm", "false", "Reduce while computing");
+        = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always cut by vocabulary");
+        = section("tp", &TP, "Ranks of the tensor axis");
+        = later("partition_config", "null", "Which weights are cut how").instead("`Layers::tensor_parallel` cuts the layers of a program");
+        = rejected("dtype", "torch.float16", "it is a type of PyTorch's; use `bf16`");
+        = rejected("vocab_parallel_ce_backend", "torch", "it names a Python package");
+        = rejected("injection_policy_tuple", "null", "it names Python classes");
+        = rejected("preset_model", "null", "it names Python classes");
+        = rejected("keep_module_on_host", "false", "it is for inference");
+        = rejected("kernel_inject", "false", "it is for inference");
+    }
+}
+
+impl TensorParallel {
+    /// Checks that layers can be cut, and rejects what ranks that cut them cannot do.
+    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
+        let (size, key) = (config.tensor_size(), Self::autotp_size);
+        if size == 1 {
+            return;
+        }
+        let mut uneven = |path: &'static str, count: usize, what: &str| {
+            if !count.is_multiple_of(size) {
+                let message = format!("{what} cannot be divided evenly among {size} ranks: `{path}` is {count}");
+                let help = format!("write a divisor of {count} as `{key}`");
+                resolver.contradiction(&[key, path], message, Some(help));
+            }
+        };
+        match &config.model {
+            Some(Model::Gpt2(model)) => {
+                uneven(Gpt2::n_head, model.n_head, "heads");
+                uneven(Gpt2::n_inner, model.n_inner, "the feed-forward networks");
+            }
+            Some(Model::Llama(model)) => {
+                uneven(Llama::num_attention_heads, model.num_attention_heads, "heads");
+                uneven(Llama::num_key_value_heads, model.num_key_value_heads, "heads of keys and values");
+                uneven(Llama::intermediate_size, model.intermediate_size, "the feed-forward networks");
+            }
+            _ => {}
+        }
+        // Shorter samples of a curriculum are checked when they are loaded.
+        if let Some(length) = config.data.as_ref().and_then(|data| data.sequence_length) {
+            uneven(Data::sequence_length, length / config.context_size(), "the tokens of a sample");
+        }
+        let adapter = config.adapter.as_ref();
+        let of_whole = config.of_whole_parameters();
+        let devices = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
+        let uses_disk = devices.contains(&OffloadDevice::Nvme);
+        let is_custom = config.optimizers().iter().any(|(_, optimizer)| matches!(optimizer, Optimizer::Custom(_)));
+        for (is_on, path, why) in [
+            (
+                config.training.device != Compute::Cpu,
+                Training::device,
+                "layers that are cut among ranks are not implemented on a GPU",
+            ),
+            (
+                config.training.local_steps.is_some(),
+                Config::training,
+                "replicates that train alone and cut layers are not implemented",
+            ),
+            (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "an mlp cannot be cut"),
+            (config.preference.is_some(), Config::preference, "the loss of pairs needs a whole head on a rank"),
+            (
+                config.quantization_config.is_some(),
+                Config::quantization_config,
+                "quantized weights that are cut are not implemented",
+            ),
+            (
+                adapter.is_some_and(|adapter| adapter.use_dora),
+                Adapter::use_dora,
+                "DoRA needs the norms of whole weights",
+            ),
+            (
+                adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
+                Adapter::lora_dropout,
+                "dropout of the input of a map that is cut is not implemented",
+            ),
+            (
+                of_whole.is_some() || is_custom,
+                Optimizer::TYPE,
+                "the optimizer updates whole matrices, and ranks have parts of them",
+            ),
+            (uses_disk, Config::zero, "offload to NVMe with layers that are cut among ranks is not implemented"),
+            (
+                config.training.gradient_noise_scale.is_some(),
+                Training::gradient_noise_scale,
+                "the noise is that between samples, and ranks have parts of gradients",
+            ),
+        ] {
+            if is_on {
+                let help = format!("leave one of the two out, or write `{key}: 1`");
+                resolver.contradiction(&[path, key], why.to_string(), Some(help));
+            }
+        }
+    }
+}

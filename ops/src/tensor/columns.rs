@@ -1,0 +1,83 @@
+//! Gathers columns that are cut among the ranks of a tensor group, for an evaluation.
+
+use crate::graph::apply::apply1;
+use crate::graph::operand::rows;
+use crate::measure;
+use crate::meta::footprint::{Costs, Footprint, Reads, bytes};
+use crate::sequence::{Element, SequenceGroup, dense};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use half::{bf16, f16};
+
+/// Gathers `[.., share]` of all ranks, of which each has the next ⌈columns / ranks⌉ columns, to `[.., columns]`.
+pub(super) fn gather_columns(x: &Tensor, group: &SequenceGroup, columns: usize) -> Result<Tensor> {
+    apply1(x, GatherColumns { group: group.clone(), columns })
+}
+
+const OP: &str = "gather-columns";
+
+struct GatherColumns {
+    group: SequenceGroup,
+    columns: usize,
+}
+
+impl GatherColumns {
+    fn shape(&self, own: &Shape) -> Result<Shape> {
+        let mut dims = own.dims().to_vec();
+        match dims.last_mut() {
+            Some(last) if *last == self.columns.div_ceil(self.group.size()) => *last = self.columns,
+            _ => bail!("{OP}: {own:?} is no share of {} columns", self.columns),
+        }
+        Ok(dims.into())
+    }
+
+    fn run<T: Element>(&self, own: &[T], shape: &Shape) -> Result<Vec<T>> {
+        let (count, share) = rows(OP, shape)?;
+        let room = vec![T::zero(); own.len() * self.group.size()];
+        let received = self.group.all_gather(T::buffer(own.to_vec()), T::buffer(room))?;
+        let received = T::values(received).map_err(candle_core::Error::wrap)?;
+        let mut all = Vec::with_capacity(count * self.columns);
+        for row in 0..count {
+            let end = all.len() + self.columns;
+            for rank in 0..self.group.size() {
+                let at = (rank * count + row) * share;
+                all.extend_from_slice(&received[at..at + share.min(end - all.len())]);
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Footprint for GatherColumns {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let (elements, dtype) = (inputs[0].elem_count(), inputs[0].dtype());
+        let (own, others) = (bytes(elements, dtype), self.group.size() as u64 - 1);
+        // The sent copy, then what is received.
+        let forward = own * (others + 2);
+        Ok(Costs { forward, exchanged: [own * others, 0], ..Costs::new(self.shape(inputs[0].shape())?, dtype) })
+    }
+}
+
+impl CustomOp1 for GatherColumns {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let shape = xl.shape();
+        let all = match xs.dtype() {
+            DType::F32 => CpuStorage::F32(self.run(&dense(xs, xl)?, shape)?),
+            DType::BF16 => CpuStorage::BF16(self.run::<bf16>(&dense(xs, xl)?, shape)?),
+            DType::F16 => CpuStorage::F16(self.run::<f16>(&dense(xs, xl)?, shape)?),
+            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
+        };
+        Ok((all, self.shape(shape)?))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        bail!("{OP}: the logits of classes that are cut among ranks have no gradient; let the head compute the loss")
+    }
+}

@@ -1,0 +1,216 @@
+//! How a parameter is cut: which of its elements each rank of a tensor group has.
+
+use crate::flag::Replaced;
+use candle_core::{Result, Shape, Tensor, bail};
+use candle_nn::{Init, VarBuilder};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// The part of a parameter that one rank of a tensor group has: of one dimension, the same share of each of its parts.
+///
+/// The dimension is the concatenation of *parts*, such as queries, keys and values in one weight. Each part is cut into as many
+/// slices as there are ranks, of ⌈length / ranks⌉ indices each. Where that does not divide evenly, the last slices lack indices,
+/// and the local tensor is padded behind its last element, so that it has the same shape on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    whole: Vec<usize>,
+    dimension: usize,
+    parts: Vec<usize>,
+    index: usize,
+    ranks: usize,
+}
+
+/// Consecutive elements of a local tensor, and where they are in the whole one. Indices are row-major.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The elements of the local tensor.
+    pub local: Range<usize>,
+    /// The first of them in the whole tensor.
+    pub whole: usize,
+}
+
+impl Cut {
+    /// Cuts a tensor of shape `whole` along `dimension`, which is the concatenation of `parts`, and returns the part of rank
+    /// `index` of `ranks`.
+    ///
+    /// # Errors
+    /// Fails if the parts do not make up the dimension, or do not divide evenly. Only the first dimension may be uneven, and only
+    /// as a single part.
+    pub fn new(whole: &[usize], dimension: usize, parts: &[usize], (index, ranks): (usize, usize)) -> Result<Self> {
+        let cut = Self { whole: whole.to_vec(), dimension, parts: parts.to_vec(), index, ranks };
+        if index >= ranks || whole.get(dimension) != Some(&parts.iter().sum()) {
+            bail!("{whole:?} cannot be cut along dimension {dimension} into {parts:?} and among {ranks} ranks");
+        }
+        let is_even = parts.iter().all(|part| part.is_multiple_of(ranks));
+        if !is_even && (dimension > 0 || parts.len() > 1) {
+            bail!("dimension {dimension} of {whole:?} cannot be divided evenly among {ranks} ranks");
+        }
+        Ok(cut)
+    }
+
+    /// Returns the same cut as another rank of the group sees it.
+    #[must_use]
+    pub fn of(&self, index: usize) -> Self {
+        Self { index, ..self.clone() }
+    }
+
+    /// Returns the shape of the whole tensor.
+    #[must_use]
+    pub fn whole(&self) -> &[usize] {
+        &self.whole
+    }
+
+    /// Returns the dimension that is cut.
+    #[must_use]
+    pub fn dimension(&self) -> usize {
+        self.dimension
+    }
+
+    /// Returns the lengths of the parts of the dimension.
+    #[must_use]
+    pub fn parts(&self) -> &[usize] {
+        &self.parts
+    }
+
+    /// Returns the index of the rank in its group.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Returns the number of ranks.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Returns the shape of the local tensor, which is the same on all ranks.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        let mut dims = self.whole.clone();
+        dims[self.dimension] = self.parts.iter().map(|part| part.div_ceil(self.ranks)).sum();
+        dims.into()
+    }
+
+    /// Returns this rank's ranges of the dimension, in order.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let mut range = |&part: &usize| {
+            let (first, share) = (start, part.div_ceil(self.ranks));
+            start += part;
+            let at = |index: usize| first + (index * share).min(part);
+            at(self.index)..at(self.index + 1)
+        };
+        self.parts.iter().map(&mut range).collect()
+    }
+
+    /// Returns the number of local elements that are part of the whole tensor. They come first; the rest is padding.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        let len: usize = self.ranges().iter().map(Range::len).sum();
+        self.outer() * len * self.inner()
+    }
+
+    /// Returns where a range of local elements is in the whole tensor, in order and without padding.
+    #[must_use]
+    pub fn runs(&self, local: Range<usize>) -> Vec<Run> {
+        let row = self.ranges().iter().map(Range::len).sum::<usize>() * self.inner();
+        let outer = local.start / row.max(1)..local.end.div_ceil(row.max(1)).min(self.outer());
+        self.blocks(outer)
+            .filter_map(|Run { local: block, whole }| {
+                let (start, end) = (block.start.max(local.start), block.end.min(local.end));
+                (start < end).then(|| Run { local: start..end, whole: whole + (start - block.start) })
+            })
+            .collect()
+    }
+
+    /// Returns which of a range of elements of the whole tensor are local, in order.
+    #[must_use]
+    pub fn runs_of_whole(&self, whole: Range<usize>) -> Vec<Run> {
+        let row = self.whole[self.dimension] * self.inner();
+        let outer = whole.start / row.max(1)..whole.end.div_ceil(row.max(1)).min(self.outer());
+        self.blocks(outer)
+            .filter_map(|Run { local, whole: first }| {
+                let (start, end) = (first.max(whole.start), (first + local.len()).min(whole.end));
+                let begin = local.start + start.saturating_sub(first);
+                (start < end).then(|| Run { local: begin..begin + (end - start), whole: start })
+            })
+            .collect()
+    }
+
+    /// Returns the contiguous blocks of some of the indices of the dimensions before the one that is cut.
+    fn blocks(&self, outer: Range<usize>) -> impl Iterator<Item = Run> {
+        let (inner, ranges, dimension) = (self.inner(), self.ranges(), self.whole[self.dimension]);
+        let len: usize = ranges.iter().map(Range::len).sum();
+        outer.flat_map(move |outer| {
+            let mut local = outer * len * inner;
+            let block = |range: &Range<usize>| {
+                let first = local;
+                local += range.len() * inner;
+                Run { local: first..local, whole: (outer * dimension + range.start) * inner }
+            };
+            ranges.iter().map(block).collect::<Vec<_>>()
+        })
+    }
+
+    fn outer(&self) -> usize {
+        self.whole[..self.dimension].iter().product()
+    }
+
+    fn inner(&self) -> usize {
+        self.whole[self.dimension + 1..].iter().product()
+    }
+}
+
+thread_local! {
+    static CUTTING: RefCell<Option<(usize, usize)>> = const { RefCell::new(None) };
+    static ASKING: RefCell<Option<Cut>> = const { RefCell::new(None) };
+}
+
+/// Builds layers whose parameters are cut among the ranks of a tensor group, for rank `index` of `ranks`.
+pub fn with_cuts<T>((index, ranks): (usize, usize), build: impl FnOnce() -> T) -> T {
+    let _cutting = Replaced::with(&CUTTING, (ranks > 1).then_some((index, ranks)));
+    build()
+}
+
+/// Returns the index and the number of the ranks among which parameters are cut while layers are built; `None` if they are
+/// whole.
+#[must_use]
+pub fn cutting() -> Option<(usize, usize)> {
+    CUTTING.with_borrow(|cutting| *cutting)
+}
+
+/// Returns how the parameter is cut that is requested from a `VarBuilder`; `None` if it is whole. The shape of the request is that
+/// of the local tensor.
+#[must_use]
+pub fn asks_cut() -> Option<Cut> {
+    ASKING.with_borrow(Clone::clone)
+}
+
+/// Runs `ask`, which requests the local tensor of a cut parameter.
+pub(crate) fn ask_cut<T>(cut: Option<&Cut>, ask: impl FnOnce() -> T) -> T {
+    let _asking = Replaced::with(&ASKING, cut.cloned());
+    ask()
+}
+
+/// Requests a parameter of shape `whole`. While layers are built for a tensor group, it is cut along `dimension`, which is the
+/// concatenation of `parts`, and the local tensor is returned. `dimension` must divide evenly, unless it is the first and a single
+/// part.
+///
+/// # Errors
+/// As [`Cut::new`], and errors of the builder.
+pub fn get_cut(
+    vb: &VarBuilder,
+    whole: &[usize],
+    (dimension, parts): (usize, &[usize]),
+    name: &str,
+    init: Init,
+) -> Result<Tensor> {
+    match cutting() {
+        None => vb.get_with_hints(whole, name, init),
+        Some(place) => {
+            let cut = Cut::new(whole, dimension, parts, place).map_err(|e| e.context(vb.prefix()))?;
+            ask_cut(Some(&cut), || vb.get_with_hints(cut.shape(), name, init))
+        }
+    }
+}

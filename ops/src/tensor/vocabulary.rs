@@ -1,0 +1,150 @@
+//! A head whose classes are cut among the ranks of a tensor group, and its loss.
+
+use super::columns::gather_columns;
+use super::{own_entries, slices};
+use crate::Linear;
+use crate::kernel::{Isa, softmax as kernel};
+use crate::linear::cross_entropy::linear_cross_entropy_of;
+use crate::sequence::{Element, SequenceGroup, Sharing};
+use candle_core::{Result, Tensor, bail};
+use candle_nn::{Init, Module, VarBuilder};
+use std::ops::Range;
+
+/// The head of a language model, x·Wᵀ. While layers are built for a tensor group, its classes are cut among the ranks: each
+/// computes the logits of its own classes for whole sequences, and no rank holds all of them.
+#[derive(Clone, Debug)]
+pub struct VocabParallel {
+    weight: Tensor,
+    /// The classes of this rank and the number of all, if they are cut.
+    cut: Option<(Range<usize>, usize)>,
+}
+
+impl VocabParallel {
+    /// Creates a head. The parameter `weight` has shape `[classes, inputs]` and is initialized from a normal distribution with
+    /// standard deviation `std`.
+    ///
+    /// # Errors
+    /// Returns errors of the builder.
+    pub fn new(inputs: usize, classes: usize, std: f64, vb: &VarBuilder) -> Result<Self> {
+        let normal = Init::Randn { mean: 0.0, stdev: std };
+        let weight = super::get_cut(vb, &[classes, inputs], (0, &[classes]), "weight", normal)?;
+        Ok(Self { weight, cut: own_entries(classes).map(|own| (own, classes)) })
+    }
+
+    /// Returns the weight of this rank's classes, which is padded where they do not divide evenly.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// Returns the same head with a weight that needs no gradient.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self { weight: self.weight.detach(), cut: self.cut.clone() }
+    }
+
+    /// Returns the logits of all classes, `[batch, time, classes]`, on every rank. `x` is `[batch, time, inputs]`, or this rank's
+    /// slice of it. If classes are cut, the logits have no backward.
+    ///
+    /// # Errors
+    /// If shapes or dtypes do not match, or a rank is lost.
+    pub fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let head = Linear::from_tensors(self.weight.clone(), None);
+        match &self.cut {
+            None => head.forward(x),
+            Some((_, classes)) => {
+                let group = tensor_group()?;
+                let own = head.forward(&slices::gather(x, &group)?)?;
+                gather_columns(&own, &group, *classes)
+            }
+        }
+    }
+
+    /// Computes the [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss) of the logits of all classes.
+    /// `x` is `[batch, time, inputs]`, or this rank's slice of it; `targets` is `[batch, time]`. All ranks get the same loss.
+    ///
+    /// # Errors
+    /// As that function, and if a rank is lost.
+    pub fn cross_entropy(
+        &self,
+        x: &Tensor,
+        targets: &Tensor,
+        (gradient, z_loss): (f32, f32),
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let weight = &self.weight;
+        match &self.cut {
+            None => linear_cross_entropy_of(x, weight, targets, (gradient, z_loss), None),
+            Some((own, classes)) => {
+                let group = tensor_group()?;
+                let x = slices::gather(x, &group)?;
+                let own = OfRank { group, own: own.clone(), classes: *classes };
+                linear_cross_entropy_of(&x, weight, targets, (gradient, z_loss), Some(&own))
+            }
+        }
+    }
+}
+
+fn tensor_group() -> Result<SequenceGroup> {
+    match SequenceGroup::current() {
+        Some(group) if group.sharing() == Sharing::Layers => Ok(group),
+        _ => bail!("a head whose classes are cut among ranks runs outside of a tensor group"),
+    }
+}
+
+/// The classes of one rank, in the loss of all classes.
+pub(crate) struct OfRank {
+    group: SequenceGroup,
+    own: Range<usize>,
+    classes: usize,
+}
+
+impl OfRank {
+    /// Returns the number of all classes.
+    pub(crate) fn classes(&self) -> usize {
+        self.classes
+    }
+
+    /// Returns the number of ranks.
+    pub(crate) fn ranks(&self) -> usize {
+        self.group.size()
+    }
+
+    /// Returns the number of classes of this rank. Further rows of its weight are padding.
+    pub(crate) fn len(&self) -> usize {
+        self.own.len()
+    }
+
+    /// Returns the place of a class among those of this rank.
+    pub(crate) fn place(&self, class: usize) -> Option<usize> {
+        self.own.contains(&class).then(|| class - self.own.start)
+    }
+
+    /// Returns the largest logit of a row, Σ e^(logit − largest), and the logit of the target, or 0 if another rank has it.
+    pub(crate) fn statistics(&self, isa: Isa, row: &[f32], target: usize) -> [f32; 3] {
+        if self.own.is_empty() {
+            return [f32::NEG_INFINITY, 0.0, 0.0];
+        }
+        let (largest, sum) = kernel::max_and_sum(isa, &row[..self.len()]);
+        [largest, sum, self.place(target).map_or(0.0, |place| row[place])]
+    }
+
+    /// Joins the statistics of all ranks, three for each row, to those of all classes. Sums are added in f64 in rank order.
+    pub(crate) fn joined(&self, parts: Vec<f32>, targets: &[usize]) -> Result<Vec<f32>> {
+        let (len, ranks) = (parts.len(), self.ranks());
+        let all = self.group.all_gather(f32::buffer(parts), f32::buffer(vec![0.0; len * ranks]))?;
+        let all = f32::values(all).map_err(candle_core::Error::wrap)?;
+        let share = self.classes.div_ceil(ranks);
+        let mut joined = Vec::with_capacity(len);
+        for (row, &target) in targets.iter().enumerate() {
+            let of = |rank: usize| &all[rank * len + 3 * row..rank * len + 3 * row + 3];
+            let largest = (0..ranks).map(|rank| of(rank)[0]).fold(f32::NEG_INFINITY, f32::max);
+            // A NaN is the largest nowhere, but its sum is NaN.
+            let scaled = |rank: usize| match of(rank)[0] {
+                own if own == largest => f64::from(of(rank)[1]),
+                own => f64::from(of(rank)[1]) * libm::exp(f64::from(own) - f64::from(largest)),
+            };
+            let sum: f64 = (0..ranks).map(scaled).sum();
+            joined.extend([largest, sum as f32, of(target / share)[2]]);
+        }
+        Ok(joined)
+    }
+}

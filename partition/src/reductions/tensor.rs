@@ -1,0 +1,66 @@
+//! Sums over the ranks of a tensor group: the gradients of parameters that are not cut.
+//!
+//! Each rank of the group computes such a gradient from its slice of the positions, or from its part of the layers. Once the
+//! gradients of a step are reduced, all ranks of the group have the same shards of them.
+
+use std::ops::Range;
+
+use zero_comm::{Buffer, ReduceOp};
+use zero_pipeline::SegmentId;
+
+use super::Reductions;
+use crate::error::ZeroError;
+use crate::kept::{Grads, KeptGradient};
+use crate::ledger::Category;
+use crate::memory::Memory;
+use crate::rank::Rank;
+
+impl Reductions {
+    /// Sums over the tensor group, if there is one, what this rank updates of the parameters that are not cut. One collective for
+    /// all of them, in f32.
+    pub(crate) fn sum_over_tensor_group(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
+        let Some(group) = rank.groups.tensor() else { return Ok(()) };
+        let parts: Vec<(SegmentId, Range<usize>)> =
+            rank.updated().into_iter().flat_map(|id| shared(rank, id)).collect();
+        let elements = parts.iter().map(|(_, range)| range.len()).sum();
+        memory.count(Category::Staging, elements, size_of::<f32>());
+        let mut values = Vec::with_capacity(elements);
+        for (id, range) in &parts {
+            self.settle(rank, memory, *id)?;
+            match self.reduced(*id)?.host() {
+                Some(Grads::F32(gradients)) => values.extend_from_slice(&gradients[range.clone()]),
+                Some(Grads::Bf16(gradients)) => {
+                    values.extend(gradients[range.clone()].iter().map(|value| value.to_f32()))
+                }
+                None => return Err(ZeroError::internal("the gradients of a tensor group are on the host")),
+            }
+        }
+        let summed = group.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?;
+        let mut rest = summed.as_slice();
+        for (id, range) in parts {
+            let (part, later) = rest.split_at(range.len());
+            rest = later;
+            match self.segments[id].reduced.as_mut() {
+                Some(KeptGradient::F32(gradients)) => match gradients.host_mut() {
+                    Some(gradients) => gradients[range].copy_from_slice(part),
+                    None => return Err(ZeroError::internal("the gradients of a tensor group are on the host")),
+                },
+                Some(KeptGradient::Bf16(gradients)) => {
+                    gradients[range].iter_mut().zip(part).for_each(|(to, &sum)| *to = half::bf16::from_f32(sum));
+                }
+                None => return Err(super::not_reduced()),
+            }
+        }
+        memory.uncount(Category::Staging, elements, size_of::<f32>());
+        Ok(())
+    }
+}
+
+/// Returns the ranges of a segment's reduced gradients that this rank updates and that belong to parameters that are not cut.
+fn shared(rank: &Rank, id: SegmentId) -> Vec<(SegmentId, Range<usize>)> {
+    let (segment, own) = (rank.segment(id), rank.own_range(id));
+    let offset = segment.begin_in_gradients(&own);
+    let is_shared = |parameter: &usize| rank.model.parameters()[*parameter].cut().is_none();
+    let parts = segment.overlaps(own).filter(|(parameter, ..)| is_shared(parameter));
+    parts.map(|(_, _, at)| (id, at.start + offset..at.end + offset)).collect()
+}
