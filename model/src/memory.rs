@@ -32,6 +32,7 @@ use crate::activations::Activations;
 use crate::model::{BuiltLayer, Model};
 use zero_ops::backward_from;
 use zero_ops::meta;
+pub use zero_ops::meta::Exchanged;
 use zero_ops::sink;
 
 /// Upper bound on the bytes of a layer's graph, without its tensors.
@@ -84,8 +85,8 @@ pub struct LayerMemory {
     /// Bytes that such a backward leaves until the weight gradients are computed, in addition to the gradients of the
     /// inputs.
     pub deferred: u64,
-    /// Bytes that the forward and the backward send to ranks that share sequences.
-    pub exchanged: [u64; 2],
+    /// Bytes that the forward and the backward send to other ranks.
+    pub exchanged: [Exchanged; 2],
 }
 
 /// Memory of the last layer and the loss, forward and backward together, in bytes.
@@ -97,6 +98,8 @@ pub struct LossMemory {
     pub peak: u64,
     /// Bytes of the gradients of the inputs, which remain.
     pub input_gradients: u64,
+    /// Bytes sent to other ranks.
+    pub exchanged: Exchanged,
 }
 
 /// Memory of a layer in an evaluation, in bytes.
@@ -109,8 +112,8 @@ pub struct EvaluationMemory {
     /// Bytes that the layer's modules compute at their first use and keep, such as the angles of rotary positions. Layers
     /// that share them have the same key. They are not part of any other figure.
     pub kept_once: BTreeMap<usize, u64>,
-    /// Bytes sent to ranks that share sequences.
-    pub exchanged: u64,
+    /// Bytes sent to other ranks.
+    pub exchanged: Exchanged,
 }
 
 /// Calls `run` with figures for layers on a GPU: those of the CPU, plus cuBLASLt's workspace for each product that
@@ -141,7 +144,7 @@ impl Model {
             return Ok(LayerMemory {
                 outputs,
                 forward_peak: peak,
-                exchanged: [exchanged, 0],
+                exchanged: [exchanged, Exchanged::default()],
                 ..LayerMemory::default()
             });
         }
@@ -192,7 +195,7 @@ impl Model {
             let gradients = gradients(&[(loss, seed)], &leaves)?;
             let [leaves, input_gradients] =
                 [&leaves, &gradients].map(|tensors| tensors.iter().map(|x| Form::of(x).bytes()).sum());
-            Ok(LossMemory { leaves, peak: meta::peak() + BOOKKEEPING, input_gradients })
+            Ok(LossMemory { leaves, peak: meta::peak() + BOOKKEEPING, input_gradients, exchanged: meta::exchanged() })
         })
     }
 

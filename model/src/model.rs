@@ -241,10 +241,16 @@ impl Model {
         self.last_users[parameter]
     }
 
-    /// Returns the number of elements of all parameters.
+    /// Returns the number of elements of all parameters, each whole.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.parameters.iter().map(Parameter::elements).sum()
+        self.parameters.iter().map(Parameter::whole_elements).sum()
+    }
+
+    /// Returns the number of elements of all trainable parameters, each whole.
+    #[must_use]
+    pub fn trainable_elements(&self) -> usize {
+        self.parameters.iter().filter(|parameter| parameter.is_trainable()).map(Parameter::whole_elements).sum()
     }
 
     /// Runs the last layer on its input `x`, and the loss. Returns a scalar. `targets` are those of

@@ -114,6 +114,12 @@ impl Parameter {
         self.cut.as_ref().map_or(self.shape.dims(), Cut::whole)
     }
 
+    /// Returns the number of elements of the whole parameter.
+    #[must_use]
+    pub fn whole_elements(&self) -> usize {
+        self.whole_shape().iter().product()
+    }
+
     /// Returns where a range of its elements is in the whole parameter, without the padding of an uneven cut.
     #[must_use]
     pub fn runs(&self, elements: Range<usize>) -> Vec<Run> {

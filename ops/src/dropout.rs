@@ -16,7 +16,7 @@ use crate::sequence::SequenceGroup;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
 use zero_kernels::dropout::Mask;
 
@@ -43,9 +43,21 @@ impl Dropout {
 /// for any number of ranks and any micro-batch size. If ranks share sequences, the second dimension is the position in this
 /// rank's slice, and the masks are those of the whole sequence. The backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<Tensor> {
+    of_columns(x, probability, name, pass, None)
+}
+
+/// [`dropout`] of a tensor whose last dimension is a part of a wider one: `columns` are the first of its columns there, and the
+/// number of all.
+pub(crate) fn of_columns(
+    x: &Tensor,
+    probability: f32,
+    name: &str,
+    pass: &Pass,
+    columns: Option<(usize, usize)>,
+) -> Result<Tensor> {
     match numbers(OP, probability, name, pass)? {
         Some(stream) => {
-            let place = Place::of(x)?;
+            let place = Place::of(x, columns)?;
             apply1(x, Masked { probability, stream, first_sample: pass.sample, place })
         }
         None => Ok(x.clone()),
@@ -78,22 +90,33 @@ struct Place {
     /// Elements of a part, and of a position.
     part: usize,
     width: usize,
+    /// The first of the columns among all, and the number of all, if the slice has some of the columns.
+    columns: Option<(usize, usize)>,
 }
 
 impl Place {
     /// Returns the place of `[batch, time, …]`.
-    fn of(x: &Tensor) -> Result<Option<Self>> {
-        let Some(group) = SequenceGroup::current() else { return Ok(None) };
+    fn of(x: &Tensor, columns: Option<(usize, usize)>) -> Result<Option<Self>> {
+        let Some(group) = SequenceGroup::current() else {
+            let (part, width) = (x.elem_count() / samples(x.shape()), x.dim(D::Minus1)?);
+            return Ok(columns.map(|_| Self { firsts: vec![0], part, width, columns }));
+        };
         let parts = group.positions(x.dim(1)? * group.slices())?;
         let width: usize = x.dims()[2..].iter().product();
         let firsts = parts.iter().map(|part| part.start).collect();
-        Ok(Some(Self { firsts, part: parts[0].len() * width, width }))
+        Ok(Some(Self { firsts, part: parts[0].len() * width, width, columns }))
     }
 
     /// Returns where an element of the slice is in the sample, and how many elements from there on follow in both.
     fn find(&self, element: usize) -> (usize, usize) {
         let (part, inside) = (element / self.part, element % self.part);
-        (self.firsts[part] * self.width + inside, self.part - inside)
+        match self.columns {
+            None => (self.firsts[part] * self.width + inside, self.part - inside),
+            Some((first, all)) => {
+                let (position, column) = (self.firsts[part] + inside / self.width, inside % self.width);
+                (position * all + first + column, self.width - column)
+            }
+        }
     }
 }
 

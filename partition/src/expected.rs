@@ -3,6 +3,7 @@
 use std::iter::Sum;
 use std::ops::Range;
 
+use zero_model::Model;
 use zero_pipeline::{
     Action, Content, Coordinates, Instruction, Mesh, Message, Placement, Program, SegmentId, Stages, Tier, Transfer,
     ZeroStage,
@@ -10,6 +11,7 @@ use zero_pipeline::{
 
 use crate::coded::CodedLevel;
 use crate::layout::Layout;
+use crate::segment::Segment;
 use crate::zero::{Widths, ZeroOptions};
 
 /// State of one rank in memory, in bytes, at its peak between the backward and the update. State on a disk is not
@@ -185,6 +187,30 @@ pub fn expected_payload(
         _ => Payload::default(),
     };
     program.instructions.iter().map(of_instruction).sum()
+}
+
+/// Returns the payload bytes that a rank of a tensor group sends in the sum over the group, once a step, of the gradients of
+/// parameters that are not cut. `at` is the rank's position in its plane, and `(index, ranks)` its place in the group.
+#[must_use]
+pub fn expected_tensor_sum(
+    (layout, model, stages): (&Layout, &Model, &Stages),
+    at: Coordinates,
+    (index, ranks): (usize, usize),
+) -> u64 {
+    (all_reduced(shared_elements((layout, model, stages), at), 0..ranks, ranks, index) * size_of::<f32>()) as u64
+}
+
+/// Returns the number of elements that the rank at `at` updates of parameters that are not cut.
+#[must_use]
+pub fn shared_elements((layout, model, stages): (&Layout, &Model, &Stages), at: Coordinates) -> usize {
+    let is_updated = |(id, segment): &(usize, &Segment)| stages.owner(*id) == at.stage && segment.is_trainable;
+    let updated = layout.segments().iter().enumerate().filter(is_updated);
+    let of_segment = |(_, segment): (usize, &Segment)| -> usize {
+        let own = segment.held(segment.placements.optimizer, at.shard);
+        let shared = segment.overlaps(own).filter(|(parameter, ..)| model.parameters()[*parameter].cut().is_none());
+        shared.map(|(_, elements, _)| elements.len()).sum()
+    };
+    updated.map(of_segment).sum()
 }
 
 /// Returns the bytes of a message that the rank at `at` sends. `width` and `activations` are as in [`expected_payload`].

@@ -41,7 +41,9 @@ pub use accumulator::Order;
 pub use coded::{Coded, CodedLevel};
 pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_buffers, disk_bytes};
 pub use error::ZeroError;
-pub use expected::{Payload, StateBytes, expected_payload, expected_state, state_formula};
+pub use expected::{
+    Payload, StateBytes, expected_payload, expected_state, expected_tensor_sum, shared_elements, state_formula,
+};
 pub use gpu::{gpu_copy, gpu_room};
 pub use groups::Groups;
 pub use kept::Grads;

@@ -16,6 +16,8 @@ pub struct Hosts {
     pub mesh: Mesh,
     /// Ranks per host.
     pub ranks: usize,
+    /// The plane whose bytes are counted: the place of its ranks in their tensor groups.
+    pub plane: usize,
 }
 
 /// The cells of a group (`comm/src/hierarchy`): runs of its ranks that are on one host.
@@ -28,13 +30,19 @@ struct Cells {
 
 impl Hosts {
     fn host(&self, at: Coordinates) -> usize {
-        self.mesh.rank(at) / self.ranks
+        (self.mesh.rank(at) + self.plane) / self.ranks
     }
 
     fn cells(&self, ranks: impl Iterator<Item = Coordinates>) -> Cells {
         let hosts: Vec<usize> = ranks.map(|at| self.host(at)).collect();
         let count = cells(&hosts).len();
         Cells { count, are_single: count == hosts.len() }
+    }
+
+    /// Returns the ranks of a stage in the plane.
+    fn of_stage(&self, stage: StageId) -> impl Iterator<Item = Coordinates> + use<> {
+        let plane = self.mesh.plane();
+        plane.ranks(stage).map(move |rank| plane.coordinates(rank))
     }
 
     /// Returns the cells of each shard group of a stage.
@@ -45,7 +53,7 @@ impl Hosts {
 
     /// Returns the cells of each near group of a stage.
     fn near_groups(&self, stage: StageId) -> impl Iterator<Item = Cells> + '_ {
-        let ranks: Vec<Coordinates> = self.mesh.ranks(stage).map(|rank| self.mesh.coordinates(rank)).collect();
+        let ranks: Vec<Coordinates> = self.of_stage(stage).collect();
         let groups: Vec<Cells> =
             ranks.chunks(self.mesh.near()).map(|group| self.cells(group.iter().copied())).collect();
         groups.into_iter()
@@ -77,12 +85,12 @@ impl Hosts {
     fn summed(&self, stage: StageId, alone: bool) -> Vec<Cells> {
         match alone {
             true => self.shard_groups(stage).collect(),
-            false => vec![self.cells(self.mesh.ranks(stage).map(|rank| self.mesh.coordinates(rank)))],
+            false => vec![self.cells(self.of_stage(stage))],
         }
     }
 }
 
-/// Returns the payload bytes that all hosts together send to other hosts in a step, in the gathers, reductions, refreshes and
+/// Returns the payload bytes that all hosts together send to other hosts in a step of a plane, in the gathers, reductions, refreshes and
 /// messages of `programs`, one for each stage. `width` is the width in bytes of the working dtype, and `activations` returns
 /// the bytes of a message with activations or their gradients.
 ///
@@ -123,10 +131,10 @@ pub fn network_bytes(
     };
     let reduced = |stage: StageId, id: SegmentId, replicates_sum: bool| -> usize {
         let replicated = |stage, id| if replicates_sum { replicated(stage, id) } else { 0 };
-        let coded = |rank: usize| hosts.coded(segment(id), options.coded, mesh.coordinates(rank));
+        let coded = |at: Coordinates| hosts.coded(segment(id), options.coded, at);
         match segment(id).placements.optimizer {
             _ if !segment(id).reduced_as(options.coded, mesh, Coordinates::first(stage)).is_empty() => {
-                mesh.ranks(stage).map(coded).sum::<usize>() + replicated(stage, id)
+                hosts.of_stage(stage).map(coded).sum::<usize>() + replicated(stage, id)
             }
             Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => {
                 let scattered = hosts.shard_groups(stage).map(|cells| elements(id) * others(cells) * summed(cells));
@@ -146,7 +154,7 @@ pub fn network_bytes(
     };
     // The bytes of those ranks of a stage whose receiver is on another host.
     let sent = |message: &Message| -> usize {
-        let senders = mesh.ranks(message.from).map(|rank| mesh.coordinates(rank));
+        let senders = hosts.of_stage(message.from);
         let crossing = senders.filter(|&at| hosts.host(at) != hosts.host(Coordinates { stage: message.to, ..at }));
         crossing.map(|at| message_bytes(message, layout, at, working, &activations)).sum()
     };

@@ -229,9 +229,17 @@ impl Mesh {
 
     /// Returns the ranks of the context group of a rank, in the order of their slices.
     #[must_use]
-    pub fn context_ranks(&self, rank: usize) -> Range<usize> {
-        let first = rank / self.context * self.context;
-        first..first + self.context
+    pub fn context_ranks(&self, rank: usize) -> Vec<usize> {
+        let (of_plane, index) = (rank / self.tensor, rank % self.tensor);
+        let first = of_plane / self.context * self.context;
+        (first..first + self.context).map(|of_plane| of_plane * self.tensor + index).collect()
+    }
+
+    /// Returns the ranks of the tensor group of a rank.
+    #[must_use]
+    pub fn tensor_ranks(&self, rank: usize) -> Vec<usize> {
+        let first = rank / self.tensor * self.tensor;
+        (first..first + self.tensor).collect()
     }
 
     /// Returns the places within the shard group of the ranks of a position's near group.
@@ -358,7 +366,7 @@ mod tests {
         for rank in 0..16 {
             let group = cut.context_ranks(rank);
             assert_eq!((group.len(), group.contains(&rank)), (4, true));
-            let shards = group.map(|rank| cut.coordinates(rank)).map(|at| (at.replicate, at.shard / 4));
+            let shards = group.into_iter().map(|rank| cut.coordinates(rank)).map(|at| (at.replicate, at.shard / 4));
             assert!(shards.clone().all(|of| Some(of) == shards.clone().next()));
         }
         for context in [0, 3, 16] {

@@ -83,6 +83,7 @@ const HPZ: &str = "zero_optimization.zero_hpz_partition_size";
 /// Returns names and settings of layouts for hosts of `ranks` ranks.
 fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     let hosts = config.world_size / ranks;
+    let as_one = config.context_size() * config.tensor_size();
     // Only the settings that change something.
     let stage = |stage: u8| (config.zero.stage.number() != stage).then(|| format!("zero_optimization.stage={stage}"));
     let one_stage = || (config.pipeline.stages > 1).then(|| "pipeline.stages=1".to_string());
@@ -96,8 +97,8 @@ fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     };
     let flat = |zero: u8| chosen("", zero, [one_group(), one_stage(), no_copy()]);
     let groups = |zero: u8| {
-        // Ranks that share sequences count as one.
-        let mesh = format!("mesh={{data_parallel_shard_degree: {}}}", ranks / config.context_size());
+        // Ranks that share sequences or cut layers count as one.
+        let mesh = format!("mesh={{data_parallel_shard_degree: {}}}", ranks / as_one);
         chosen(", a shard group per host (HSDP)", zero, [Some(mesh), one_stage(), no_copy()])
     };
     let pipeline = |zero: u8| {
@@ -105,12 +106,12 @@ fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
         chosen(", a pipeline stage per host", zero, [one_group(), Some(stages), no_copy()])
     };
     let mut all: Vec<_> = (1..=3).map(flat).collect();
-    if ranks > 1 && hosts > 1 && ranks.is_multiple_of(config.context_size()) {
+    if ranks > 1 && hosts > 1 && ranks.is_multiple_of(as_one) {
         all.extend((1..=3).map(groups));
     }
     if ranks > 1 && hosts > 1 {
         let (name, mut settings) = chosen(", secondary shards per host (hpZ)", 3, [one_group(), one_stage(), None]);
-        settings.push(format!("{HPZ}={ranks}"));
+        settings.push(format!("{HPZ}={}", (ranks / config.tensor_size()).max(1)));
         settings.push("zero_optimization.stage3_max_reuse_distance=0".to_string());
         let codes = ["weights", "gradients"].map(|what| format!("zero_optimization.zero_quantized_{what}=true"));
         all.push((format!("{name}, codes (qwZ, qgZ)"), settings.iter().cloned().chain(codes).collect()));

@@ -85,11 +85,6 @@ impl TensorParallel {
                 "DoRA needs the norms of whole weights",
             ),
             (
-                adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
-                Adapter::lora_dropout,
-                "dropout of the input of a map that is cut is not implemented",
-            ),
-            (
                 of_whole.is_some() || is_custom,
                 Optimizer::TYPE,
                 "the optimizer updates whole matrices, and ranks have parts of them",

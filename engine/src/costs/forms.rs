@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::DType;
 use zero_config::{Compute, Config};
-use zero_model::memory::{self, EvaluationMemory, Form, LayerMemory, LossMemory};
+use zero_model::memory::{self, EvaluationMemory, Exchanged, Form, LayerMemory, LossMemory};
 use zero_model::ops::{SequenceGroup, Sharing};
 use zero_model::zoo::{LABEL_COUNTS, LABEL_GROUPS, LABELS, POSITION_IDS, PreferenceLoss, REFERENCE_LOG_PROBS};
 use zero_model::{Model, Signature};
@@ -95,16 +95,20 @@ impl Table {
 }
 
 impl Table {
-    /// Returns the bytes that the table's rank sends in a program to the ranks that share its sequences.
+    /// Returns the bytes that the table's rank sends in the layers of a program to the ranks that share its sequences or cut its
+    /// layers. The last layer's forward runs as part of its backward.
     #[must_use]
-    pub fn exchanged(&self, program: &Program) -> u64 {
-        let of = |layer: usize, pass: usize| self.layers.get(layer).map_or(0, |memory| memory.exchanged[pass]);
+    pub fn exchanged(&self, program: &Program) -> Exchanged {
+        let of_last = |pass: usize| if pass == 0 { Exchanged::default() } else { self.loss.exchanged };
+        let of = |layer: usize, pass: usize| {
+            self.layers.get(layer).map_or_else(|| of_last(pass), |memory| memory.exchanged[pass])
+        };
         let of_instruction = |instruction: &Instruction| match *instruction {
             Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => of(layer, 0),
             Instruction::Backward { layer, .. } | Instruction::BackwardInput { layer, .. } => of(layer, 1),
-            _ => 0,
+            _ => Exchanged::default(),
         };
-        program.instructions.iter().map(of_instruction).sum()
+        program.instructions.iter().map(of_instruction).fold(Exchanged::default(), |sum, sent| sum + sent)
     }
 }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use zero_comm::{Communicator, Stats};
 use zero_config::Config;
 use zero_model::Model;
+use zero_model::memory::Exchanged;
 use zero_model::ops::SequenceGroup;
 use zero_optim::LossScaler;
-use zero_partition::ShardedState;
+use zero_partition::{ShardedState, expected_tensor_sum};
 use zero_pipeline::{Content, LayerId, Program};
 
 use super::Engine;
@@ -115,13 +116,20 @@ impl Engine {
         }
     }
 
-    /// Returns the bytes that this rank sends in a step to the ranks that share its sequences; 0 if it has its own. `None` if they
+    /// Returns the bytes that this rank sends in a step to the ranks that share its sequences or cut its layers. `None` if they
     /// are only known in a run.
     #[must_use]
-    pub fn exchanged_bytes(&self) -> Option<u64> {
-        let Some(group) = &self.sequence else { return Some(0) };
+    pub fn exchanged_bytes(&self) -> Option<Exchanged> {
+        let Some(group) = &self.sequence else { return Some(Exchanged::default()) };
         let index = group.of_batch().map_or(0, SequenceGroup::index);
-        Some(Table::of_slice(&self.config, self.zero.model(), index)?.exchanged(&self.program))
+        let in_layers = Table::of_slice(&self.config, self.zero.model(), index)?.exchanged(&self.program);
+        let groups = self.zero.groups();
+        let summed = expected_tensor_sum(
+            (self.zero.layout(), self.zero.model(), self.zero.stages()),
+            groups.at(),
+            (groups.tensor_index(), self.config.tensor_size()),
+        );
+        Some(Exchanged { tensor: in_layers.tensor + summed, ..in_layers })
     }
 
     /// Returns the time of this rank's steps by category.

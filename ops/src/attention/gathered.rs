@@ -12,7 +12,7 @@ use crate::graph::apply::{apply3, reshape};
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, stored, tensor};
 use crate::measure;
-use crate::meta::footprint::{Costs, Footprint, Reads, bytes, floats};
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats};
 use crate::sequence::{Element, SequenceGroup, dense};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
@@ -149,7 +149,7 @@ impl Footprint for Gathered {
         Ok(Costs {
             forward: gathering.max(whole + costs.forward),
             backward: gathering.max(whole + in_f32 + costs.backward).max(2 * in_f32).max(in_f32 + own_f32),
-            exchanged: [others * own, others * (own + own_f32)],
+            exchanged: [others * own, others * (own + own_f32)].map(Exchanged::to_context),
             ..costs
         })
     }

@@ -14,7 +14,7 @@ use crate::graph::operand::{NO_TARGET, View, rows, targets_of};
 use crate::graph::output::{stored, tensor};
 use crate::linear::head::{Factors, Head, chunk_rows};
 use crate::meta;
-use crate::meta::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use crate::product::Matrix;
 use crate::sink;
 use crate::tensor::OfRank;
@@ -185,7 +185,7 @@ impl Footprint for ToCompute<'_> {
             hands_over: true,
             forward: copied.saturating_sub(saved).max(kept + (another + chunk + wide).max(rounding)),
             gradients: [true, false, false],
-            exchanged: [floats(3 * count * others), 0],
+            exchanged: [floats(3 * count * others), 0].map(Exchanged::to_tensor),
             ..Costs::new((), DType::F32)
         })
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
-use crate::dropout::dropout;
+use crate::dropout::of_columns;
 use crate::flag::Replaced;
 use crate::graph::apply::{apply2, apply3, sum};
 use crate::linear::affine::Affine;
@@ -106,6 +106,8 @@ pub(crate) struct Lora {
     b: Tensor,
     scale: f32,
     dropout: f32,
+    /// The first of the inputs of this rank and the number of all, if they are cut.
+    columns: Option<(usize, usize)>,
     path: Arc<str>,
     /// `[outputs]`, for DoRA.
     magnitudes: Option<Tensor>,
@@ -136,8 +138,8 @@ impl Lora {
             LoraInit::Gaussian => (Init::Randn { mean: 0.0, stdev: 1.0 / rank as f64 }, Init::Const(0.0)),
             LoraInit::Random => (linear(inputs), linear(rank)),
         };
-        if cutting().is_some() && (options.magnitudes || options.dropout > 0.0) {
-            bail!("{OP}: `{path}` is cut among ranks, and DoRA and dropout of adapters need whole maps");
+        if cutting().is_some() && options.magnitudes {
+            bail!("{OP}: `{path}` is cut among ranks, and DoRA needs the norms of whole weights");
         }
         let _asking = crate::flag::Flag::raise(&ASKING);
         let (vb_a, vb_b) = (vb.pp("lora_A"), vb.pp("lora_B"));
@@ -152,6 +154,10 @@ impl Lora {
             },
             scale: options.scale,
             dropout: options.dropout,
+            columns: match (parallel, cutting()) {
+                (Parallel::Inputs, Some((index, ranks))) => Some((index * (inputs / ranks), inputs)),
+                _ => None,
+            },
             path: path.into(),
             // The engine replaces the ones when the weight has its initial values.
             magnitudes: match options.magnitudes {
@@ -195,7 +201,7 @@ impl Lora {
         }
         let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside of a layer's run") };
         let name = format!("{}.lora", self.path);
-        pass.training.then(|| dropout(x, self.dropout, &name, &pass)).transpose()
+        pass.training.then(|| of_columns(x, self.dropout, &name, &pass, self.columns)).transpose()
     }
 
     /// Returns y + s·(x·Aᵀ)·Bᵀ.

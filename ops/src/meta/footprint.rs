@@ -4,6 +4,7 @@ use crate::graph::output::at_once;
 use crate::meta;
 use crate::parallel::parts;
 use candle_core::{DType, Result, Shape, Tensor};
+use std::ops::{Add, Sub};
 
 /// An operation that declares its memory use.
 pub(crate) trait Footprint {
@@ -33,6 +34,47 @@ impl Reads {
     }
 }
 
+/// Bytes that operations inside of layers send to other ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exchanged {
+    /// To the ranks that share the sequences.
+    pub context: u64,
+    /// To the ranks that cut layers among them.
+    pub tensor: u64,
+}
+
+impl Exchanged {
+    pub(crate) fn to_context(bytes: u64) -> Self {
+        Self { context: bytes, ..Self::default() }
+    }
+
+    pub(crate) fn to_tensor(bytes: u64) -> Self {
+        Self { tensor: bytes, ..Self::default() }
+    }
+
+    /// Returns the sum.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.context + self.tensor
+    }
+}
+
+impl Add for Exchanged {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { context: self.context + other.context, tensor: self.tensor + other.tensor }
+    }
+}
+
+impl Sub for Exchanged {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self { context: self.context - other.context, tensor: self.tensor - other.tensor }
+    }
+}
+
 /// Memory use of an operation, in bytes. Inputs are not counted; views are assumed to be contiguous.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
@@ -49,8 +91,8 @@ pub(crate) struct Costs {
     pub(crate) backward: u64,
     /// The inputs whose gradients the backward returns if they are wanted. Gradients of parameters go to the sink.
     pub(crate) gradients: [bool; 3],
-    /// Bytes that the forward and the backward send to ranks that share sequences.
-    pub(crate) exchanged: [u64; 2],
+    /// Bytes that the forward and the backward send to other ranks.
+    pub(crate) exchanged: [Exchanged; 2],
     /// The cost of deferring the gradients of parameters, if the operation has any.
     pub(crate) deferred: Option<DeferredCosts>,
 }
@@ -66,7 +108,7 @@ impl Costs {
             forward: 0,
             backward: 0,
             gradients: [true; 3],
-            exchanged: [0; 2],
+            exchanged: [Exchanged::default(); 2],
             deferred: None,
         }
     }

@@ -12,6 +12,7 @@ pub(crate) mod footprint;
 
 use crate::flag::Flag;
 use crate::graph::storage::take;
+pub use crate::meta::footprint::Exchanged;
 use crate::meta::footprint::{Costs, DeferredCosts, Footprint, bytes};
 use candle_core::op::BackpropOp;
 use candle_core::{
@@ -36,8 +37,8 @@ pub(crate) struct Heap {
     written: HashSet<TensorId>,
     /// Bytes that modules compute once and keep, by the module's address.
     kept_once: BTreeMap<usize, u64>,
-    /// Bytes sent to ranks that share sequences.
-    exchanged: u64,
+    /// Bytes sent to other ranks.
+    exchanged: Exchanged,
     /// While the gradients of parameters are deferred: the inputs that their computation keeps alive.
     deferred: Option<Vec<(Option<Tensor>, Held)>>,
 }
@@ -96,8 +97,8 @@ pub fn reset_peak() {
     with(|heap| heap.peak = heap.now);
 }
 
-/// Returns the bytes sent to ranks that share sequences so far.
-pub fn exchanged() -> u64 {
+/// Returns the bytes sent to other ranks so far.
+pub fn exchanged() -> Exchanged {
     with(|heap| heap.exchanged)
 }
 
@@ -247,7 +248,7 @@ const META: &str = "meta";
 pub(crate) fn forward(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, Traced)> {
     let costs = op.footprint(inputs)?;
     let output = bytes(costs.shape.elem_count(), costs.dtype);
-    with(|heap| heap.exchanged += costs.exchanged[0]);
+    with(|heap| heap.exchanged = heap.exchanged + costs.exchanged[0]);
     passing(output + costs.saved + costs.forward);
     let saved = Held::new(costs.saved);
     let output = tensor(&costs.shape, costs.dtype)?;
@@ -272,7 +273,7 @@ impl Traced {
         let wanted = |i: usize| self.costs.gradients[i] && inputs[i].track_op();
         let size = |i: usize| if wanted(i) { bytes(inputs[i].elem_count(), inputs[i].dtype()) } else { 0 };
         let gradients: u64 = (0..inputs.len()).map(size).sum();
-        with(|heap| heap.exchanged += self.costs.exchanged[1]);
+        with(|heap| heap.exchanged = heap.exchanged + self.costs.exchanged[1]);
         if self.costs.hands_over {
             free(self.saved.0);
         }

@@ -6,7 +6,7 @@ use super::{HeadShares, SequenceGroup};
 use crate::graph::apply::apply1;
 use crate::graph::output::tensor;
 use crate::measure;
-use crate::meta::footprint::{Costs, Footprint, Reads, bytes};
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, bail};
 
@@ -221,7 +221,7 @@ impl Footprint for Exchange {
         Ok(Costs {
             forward: room(self.direction, sent, received),
             backward: room(self.reversed().direction, back_sent, back_received),
-            exchanged: [leaving, back_leaving],
+            exchanged: [leaving, back_leaving].map(Exchanged::to_context),
             ..Costs::new(self.shape(), dtype)
         })
     }

@@ -3,7 +3,7 @@
 use crate::graph::apply::apply1;
 use crate::graph::operand::rows;
 use crate::measure;
-use crate::meta::footprint::{Costs, Footprint, Reads, bytes};
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes};
 use crate::sequence::{Element, SequenceGroup, dense};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
@@ -56,7 +56,11 @@ impl Footprint for GatherColumns {
         let (own, others) = (bytes(elements, dtype), self.group.size() as u64 - 1);
         // The sent copy, then what is received.
         let forward = own * (others + 2);
-        Ok(Costs { forward, exchanged: [own * others, 0], ..Costs::new(self.shape(inputs[0].shape())?, dtype) })
+        Ok(Costs {
+            forward,
+            exchanged: [own * others, 0].map(Exchanged::to_tensor),
+            ..Costs::new(self.shape(inputs[0].shape())?, dtype)
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::graph::output::{build_as, tensor};
 use crate::kernel::Isa;
 use crate::linear::affine::bias_gradient;
 use crate::measure;
-use crate::meta::footprint::{Costs, Footprint, Reads, bytes, rooms};
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, rooms};
 use crate::sequence::{Element, SequenceGroup, dense};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Layout, Result, Shape, Storage, Tensor, bail};
@@ -126,7 +126,12 @@ impl Footprint for Gather {
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let dtype = inputs[0].dtype();
         let [(forward, sent), (backward, back)] = self.0.costs(dtype);
-        Ok(Costs { forward, backward, exchanged: [sent, back], ..Costs::new(self.0.whole(), dtype) })
+        Ok(Costs {
+            forward,
+            backward,
+            exchanged: [sent, back].map(Exchanged::to_tensor),
+            ..Costs::new(self.0.whole(), dtype)
+        })
     }
 }
 
@@ -175,7 +180,7 @@ impl Footprint for Sum {
         Ok(Costs {
             forward: forward.max(adding),
             backward,
-            exchanged: [sent, back],
+            exchanged: [sent, back].map(Exchanged::to_tensor),
             gradients,
             ..Costs::new(shape, dtype)
         })

@@ -225,7 +225,7 @@ fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &Worl
         Action::Computes(_) if exchanges(action, world) => {
             let own = ranks[rank].exchanged;
             let is_there = |other: &Progress| other.exchanged > own || other.exchanges;
-            world.mesh.context_ranks(rank).all(|other| is_there(&ranks[other]))
+            world.mesh.context_ranks(rank).into_iter().all(|other| is_there(&ranks[other]))
         }
         Action::Computes(_) | Action::Starts(_) | Action::Releases | Action::Saves => true,
     }

@@ -21,8 +21,9 @@ pub(crate) use needs::{Needs, needs};
 use walk::Walk;
 pub(crate) use walk::WalkInputs;
 use zero_config::{Compute, Config, Transport};
-use zero_partition::Category;
-use zero_pipeline::{Instruction, Mesh, Program};
+use zero_model::Model;
+use zero_partition::{Category, Layout, shared_elements};
+use zero_pipeline::{Coordinates, Instruction, Mesh, Program, Stages};
 
 use zero_engine::Engine;
 use zero_engine::costs::forms::Table;
@@ -138,8 +139,14 @@ fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
     };
     // Ranks that share sequences reduce only gradients of keys and values that they gathered.
     let of_context = if config.mesh.context_parallel_degree > 1 { mesh.context() - 1 } else { 0 };
-    let peers = all + of_stage + of_shards + of_context;
+    let of_tensor = config.tensor_size() - 1;
+    let peers = all + of_stage + of_shards + of_context + of_tensor;
     (peers * zero_comm::TCP_CHUNK) as u64
+}
+
+/// Returns the number of elements of the gradients that a rank sums over its tensor group.
+fn tensor_sum(of: (&Layout, &Model, &Stages), at: Coordinates, config: &Config) -> u64 {
+    if config.tensor_size() == 1 { 0 } else { shared_elements(of, at) as u64 }
 }
 
 /// Returns the planned peaks of an engine's rank; `None` if the memory of its layers is unknown.
@@ -160,6 +167,7 @@ pub fn planned(engine: &Engine) -> Option<Peaks> {
         options: &engine.settings().zero,
         width: engine.settings().dtype.size_in_bytes() as u64,
         table: Some(&table),
+        tensor_sum: tensor_sum((zero.layout(), zero.model(), &stage_plan.stages), at, engine.config()),
     };
     let step = Script { program: &steps[at.stage], arrivals: &in_steps[at.stage] };
     let evaluation = Script { program: &evaluations[at.stage], arrivals: &in_evaluations[at.stage] };

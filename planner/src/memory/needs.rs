@@ -4,7 +4,7 @@ use zero_partition::{CATEGORIES, DiskBytes, disk_bytes};
 use zero_pipeline::{Coordinates, StageId};
 
 use super::walk::WalkInputs;
-use super::{Peaks, Script, arrivals, peaks};
+use super::{Peaks, Script, arrivals, peaks, tensor_sum};
 use zero_engine::costs::forms::Table;
 use zero_engine::costs::subject::Subject;
 
@@ -59,6 +59,7 @@ fn of_stage(
             options: &subject.settings.zero,
             width: width as u64,
             table,
+            tensor_sum: tensor_sum((subject.layout, subject.model, &subject.stage_plan.stages), at, subject.config),
         };
         let found = peaks(work, subject.config, step, averaging, evaluation);
         needs.peaks.total = needs.peaks.total.max(found.total);

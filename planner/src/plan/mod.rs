@@ -6,12 +6,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 use zero_config::{Config, Transport};
+use zero_model::memory::Exchanged;
 use zero_model::{Layers, Model};
 use zero_partition::{
-    CATEGORIES, Hosts, Layout, Payload, Segment, StateBytes, expected_payload, expected_state, network_bytes,
+    CATEGORIES, Hosts, Layout, Payload, Segment, StateBytes, expected_payload, expected_state, expected_tensor_sum,
+    network_bytes,
 };
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Content, Coordinates, Program, StageId, Timeline, alive, grid};
+use zero_pipeline::{Content, Coordinates, Mesh, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
@@ -155,8 +157,8 @@ impl MemoryPlan {
         if ranks > 1 && self.config.launcher.transport != Transport::Auto {
             return None;
         }
-        let hosts = Hosts { mesh: self.stage_plan.whole, ranks };
-        let needs_sizes = self.stage_plan.mesh.pipe() > 1 || self.stage_plan.mesh.context() > 1;
+        let mesh = self.stage_plan.whole;
+        let needs_sizes = mesh.pipe() > 1 || mesh.context() > 1 || mesh.tensor() > 1;
         let table = needs_sizes.then(|| self.subject().table());
         if let Some(None) = table {
             return None;
@@ -174,27 +176,40 @@ impl MemoryPlan {
         };
         let width = self.settings.dtype.size_in_bytes();
         let of = |programs: &[Program]| {
-            network_bytes(programs, &self.layout, hosts, width, &self.settings.zero, activations)
+            let of_plane = |plane| {
+                let hosts = Hosts { mesh, ranks, plane };
+                network_bytes(programs, &self.layout, hosts, width, &self.settings.zero, activations)
+            };
+            (0..mesh.tensor()).map(of_plane).sum::<u64>()
         };
-        let exchanged = table.as_ref().map_or(0, |table| self.exchanged_between_hosts(table, hosts));
+        let exchanged = table.as_ref().map_or(0, |table| self.exchanged_between_hosts(table, mesh, ranks));
         let outer = self.averaging.as_ref().map_or(0, |(programs, steps)| of(programs).div_ceil(*steps as u64));
         Some(of(&self.programs) + exchanged + outer)
     }
 
-    /// Returns the bytes that ranks send in attention to ranks on other hosts that share their sequences, if each rank sends the
-    /// same to every other rank of its group.
-    fn exchanged_between_hosts(&self, table: &Table, hosts: Hosts) -> u64 {
-        let mesh = hosts.mesh;
-        let others = mesh.context() as u64 - 1;
-        let elsewhere = |rank: usize| {
-            mesh.context_ranks(rank).filter(|other| other / hosts.ranks != rank / hosts.ranks).count() as u64
+    /// Returns the bytes that ranks send inside of layers to ranks on other hosts that share their sequences or cut their layers, if
+    /// each rank sends the same to every other rank of its group. `ranks` are those of a host.
+    fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
+        let elsewhere =
+            |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count() as u64;
+        let part = |sent: u64, rank: usize, group: Vec<usize>| {
+            (sent * elsewhere(rank, &group)).checked_div(group.len() as u64 - 1).unwrap_or(0)
         };
         let of_stage = |(stage, program): (usize, &Program)| {
             let sent = table.exchanged(program);
-            let of_rank = |rank| (sent * elsewhere(rank)).checked_div(others).unwrap_or(0);
+            let of_rank = |rank| {
+                let tensor = sent.tensor + self.tensor_sum(mesh.coordinates(rank));
+                part(sent.context, rank, mesh.context_ranks(rank)) + part(tensor, rank, mesh.tensor_ranks(rank))
+            };
             mesh.ranks(stage).map(of_rank).sum::<u64>()
         };
         self.programs.iter().enumerate().map(of_stage).sum()
+    }
+
+    /// Returns the bytes that a rank sends to its tensor group in the sum of the gradients of parameters that are not cut.
+    fn tensor_sum(&self, at: Coordinates) -> u64 {
+        let of = (&self.layout, &self.model, &self.stage_plan.stages);
+        expected_tensor_sum(of, at, (0, self.stage_plan.whole.tensor()))
     }
 
     fn subject(&self) -> Subject<'_> {
@@ -347,7 +362,11 @@ impl Plan {
     fn share(&self, stage: StageId) -> Share {
         let (stages, shape) = (&self.memory_plan.stage_plan.stages, self.memory_plan.layout.shape());
         let held = || (0..shape.segments.len()).filter(|&segment| stages.holds(stage, segment));
-        let elements = |segment: usize| self.memory_plan.layout.segments()[segment].parameters();
+        let parameters = self.memory_plan.model.parameters();
+        let elements = |segment: usize| -> usize {
+            let pieces = &self.memory_plan.layout.segments()[segment].pieces;
+            pieces.iter().map(|piece| parameters[piece.parameter].whole_elements()).sum()
+        };
         let at = Coordinates::first(stage);
         let widths = self.memory_plan.settings.zero.widths(self.memory_plan.settings.dtype.size_in_bytes());
         let options = &self.memory_plan.settings.zero;
@@ -374,12 +393,14 @@ impl Plan {
         }
     }
 
-    /// Returns the bytes that a rank of a stage sends in a step to the ranks that share its sequences; `None` if it has its own, or
-    /// if they are only known in a run. Where heads cannot be divided evenly, ranks differ.
-    fn exchanged(&self, stage: StageId) -> Option<u64> {
+    /// Returns the bytes that a rank of a stage sends in a step to the ranks that share its sequences or cut its layers; `None` if
+    /// there are none, or if they are only known in a run. Where heads cannot be divided evenly, ranks differ.
+    fn exchanged(&self, stage: StageId) -> Option<Exchanged> {
         let of = &self.memory_plan;
-        let table = (of.stage_plan.mesh.context() > 1).then(|| of.subject().table()).flatten()?;
-        Some(table.exchanged(&of.programs[stage]))
+        let mesh = of.stage_plan.whole;
+        let table = (mesh.context() > 1 || mesh.tensor() > 1).then(|| of.subject().table()).flatten()?;
+        let exchanged = table.exchanged(&of.programs[stage]);
+        Some(Exchanged { tensor: exchanged.tensor + of.tensor_sum(Coordinates::first(stage)), ..exchanged })
     }
 
     /// Returns the plan as JSON.
@@ -405,7 +426,10 @@ impl Plan {
                 "disk_bytes": { "optimizer": self.memory_plan.needs[stage].disk.optimizer, "parameters": self.memory_plan.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent.total(),
                 "sent_bytes_across_near_groups": share.sent.across,
-                "sent_bytes_per_step_of_attention": self.exchanged(stage),
+                "sent_bytes_per_step_of_attention":
+                    self.exchanged(stage).filter(|_| mesh.context() > 1).map(|sent| sent.context),
+                "sent_bytes_per_step_to_tensor_group":
+                    self.exchanged(stage).filter(|_| mesh.tensor() > 1).map(|sent| sent.tensor),
                 "sent_bytes_per_outer_step": self.memory_plan.averaging.as_ref().map(|_| share.sent_outer),
                 "sent_bytes_between_replicates_per_outer_step":
                     self.memory_plan.averaging.as_ref().map(|_| share.sent_between),
@@ -423,6 +447,7 @@ impl Plan {
             "data_parallel_shard_degree": mesh.shards() / mesh.context(),
             "sequence_parallel_size": self.memory_plan.config.sequence_parallel_size,
             "context_parallel_degree": self.memory_plan.config.mesh.context_parallel_degree,
+            "tensor_parallel_size": mesh.tensor(),
             "local_steps": self.memory_plan.averaging.as_ref().map(|(_, steps)| steps),
             "zero_hpz_partition_size": self.memory_plan.settings.layout.secondary,
             "schedule": self.memory_plan.stage_plan.schedule.to_string(),

@@ -5,6 +5,7 @@ use std::fmt;
 use zero_config::PartitionMethod;
 use zero_engine::costs::Prediction;
 use zero_engine::format::{bytes, counted, grouped};
+use zero_model::memory::Exchanged;
 use zero_partition::{Layout, LayoutOptions, expected_state};
 use zero_pipeline::{Coordinates, Stages, ZeroStage};
 
@@ -16,6 +17,9 @@ impl fmt::Display for Plan {
         let slices = match mesh.context() {
             1 => String::new(),
             size => format!(" × {size} slices of each sequence"),
+        } + &match mesh.tensor() {
+            1 => String::new(),
+            size => format!(" × {size} parts of each layer"),
         };
         writeln!(
             f,
@@ -73,17 +77,21 @@ impl fmt::Display for Plan {
             )?;
         }
         if mesh.context() > 1 {
-            let sent = |stage| self.exchanged(stage).map_or("unknown".to_string(), bytes);
-            let all: Vec<String> = (0..mesh.pipe()).map(sent).collect();
-            writeln!(f, "sent in attention per step to the ranks that share sequences: {}", all.join(" | "))?;
+            let sent = self.joined(|sent| sent.context);
+            writeln!(f, "sent in attention per step to the ranks that share sequences: {sent}")?;
+        }
+        if mesh.tensor() > 1 {
+            let sent = self.joined(|sent| sent.tensor);
+            writeln!(f, "sent in layers per step to the ranks that cut them: {sent}")?;
         }
         let layout = &self.memory_plan.layout;
         if let Some(near) = layout.secondary() {
             let across: Vec<String> = (0..mesh.pipe()).map(|stage| bytes(self.share(stage).sent.across)).collect();
             writeln!(f, "secondary shards in groups of {near} ranks; sent to other groups: {}", across.join(" | "))?;
         }
-        if layout.trainable() < layout.elements() {
-            let (trainable, all) = (layout.trainable() as u64, layout.elements() as u64);
+        let model = &self.memory_plan.model;
+        let (trainable, all) = (model.trainable_elements() as u64, model.elements() as u64);
+        if trainable < all {
             writeln!(f, "trainable: {} of {} parameters; the others are frozen", grouped(trainable), grouped(all))?;
         }
         self.memory(f)?;
@@ -114,6 +122,12 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
+    /// Returns what a rank of each stage sends inside of layers.
+    fn joined(&self, part: fn(Exchanged) -> u64) -> String {
+        let sent = |stage| self.exchanged(stage).map_or("unknown".to_string(), |sent| bytes(part(sent)));
+        (0..self.memory_plan.stage_plan.whole.pipe()).map(sent).collect::<Vec<_>>().join(" | ")
+    }
+
     pub(super) fn has_gpu(&self) -> bool {
         self.memory_plan.settings.zero.on_gpu.layers
     }

@@ -16,7 +16,7 @@ use zero_planner::memory;
 pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {
     let config = engine.config();
     let comm = engine.communicator();
-    let trainable = engine.zero().layout().trainable();
+    let trainable = engine.model().trainable_elements();
     progress.say(&format!(
         "model: {}, {} parameters{}   data: {} training {}{}",
         counted(engine.model().layers().len(), "layer", "layers"),
@@ -49,6 +49,9 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
         match config.context_size() {
             1 => String::new(),
             size => format!(", {size} ranks share each sequence"),
+        } + &match config.tensor_size() {
+            1 => String::new(),
+            size => format!(", {size} ranks cut each layer"),
         },
         match config.secondary_group_size() {
             None => String::new(),
@@ -73,7 +76,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     }
     engine.between_gpus().iter().for_each(|line| progress.say(line));
     disk::describe(engine).iter().for_each(|line| progress.say(line));
-    let each_rank = config.pipeline.stages == 1 && config.context_size() == 1;
+    let each_rank = config.pipeline.stages == 1 && config.context_size() == 1 && config.tensor_size() == 1;
     let (replica, replicas) = if each_rank { ("rank", "ranks") } else { ("replica", "replicas") };
     progress.say(&format!(
         "batch: {} = {} per micro-batch × {} × {}   steps: {steps}",

@@ -125,6 +125,27 @@ fn shared_sequences() {
 }
 
 #[test]
+fn layers_that_are_cut() {
+    for (ranks, tensor) in [(2, 2), (4, 2), (4, 4)] {
+        let size = format!("tensor_parallel={{autotp_size: {tensor}}}");
+        for stage in [0, 2, 3] {
+            holds(ranks, &format!("stage: {stage}"), &[&size]);
+        }
+        let recomputes = "activation_checkpointing={enabled: true}";
+        for more in ["bf16={enabled: true}", recomputes, "gradient_accumulation_steps=2"] {
+            holds(ranks, "stage: 2", &[&size, more, "train_micro_batch_size_per_gpu=1"]);
+        }
+    }
+    let size = "tensor_parallel={autotp_size: 2}";
+    holds(2, "stage: 2", &[size, LLAMA]);
+    holds(4, "stage: 0", &[size, "pipeline={stages: 2}", UNTIED, "gradient_accumulation_steps=3"]);
+    for key in ["sequence_parallel_size=2", "mesh.context_parallel_degree=2"] {
+        holds(4, "stage: 2", &[size, key]);
+    }
+    holds(2, "stage: 2", &[size, "launcher.transport=tcp"]);
+}
+
+#[test]
 fn shard_groups() {
     for stage in 1..=3 {
         holds(

@@ -1,11 +1,11 @@
 //! Ranks that cut layers among them (`tensor_parallel.autotp_size`): losses, norms and parameters differ from those of one rank by
 //! rounding only, initial values have its bits, and ranks send what the formulas say.
 
+mod combined;
+
 use zero_engine::{Engine, Layers, zoo};
 
-use crate::world::{
-    BF16, Trajectory, batch, config, gpt2_config, llama_config, relative_difference, run_of, train, world,
-};
+use crate::world::{BF16, Trajectory, config, gpt2_config, llama_config, relative_difference, run_of, world};
 
 const STEPS: u64 = 6;
 

@@ -30,6 +30,8 @@ pub(crate) struct WalkInputs<'a> {
     pub(crate) width: u64,
     /// `None` if the memory of layers is unknown; it is then left out.
     pub(crate) table: Option<&'a Table>,
+    /// Number of elements of the gradients that are summed over a tensor group.
+    pub(crate) tensor_sum: u64,
 }
 
 /// The outputs of a layer for a micro-batch, and what keeps them alive.
@@ -321,6 +323,8 @@ impl<'a> Walk<'a> {
                         self.settle(id);
                     }
                 }
+                self.meter.add(Category::Staging, self.work.tensor_sum * 4);
+                self.meter.free(Category::Staging, self.work.tensor_sum * 4);
                 self.drop_buffers();
             }
             Instruction::Update { segment } => {

@@ -122,7 +122,7 @@ impl Report {
             "instruction_set": Isa::current().name(),
             "zero_stage": engine.settings().layout.zero_stage.number(),
             "parameters": engine.model().elements(),
-            "trainable_parameters": engine.zero().layout().trainable(),
+            "trainable_parameters": engine.model().trainable_elements(),
             "pipeline": pipeline(engine),
             "steps": self.steps,
             "optimizer_steps": self.steps - self.skipped,
@@ -276,9 +276,10 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     let (mesh, at) = place;
     let (first, near) = (at.shard / mesh.context() * mesh.context(), mesh.near_shards(at));
     let nearby = (first..first + mesh.context()).filter(|shard| near.contains(shard)).count() as u64 - 1;
-    let exchanged = engine.exchanged_bytes().unwrap_or(0);
-    let within = (exchanged * nearby).checked_div(mesh.context() as u64 - 1).unwrap_or(0);
-    Payload { within: sharded.within + within, across: sharded.across + exchanged - within }
+    let exchanged = engine.exchanged_bytes().unwrap_or_default();
+    let within = (exchanged.context * nearby).checked_div(mesh.context() as u64 - 1).unwrap_or(0);
+    // Tensor groups are the innermost of all groups.
+    Payload { within: sharded.within + within + exchanged.tensor, across: sharded.across + exchanged.context - within }
 }
 
 /// For `memory_breakdown`: returns the peak memory of each rank in each part of the last step; a collective.

@@ -89,6 +89,9 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
     if config.context_size() > 1 {
         line("ranks that share each sequence:", config.context_size().to_string());
     }
+    if config.tensor_size() > 1 {
+        line("ranks that cut each layer:", config.tensor_size().to_string());
+    }
     line("batch size per rank:", (step.samples / engine.replicas()).to_string());
     line("params of model:", scaled(engine.model().elements() as f64, ""));
     line("fwd MACs of rank 0:", scaled(total.forward.macs as f64, "MACs"));

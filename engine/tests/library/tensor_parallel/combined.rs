@@ -1,0 +1,226 @@
+//! Ranks that cut layers together with everything else that changes what ranks hold, send or compute.
+
+use candle_core::Tensor;
+use zero_engine::{Engine, Layers, zoo};
+
+use super::{STEPS, assert_near, gpt2, keys, llama, phi3};
+use crate::adapter::LORA;
+use crate::packing;
+use crate::world::{
+    BF16, FP16, Trajectory, agreed, assert_same, batch, config, run_of, train, trajectory, trajectory_on, world,
+};
+
+/// Each variant trains as on one rank, but for rounding.
+#[test]
+fn every_variant_is_near_to_one_rank() {
+    for (more, tolerance) in [
+        (LORA, 1e-5),
+        ("training: {z_loss: 0.01}", 1e-5),
+        ("training: {frozen: ['transformer.h.0.*']}", 1e-5),
+        ("training: {ema: {decay: 0.9}}", 1e-5),
+        ("gradient_allreduce_op: sum", 1e-5),
+        ("activation_checkpointing: {interval: 2}", 1e-5),
+        ("optimizer: {type: Lion, params: {lr: 0.001}}", 1e-5),
+        ("optimizer: {type: AdamWScheduleFree, params: {lr: 0.01}}", 1e-5),
+        (FP16, 1e-2),
+    ] {
+        let expected = run_of(gpt2, 1, STEPS, &keys(1, 2, 1, 0, more));
+        for stage in [0, 3] {
+            let text = keys(2, 2, 1, stage, more);
+            assert_near(&run_of(gpt2, 2, STEPS, &text), &expected, tolerance, &text);
+        }
+        // Two groups of two ranks: the same samples as two ranks.
+        let expected = run_of(gpt2, 2, STEPS, &keys(1, 2, 1, 0, more));
+        let text = keys(2, 2, 1, 2, more);
+        assert_near(&run_of(gpt2, 4, STEPS, &text), &expected, tolerance, &text);
+    }
+}
+
+/// Within planes, layouts leave the bits.
+#[test]
+fn layouts_with_the_same_tensor_groups_are_bit_identical() {
+    let reproducible = "training: {reproducible: true}";
+    for layers in [gpt2 as fn() -> Layers, llama] {
+        let expected = run_of(layers, 2, STEPS, &keys(2, 1, 4, 2, reproducible));
+        for (replicas, stage, more) in [
+            (1, 3, ""),
+            (2, 2, ""),
+            (2, 3, ""),
+            (4, 0, ""),
+            (4, 1, ""),
+            (1, 3, "activation_checkpointing: {}"),
+            (2, 3, "mesh: {data_parallel_replicate_degree: 2}"),
+        ] {
+            let text = keys(2, 1, 4 / replicas, stage, &format!("{reproducible}\n{more}"));
+            assert_same(&expected, &run_of(layers, 2 * replicas, STEPS, &text), &text);
+        }
+        for (stage, schedule) in [(2, "1f1b"), (2, "zb_h1"), (3, "1f1b")] {
+            let pipeline = format!("{reproducible}\npipeline: {{stages: 2, schedule: {schedule}}}");
+            let text = keys(2, 1, 4, stage, &pipeline);
+            assert_same(&expected, &run_of(layers, 4, STEPS, &text), &text);
+        }
+    }
+}
+
+#[test]
+fn packed_documents_see_only_themselves() {
+    for layers in [packing::gpt2 as fn(bool) -> Layers, packing::llama, packing::gemma3, packing::phi3] {
+        for dtype in ["", BF16] {
+            let run = |ranks: usize, text: &str| -> Trajectory {
+                let all = world(ranks, |comm| {
+                    let mut engine = Engine::with_communicator(config(ranks, text), layers(true), comm).unwrap();
+                    trajectory_on(&mut engine, 4, |step| packing::batch(step as usize, &packing::DOCUMENTS, true))
+                });
+                agreed(all, text)
+            };
+            let expected = run(1, &keys(1, 4, 1, 0, dtype));
+            let tolerance = if dtype.is_empty() { 1e-5 } else { 1e-2 };
+            for stage in [0, 3] {
+                let text = keys(2, 4, 1, stage, dtype);
+                assert_near(&run(2, &text), &expected, tolerance, &text);
+            }
+        }
+    }
+}
+
+/// A checkpoint has each element once, under its place in the whole parameter, whatever ranks have cut it.
+#[test]
+fn checkpoints_load_with_any_number_of_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    for layers in [gpt2 as fn() -> Layers, llama, phi3] {
+        let values = |ranks: usize, tensor: usize, save: bool| {
+            let text = keys(tensor, 4, 1, 3, "");
+            let all = world(ranks, |comm| {
+                let mut engine = Engine::with_communicator(config(ranks, &text), layers(), comm).unwrap();
+                if save {
+                    train(&mut engine, 3);
+                    engine.save_checkpoint(folder.path()).unwrap();
+                } else {
+                    engine.resume(folder.path()).unwrap();
+                }
+                let parameters = engine.model().parameters();
+                let names: Vec<String> = parameters.iter().map(|parameter| parameter.name().to_string()).collect();
+                names.iter().map(|name| engine.full_parameter(name).unwrap()).collect::<Vec<_>>()
+            });
+            assert!(all.iter().all(|values| *values == all[0]));
+            all[0].clone()
+        };
+        for (ranks, tensor) in [(4, 2), (2, 2), (1, 1)] {
+            let saved = values(ranks, tensor, true);
+            for (ranks, tensor) in [(1, 1), (2, 1), (2, 2), (4, 2)] {
+                assert!(values(ranks, tensor, false) == saved, "{ranks} ranks, {tensor} parts");
+            }
+        }
+    }
+}
+
+/// A rank sends what the dry run says: for each attention and each feed-forward network, a gather of slices and a reduce-scatter in
+/// the forward and their counterparts in the backward (Korthikanti et al., 2022, section 4.2.2), the reduce-scatter of the embedding
+/// and the gather before the head with their counterparts, three numbers a row for the loss, and once a step the gradients of
+/// parameters that are not cut.
+#[test]
+fn traffic_is_that_of_the_formulas() {
+    let (rows, time, width, layers, micro_batches) = (2, 16, 32, 2, 2);
+    for tensor in [2, 4] {
+        for (dtype, bytes) in [("", 4), (BF16, 2)] {
+            for (more, forwards) in [("", 1), ("activation_checkpointing: {}", 2)] {
+                let text = keys(tensor, rows, micro_batches, 2, &format!("{dtype}\n{more}"));
+                let sent = world(tensor, |comm| {
+                    let mut engine = Engine::with_communicator(config(tensor, &text), gpt2(), comm).unwrap();
+                    engine.train_batch(&batch(0, micro_batches * rows)).unwrap();
+                    let summed = zero_partition::expected_tensor_sum(
+                        (engine.zero().layout(), engine.model(), engine.zero().stages()),
+                        engine.zero().groups().at(),
+                        (engine.zero().groups().tensor_index(), tensor),
+                    );
+                    let norm = zero_optim::ExactSum::new().limbs().len() * 8;
+                    let norm = (norm * 2 * (tensor - 1)) as u64 / tensor as u64;
+                    (engine.zero().groups().tensor().unwrap().stats().sent_bytes() - norm, summed)
+                });
+                // One exchange of a slice with all other ranks.
+                let exchange = rows * time / tensor * width * bytes * (tensor - 1);
+                // In each layer two pairs, forward and backward; the embedding's and the head's run twice each.
+                let of_layers = layers * (4 * forwards + 4) * exchange;
+                let of_loss = 3 * 4 * rows * time * (tensor - 1);
+                let expected = micro_batches * (of_layers + 4 * exchange + of_loss);
+                for (sent, summed) in sent {
+                    let difference = sent.abs_diff(expected as u64 + summed);
+                    assert!(difference <= 64, "{text}: {sent}, expected {expected} + {summed}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn layers_that_cannot_be_cut_are_errors() {
+    let layers = || {
+        Layers::new()
+            .layer("embed", |vb: candle_nn::VarBuilder| zero_model::ops::Embedding::new(61, 32, 0.1, vb))
+            .head("head", |vb| zoo::LanguageHead::new(32, 61, 0.1, vb))
+    };
+    let text = keys(2, 2, 1, 0, "");
+    let messages = world(2, |comm| {
+        let refused = Engine::with_communicator(config(2, &text), layers(), comm.clone()).err().unwrap().to_string();
+        // Three heads.
+        let three = || zoo::gpt2(&zoo::Gpt2Config { n_head: 3, n_embd: 48, ..crate::world::gpt2_config() });
+        [refused, Engine::with_communicator(config(2, &text), three(), comm).err().unwrap().to_string()]
+    });
+    for [refused, uneven] in messages {
+        assert!(refused.contains("the layers of this model cannot be cut among ranks"), "{refused}");
+        assert!(uneven.contains("3 heads cannot be divided evenly among 2 ranks"), "{uneven}");
+    }
+    let text = keys(3, 2, 1, 0, "");
+    let six =
+        || zoo::gpt2(&zoo::Gpt2Config { n_head: 6, n_embd: 48, n_inner: Some(192), ..crate::world::gpt2_config() });
+    let messages = world(3, |comm| {
+        let mut engine = Engine::with_communicator(config(3, &text), six(), comm).unwrap();
+        engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
+    });
+    assert!(messages[0].contains("cannot be cut into 3 slices of the same length"), "{}", messages[0]);
+}
+
+/// The first message of a step is that of the embedding.
+#[test]
+fn a_rank_that_is_lost_in_a_layer_is_named() {
+    let text = keys(2, 2, 1, 0, "");
+    let errors = world(2, |comm| {
+        let rank = comm.rank();
+        let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
+        if rank == 1 {
+            return None;
+        }
+        engine.train_batch(&batch(0, 2)).err()
+    });
+    let Some(zero_engine::Error::Comm(error)) = &errors[0] else { panic!("{errors:?}") };
+    let said = error.to_string();
+    assert!(said.contains("rank 0 lost rank 1 in reduce_scatter #"), "{said}");
+}
+
+/// An evaluation sees the logits of all classes on every rank.
+#[test]
+fn outputs_are_whole() {
+    let outputs = |ranks: usize| {
+        let text = keys(ranks, 3, 1, 0, "");
+        let all = world(ranks, |comm| {
+            let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
+            let mut seen = vec![];
+            let evaluated = engine.eval_observed(
+                2,
+                |index| Ok(batch(index as u64, 3)),
+                |observed| {
+                    seen.push(observed.outputs.single()?.clone());
+                    Ok(())
+                },
+            );
+            (evaluated.unwrap(), Tensor::cat(&seen, 0).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap())
+        });
+        assert!(all.iter().all(|(_, logits)| *logits == all[0].1));
+        all[0].1.clone()
+    };
+    let (whole, cut) = (outputs(1), outputs(2));
+    let largest = whole.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    let difference = whole.iter().zip(&cut).fold(0f32, |largest, (a, b)| largest.max((a - b).abs()));
+    assert!(whole.len() == cut.len() && difference < 1e-5 * largest, "{difference} of {largest}");
+    let _ = trajectory;
+}
