@@ -52,7 +52,9 @@ fn assert_near(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: 
     assert!(difference < tolerance, "{what}: {difference}\n{:?}\n{:?}", losses(found), losses(expected));
     let norms = found.norms.iter().zip(&expected.norms).map(|pair| (f64::from_bits(*pair.0), f64::from_bits(*pair.1)));
     for (found, expected) in norms {
-        assert!((found / expected - 1.0).abs() < 10.0 * f64::from(tolerance), "{what}: norm {found} for {expected}");
+        // Both overflow in f16, or neither does.
+        let is_near = (found / expected - 1.0).abs() < 10.0 * f64::from(tolerance);
+        assert!(is_near || found.is_nan() && expected.is_nan(), "{what}: norm {found} for {expected}");
     }
 }
 
