@@ -13,6 +13,7 @@ use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
 use std::cell::Cell;
+use std::sync::Arc;
 
 thread_local! {
     static UNTRACKED: Cell<bool> = const { Cell::new(false) };
@@ -64,7 +65,11 @@ fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Tra
 pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
     if meta::tracing() {
         let (output, op) = counted(&op, &[x])?;
-        record(Operation::One(Box::new(op), x.clone()), C::READS, &output);
+        let operation = match C::REMADE {
+            true => Operation::Remade(Arc::new(op), x.clone()),
+            false => Operation::One(Box::new(op), x.clone()),
+        };
+        record(operation, C::READS, &output);
         return Ok(output);
     }
     if in_graph() {
@@ -78,7 +83,11 @@ pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tenso
             Storage::Metal(_) => bail!("{}: {DEVICES}", op.name()),
         })
     };
-    record(Operation::One(Box::new(op), x.clone()), C::READS, &output);
+    let operation = match C::REMADE {
+        true => Operation::Remade(Arc::new(op), x.clone()),
+        false => Operation::One(Box::new(op), x.clone()),
+    };
+    record(operation, C::READS, &output);
     Ok(output)
 }
 

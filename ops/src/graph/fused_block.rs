@@ -12,6 +12,7 @@
 use crate::graph::addend::offer;
 use crate::graph::apply::{added, untracked};
 use crate::graph::operand::View;
+use crate::graph::remade::{self, Remake, Remakes};
 use crate::graph::storage::take;
 use crate::meta;
 use crate::meta::footprint::Reads;
@@ -25,16 +26,22 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
 /// The operations of a fused block, in order.
 #[derive(Default)]
-struct Tape(Vec<Record>);
+struct Tape {
+    records: Vec<Record>,
+    /// Whether the values of outputs that can be made again have been freed.
+    remakes: bool,
+}
 
-struct Record {
-    operation: Operation,
+pub(super) struct Record {
+    pub(super) operation: Operation,
     reads: Reads,
-    output: Tensor,
+    pub(super) output: Tensor,
 }
 
 pub(crate) enum Operation {
     One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
+    /// One whose output is freed at the end of the forward and made again in the backward.
+    Remade(Arc<dyn Remake>, Tensor),
     Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
     Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
     Sum([Tensor; 2]),
@@ -45,7 +52,7 @@ pub(crate) enum Operation {
 impl Operation {
     fn inputs(&self) -> &[Tensor] {
         match self {
-            Self::One(_, x) | Self::View(x) => std::slice::from_ref(x),
+            Self::One(_, x) | Self::Remade(_, x) | Self::View(x) => std::slice::from_ref(x),
             Self::Two(_, inputs) | Self::Sum(inputs) => inputs,
             Self::Three(_, inputs) => inputs,
         }
@@ -65,7 +72,7 @@ pub fn fused_block(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> R
     let output = run(x);
     let tape = recording.end();
     let (output, x) = (output?, x.clone());
-    let values = tape.keep_what_is_read(&output)?;
+    let (tape, values) = tape.keep_what_is_read(&output)?;
     let recorded = Arc::new(Recorded { tape: Mutex::new(Some(tape)), x, output, node: OnceLock::new() });
     let node = recorded.x.apply_op1(FusedBlock { recorded: Arc::clone(&recorded), values: Mutex::new(values) })?;
     if meta::tracing() {
@@ -120,16 +127,22 @@ impl Drop for Recording {
 impl Tape {
     /// Frees the values that no backward reads. Returns the values of `output` so that they can be moved elsewhere,
     /// or `None` if a backward reads them too.
-    fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<Storage>> {
+    fn keep_what_is_read(self, output: &Tensor) -> Result<(Self, Option<Storage>)> {
         // A view shares the values of its source.
         let mut views: HashMap<TensorId, TensorId> = HashMap::new();
         let mut read: HashSet<TensorId> = HashSet::new();
         let of = |views: &HashMap<TensorId, TensorId>, tensor: &Tensor| {
             views.get(&tensor.id()).copied().unwrap_or_else(|| tensor.id())
         };
-        for Record { operation, reads, output } in &self.0 {
-            if let Operation::View(x) = operation {
-                views.insert(output.id(), of(&views, x));
+        let mut remade: HashSet<TensorId> = HashSet::new();
+        for Record { operation, reads, output } in &self.records {
+            match operation {
+                Operation::View(x) => drop(views.insert(output.id(), of(&views, x))),
+                Operation::Remade(_, x) => {
+                    read.insert(of(&views, x));
+                    remade.insert(output.id());
+                }
+                _ => {}
             }
             let inputs = operation.inputs().iter().zip(reads.inputs);
             read.extend(inputs.filter(|(_, reads)| *reads).map(|(input, _)| of(&views, input)));
@@ -138,8 +151,9 @@ impl Tape {
             }
         }
         let result = of(&views, output);
+        read.retain(|id| !remade.contains(id) || *id == result);
         let mut values = None;
-        for Record { operation, output, .. } in &self.0 {
+        for Record { operation, output, .. } in &self.records {
             if read.contains(&output.id()) || matches!(operation, Operation::View(_)) {
                 continue;
             }
@@ -155,7 +169,7 @@ impl Tape {
         if values.is_none() && meta::tracing() {
             bail!("{OP}: the memory of an output that is kept twice is not counted");
         }
-        Ok(values)
+        Ok((Self { remakes: true, ..self }, values))
     }
 }
 
@@ -182,8 +196,8 @@ pub(crate) fn recording() -> bool {
 /// Records an operation if a fused block is running.
 pub(crate) fn record(operation: Operation, reads: Reads, output: &Tensor) {
     TAPE.with_borrow_mut(|tape| {
-        if let Some(Tape(records)) = tape {
-            records.push(Record { operation, reads, output: output.clone() });
+        if let Some(tape) = tape {
+            tape.records.push(Record { operation, reads, output: output.clone() });
         }
     });
 }
@@ -221,13 +235,19 @@ impl Recorded {
 impl Tape {
     /// Runs the backward from the gradient of `output`. Returns the gradient of `x`, if it has one.
     fn backward(self, x: &Tensor, output: &Tensor, dy: Tensor) -> Result<Option<Tensor>> {
-        let Self(records) = self;
+        let Self { records, remakes } = self;
         let mut gradients = Gradients::new(x, &records);
+        let mut remakes = if remakes { Remakes::of(&records) } else { Remakes::default() };
         gradients.add(output, Some(dy))?;
-        for Record { operation, output, .. } in records.into_iter().rev() {
+        for Record { operation, reads, output } in records.into_iter().rev() {
             let Some(dy) = gradients.of.remove(&output.id()) else { continue };
+            remakes.make(&read_of(&operation, reads))?;
             match operation {
                 Operation::One(op, x) => gradients.add(&x, op.bwd(&x, &output, &dy)?)?,
+                Operation::Remade(op, x) => {
+                    remade::free(&output)?;
+                    gradients.add(&x, op.bwd(&x, &output, &dy)?)?;
+                }
                 Operation::Two(op, [x, y]) => {
                     let (dx, d_y) = gradients.offered(&x, || op.bwd(&x, &y, &output, &dy))?;
                     gradients.add(&x, dx)?;
@@ -251,6 +271,11 @@ impl Tape {
         }
         Ok(gradients.of.remove(&x.id()))
     }
+}
+
+/// Returns the inputs whose values the backward of an operation reads.
+fn read_of(operation: &Operation, reads: Reads) -> Vec<Tensor> {
+    operation.inputs().iter().zip(reads.inputs).filter(|(_, reads)| *reads).map(|(input, _)| input.clone()).collect()
 }
 
 /// The node of a fused block in candle's graph.

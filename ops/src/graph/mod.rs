@@ -8,6 +8,7 @@ pub(crate) mod gradient;
 pub(crate) mod many_inputs;
 pub(crate) mod operand;
 pub(crate) mod output;
+pub(crate) mod remade;
 pub mod storage;
 
 pub use apply::{reshape, sum, untracked};

@@ -12,6 +12,10 @@ pub(crate) trait Footprint {
     /// block's forward.
     const READS: Reads;
 
+    /// Whether a fused block frees the output's values at the end of its forward, and makes them again from those of the only input
+    /// before its backward reads them.
+    const REMADE: bool = false;
+
     /// Returns the memory use for these inputs. May only inspect their shape, dtype and whether a gradient is wanted.
     ///
     /// # Errors

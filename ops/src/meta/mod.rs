@@ -11,6 +11,7 @@
 pub(crate) mod footprint;
 
 use crate::flag::Flag;
+use crate::graph::remade::Remake;
 use crate::graph::storage::take;
 pub use crate::meta::footprint::Exchanged;
 use crate::meta::footprint::{Costs, DeferredCosts, Footprint, bytes};
@@ -22,6 +23,7 @@ use half::{bf16, f16};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
 
 /// The simulated allocator of a trace.
 #[derive(Default)]
@@ -128,6 +130,11 @@ pub(crate) fn is_written(parameter: &Tensor) -> bool {
 /// Starts to defer the gradients of parameters.
 pub fn defer() {
     with(|heap| heap.deferred = Some(vec![]));
+}
+
+/// Returns whether the gradients of parameters are deferred.
+pub(crate) fn is_deferring() -> bool {
+    with(|heap| heap.deferred.is_some())
 }
 
 /// Runs a backward that computes the gradients of `parameters` one tile of rows at a time, as
@@ -252,12 +259,12 @@ pub(crate) fn forward(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor
     passing(output + costs.saved + costs.forward);
     let saved = Held::new(costs.saved);
     let output = tensor(&costs.shape, costs.dtype)?;
-    Ok((output, Traced { costs, saved }))
+    Ok((output, Traced { costs, saved, remade: Mutex::default() }))
 }
 
 /// Returns the tape entry of an operation that has a backward but no forward.
 pub(crate) fn unmade(op: &impl Footprint, inputs: &[&Tensor]) -> Result<Traced> {
-    Ok(Traced { costs: op.footprint(inputs)?, saved: Held::new(0) })
+    Ok(Traced { costs: op.footprint(inputs)?, saved: Held::new(0), remade: Mutex::default() })
 }
 
 /// A counted operation on the tape.
@@ -265,6 +272,24 @@ pub(crate) struct Traced {
     costs: Costs,
     /// The block that it keeps for its backward.
     saved: Held,
+    /// The block of the output's values that were made again.
+    remade: Mutex<Option<Held>>,
+}
+
+impl Remake for Traced {
+    fn remake(&self, _: &Tensor, output: &Tensor) -> Result<()> {
+        let bytes = bytes(self.costs.shape.elem_count(), self.costs.dtype);
+        with(|heap| heap.exchanged = heap.exchanged + self.costs.exchanged[0]);
+        passing(bytes + self.costs.forward);
+        let held = Held::new(bytes);
+        with(|heap| heap.of.insert(output.id(), held.0));
+        // Deferred gradients keep the values.
+        match is_deferring() {
+            true => drop(with(|heap| heap.deferred.as_mut().map(|list| list.push((None, held))))),
+            false => *self.remade.lock().unwrap_or_else(PoisonError::into_inner) = Some(held),
+        }
+        Ok(())
+    }
 }
 
 impl Traced {

@@ -119,6 +119,11 @@ pub fn defers(parameter: &Tensor) -> bool {
         && LATER.with_borrow(|later| later.as_ref().is_some_and(|later| later.wanted.contains(&parameter.id())))
 }
 
+/// Returns whether the running backward defers the gradients of parameters.
+pub(crate) fn is_deferring() -> bool {
+    LATER.with_borrow(Option::is_some)
+}
+
 /// Defers a contribution to `parameter`'s gradient. `make` overwrites a buffer of the parameter's size.
 pub fn defer(parameter: &Tensor, make: impl FnOnce(&mut [f32]) -> Result<()> + Send + 'static) {
     keep(parameter, Part::Unmade(Box::new(make)));

@@ -122,6 +122,8 @@ struct Gather(Slices);
 
 impl Footprint for Gather {
     const READS: Reads = Reads::NOTHING;
+    // Only slices are kept for the backward.
+    const REMADE: bool = true;
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let dtype = inputs[0].dtype();

@@ -138,7 +138,10 @@ fn layers_that_are_cut() {
     }
     let size = "tensor_parallel={autotp_size: 2}";
     holds(2, "stage: 2", &[size, LLAMA]);
-    holds(4, "stage: 0", &[size, "pipeline={stages: 2}", UNTIED, "gradient_accumulation_steps=3"]);
+    for schedule in ["1f1b", "zb_h1"] {
+        let pipeline = format!("pipeline={{stages: 2, schedule: {schedule}}}");
+        holds(4, "stage: 0", &[size, &pipeline, UNTIED, "gradient_accumulation_steps=3"]);
+    }
     for key in ["sequence_parallel_size=2", "mesh.context_parallel_degree=2"] {
         holds(4, "stage: 2", &[size, key]);
     }

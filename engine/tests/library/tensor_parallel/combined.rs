@@ -115,7 +115,7 @@ fn checkpoints_load_with_any_number_of_parts() {
 }
 
 /// A rank sends what the dry run says: for each attention and each feed-forward network, a gather of slices and a reduce-scatter in
-/// the forward and their counterparts in the backward (Korthikanti et al., 2022, section 4.2.2), the reduce-scatter of the embedding
+/// the forward, their counterparts and the same gather in the backward (Korthikanti et al., 2022, section 4.2.2), the reduce-scatter of the embedding
 /// and the gather before the head with their counterparts, three numbers a row for the loss, and once a step the gradients of
 /// parameters that are not cut.
 #[test]
@@ -139,8 +139,9 @@ fn traffic_is_that_of_the_formulas() {
                 });
                 // One exchange of a slice with all other ranks.
                 let exchange = rows * time / tensor * width * bytes * (tensor - 1);
-                // In each layer two pairs, forward and backward; the embedding's and the head's run twice each.
-                let of_layers = layers * (4 * forwards + 4) * exchange;
+                // In each layer two pairs, forward and backward, and two gathers again in the backward; the embedding's and the
+                // head's run twice each.
+                let of_layers = layers * (4 * forwards + 6) * exchange;
                 let of_loss = 3 * 4 * rows * time * (tensor - 1);
                 let expected = micro_batches * (of_layers + 4 * exchange + of_loss);
                 for (sent, summed) in sent {
