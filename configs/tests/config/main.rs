@@ -28,3 +28,4 @@ mod resolve;
 mod rope_scaling;
 mod secondary;
 mod sequence_parallel;
+mod tensor_parallel;

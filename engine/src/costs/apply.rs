@@ -1,7 +1,7 @@
 //! Applies a cost table to a plan: looks up the costs of each layer and segment, or reports what the table lacks.
 
 use candle_core::DType;
-use zero_config::{Model, OffloadDevice, Optimizer};
+use zero_config::{Config, Model, OffloadDevice, Optimizer, TensorParallel};
 use zero_partition::disk_buffers;
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 use zero_pipeline::{Coordinates, Item, Mesh, Placement, Schedule, SegmentId, Tier};
@@ -20,9 +20,17 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
         optimizer: optimizer(subject),
         micro_batch: subject.settings.micro_batch_size,
         tiled_mlp_rows: subject.config.model.as_ref().and_then(Model::tiled_mlp_rows),
-        sequences: (subject.config.context_size() > 1)
-            .then(|| format!("{} {}", subject.config.context_key(), subject.config.context_size())),
+        sequences: parts(subject.config),
     }
+}
+
+/// Says how ranks divide sequences and layers among them; `None` if both are whole.
+fn parts(config: &Config) -> Option<String> {
+    let degrees =
+        [(config.context_key(), config.context_size()), ("tensor_parallel.autotp_size", config.tensor_size())];
+    let texts: Vec<String> =
+        degrees.into_iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
+    (!texts.is_empty()).then(|| texts.join(", "))
 }
 
 /// Names the optimizers and their number of states, on which the cost of an update depends.

@@ -109,7 +109,10 @@ pub fn measure<T: Trainee>(
         }
     });
     let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
-    split_backwards(&mut table, subject)?;
+    // A part of a layer cannot run alone.
+    if config.tensor_size() == 1 {
+        split_backwards(&mut table, subject)?;
+    }
     Ok(table)
 }
 
