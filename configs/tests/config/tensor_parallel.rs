@@ -1,0 +1,74 @@
+//! `tensor_parallel.autotp_size`: what it divides, and what it refuses.
+
+use zero_config::Config;
+
+fn parsed(ranks: usize, text: &str) -> Result<Config, String> {
+    let text = format!("train_micro_batch_size_per_gpu: 2\n{text}");
+    Config::parse("ds.yaml", &text).and_then(|config| config.for_world_size(ranks)).map_err(|errors| errors.to_string())
+}
+
+const FOUR: &str = "tensor_parallel: {autotp_size: 4}\n";
+
+#[test]
+fn ranks_of_a_tensor_group_count_as_one() {
+    let config = parsed(16, &format!("{FOUR}pipeline: {{stages: 2}}")).unwrap();
+    assert_eq!((config.tensor_size(), config.data_parallel_size(), config.train_batch_size), (4, 2, 4));
+    assert_eq!((config.ranks_of_stage(), config.shard_group_size()), (2, 2));
+    for off in ["", "tensor_parallel: {autotp_size: 0}", "tensor_parallel: {autotp_size: 1}"] {
+        assert_eq!(parsed(4, off).unwrap().tensor_size(), 1);
+    }
+    // Without a number of ranks, as few as the keys allow.
+    let text = format!("{FOUR}train_micro_batch_size_per_gpu: 2\nsequence_parallel_size: 2");
+    assert_eq!(Config::parse("ds.yaml", &text).unwrap().world_size, 8);
+}
+
+#[test]
+fn what_cannot_be_divided_is_refused() {
+    let gpt2 = "model: {type: gpt2, vocab_size: 61, n_positions: 64, n_layer: 2";
+    let llama = "model: {type: llama, vocab_size: 61, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2";
+    for (ranks, text, expected) in [
+        (6, FOUR.to_string(), "6 ranks are not a multiple of tensor_parallel.autotp_size 4"),
+        (
+            12,
+            format!("{FOUR}pipeline: {{stages: 2}}"),
+            "12 ranks are not a multiple of pipeline.stages × tensor_parallel.autotp_size = 2 × 4 = 8",
+        ),
+        (4, format!("{FOUR}{gpt2}, n_embd: 48, n_head: 6}}"), "heads cannot be divided evenly among 4 ranks"),
+        (
+            4,
+            format!("{FOUR}{gpt2}, n_embd: 48, n_head: 4, n_inner: 90}}"),
+            "the feed-forward networks cannot be divided evenly among 4 ranks",
+        ),
+        (
+            4,
+            format!("{FOUR}{llama}, num_attention_heads: 8, num_key_value_heads: 2}}"),
+            "heads of keys and values cannot be divided evenly among 4 ranks",
+        ),
+        (
+            4,
+            format!("{FOUR}data: {{train: a.txt, format: text, tokenizer: byte, sequence_length: 30}}"),
+            "the tokens of a sample cannot be divided evenly among 4 ranks",
+        ),
+    ] {
+        let error = parsed(ranks, &text).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn what_parts_of_layers_cannot_do_is_refused() {
+    for (text, expected) in [
+        ("training: {device: cuda}", "not implemented on a GPU"),
+        ("optimizer: {type: Muon, params: {lr: 0.01}}", "the optimizer updates whole matrices"),
+        ("optimizer: {type: LAMB, params: {lr: 0.01}}", "the optimizer updates whole matrices"),
+        (
+            "zero_optimization: {stage: 2, offload_optimizer: {device: nvme, nvme_path: /tmp}}",
+            "offload to NVMe with layers that are cut",
+        ),
+        ("adapter: {type: lora, target_modules: all-linear, use_dora: true}", "DoRA needs the norms of whole weights"),
+        ("model: {type: mlp, input_size: 4, hidden_sizes: [8], num_labels: 3}", "an mlp cannot be cut"),
+    ] {
+        let error = parsed(4, &format!("{FOUR}{text}")).unwrap_err();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
