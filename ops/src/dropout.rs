@@ -13,6 +13,7 @@ use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use crate::product::Elements;
 use crate::random::Stream;
 use crate::sequence::SequenceGroup;
+use crate::tensor::Along;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
@@ -83,38 +84,62 @@ struct Masked {
     place: Option<Place>,
 }
 
-/// Where a slice of each sample is in the sample.
+/// Where the elements of `[batch, time, …]` are in the samples.
 struct Place {
-    /// First position of each part of the slice; the parts have the same length.
-    firsts: Vec<usize>,
-    /// Elements of a part, and of a position.
-    part: usize,
+    /// The slices that follow each other along the first dimension: one, unless those of the ranks of a tensor group do.
+    slices: Vec<Slice>,
+    /// Samples of each.
+    batch: usize,
+    /// Elements of a position.
     width: usize,
-    /// The first of the columns among all, and the number of all, if the slice has some of the columns.
+    /// The first of the columns among all, and the number of all, if there are some of the columns.
     columns: Option<(usize, usize)>,
 }
 
+/// Where a slice of each sample is in the sample.
+struct Slice {
+    /// First position of each part of the slice; the parts have the same length.
+    firsts: Vec<usize>,
+    /// Elements of a part.
+    part: usize,
+}
+
 impl Place {
-    /// Returns the place of `[batch, time, …]`.
+    /// Returns the place of `x`; `None` if it has whole samples.
     fn of(x: &Tensor, columns: Option<(usize, usize)>) -> Result<Option<Self>> {
-        let Some(group) = SequenceGroup::current() else {
-            let (part, width) = (x.elem_count() / samples(x.shape()), x.dim(D::Minus1)?);
-            return Ok(columns.map(|_| Self { firsts: vec![0], part, width, columns }));
+        let gathered = SequenceGroup::of_gathered().filter(|(_, along)| *along == Along::Batch);
+        let groups = match (gathered, SequenceGroup::current()) {
+            (Some((group, _)), _) => (0..group.size()).map(|index| group.at(index)).collect(),
+            (None, Some(group)) => vec![group],
+            (None, None) if columns.is_none() => return Ok(None),
+            (None, None) => vec![],
         };
-        let parts = group.positions(x.dim(1)? * group.slices())?;
-        let width: usize = x.dims()[2..].iter().product();
-        let firsts = parts.iter().map(|part| part.start).collect();
-        Ok(Some(Self { firsts, part: parts[0].len() * width, width, columns }))
+        let width = match columns {
+            Some(_) => x.dim(D::Minus1)?,
+            None => x.dims()[2..].iter().product(),
+        };
+        let slice = |group: &SequenceGroup| -> Result<Slice> {
+            let parts = group.positions(x.dim(1)? * group.slices())?;
+            Ok(Slice { firsts: parts.iter().map(|part| part.start).collect(), part: parts[0].len() * width })
+        };
+        let mut slices = groups.iter().map(slice).collect::<Result<Vec<_>>>()?;
+        if slices.is_empty() {
+            slices.push(Slice { firsts: vec![0], part: x.elem_count() / samples(x.shape()) });
+        }
+        let batch = (samples(x.shape()) / slices.len()).max(1);
+        Ok(Some(Self { slices, batch, width, columns }))
     }
 
-    /// Returns where an element of the slice is in the sample, and how many elements from there on follow in both.
-    fn find(&self, element: usize) -> (usize, usize) {
-        let (part, inside) = (element / self.part, element % self.part);
+    /// Returns the sample of an element of a sample's slice, where the element is in the sample, and how many elements from there on
+    /// follow in both.
+    fn find(&self, sample: usize, element: usize) -> (usize, usize, usize) {
+        let Slice { firsts, part: size } = &self.slices[sample / self.batch];
+        let (part, inside, sample) = (element / size, element % size, sample % self.batch);
         match self.columns {
-            None => (self.firsts[part] * self.width + inside, self.part - inside),
+            None => (sample, firsts[part] * self.width + inside, size - inside),
             Some((first, all)) => {
-                let (position, column) = (self.firsts[part] + inside / self.width, inside % self.width);
-                (position * all + first + column, self.width - column)
+                let (position, column) = (firsts[part] + inside / self.width, inside % self.width);
+                (sample, position * all + first + column, self.width - column)
             }
         }
     }
@@ -151,7 +176,8 @@ impl Masked {
             let mut at = range.start;
             while at < range.end {
                 let (sample, from) = (at / size, at % size);
-                let (place, following) = self.place.as_ref().map_or((from, size), |place| place.find(from));
+                let whole = (sample, from, size);
+                let (sample, place, following) = self.place.as_ref().map_or(whole, |place| place.find(sample, from));
                 let len = (size - from).min(range.end - at).min(following);
                 let ((x_part, x_later), (y_part, y_later)) = (x.split_at(len), y.split_at_mut(len));
                 let stream = self.stream.of(self.first_sample + sample as u64);

@@ -98,7 +98,7 @@ pub use rotary::{RopeScaling, Rotary};
 pub use scaled::scaled;
 pub use sequence::{SequenceGroup, Sharing, own_slice, whole_length};
 pub use tensor::{
-    Cut, RowParallel, Run, VocabParallel, asks_cut, cutting, get_cut, own_heads, whole_sequences, with_cuts,
+    Cut, RowParallel, Run, VocabParallel, asks_cut, cutting, get_cut, own_heads, whole_rows, whole_sequences, with_cuts,
 };
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 

@@ -18,7 +18,7 @@ use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
 use zero_ops::{
     AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, RowParallel, TiledMlp, causal_attention_packed_with_dropout,
-    own_heads, own_slice, positions, scaled, whole_length, whole_sequences,
+    own_heads, own_slice, positions, scaled, whole_length, whole_rows, whole_sequences,
 };
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -213,7 +213,7 @@ impl Mlp {
 
 impl Module for Mlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        whole_sequences(x, |x| match self {
+        whole_rows(x, |x| match self {
             Self::Whole { c_fc, activation: Activation::GeluNew, c_proj } => {
                 c_proj.sum(&c_fc.forward_gelu_then(x, c_proj.map())?)
             }

@@ -22,7 +22,7 @@ use zero_ops::graph::fused_block;
 use zero_ops::graph::{reshape, sum};
 use zero_ops::{
     Activation, AttentionSpan, Dropout, Embedding, Linear, RmsNorm, Rotary, RowParallel, TiledMlp,
-    causal_attention_with_dropout, columns, cutting, own_heads, own_slice, scaled, whole_sequences,
+    causal_attention_with_dropout, columns, cutting, own_heads, own_slice, scaled, whole_rows, whole_sequences,
 };
 
 /// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -124,7 +124,7 @@ impl Mlp {
 
 impl Module for Mlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        whole_sequences(x, |x| {
+        whole_rows(x, |x| {
             let (inner, activation, down) = match self {
                 Self::Whole { inner, activation, down } => (inner, activation, down),
                 Self::Tiled { mlp, down } => return down.sum(&mlp.forward(x)?),

@@ -166,7 +166,7 @@ fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<M
 /// Returns the mask of the heads of this rank, if those of an attention are cut among the ranks of a tensor group.
 fn of_own_heads(mask: Option<Mask>, heads: usize) -> Option<Mask> {
     match SequenceGroup::of_gathered() {
-        Some(group) => mask.map(|mask| mask.at_head(group.index() * heads)),
+        Some((group, _)) => mask.map(|mask| mask.at_head(group.index() * heads)),
         None => mask,
     }
 }

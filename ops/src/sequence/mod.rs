@@ -21,6 +21,7 @@ mod exchange;
 mod heads;
 
 use crate::flag::Replaced;
+use crate::tensor::Along;
 use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -65,7 +66,7 @@ struct Members {
 
 thread_local! {
     static CURRENT: RefCell<Option<SequenceGroup>> = const { RefCell::new(None) };
-    static GATHERED: RefCell<Option<SequenceGroup>> = const { RefCell::new(None) };
+    static GATHERED: RefCell<Option<(SequenceGroup, Along)>> = const { RefCell::new(None) };
 }
 
 impl SequenceGroup {
@@ -147,14 +148,14 @@ impl SequenceGroup {
 
     /// Runs `run`, in which operations see the sequences, or the slices of the outer group, that the ranks of this tensor group have
     /// gathered.
-    pub(crate) fn gathered<T>(&self, run: impl FnOnce() -> T) -> T {
+    pub(crate) fn gathered<T>(&self, along: Along, run: impl FnOnce() -> T) -> T {
         let _current = Replaced::with(&CURRENT, self.outer.as_deref().cloned());
-        let _gathered = Replaced::with(&GATHERED, Some(self.clone()));
+        let _gathered = Replaced::with(&GATHERED, Some((self.clone(), along)));
         run()
     }
 
-    /// Returns the tensor group that has gathered the sequences which operations on this thread see.
-    pub(crate) fn of_gathered() -> Option<Self> {
+    /// Returns the tensor group that has gathered the sequences which operations on this thread see, and how it has joined slices.
+    pub(crate) fn of_gathered() -> Option<(Self, Along)> {
         GATHERED.with_borrow(Clone::clone)
     }
 
@@ -190,6 +191,11 @@ impl SequenceGroup {
             range
         });
         Ok(within.filter(|range| !range.is_empty()).collect())
+    }
+
+    /// Returns the same group as rank `index` of it sees it.
+    pub(crate) fn at(&self, index: usize) -> Self {
+        Self { index, ..self.clone() }
     }
 
     /// Returns the positions of the slice of a rank.

@@ -9,18 +9,20 @@ use crate::linear::affine::bias_gradient;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, rooms};
 use crate::sequence::{Element, SequenceGroup, dense};
+use crate::tensor::Along;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-/// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]`.
-pub(super) fn gather(x: &Tensor, group: &SequenceGroup) -> Result<Tensor> {
-    apply1(x, Gather(Slices::new(x.shape(), group, 1)?))
+/// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]`, or to `[ranks · batch, slice, …]`.
+pub(super) fn gather(x: &Tensor, group: &SequenceGroup, along: Along) -> Result<Tensor> {
+    apply1(x, Gather(Slices::new(x.shape(), group, along, 1)?))
 }
 
-/// Sums `[batch, time, width]` over the ranks, and returns this rank's slice of the sum, to which it adds a bias of `[width]`.
-pub(super) fn sum(y: &Tensor, bias: Option<&Tensor>, group: &SequenceGroup) -> Result<Tensor> {
-    let slices = Slices::new(y.shape(), group, group.size())?;
+/// Sums `[batch, time, width]`, or `[ranks · batch, slice, width]`, over the ranks, and returns this rank's slice of the sum, to
+/// which it adds a bias of `[width]`.
+pub(super) fn sum(y: &Tensor, bias: Option<&Tensor>, group: &SequenceGroup, along: Along) -> Result<Tensor> {
+    let slices = Slices::new(y.shape(), group, along, group.size())?;
     match bias {
         None => apply1(y, Sum(slices)),
         Some(bias) => apply2(y, bias, Sum(slices)),
@@ -33,27 +35,31 @@ const OP: &str = "tensor-exchange";
 #[derive(Clone)]
 struct Slices {
     group: SequenceGroup,
-    batch: usize,
-    /// Elements of a slice of one sequence.
-    slice: usize,
+    /// The dimension along which slices are joined: 0 or 1.
+    dimension: usize,
+    /// Number of pieces that each rank's slices consist of: the samples if they are joined along positions.
+    pieces: usize,
+    /// Elements of a piece.
+    piece: usize,
     /// Shape of this rank's slices.
     own: Vec<usize>,
 }
 
 impl Slices {
-    /// `parts` is the number of slices that `shape` has in its second dimension.
-    fn new(shape: &Shape, group: &SequenceGroup, parts: usize) -> Result<Self> {
-        let mut own = shape.dims().to_vec();
-        if own.len() < 2 || !own[1].is_multiple_of(parts) {
+    /// `parts` is the number of slices that `shape` has along the dimension.
+    fn new(shape: &Shape, group: &SequenceGroup, along: Along, parts: usize) -> Result<Self> {
+        let (mut own, dimension) = (shape.dims().to_vec(), usize::from(along == Along::Positions));
+        if own.len() < 2 || !own[dimension].is_multiple_of(parts) {
             bail!("{OP}: sequences of shape {shape:?} cannot be cut into {parts} slices of the same length");
         }
-        own[1] /= parts;
-        Ok(Self { group: group.clone(), batch: own[0], slice: own[1..].iter().product(), own })
+        own[dimension] /= parts;
+        let pieces = own[..dimension].iter().product();
+        Ok(Self { group: group.clone(), dimension, pieces, piece: own[dimension..].iter().product(), own })
     }
 
     fn whole(&self) -> Shape {
         let mut dims = self.own.clone();
-        dims[1] *= self.group.size();
+        dims[self.dimension] *= self.group.size();
         dims.into()
     }
 
@@ -72,14 +78,14 @@ impl Slices {
         let room = vec![T::zero(); own.len() * size];
         let received = self.group.all_gather(T::buffer(own.to_vec()), T::buffer(room))?;
         let received = T::values(received).map_err(candle_core::Error::wrap)?;
-        if self.batch == 1 {
+        if self.pieces == 1 {
             return Ok(received);
         }
         let mut whole = Vec::with_capacity(received.len());
-        for sample in 0..self.batch {
+        for piece in 0..self.pieces {
             for rank in 0..size {
-                let at = (rank * self.batch + sample) * self.slice;
-                whole.extend_from_slice(&received[at..at + self.slice]);
+                let at = (rank * self.pieces + piece) * self.piece;
+                whole.extend_from_slice(&received[at..at + self.piece]);
             }
         }
         Ok(whole)
@@ -99,21 +105,21 @@ impl Slices {
         let size = self.group.size();
         let mut packed = Vec::with_capacity(whole.len());
         for rank in 0..size {
-            for sample in 0..self.batch {
-                let at = (sample * size + rank) * self.slice;
-                packed.extend_from_slice(&whole[at..at + self.slice]);
+            for piece in 0..self.pieces {
+                let at = (piece * size + rank) * self.piece;
+                packed.extend_from_slice(&whole[at..at + self.piece]);
             }
         }
-        let room = vec![T::zero(); self.batch * self.slice];
+        let room = vec![T::zero(); self.pieces * self.piece];
         let summed = self.group.reduce_scatter(T::buffer(packed), T::buffer(room))?;
         T::values(summed).map_err(candle_core::Error::wrap)
     }
 
     /// Returns the temporary bytes of gathering and of summing, beside their results, and the bytes that each sends.
     fn costs(&self, dtype: DType) -> [(u64, u64); 2] {
-        let own = bytes(self.batch * self.slice, dtype);
+        let own = bytes(self.pieces * self.piece, dtype);
         let (whole, sent) = (own * self.group.size() as u64, own * (self.group.size() as u64 - 1));
-        let received = if self.batch == 1 { 0 } else { whole };
+        let received = if self.pieces == 1 { 0 } else { whole };
         [(own + received, sent), (whole, sent)]
     }
 }

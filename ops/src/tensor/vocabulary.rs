@@ -1,7 +1,7 @@
 //! A head whose classes are cut among the ranks of a tensor group, and its loss.
 
 use super::columns::gather_columns;
-use super::{own_entries, slices};
+use super::{Along, own_entries, slices};
 use crate::Linear;
 use crate::kernel::{Isa, softmax as kernel};
 use crate::linear::cross_entropy::linear_cross_entropy_of;
@@ -53,7 +53,7 @@ impl VocabParallel {
             None => head.forward(x),
             Some((_, classes)) => {
                 let group = tensor_group()?;
-                let own = head.forward(&slices::gather(x, &group)?)?;
+                let own = head.forward(&slices::gather(x, &group, Along::Positions)?)?;
                 gather_columns(&own, &group, *classes)
             }
         }
@@ -75,7 +75,7 @@ impl VocabParallel {
             None => linear_cross_entropy_of(x, weight, targets, (gradient, z_loss), None),
             Some((own, classes)) => {
                 let group = tensor_group()?;
-                let x = slices::gather(x, &group)?;
+                let x = slices::gather(x, &group, Along::Positions)?;
                 let own = OfRank { group, own: own.clone(), classes: *classes };
                 linear_cross_entropy_of(&x, weight, targets, (gradient, z_loss), Some(&own))
             }
