@@ -191,7 +191,7 @@ section! {
         = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
         = later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction").instead("the gradients of slices of sequences travel like all others, as `communication_data_type` says");
         = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("there are no experts to place");
-        = later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size").instead("it is the number of ranks over `pipeline.stages` × `sequence_parallel_size` × `mesh.context_parallel_degree`");
+        = later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size").instead("it is the number of ranks over `pipeline.stages` × `sequence_parallel_size` × `mesh.context_parallel_degree` × `tensor_parallel.autotp_size`");
         = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that it is a multiple of 8");
         = ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every stage");
         = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "there is one implementation of each optimizer");

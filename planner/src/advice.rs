@@ -167,6 +167,7 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     all.extend(shared_sequences(config));
     all.extend(higher.iter().cloned());
     all.extend(higher.iter().map(|higher| [higher.clone(), recompute.clone()].concat()));
+    all.extend(cut_layers(config));
     if !higher.is_empty() {
         all.extend(spared.iter().map(|spared| [three.clone(), spared.clone()].concat()));
     }
@@ -220,6 +221,20 @@ fn shared_sequences(config: &Config) -> Vec<Vec<String>> {
     while replicas > 1 && replicas.is_multiple_of(2) {
         (replicas, slices, count) = (replicas / 2, slices * 2, count * 2);
         all.push(vec![format!("sequence_parallel_size={slices}"), format!("gradient_accumulation_steps={count}")]);
+    }
+    all
+}
+
+/// Returns more ranks that cut each layer among them, and more micro-batches, for the same global batch. Helps where a layer is too
+/// large.
+fn cut_layers(config: &Config) -> Vec<Vec<String>> {
+    let (mut replicas, mut parts) = (config.data_parallel_size(), config.tensor_size());
+    let mut count = config.gradient_accumulation_steps;
+    let mut all = vec![];
+    while replicas > 1 && replicas.is_multiple_of(2) {
+        (replicas, parts, count) = (replicas / 2, parts * 2, count * 2);
+        let settings = [format!("tensor_parallel.autotp_size={parts}"), format!("gradient_accumulation_steps={count}")];
+        all.push(settings.to_vec());
     }
     all
 }

@@ -50,7 +50,7 @@ section! {
         = ignored("contiguous_memory_optimization", Kind::Bool, "false", "each input that is kept has memory of its own");
         = ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "it only adds waits for the device; the results are the same without it");
         = ignored("profile", Kind::Bool, "false", "`training.trace` shows the time of every part of a step");
-        = ignored("partition_activations", Kind::Bool, "false", "there are no tensor-parallel ranks to shard activations over");
+        = ignored("partition_activations", Kind::Bool, "false", "tensor-parallel ranks have slices of activations between layers anyway");
     }
 }
 

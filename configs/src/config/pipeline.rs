@@ -32,8 +32,8 @@ section! {
         pub keep_gathered: Option<bool> = engine(Kind::Bool, "auto", "ZeRO-3: gather a stage's parameters once a step; false: for each micro-batch; auto: once a step where `stage3_max_live_parameters` allows it");
         = ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout");
         = rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` says it, with a pipeline and without");
-        = ignored("pipe_partitioned", Kind::Bool, "true", "there are no tensor-parallel ranks to slice activations over");
-        = ignored("grad_partitioned", Kind::Bool, "true", "there are no tensor-parallel ranks to slice gradients over");
+        = ignored("pipe_partitioned", Kind::Bool, "true", "tensor-parallel ranks have slices of activations between layers anyway");
+        = ignored("grad_partitioned", Kind::Bool, "true", "tensor-parallel ranks have slices of gradients between layers anyway");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Applies a cost table to a plan: looks up the costs of each layer and segment, or reports what the table lacks.
 
 use candle_core::DType;
-use zero_config::{Config, Model, OffloadDevice, Optimizer, TensorParallel};
+use zero_config::{Config, Model, OffloadDevice, Optimizer};
 use zero_partition::disk_buffers;
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 use zero_pipeline::{Coordinates, Item, Mesh, Placement, Schedule, SegmentId, Tier};

@@ -18,6 +18,7 @@ const RANKS: &str = "launcher.num_processes";
 const STAGES: &str = "pipeline.stages";
 const SLICES: &str = "sequence_parallel_size";
 const CONTEXT: &str = "mesh.context_parallel_degree";
+const TENSOR: &str = "tensor_parallel.autotp_size";
 const SCHEDULE: &str = "pipeline.schedule";
 const ZERO: &str = "zero_optimization.stage";
 const BATCH: &str = "train_batch_size";
@@ -84,6 +85,8 @@ struct Partial {
     stages: usize,
     /// Ranks that share sequences.
     slices: usize,
+    /// Ranks that cut layers among them.
+    tensor: usize,
     zero: String,
     settings: Vec<Setting>,
 }
@@ -117,7 +120,7 @@ impl Space<'_> {
         let ranks = |partial: &Partial| partial.ranks / partial.stages;
         let choices: [Choose<'_>; 9] = [
             &|p| one(SCHEDULE, self.where_it_matters(SCHEDULE, p.stages > 1, || self.schedules())),
-            &|p| self.batches(ranks(p) / p.slices),
+            &|p| self.batches(ranks(p) / p.slices / p.tensor),
             &|_| self.recomputations(),
             &|p| one(OVERLAP, self.where_it_matters(OVERLAP, ranks(p) > 1, || vec!["true".into(), "false".into()])),
             &|p| {
@@ -141,8 +144,9 @@ impl Space<'_> {
         for choose in choices {
             all = self.multiply(all, choose)?;
         }
-        let is_left =
-            |of: &&Dimension| ![SLICES, CONTEXT].contains(&of.path.as_str()) && !OURS.contains(&of.path.as_str());
+        let is_left = |of: &&Dimension| {
+            ![SLICES, CONTEXT, TENSOR].contains(&of.path.as_str()) && !OURS.contains(&of.path.as_str())
+        };
         for Dimension { path, values, .. } in self.tuning.space.iter().filter(is_left) {
             all = self.multiply(all, &|_| one(path, values.clone()))?;
         }
@@ -172,7 +176,7 @@ impl Space<'_> {
         Ok(more)
     }
 
-    /// Numbers of ranks, pipeline stages, ranks that share sequences, and ZeRO stages.
+    /// Numbers of ranks, pipeline stages, ranks that share sequences or cut layers, and ZeRO stages.
     fn meshes(&self) -> Vec<Partial> {
         let powers = |most: usize| std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < most);
         let numbers = |path: &str, ours: &dyn Fn() -> Vec<usize>| -> Vec<usize> {
@@ -199,23 +203,35 @@ impl Space<'_> {
                     true => vec![self.base.sequence_parallel_size],
                     false => powers(of_stage).chain([of_stage]).collect(),
                 };
+                let parts = || match self.tuning.fast || !self.is_typed(TENSOR) {
+                    true => vec![self.base.tensor_size()],
+                    false => powers(of_stage).chain([of_stage]).collect(),
+                };
                 let degrees = numbers(CONTEXT, &|| vec![self.base.mesh.context_parallel_degree]);
+                let parts = numbers(TENSOR, &parts);
                 let shared: Vec<_> = numbers(SLICES, &slices)
                     .into_iter()
                     .flat_map(|slices| degrees.iter().map(move |&degree| (slices, degree)))
-                    .filter(|(slices, degree)| of_stage.is_multiple_of(slices * degree))
+                    .flat_map(|(slices, degree)| parts.iter().map(move |&tensor| (slices, degree, tensor)))
+                    .filter(|(slices, degree, tensor)| of_stage.is_multiple_of(slices * degree * tensor))
                     .collect();
-                for (slices, degree) in shared {
+                for (slices, degree, tensor) in shared {
+                    // 0 means 1.
+                    let written = match tensor == self.base.tensor_size() {
+                        true => self.base.tensor_parallel.autotp_size,
+                        false => tensor,
+                    };
                     for zero in self.where_it_matters(ZERO, of_stage > 1, ours) {
                         let settings = [
                             (RANKS, ranks.to_string()),
                             (STAGES, stages.to_string()),
                             (SLICES, slices.to_string()),
                             (CONTEXT, degree.to_string()),
+                            (TENSOR, written.to_string()),
                             (ZERO, zero.clone()),
                         ];
                         let settings = settings.map(|(path, value)| (path.to_string(), value)).to_vec();
-                        all.push(Partial { ranks, stages, slices: slices * degree, zero, settings });
+                        all.push(Partial { ranks, stages, slices: slices * degree, tensor, zero, settings });
                     }
                 }
             }

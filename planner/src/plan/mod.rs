@@ -1,5 +1,6 @@
 //! Plans a configuration before it runs: which rank has which layers, what it needs, and the step as a grid.
 
+mod drawing;
 mod text;
 
 use std::collections::BTreeMap;

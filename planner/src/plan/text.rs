@@ -9,6 +9,7 @@ use zero_model::memory::Exchanged;
 use zero_partition::{Layout, LayoutOptions, expected_state};
 use zero_pipeline::{Coordinates, Stages, ZeroStage};
 
+use super::drawing::drawing;
 use super::{Plan, Share};
 
 impl fmt::Display for Plan {
@@ -39,6 +40,7 @@ impl fmt::Display for Plan {
             counted(self.memory_plan.settings.micro_batches, "micro-batch", "micro-batches"),
             counted(mesh.data_parallel(), "replica", "replicas"),
         )?;
+        drawing(mesh).iter().try_for_each(|line| writeln!(f, "{line}"))?;
         let averaging = self.memory_plan.averaging.as_ref();
         let local_steps = averaging.map_or(1, |(_, steps)| *steps as u64);
         let header = ["stage", "ranks", "parameters", "state/rank", "sent/step", "alive", "layers"];
