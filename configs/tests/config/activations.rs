@@ -153,7 +153,10 @@ fn unsupported_keys_give_a_reason() {
     );
     assert_eq!(config.warnings.len(), 4);
     let told = &config.warnings[0].message;
-    assert!(told.ends_with("has no effect: tensor-parallel ranks have slices of activations between layers anyway"), "{told}");
+    assert!(
+        told.ends_with("has no effect: tensor-parallel ranks have slices of activations between layers anyway"),
+        "{told}"
+    );
 }
 
 #[test]
