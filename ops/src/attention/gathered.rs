@@ -103,7 +103,7 @@ impl Gathered {
         let slice = [dense::<T>(k.0, k.1)?, dense(v.0, v.1)?].concat();
         let own = slice.len() / 2;
         let room = vec![T::zero(); slice.len() * self.group.size()];
-        let received = self.group.all_gather(T::buffer(slice), T::buffer(room))?;
+        let received = self.group.all_gather(T::buffer(slice), T::buffer(room))?.output;
         let received = T::values(received).map_err(candle_core::Error::wrap)?;
         let mut whole = [(); 2].map(|()| vec![T::zero(); own * self.group.size()]);
         self.places(g, |rank, from, to| {
@@ -126,7 +126,7 @@ impl Gathered {
             }
         });
         drop([dk, dv]);
-        let sums = self.group.reduce_scatter(Buffer::F32(packed), Buffer::F32(vec![0.0; 2 * own]))?;
+        let sums = self.group.reduce_scatter(Buffer::F32(packed), Buffer::F32(vec![0.0; 2 * own]))?.shard;
         let mut sums = sums.into_f32().map_err(candle_core::Error::wrap)?;
         let dv = sums.split_off(own);
         Ok([sums, dv])

@@ -75,20 +75,30 @@ pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tenso
     if in_graph() {
         return x.apply_op1(op);
     }
-    let output = {
+    let result = {
         let (xs, xl) = x.storage_and_layout();
-        made(match &*xs {
+        match &*xs {
             Storage::Cpu(xs) => on_host(op.cpu_fwd(xs, xl)?),
             Storage::Cuda(xs) => on_gpu(op.cuda_fwd(xs, xl)?),
             Storage::Metal(_) => bail!("{}: {DEVICES}", op.name()),
-        })
+        }
     };
+    Ok(applied1(x, op, result))
+}
+
+/// [`apply1`] whose result has already been computed.
+pub(crate) fn applied1<C: CustomOp1 + Footprint + Send + Sync + 'static>(
+    x: &Tensor,
+    op: C,
+    result: (Storage, Shape),
+) -> Tensor {
+    let output = made(result);
     let operation = match C::REMADE {
         true => Operation::Remade(Arc::new(op), x.clone()),
         false => Operation::One(Box::new(op), x.clone()),
     };
     record(operation, C::READS, &output);
-    Ok(output)
+    output
 }
 
 /// `x.apply_op2(y, op)`, recorded or counted if necessary.

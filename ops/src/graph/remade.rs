@@ -5,7 +5,7 @@ use crate::graph::storage::{swap, take};
 use crate::meta;
 use crate::meta::footprint::Footprint;
 use crate::sink;
-use candle_core::{CustomOp1, Result, Storage, Tensor, TensorId, bail};
+use candle_core::{CustomOp1, Result, Storage, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -17,12 +17,7 @@ pub(crate) trait Remake: CustomOp1 + Send + Sync {
 
 impl<C: CustomOp1 + Footprint + Send + Sync> Remake for C {
     fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()> {
-        let made = {
-            let (xs, xl) = x.storage_and_layout();
-            let Storage::Cpu(xs) = &*xs else { bail!("{}: outputs are made again on the CPU only", self.name()) };
-            self.cpu_fwd(xs, xl)?.0
-        };
-        swap(output, Storage::Cpu(made)).map(drop)
+        swap(output, Storage::Cpu(self.make(x)?)).map(drop)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::graph::output::at_once;
 use crate::meta;
 use crate::parallel::parts;
-use candle_core::{DType, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
 use std::ops::{Add, Sub};
 
 /// An operation that declares its memory use.
@@ -15,6 +15,14 @@ pub(crate) trait Footprint {
     /// Whether a fused block frees the output's values at the end of its forward, and makes them again from those of the only input
     /// before its backward reads them.
     const REMADE: bool = false;
+
+    /// Makes the values of such an output from its input on the CPU.
+    ///
+    /// # Errors
+    /// Fails if the operation is not [`REMADE`](Self::REMADE).
+    fn make(&self, _: &Tensor) -> Result<CpuStorage> {
+        bail!("the output of this operation is not made again")
+    }
 
     /// Returns the memory use for these inputs. May only inspect their shape, dtype and whether a gradient is wanted.
     ///

@@ -11,6 +11,9 @@ pub(crate) trait Element: WithDType {
     fn buffer(values: Vec<Self>) -> Buffer;
 
     fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError>;
+
+    /// Returns the elements of storage of this type.
+    fn of_storage(storage: CpuStorage) -> Option<Vec<Self>>;
 }
 
 /// Returns the elements of a view in row-major order.
@@ -28,7 +31,7 @@ pub(crate) fn dense<'a, T: Element>(storage: &'a CpuStorage, layout: &Layout) ->
 }
 
 macro_rules! travels {
-    ($($type:ty, $into:ident;)*) => {
+    ($($type:ty, $into:ident, $storage:ident;)*) => {
         $(impl Element for $type {
             fn buffer(values: Vec<Self>) -> Buffer {
                 values.into()
@@ -37,12 +40,19 @@ macro_rules! travels {
             fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
                 buffer.$into()
             }
+
+            fn of_storage(storage: CpuStorage) -> Option<Vec<Self>> {
+                match storage {
+                    CpuStorage::$storage(values) => Some(values),
+                    _ => None,
+                }
+            }
         })*
     };
 }
 
 travels! {
-    f32, into_f32;
-    bf16, into_bf16;
-    f16, into_f16;
+    f32, into_f32, F32;
+    bf16, into_bf16, BF16;
+    f16, into_f16, F16;
 }

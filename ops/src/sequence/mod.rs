@@ -26,7 +26,7 @@ use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use zero_comm::{Buffer, CommError, Communicator, ReduceOp};
+use zero_comm::{Buffer, CommError, Communicator, Gathered, ReduceOp, Scattered};
 
 pub(crate) use element::{Element, dense};
 pub(crate) use exchange::{to_heads, to_positions};
@@ -241,15 +241,15 @@ impl SequenceGroup {
     }
 
     /// Concatenates the slices of all ranks, which have the same length.
-    pub(crate) fn all_gather(&self, slice: Buffer, output: Buffer) -> Result<Buffer> {
+    pub(crate) fn all_gather(&self, slice: Buffer, output: Buffer) -> Result<Gathered> {
         let counts = vec![slice.len(); self.size];
-        self.run(|comm| Ok(comm.all_gather(slice, output, &counts).wait()?.output))
+        self.run(|comm| comm.all_gather(slice, output, &counts).wait())
     }
 
     /// Sums the inputs of all ranks, and returns this rank's part of the sum. The parts have the same length.
-    pub(crate) fn reduce_scatter(&self, input: Buffer, output: Buffer) -> Result<Buffer> {
+    pub(crate) fn reduce_scatter(&self, input: Buffer, output: Buffer) -> Result<Scattered> {
         let counts = vec![output.len(); self.size];
-        self.run(|comm| Ok(comm.reduce_scatter(input, output, &counts, ReduceOp::Sum).wait()?.shard))
+        self.run(|comm| comm.reduce_scatter(input, output, &counts, ReduceOp::Sum).wait())
     }
 
     /// Runs a collective, and keeps its error.

@@ -1,31 +1,52 @@
 //! The two exchanges of a tensor group: gathering slices of sequences, and summing whole sequences into slices. Each is the
 //! backward of the other.
 
-use crate::graph::apply::{apply1, apply2};
+use crate::graph::apply::{applied1, applied2, apply1, apply2, in_graph};
 use crate::graph::operand::View;
 use crate::graph::output::{build_as, tensor};
+use crate::graph::storage::{swap, take};
 use crate::kernel::Isa;
 use crate::linear::affine::bias_gradient;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, rooms};
+use crate::meta::tracing;
 use crate::sequence::{Element, SequenceGroup, dense};
 use crate::tensor::Along;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use half::{bf16, f16};
+use zero_comm::{Buffer, Gathered, Scattered};
 
 /// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]`, or to `[ranks · batch, slice, …]`.
 pub(super) fn gather(x: &Tensor, group: &SequenceGroup, along: Along) -> Result<Tensor> {
-    apply1(x, Gather(Slices::new(x.shape(), group, along, 1)?))
+    let gather = Gather(Slices::new(x.shape(), group, along, 1)?);
+    if tracing() || in_graph() {
+        return apply1(x, gather);
+    }
+    let whole = (Storage::Cpu(gather.0.gathered(x)?), gather.0.whole());
+    Ok(applied1(x, gather, whole))
 }
 
 /// Sums `[batch, time, width]`, or `[ranks · batch, slice, width]`, over the ranks, and returns this rank's slice of the sum, to
 /// which it adds a bias of `[width]`.
 pub(super) fn sum(y: &Tensor, bias: Option<&Tensor>, group: &SequenceGroup, along: Along) -> Result<Tensor> {
-    let slices = Slices::new(y.shape(), group, along, group.size())?;
+    let sum = Sum(Slices::new(y.shape(), group, along, group.size())?);
+    if tracing() || in_graph() {
+        return match bias {
+            None => apply1(y, sum),
+            Some(bias) => apply2(y, bias, sum),
+        };
+    }
+    let (slices, shape) = (sum.0.summed(y)?, sum.0.own.clone().into());
     match bias {
-        None => apply1(y, Sum(slices)),
-        Some(bias) => apply2(y, bias, Sum(slices)),
+        None => Ok(applied1(y, sum, (Storage::Cpu(slices), shape))),
+        Some(bias) => {
+            let added = {
+                let (bs, bl) = bias.storage_and_layout();
+                sum.add(&slices, on_cpu(&bs)?, bl)?
+            };
+            Ok(applied2([y, bias], sum, (Storage::Cpu(added), shape)))
+        }
     }
 }
 
@@ -64,22 +85,22 @@ impl Slices {
     }
 
     /// Returns the slices of all ranks, in the order of the sequences.
-    fn gathered(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-        Ok(match storage.dtype() {
-            DType::F32 => CpuStorage::F32(self.gathered_as(&dense(storage, layout)?)?),
-            DType::BF16 => CpuStorage::BF16(self.gathered_as::<bf16>(&dense(storage, layout)?)?),
-            DType::F16 => CpuStorage::F16(self.gathered_as::<f16>(&dense(storage, layout)?)?),
+    fn gathered(&self, x: &Tensor) -> Result<CpuStorage> {
+        Ok(match x.dtype() {
+            DType::F32 => CpuStorage::F32(lend(x, |own| self.gathered_as(own))?),
+            DType::BF16 => CpuStorage::BF16(lend::<bf16, _>(x, |own| self.gathered_as(own))?),
+            DType::F16 => CpuStorage::F16(lend::<f16, _>(x, |own| self.gathered_as(own))?),
             other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
         })
     }
 
-    fn gathered_as<T: Element>(&self, own: &[T]) -> Result<Vec<T>> {
+    fn gathered_as<T: Element>(&self, own: Vec<T>) -> Result<(Vec<T>, Vec<T>)> {
         let size = self.group.size();
         let room = vec![T::zero(); own.len() * size];
-        let received = self.group.all_gather(T::buffer(own.to_vec()), T::buffer(room))?;
-        let received = T::values(received).map_err(candle_core::Error::wrap)?;
+        let Gathered { shard, output } = self.group.all_gather(T::buffer(own), T::buffer(room))?;
+        let (own, received) = (values(shard)?, values(output)?);
         if self.pieces == 1 {
-            return Ok(received);
+            return Ok((own, received));
         }
         let mut whole = Vec::with_capacity(received.len());
         for piece in 0..self.pieces {
@@ -88,21 +109,25 @@ impl Slices {
                 whole.extend_from_slice(&received[at..at + self.piece]);
             }
         }
-        Ok(whole)
+        Ok((own, whole))
     }
 
     /// Returns this rank's slices of the sum over the ranks, over a fixed tree; 16-bit floats are summed in f32.
-    fn summed(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-        Ok(match storage.dtype() {
-            DType::F32 => CpuStorage::F32(self.summed_as(&dense(storage, layout)?)?),
-            DType::BF16 => CpuStorage::BF16(self.summed_as::<bf16>(&dense(storage, layout)?)?),
-            DType::F16 => CpuStorage::F16(self.summed_as::<f16>(&dense(storage, layout)?)?),
+    fn summed(&self, whole: &Tensor) -> Result<CpuStorage> {
+        Ok(match whole.dtype() {
+            DType::F32 => CpuStorage::F32(lend(whole, |whole| self.summed_as(whole))?),
+            DType::BF16 => CpuStorage::BF16(lend::<bf16, _>(whole, |whole| self.summed_as(whole))?),
+            DType::F16 => CpuStorage::F16(lend::<f16, _>(whole, |whole| self.summed_as(whole))?),
             other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
         })
     }
 
-    fn summed_as<T: Element>(&self, whole: &[T]) -> Result<Vec<T>> {
-        let size = self.group.size();
+    fn summed_as<T: Element>(&self, whole: Vec<T>) -> Result<(Vec<T>, Vec<T>)> {
+        let (size, room) = (self.group.size(), vec![T::zero(); self.pieces * self.piece]);
+        if self.pieces == 1 {
+            let Scattered { input, shard } = self.group.reduce_scatter(T::buffer(whole), T::buffer(room))?;
+            return Ok((values(input)?, values(shard)?));
+        }
         let mut packed = Vec::with_capacity(whole.len());
         for rank in 0..size {
             for piece in 0..self.pieces {
@@ -110,17 +135,17 @@ impl Slices {
                 packed.extend_from_slice(&whole[at..at + self.piece]);
             }
         }
-        let room = vec![T::zero(); self.pieces * self.piece];
-        let summed = self.group.reduce_scatter(T::buffer(packed), T::buffer(room))?;
-        T::values(summed).map_err(candle_core::Error::wrap)
+        let summed = self.group.reduce_scatter(T::buffer(packed), T::buffer(room))?.shard;
+        Ok((whole, values(summed)?))
     }
 
     /// Returns the temporary bytes of gathering and of summing, beside their results, and the bytes that each sends.
     fn costs(&self, dtype: DType) -> [(u64, u64); 2] {
         let own = bytes(self.pieces * self.piece, dtype);
         let (whole, sent) = (own * self.group.size() as u64, own * (self.group.size() as u64 - 1));
-        let received = if self.pieces == 1 { 0 } else { whole };
-        [(own + received, sent), (whole, sent)]
+        // Pieces are copied into order.
+        let copied = if self.pieces == 1 { 0 } else { whole };
+        [(copied, sent), (copied, sent)]
     }
 }
 
@@ -130,6 +155,10 @@ impl Footprint for Gather {
     const READS: Reads = Reads::NOTHING;
     // Only slices are kept for the backward.
     const REMADE: bool = true;
+
+    fn make(&self, x: &Tensor) -> Result<CpuStorage> {
+        self.0.gathered(x)
+    }
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let dtype = inputs[0].dtype();
@@ -150,13 +179,12 @@ impl CustomOp1 for Gather {
 
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
-        Ok((self.0.gathered(xs, xl)?, self.0.whole()))
+        Ok((self.0.gathered(&copied(xs, xl)?)?, self.0.whole()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
         let _timed = measure::backward(OP);
-        let (dys, layout) = dy.storage_and_layout();
-        Ok(Some(tensor(self.0.summed(on_cpu(&dys)?, layout)?, x.shape())))
+        Ok(Some(tensor(self.0.summed(dy)?, x.shape())))
     }
 }
 
@@ -165,8 +193,25 @@ struct Sum(Slices);
 impl Sum {
     fn backward(&self, y: &Tensor, d_slice: &Tensor) -> Result<Tensor> {
         let _timed = measure::backward(OP);
-        let (ds, layout) = d_slice.storage_and_layout();
-        Ok(tensor(self.0.gathered(on_cpu(&ds)?, layout)?, y.shape()))
+        Ok(tensor(self.0.gathered(d_slice)?, y.shape()))
+    }
+
+    /// Adds a bias to this rank's slices.
+    fn add(&self, slices: &CpuStorage, bs: &CpuStorage, bl: &Layout) -> Result<CpuStorage> {
+        let (shape, width) = (Shape::from(self.0.own.clone()), bl.shape().elem_count());
+        if shape.dim(D::Minus1)? != width {
+            bail!("{OP}: a bias of {width} elements for outputs of shape {shape:?}");
+        }
+        let layout = Layout::contiguous(&shape);
+        let (own, bias) = (View::new(OP, slices, &layout)?, View::new(OP, bs, bl)?);
+        let rows = shape.elem_count() / width;
+        build_as(OP, slices.dtype(), rows, width, [own.elements()], |range, [own], out| {
+            let mut added = vec![0.0; width];
+            bias.elements().read(Isa::current(), 0, &mut added);
+            for (out, own) in out.chunks_exact_mut(width).zip(own.chunks_exact(width)).take(range.len()) {
+                out.iter_mut().zip(own).zip(&added).for_each(|((out, own), bias)| *out = own + bias);
+            }
+        })
     }
 }
 
@@ -202,7 +247,7 @@ impl CustomOp1 for Sum {
 
     fn cpu_fwd(&self, ys: &CpuStorage, yl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
-        Ok((self.0.summed(ys, yl)?, self.0.own.clone().into()))
+        Ok((self.0.summed(&copied(ys, yl)?)?, self.0.own.clone().into()))
     }
 
     fn bwd(&self, y: &Tensor, _: &Tensor, d_slice: &Tensor) -> Result<Option<Tensor>> {
@@ -217,22 +262,8 @@ impl CustomOp2 for Sum {
 
     fn cpu_fwd(&self, ys: &CpuStorage, yl: &Layout, bs: &CpuStorage, bl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
-        let shape = Shape::from(self.0.own.clone());
-        let (slices, width) = (self.0.summed(ys, yl)?, bl.shape().elem_count());
-        if shape.dim(D::Minus1)? != width {
-            bail!("{OP}: a bias of {width} elements for outputs of shape {shape:?}");
-        }
-        let layout = Layout::contiguous(&shape);
-        let (own, bias) = (View::new(OP, &slices, &layout)?, View::new(OP, bs, bl)?);
-        let rows = shape.elem_count() / width;
-        let added = build_as(OP, ys.dtype(), rows, width, [own.elements()], |range, [own], out| {
-            let mut added = vec![0.0; width];
-            bias.elements().read(Isa::current(), 0, &mut added);
-            for (out, own) in out.chunks_exact_mut(width).zip(own.chunks_exact(width)).take(range.len()) {
-                out.iter_mut().zip(own).zip(&added).for_each(|((out, own), bias)| *out = own + bias);
-            }
-        })?;
-        Ok((added, shape))
+        let slices = self.0.summed(&copied(ys, yl)?)?;
+        Ok((self.add(&slices, bs, bl)?, self.0.own.clone().into()))
     }
 
     fn bwd(&self, y: &Tensor, bias: &Tensor, _: &Tensor, d_slice: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
@@ -242,9 +273,43 @@ impl CustomOp2 for Sum {
     }
 }
 
+/// Passes the values of a tensor to `exchange` without copying them, if they are dense, and puts them back. If the exchange fails,
+/// they are lost.
+fn lend<T: Element, R>(x: &Tensor, exchange: impl FnOnce(Vec<T>) -> Result<(Vec<T>, R)>) -> Result<R> {
+    let is_dense = {
+        let (storage, layout) = x.storage_and_layout();
+        let len = T::cpu_storage_as_slice(on_cpu(&storage)?)?.len();
+        layout.contiguous_offsets() == Some((0, len))
+    };
+    if !is_dense {
+        let own = {
+            let (storage, layout) = x.storage_and_layout();
+            dense(on_cpu(&storage)?, layout)?.into_owned()
+        };
+        return Ok(exchange(own)?.1);
+    }
+    let Storage::Cpu(taken) = take(x)? else { bail!("{OP}: {ON_CPU}") };
+    let Some(own) = T::of_storage(taken) else { bail!("{OP}: {x:?} has no values") };
+    let (own, result) = exchange(own)?;
+    swap(x, Storage::Cpu(T::to_cpu_storage_owned(own)))?;
+    Ok(result)
+}
+
+fn values<T: Element>(buffer: Buffer) -> Result<Vec<T>> {
+    T::values(buffer).map_err(candle_core::Error::wrap)
+}
+
+/// Returns a copy as a tensor, for an operation in candle's graph.
+fn copied(storage: &CpuStorage, layout: &Layout) -> Result<Tensor> {
+    let copy = View::new(OP, storage, layout)?.into_storage();
+    Ok(tensor(copy, layout.shape()))
+}
+
+const ON_CPU: &str = "layers are cut among ranks on the CPU only";
+
 fn on_cpu(storage: &Storage) -> Result<&CpuStorage> {
     match storage {
         Storage::Cpu(storage) => Ok(storage),
-        _ => bail!("{OP}: layers are cut among ranks on the CPU only"),
+        _ => bail!("{OP}: {ON_CPU}"),
     }
 }

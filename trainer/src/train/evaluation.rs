@@ -97,8 +97,8 @@ fn of_weights(
         return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
-    // Ranks that share a sequence have each counted it.
-    let samples = totals[2] as usize / engine.config().context_size();
+    // Ranks that share a sequence, or cut layers among them, have each counted it.
+    let samples = totals[2] as usize / (engine.config().context_size() * engine.config().tensor_size());
     let loss = totals[0] / totals[1];
     if totals[1] == 0.0 {
         return Err(no_targets());
