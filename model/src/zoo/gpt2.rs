@@ -196,7 +196,7 @@ impl Layer for Embeddings {
 
 enum Mlp {
     Whole { c_fc: Conv1D, activation: Activation, c_proj: RowParallel<Conv1D> },
-    Tiled { mlp: TiledMlp, c_proj: RowParallel<Conv1D> },
+    Tiled { mlp: Box<TiledMlp>, c_proj: RowParallel<Conv1D> },
 }
 
 impl Mlp {
@@ -206,7 +206,9 @@ impl Mlp {
         let c_proj = Conv1D::row_parallel(inner, width, residual_std, vb.pp("c_proj"))?;
         Ok(match config.tiled_mlp_rows {
             None => Self::Whole { c_fc, activation, c_proj },
-            Some(rows) => Self::Tiled { mlp: TiledMlp::new(c_fc, activation, c_proj.map().clone(), rows)?, c_proj },
+            Some(rows) => {
+                Self::Tiled { mlp: TiledMlp::new(c_fc, activation, c_proj.map().clone(), rows)?.into(), c_proj }
+            }
         })
     }
 }
