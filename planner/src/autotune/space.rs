@@ -181,7 +181,8 @@ impl Space<'_> {
         let powers = |most: usize| std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < most);
         let numbers = |path: &str, ours: &dyn Fn() -> Vec<usize>| -> Vec<usize> {
             let found = self.or_ours(path, || ours().iter().map(ToString::to_string).collect());
-            found.iter().filter_map(|value| value.parse().ok()).filter(|&n| n > 0).collect()
+            // A tensor group of 0 ranks has one.
+            found.iter().filter_map(|value| value.parse().ok()).map(|n: usize| n.max(1)).collect()
         };
         let most = self.base.world_size;
         let mut all = vec![];
