@@ -173,6 +173,7 @@ impl ParameterEntry {
     fn slices(&self) -> Result<Vec<usize>, String> {
         match &self.cut {
             None => Ok(vec![self.shape.iter().product()]),
+            // `Manifest::check` has compared the number of ranks with that of shards, and multiplied the sizes of the shape.
             Some(cut) => (0..cut.ranks).map(|slice| Ok(self.slice(slice)?.map_or(0, |cut| cut.elements()))).collect(),
         }
     }
@@ -387,7 +388,8 @@ impl Manifest {
             }
             let elements = parameter.quantized.as_ref().map_or(elements, |quantized| quantized.bytes);
             let is_quantized = parameter.quantized.is_some();
-            if parameter.cut.as_ref().is_some_and(|cut| is_quantized || cut.ranks > self.shards.len()) {
+            let is_wrong = |cut: &CutEntry| is_quantized || elements == 0 || cut.ranks > self.shards.len();
+            if parameter.cut.as_ref().is_some_and(is_wrong) {
                 return Err(format!("`{name}` cannot be cut in this way"));
             }
             let slices = if is_quantized { vec![elements] } else { parameter.slices()? };

@@ -137,7 +137,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::manifest::{FORMAT, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file};
+    use crate::manifest::{CutEntry, FORMAT, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file};
     use crate::writer::TensorWriter;
 
     /// Writes a checkpoint of two parameters with one state over two shards, with one parameter split.
@@ -299,6 +299,50 @@ mod tests {
             found.iter().any(|damage| damage.tensor.as_deref() == Some(tensor) && damage.reason.contains(reason))
         };
         assert!(says("a.weight@120", "not in the manifest") && says("a.weight@0", "missing"), "{found:?}");
+    }
+
+    /// A parameter of `[4, 50]` of which two ranks had 100 elements each.
+    #[test]
+    fn only_slices_that_cover_a_parameter_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = written(folder.path());
+        let parsed = |cut: CutEntry, [first, second]: [(usize, usize, usize); 2]| {
+            let mut manifest = manifest.clone();
+            let entry = manifest.parameters.get_mut("a.weight").unwrap();
+            entry.cut = Some(cut);
+            for (piece, (slice, start, end)) in entry.pieces.iter_mut().zip([first, second]) {
+                (piece.slice, piece.start, piece.end) = (slice, start, end);
+            }
+            Manifest::parse(manifest.text().unwrap().as_bytes())
+        };
+        let cut =
+            |dimension: usize, parts: &[usize], ranks: usize| CutEntry { dimension, parts: parts.to_vec(), ranks };
+        let pieces = [(0, 0, 100), (1, 0, 100)];
+        for good in [cut(0, &[4], 2), cut(1, &[50], 2), cut(1, &[20, 30], 2)] {
+            assert!(parsed(good, pieces).is_ok());
+        }
+        for wrong in [
+            cut(2, &[4], 2),
+            cut(0, &[5], 2),
+            cut(1, &[25, 25], 2),
+            cut(0, &[usize::MAX, 5], 2),
+            cut(0, &[4], 0),
+            cut(0, &[4], 1),
+            cut(0, &[4], 4),
+            cut(0, &[4], usize::MAX),
+        ] {
+            assert!(parsed(wrong.clone(), pieces).is_err(), "{wrong:?}");
+        }
+        for wrong in [
+            [(0, 0, 100), (1, 1, 100)],
+            [(0, 0, 100), (0, 0, 100)],
+            [(0, 0, 120), (1, 0, 80)],
+            [(1, 0, 100), (0, 0, 100)],
+            [(0, 0, 100), (2, 0, 100)],
+            [(0, 0, 100), (1, 0, 50)],
+        ] {
+            assert!(parsed(cut(0, &[4], 2), wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

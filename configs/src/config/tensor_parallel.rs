@@ -91,6 +91,11 @@ impl TensorParallel {
             ),
             (uses_disk, Config::zero, "offload to NVMe with layers that are cut among ranks is not implemented"),
             (
+                config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()),
+                Data::max_tokens,
+                "micro-batches of different lengths that are cut into slices are not implemented",
+            ),
+            (
                 config.training.gradient_noise_scale.is_some(),
                 Training::gradient_noise_scale,
                 "the noise is that between samples, and ranks have parts of gradients",

@@ -82,7 +82,7 @@ impl Engine {
     /// Fails if the model has no such parameter or the number of elements differs.
     pub fn set_parameter(&mut self, name: &str, values: &[f32]) -> Result<(), Error> {
         let id = self.parameter(name)?;
-        let elements = self.model().parameters()[id].elements();
+        let elements = self.model().parameters()[id].whole_elements();
         if values.len() != elements {
             return Err(Error::Batch(format!(
                 "got {} values for `{name}`, which has {elements} elements",

@@ -38,7 +38,8 @@ impl Cut {
     /// as a single part.
     pub fn new(whole: &[usize], dimension: usize, parts: &[usize], (index, ranks): (usize, usize)) -> Result<Self> {
         let cut = Self { whole: whole.to_vec(), dimension, parts: parts.to_vec(), index, ranks };
-        if index >= ranks || whole.get(dimension) != Some(&parts.iter().sum()) {
+        let sum = parts.iter().try_fold(0usize, |sum, &part| sum.checked_add(part));
+        if index >= ranks || sum.is_none() || whole.get(dimension) != sum.as_ref() {
             bail!("{whole:?} cannot be cut along dimension {dimension} into {parts:?} and among {ranks} ranks");
         }
         let is_even = parts.iter().all(|part| part.is_multiple_of(ranks));
@@ -211,6 +212,68 @@ pub fn get_cut(
         Some(place) => {
             let cut = Cut::new(whole, dimension, parts, place).map_err(|e| e.context(vb.prefix()))?;
             ask_cut(Some(&cut), || vb.get_with_hints(cut.shape(), name, init))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Asserts that the parts of all ranks have every element of the whole tensor once, and that both directions agree.
+    #[track_caller]
+    fn assert_covered(whole: &[usize], dimension: usize, parts: &[usize], ranks: usize) {
+        let elements: usize = whole.iter().product();
+        let mut seen = vec![0; elements];
+        for index in 0..ranks {
+            let cut = Cut::new(whole, dimension, parts, (index, ranks)).unwrap();
+            assert_eq!(cut.shape(), Cut::new(whole, dimension, parts, (0, ranks)).unwrap().shape());
+            let mut next = 0;
+            for Run { local, whole } in cut.runs(0..cut.shape().elem_count()) {
+                assert_eq!(local.start, next);
+                next = local.end;
+                seen[whole..whole + local.len()].iter_mut().for_each(|count| *count += 1);
+                assert_eq!(cut.runs_of_whole(whole..whole + local.len()), [Run { local, whole }]);
+            }
+            assert_eq!(next, cut.elements());
+            // Any range is a part of the runs of all.
+            let places: Vec<usize> =
+                cut.runs(0..next).into_iter().flat_map(|run| run.whole..run.whole + run.local.len()).collect();
+            for (start, end) in [(0, 1), (1, next), (next / 3, 2 * next / 3), (next / 2, next)] {
+                let part: Vec<usize> = cut
+                    .runs(start..end.max(start))
+                    .into_iter()
+                    .flat_map(|run| run.whole..run.whole + run.local.len())
+                    .collect();
+                assert_eq!(part, places[start.min(next)..end.min(next).max(start.min(next))]);
+            }
+        }
+        assert!(seen.iter().all(|&count| count == 1), "{seen:?}");
+    }
+
+    #[test]
+    fn every_element_is_in_one_part() {
+        assert_covered(&[12, 5], 0, &[12], 4);
+        assert_covered(&[5, 12], 1, &[12], 3);
+        assert_covered(&[18, 4], 0, &[6, 6, 6], 3);
+        assert_covered(&[4, 16], 1, &[8, 4, 4], 2);
+        assert_covered(&[3, 6, 4], 1, &[6], 2);
+        assert_covered(&[7], 0, &[7], 2);
+        // The last rank has nothing but padding.
+        assert_covered(&[5, 3], 0, &[5], 4);
+    }
+
+    #[test]
+    fn what_cannot_be_cut_is_an_error() {
+        for (whole, dimension, parts, place) in [
+            (&[4, 4][..], 2, &[4][..], (0, 2)),
+            (&[4, 4], 0, &[3], (0, 2)),
+            (&[4, 4], 0, &[4], (2, 2)),
+            (&[4, 5], 1, &[5], (0, 2)),
+            (&[5, 4], 0, &[2, 3], (0, 2)),
+            (&[4, 4], 0, &[usize::MAX, 5], (0, 2)),
+        ] {
+            assert!(Cut::new(whole, dimension, parts, place).is_err(), "{whole:?} {parts:?}");
         }
     }
 }

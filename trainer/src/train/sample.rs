@@ -54,12 +54,17 @@ pub(super) fn generate(
     let top_k = sample.top_k.map(|k| k.max(1));
     let sampling = Sampling { temperature: sample.temperature, top_k, ..Sampling::default() };
     let random = Stream::new(engine.config().training.seed, "sample", 0);
+    // Ranks that cut layers have slices of the same length. Tokens behind the window change nothing before them.
+    let parts = engine.config().tensor_size();
+    let longest = (longest / parts * parts).max(parts);
     for index in 0..sample.tokens {
         let window = &tokens[tokens.len().saturating_sub(longest)..];
-        let ids = Tensor::from_slice(window, (1, window.len()), &Device::Cpu)?;
+        let length = window.len().next_multiple_of(parts);
+        let padded: Vec<u32> = window.iter().copied().chain(std::iter::repeat(0)).take(length).collect();
+        let ids = Tensor::from_vec(padded, (1, length), &Device::Cpu)?;
         let mut batch = Batch::from(ids);
         if engine.model().signature().inputs.iter().any(|(input, _)| input == POSITION_IDS) {
-            let position_ids = Tensor::arange(0, window.len() as u32, &Device::Cpu)?.unsqueeze(0)?;
+            let position_ids = Tensor::arange(0, length as u32, &Device::Cpu)?.unsqueeze(0)?;
             batch = batch.input(POSITION_IDS, position_ids);
         }
         let logits = engine.forward(batch)?;

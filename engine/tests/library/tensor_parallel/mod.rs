@@ -2,6 +2,7 @@
 //! rounding only, initial values have its bits, and ranks send what the formulas say.
 
 mod combined;
+mod own_layers;
 mod pytorch;
 
 use zero_engine::{Engine, Layers, zoo};
