@@ -401,7 +401,9 @@ impl Source<'_> {
         mut take: impl FnMut(&Path, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         for shard in entry.pieces.iter().map(|piece| piece.shard).collect::<BTreeSet<_>>() {
-            intact(self.folder, self.manifest, shard)?;
+            if self.intact.insert(shard) {
+                intact(self.folder, self.manifest, shard)?;
+            }
         }
         for range in (Range { parameter: 0, elements: 0..elements(entry) }).portions() {
             let mut values = self.assemble(name, state, range.elements.clone())?;

@@ -1,7 +1,7 @@
 //! Loads a checkpoint into any layout.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
 
@@ -224,11 +224,13 @@ pub(crate) struct Source<'a> {
     pub(crate) added: Option<&'a str>,
     /// Open shards by index.
     open: HashMap<usize, TensorFile>,
+    /// Shards whose checksums have been compared as a whole.
+    pub(crate) intact: BTreeSet<usize>,
 }
 
 impl<'a> Source<'a> {
     pub(crate) fn new(folder: &'a Path, manifest: &'a Manifest) -> Self {
-        Self { folder, manifest, instead: None, added: None, open: HashMap::new() }
+        Self { folder, manifest, instead: None, added: None, open: HashMap::new(), intact: BTreeSet::new() }
     }
 
     /// Opens a checkpoint for the weights that are evaluated.

@@ -143,7 +143,7 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
         }
         let (bits, smallest) = optimizer.optim_bits().unwrap_or((32, 0));
         let bits = group.and_then(|group| groups[group].optim_bits).unwrap_or(bits);
-        tuning.eight_bit = bits == 8 && parameter.is_trainable() && parameter.elements() >= smallest;
+        tuning.eight_bit = bits == 8 && parameter.is_trainable() && parameter.whole_elements() >= smallest;
         tuning.two_passes = matches!(optimizer, config::Optimizer::Lamb(_) | config::Optimizer::Adafactor(_));
         tuning.lr_factor *= shrinking.powi((deepest - depths[parameter.layer()]) as i32);
         tuning.clipping = clippings.iter().position(|(of, _)| Some(*of) == group).map_or(0, |place| place + 1);

@@ -75,6 +75,14 @@ impl Settings {
             let help = "use a model without running statistics, or leave the section out";
             return Err(Error::setting("training.local_steps", message, help));
         }
+        if let (2.., Some(buffer)) = (config.tensor_size(), model.buffers().first()) {
+            let message = format!(
+                "ranks have slices of sequences, and the buffer `{}` has statistics of whole ones",
+                buffer.name()
+            );
+            let help = "use a model without running statistics, or leave the key out";
+            return Err(Error::setting("tensor_parallel.autotp_size", message, help));
+        }
         if config.context_size() > 1 && model.whole_inputs().is_none() {
             let message = "ranks cannot share the sequences of this model: its layers may mix positions";
             let help = "leave the key out; in a program of your own, call `Layers::shares_sequences` if its layers compute each position alone, or mix them by this project's attention";

@@ -39,20 +39,10 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let help = format!("write `{key}: {heads}` or less, or use `{}`", Mesh::context_parallel_degree);
         resolver.contradiction(&[key, path], message, Some(help));
     }
-    if let Some(curriculum) = config.data_efficiency.curriculum() {
-        let schedule = &curriculum.schedule_config;
-        let ends = [
-            (Curriculum::min_difficulty, curriculum.min_difficulty),
-            (Curriculum::max_difficulty, curriculum.max_difficulty),
-        ];
-        let step = schedule.difficulty_step.map(|step| (CurriculumConfig::difficulty_step, step));
-        let listed = schedule.difficulty.iter().flatten().map(|&length| (CurriculumConfig::difficulty, length));
-        let all = ends.into_iter().chain(step).chain(listed);
-        if let Some((path, length)) = all.into_iter().find(|(_, length)| !length.is_multiple_of(chunks)) {
-            let message = format!("sequences of {length} tokens cannot be cut into {parts} of the same length");
-            let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
-            resolver.contradiction(&[path, key], message, Some(help));
-        }
+    if let Some((path, length)) = uneven_length(config, chunks) {
+        let message = format!("sequences of {length} tokens cannot be cut into {parts} of the same length");
+        let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
+        resolver.contradiction(&[path, key], message, Some(help));
     }
     // Gradients that are not sharded are added up over micro-batches before slices, others after them.
     let adds_first = config.zero.stage < ZeroStage::Two && config.gradient_accumulation_steps > 1;
@@ -91,4 +81,17 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
             resolver.contradiction(&[path, key], why.to_string(), Some(help));
         }
     }
+}
+
+/// Returns a length of the curriculum that is not a multiple of `chunks`, with its key.
+pub(super) fn uneven_length(config: &Config, chunks: usize) -> Option<(&'static str, usize)> {
+    let curriculum = config.data_efficiency.curriculum()?;
+    let schedule = &curriculum.schedule_config;
+    let ends = [
+        (Curriculum::min_difficulty, curriculum.min_difficulty),
+        (Curriculum::max_difficulty, curriculum.max_difficulty),
+    ];
+    let step = schedule.difficulty_step.map(|step| (CurriculumConfig::difficulty_step, step));
+    let listed = schedule.difficulty.iter().flatten().map(|&length| (CurriculumConfig::difficulty, length));
+    ends.into_iter().chain(step).chain(listed).find(|(_, length)| !length.is_multiple_of(chunks))
 }

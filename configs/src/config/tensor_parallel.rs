@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 
-use crate::config::{Adapter, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, Optimizer, Training};
+use crate::config::sequence_parallel::uneven_length;
+use crate::config::{
+    Adapter, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, Optimizer, PartitionMethod, Pipeline, Training,
+};
 use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
@@ -52,9 +55,14 @@ impl TensorParallel {
             }
             _ => {}
         }
-        // Shorter samples of a curriculum are checked when they are loaded.
+        let chunks = size * config.context_size() * if config.mesh.context_parallel_degree > 1 { 2 } else { 1 };
         if let Some(length) = config.data.as_ref().and_then(|data| data.sequence_length) {
             uneven(Data::sequence_length, length / config.context_size(), "the tokens of a sample");
+        }
+        if let Some((path, length)) = uneven_length(config, chunks) {
+            let message = format!("sequences of {length} tokens cannot be cut into {chunks} slices of the same length");
+            let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
+            resolver.contradiction(&[path, key], message, Some(help));
         }
         let adapter = config.adapter.as_ref();
         let of_whole = config.of_whole_parameters();
@@ -90,6 +98,11 @@ impl TensorParallel {
                 "the optimizer updates whole matrices, and ranks have parts of them",
             ),
             (uses_disk, Config::zero, "offload to NVMe with layers that are cut among ranks is not implemented"),
+            (
+                config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time,
+                Pipeline::partition_method,
+                "`time` runs each layer on one rank, and a rank has parts of layers",
+            ),
             (
                 config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()),
                 Data::max_tokens,

@@ -66,9 +66,22 @@ fn what_parts_of_layers_cannot_do_is_refused() {
             "offload to NVMe with layers that are cut",
         ),
         ("adapter: {type: lora, target_modules: all-linear, use_dora: true}", "DoRA needs the norms of whole weights"),
+        (
+            "data: {train: a.jsonl, format: chat, tokenizer: t.json, sequence_length: 64, max_tokens: 128}",
+            "micro-batches of different lengths",
+        ),
+        ("pipeline: {stages: 2, partition_method: time}", "runs each layer on one rank"),
+        (
+            "data: {train: a.txt, tokenizer: byte, sequence_length: 64}\ntraining: {max_steps: 4}\n\
+             data_efficiency: {enabled: true, data_sampling: {enabled: true, curriculum_learning: {enabled: true, \
+             curriculum_metrics: {seqlen: {min_difficulty: 10, max_difficulty: 64, schedule_type: fixed_linear, \
+             schedule_config: {total_curriculum_step: 4, difficulty_step: 8}}}}}}",
+            "sequences of 10 tokens cannot be cut into 4 slices",
+        ),
         ("model: {type: mlp, input_size: 4, hidden_sizes: [8], num_labels: 3}", "an mlp cannot be cut"),
     ] {
-        let error = parsed(4, &format!("{FOUR}{text}")).unwrap_err();
+        let ranks = if text.contains("stages: 2") { 8 } else { 4 };
+        let error = parsed(ranks, &format!("{FOUR}{text}")).unwrap_err();
         assert!(error.contains(expected), "{text}: {error}");
     }
 }

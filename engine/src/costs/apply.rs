@@ -155,9 +155,13 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     if config.world_size > 1 {
         let transfers =
             table.transfers.as_ref().ok_or("the table was measured with one rank, so it has no transfer times")?;
-        between(transfers, &mut costs, subject.stage_plan.mesh, settings.zero.reduce_scatter)?;
+        let of_planes = (subject.stage_plan.mesh, subject.stage_plan.whole.tensor());
+        between(transfers, &mut costs, of_planes, settings.zero.reduce_scatter)?;
         if let Some(outer) = settings.zero.outer {
-            let group = Group { ranks: outer.share.replicates, apart: subject.stage_plan.mesh.shards() };
+            let group = Group {
+                ranks: outer.share.replicates,
+                apart: subject.stage_plan.mesh.shards() * subject.stage_plan.whole.tensor(),
+            };
             costs.data.outer = link(&transfers.of(group)?.all_gather);
         }
     }
@@ -256,32 +260,39 @@ fn link(line: &Line) -> Link {
     Link { latency: line.latency, bandwidth }
 }
 
-/// Sets the times of transfers between the ranks of a mesh.
-fn between(transfers: &Transfers, costs: &mut Costs, mesh: Mesh, scatters: bool) -> Result<(), String> {
+/// Sets the times of transfers between the ranks of a mesh, of which each is a plane's rank of a tensor group of `tensor` ranks.
+fn between(
+    transfers: &Transfers,
+    costs: &mut Costs,
+    (mesh, tensor): (Mesh, usize),
+    scatters: bool,
+) -> Result<(), String> {
     let all_reduce = match mesh.data() {
         1 => Link::FREE,
-        ranks => link(&transfers.of(Group { ranks, apart: 1 })?.all_reduce),
+        ranks => link(&transfers.of(Group { ranks, apart: tensor })?.all_reduce),
     };
     // Without reduce-scatter, gradients are all-reduced by the data-parallel group, which sends twice the bytes.
     let instead = Link { bandwidth: all_reduce.bandwidth / 2.0, ..all_reduce };
     let (all_gather, reduce_scatter) = match mesh.shards() {
         1 => (Link::FREE, Link::FREE),
         ranks => {
-            let times = transfers.of(Group { ranks, apart: 1 })?;
+            let times = transfers.of(Group { ranks, apart: tensor })?;
             (link(&times.all_gather), if scatters { link(&times.reduce_scatter) } else { instead })
         }
     };
     let replicates = match mesh.replicates() {
-        ranks if ranks > 1 && scatters => link(&transfers.of(Group { ranks, apart: mesh.shards() })?.all_reduce),
+        ranks if ranks > 1 && scatters => {
+            link(&transfers.of(Group { ranks, apart: mesh.shards() * tensor })?.all_reduce)
+        }
         _ => Link::FREE,
     };
     let near = match mesh.near() {
-        ranks if ranks < mesh.shards() => link(&transfers.of(Group { ranks, apart: 1 })?.all_gather),
+        ranks if ranks < mesh.shards() => link(&transfers.of(Group { ranks, apart: tensor })?.all_gather),
         _ => all_gather,
     };
     let exchanging = |ranks: usize, apart: usize| match ranks {
         1 => Ok(Link::FREE),
-        ranks => Ok::<_, String>(link(&transfers.of(Group { ranks, apart })?.all_to_all)),
+        ranks => Ok::<_, String>(link(&transfers.of(Group { ranks, apart: apart * tensor })?.all_to_all)),
     };
     let codes = [exchanging(mesh.near(), 1)?, exchanging(mesh.shards() / mesh.near(), mesh.near())?];
     costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer: Link::FREE, codes };

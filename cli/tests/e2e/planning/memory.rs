@@ -138,6 +138,7 @@ fn layers_that_are_cut() {
     }
     let size = "tensor_parallel={autotp_size: 2}";
     holds(2, "stage: 2", &[size, LLAMA]);
+    holds(4, "stage: 2", &[size, "wall_clock_breakdown=true"]);
     for schedule in ["1f1b", "zb_h1"] {
         let pipeline = format!("pipeline={{stages: 2, schedule: {schedule}}}");
         holds(4, "stage: 0", &[size, &pipeline, UNTIED, "gradient_accumulation_steps=3"]);

@@ -19,8 +19,11 @@ pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, 
     if !engine.timing().is_recorded() {
         return Ok(None);
     }
-    let ranks = gathered(&**engine.communicator(), engine.timing().spans())?;
+    let mut ranks = gathered(&**engine.communicator(), engine.timing().spans())?;
     let gpus = gpu_timeline::gathered(&**engine.communicator(), engine.timing().gpu_spans())?;
+    // The ranks of a tensor group run the same instructions together: the first stands for all.
+    let group = engine.config().tensor_size();
+    ranks = ranks.into_iter().step_by(group).collect();
     if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
         return Ok(None);
     }
