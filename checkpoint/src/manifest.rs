@@ -169,10 +169,10 @@ impl ParameterEntry {
         &names[..names.len().min(self.tensors_per_piece(all.len()) - 1)]
     }
 
-    /// Returns the number of slices, and the number of elements of each.
-    fn slices(&self) -> Result<Vec<usize>, String> {
+    /// Returns the number of elements of each slice of the parameter's `elements`.
+    fn slices(&self, elements: usize) -> Result<Vec<usize>, String> {
         match &self.cut {
-            None => Ok(vec![self.shape.iter().product()]),
+            None => Ok(vec![elements]),
             // `Manifest::check` has compared the number of ranks with that of shards, and multiplied the sizes of the shape.
             Some(cut) => (0..cut.ranks).map(|slice| Ok(self.slice(slice)?.map_or(0, |cut| cut.elements()))).collect(),
         }
@@ -392,7 +392,7 @@ impl Manifest {
             if parameter.cut.as_ref().is_some_and(is_wrong) {
                 return Err(format!("`{name}` cannot be cut in this way"));
             }
-            let slices = if is_quantized { vec![elements] } else { parameter.slices()? };
+            let slices = parameter.slices(elements)?;
             let (mut slice, mut next) = (0, 0);
             for piece in &parameter.pieces {
                 while next == *slices.get(slice).unwrap_or(&usize::MAX) {

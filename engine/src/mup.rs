@@ -91,8 +91,8 @@ pub(crate) fn described(config: &Config, model: &Model) -> Vec<String> {
     {
         let divisor = parameter.widths().map_or(1.0, |widths| divisor(&config.optimizer, widths));
         match of_divisors.iter_mut().find(|(other, _)| *other == divisor) {
-            Some((_, sizes)) => sizes.push(parameter.elements()),
-            None => of_divisors.push((divisor, vec![parameter.elements()])),
+            Some((_, sizes)) => sizes.push(parameter.whole_elements()),
+            None => of_divisors.push((divisor, vec![parameter.whole_elements()])),
         }
     }
     let line = |(divisor, sizes): (f64, Vec<usize>)| {

@@ -233,7 +233,7 @@ pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
     let size = |group: Option<usize>| {
         let of_group =
             model.parameters().iter().zip(&members).filter(|(p, member)| p.is_trainable() && **member == group);
-        let sizes: Vec<usize> = of_group.map(|(parameter, _)| parameter.elements()).collect();
+        let sizes: Vec<usize> = of_group.map(|(parameter, _)| parameter.whole_elements()).collect();
         let elements = grouped(sizes.iter().sum::<usize>() as u64);
         format!("{elements} parameters in {}", counted(sizes.len(), "tensor", "tensors"))
     };

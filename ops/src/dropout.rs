@@ -42,14 +42,19 @@ impl Dropout {
 /// The first dimension of `x` is the sample. Whether an element is kept depends only on the run's seed, the layer,
 /// `name`, the sample's index in the run and the element's position in the sample. The masks are therefore the same
 /// for any number of ranks and any micro-batch size. If ranks share sequences, the second dimension is the position in this
-/// rank's slice, and the masks are those of the whole sequence. The backward computes the mask again.
+/// rank's slice, and the masks are those of the whole sequence. Columns that are cut among ranks need [`dropout_of_columns`]. The
+/// backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<Tensor> {
-    of_columns(x, probability, name, pass, None)
+    dropout_of_columns(x, probability, name, pass, None)
 }
 
-/// [`dropout`] of a tensor whose last dimension is a part of a wider one: `columns` are the first of its columns there, and the
-/// number of all.
-pub(crate) fn of_columns(
+/// Applies [`dropout`] to a tensor whose last dimension is a part of a wider one, such as the outputs of
+/// [`Linear::column_parallel`](crate::Linear::column_parallel), with the mask of the whole. `columns` are the first of its columns
+/// there, and the number of all; `None` stands for all columns.
+///
+/// # Errors
+/// As [`dropout`].
+pub fn dropout_of_columns(
     x: &Tensor,
     probability: f32,
     name: &str,

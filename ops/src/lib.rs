@@ -75,7 +75,7 @@ pub use attention::{
 pub use columns::columns;
 pub use cross_entropy::{IGNORE_INDEX, count_targets, cross_entropy, cross_entropy_with_z_loss};
 pub use decode::{Cache, decode, positions};
-pub use dropout::{Dropout, dropout};
+pub use dropout::{Dropout, dropout, dropout_of_columns};
 pub use embedding::Embedding;
 pub use forward_only::{asks_forward_only, forward_only};
 pub use graph::backward::backward_from;

@@ -34,7 +34,9 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         Some(Model::Llama(model)) => Some((Llama::num_attention_heads, model.num_attention_heads)),
         _ => None,
     };
-    if let Some((path, heads)) = heads.filter(|(_, heads)| config.sequence_parallel_size > *heads) {
+    // Ranks that cut layers have a part of the heads.
+    let heads = heads.map(|(path, heads)| (path, heads / config.tensor_size()));
+    if let Some((path, heads)) = heads.filter(|(_, heads)| config.sequence_parallel_size > (*heads).max(1)) {
         let message = format!("{heads} heads cannot be divided among {size} ranks");
         let help = format!("write `{key}: {heads}` or less, or use `{}`", Mesh::context_parallel_degree);
         resolver.contradiction(&[key, path], message, Some(help));

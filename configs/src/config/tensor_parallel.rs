@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use crate::config::sequence_parallel::uneven_length;
 use crate::config::{
-    Adapter, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, Optimizer, PartitionMethod, Pipeline, Training,
+    Adapter, Bf16, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer,
+    PartitionMethod, Pipeline, Training,
 };
 use crate::reader::Resolver;
 use crate::schema::*;
@@ -67,6 +68,10 @@ impl TensorParallel {
         let adapter = config.adapter.as_ref();
         let of_whole = config.of_whole_parameters();
         let devices = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
+        let uses_disk_key = match config.zero.offload_optimizer.device {
+            OffloadDevice::Nvme => OffloadOptimizer::device,
+            _ => OffloadParam::device,
+        };
         let uses_disk = devices.contains(&OffloadDevice::Nvme);
         let is_custom = config.optimizers().iter().any(|(_, optimizer)| matches!(optimizer, Optimizer::Custom(_)));
         for (is_on, path, why) in [
@@ -77,8 +82,8 @@ impl TensorParallel {
             ),
             (
                 config.training.local_steps.is_some(),
-                Config::training,
-                "replicates that train alone and cut layers are not implemented",
+                Training::local_steps,
+                "local steps of ranks that cut layers are not implemented",
             ),
             (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "an mlp cannot be cut"),
             (config.preference.is_some(), Config::preference, "the loss of pairs needs a whole head on a rank"),
@@ -97,7 +102,7 @@ impl TensorParallel {
                 Optimizer::TYPE,
                 "the optimizer updates whole matrices, and ranks have parts of them",
             ),
-            (uses_disk, Config::zero, "offload to NVMe with layers that are cut among ranks is not implemented"),
+            (uses_disk, uses_disk_key, "offload to NVMe with layers that are cut among ranks is not implemented"),
             (
                 config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time,
                 Pipeline::partition_method,
@@ -111,7 +116,12 @@ impl TensorParallel {
             (
                 config.training.gradient_noise_scale.is_some(),
                 Training::gradient_noise_scale,
-                "the noise is that between samples, and ranks have parts of gradients",
+                "the gradient noise scale needs the squares of whole gradients, and ranks have parts of them",
+            ),
+            (
+                config.bf16.stochastic_rounding,
+                Bf16::stochastic_rounding,
+                "random numbers for parts of parameters are not implemented",
             ),
         ] {
             if is_on {

@@ -64,7 +64,7 @@ pub(crate) static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
 
 #[rustfmt::skip]
 pub(crate) static TP: Section = Section { switch: Switch::Keys, keys: &[
-    later("tp_size", "1", "Ranks of the tensor axis").instead("write `tensor_parallel.autotp_size`"),
+    later("tp_size", "1", "Ranks of the tensor axis").instead("`tensor_parallel.autotp_size` is that of training"),
     later("tp_grain_size", "1", "Widths are cut in multiples of this"),
     rejected("mpu", "null", "it is a Python object"),
     rejected("tp_group", "null", "it is a Python object"),

@@ -45,6 +45,11 @@ fn what_cannot_be_divided_is_refused() {
             "heads of keys and values cannot be divided evenly among 4 ranks",
         ),
         (
+            8,
+            format!("tensor_parallel: {{autotp_size: 2}}\nsequence_parallel_size: 4\n{gpt2}, n_embd: 48, n_head: 4}}"),
+            "2 heads cannot be divided among 4 ranks",
+        ),
+        (
             4,
             format!("{FOUR}data: {{train: a.txt, format: text, tokenizer: byte, sequence_length: 30}}"),
             "the tokens of a sample cannot be divided evenly among 4 ranks",

@@ -135,7 +135,8 @@ impl Engine {
 
     /// Returns the outputs of the last layer, or those that the loss names ([`Layers::loss_of`]), without dropout. A
     /// collective: every rank calls it. Each replica passes its own inputs, and all ranks of a pipeline pass the same. Sequences are
-    /// not cut: ranks that share sequences in training each compute them whole here.
+    /// not cut: ranks that share sequences in training each compute them whole here. Ranks that cut layers among them pass the same,
+    /// with a multiple of `tensor_parallel.autotp_size` positions.
     ///
     /// [`Layers::loss_of`]: zero_model::Layers::loss_of
     ///

@@ -64,7 +64,8 @@ impl Engine {
     }
 
     /// Returns the elements of a parameter that this rank's optimizer updates: the index of the first element, and the
-    /// values in f32. The values are empty if this rank updates none.
+    /// values in f32. The values are empty if this rank updates none. If ranks cut the parameter, they are elements of this rank's
+    /// part: [`Parameter::runs`](zero_model::Parameter::runs) says where those are in the whole one.
     ///
     /// # Errors
     /// Fails if the model has no such parameter.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
-use crate::dropout::of_columns;
+use crate::dropout::dropout_of_columns;
 use crate::flag::Replaced;
 use crate::graph::apply::{apply2, apply3, sum};
 use crate::linear::affine::Affine;
@@ -201,7 +201,7 @@ impl Lora {
         }
         let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside of a layer's run") };
         let name = format!("{}.lora", self.path);
-        pass.training.then(|| of_columns(x, self.dropout, &name, &pass, self.columns)).transpose()
+        pass.training.then(|| dropout_of_columns(x, self.dropout, &name, &pass, self.columns)).transpose()
     }
 
     /// Returns y + s·(x·Aᵀ)·Bᵀ.

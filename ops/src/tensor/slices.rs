@@ -71,7 +71,10 @@ impl Slices {
     fn new(shape: &Shape, group: &SequenceGroup, along: Along, parts: usize) -> Result<Self> {
         let (mut own, dimension) = (shape.dims().to_vec(), usize::from(along == Along::Positions));
         if own.len() < 2 || !own[dimension].is_multiple_of(parts) {
-            bail!("{OP}: sequences of shape {shape:?} cannot be cut into {parts} slices of the same length");
+            bail!(
+                "{OP}: sequences of shape {shape:?} cannot be cut into {parts} slices of the same length; pass a multiple of \
+                 {parts} positions"
+            );
         }
         own[dimension] /= parts;
         let pieces = own[..dimension].iter().product();

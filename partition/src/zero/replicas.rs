@@ -13,6 +13,7 @@ use zero_model::sink::FlatBuffer;
 use zero_pipeline::Placement;
 
 use super::ShardedState;
+use crate::Kind;
 use crate::error::ZeroError;
 use crate::states::StateBuffer;
 
@@ -55,6 +56,10 @@ impl ShardedState {
         if let Some(comm) = groups.replicate() {
             self.compare(comm, Compared::Sharded, of_replicate)?;
         }
+        if let Some(comm) = groups.tensor() {
+            let first = groups.rank() - comm.rank();
+            compare(comm, self.uncut()?, |index| first + index)?;
+        }
         match groups.apart().filter(|_| replicates_are_equal) {
             Some(comm) => self.compare(comm, Compared::Averaged, of_replicate),
             None => Ok(()),
@@ -68,19 +73,27 @@ impl ShardedState {
         compared: Compared,
         world: impl Fn(usize) -> usize,
     ) -> Result<(), ZeroError> {
-        let (names, checksums) = self.checksums(compared)?;
-        let (ranks, count) = (comm.size(), checksums.len());
-        let own = Buffer::I64(checksums.into_iter().map(i64::from).collect());
-        let all = comm.all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
-        let all = all.wait()?.output.into_i64()?;
-        for (index, name) in names.into_iter().enumerate() {
-            let of_ranks: Vec<i64> = (0..ranks).map(|rank| all[rank * count + index]).collect();
-            let odd = odd_ones_out(&of_ranks);
-            if !odd.is_empty() {
-                return Err(ZeroError::Differs { ranks: odd.into_iter().map(&world).collect(), of: ranks, what: name });
+        compare(comm, self.checksums(compared)?, world)
+    }
+
+    /// Returns the names and checksums of what this rank holds of parameters that are not cut, which all ranks of its tensor group
+    /// hold.
+    fn uncut(&self) -> Result<(Vec<String>, Vec<u32>), ZeroError> {
+        let (mut names, mut checksums) = (vec![], vec![]);
+        for kind in self.kinds() {
+            for range in self.held_ranges(kind) {
+                let parameter = &self.rank.model.parameters()[range.parameter];
+                if parameter.cut().is_some() || parameter.quantization().is_some() {
+                    continue;
+                }
+                names.push(match kind {
+                    Kind::State(index) => format!("state {index} of `{}`", parameter.name()),
+                    _ => format!("`{}`", parameter.name()),
+                });
+                checksums.push(crc32fast::hash(bytemuck::cast_slice(&self.read(kind, &range)?)));
             }
         }
-        Ok(())
+        Ok((names, checksums))
     }
 
     /// Returns the names and checksums of the values that are in memory.
@@ -122,6 +135,26 @@ impl ShardedState {
         }
         Ok((names, checksums))
     }
+}
+
+/// Compares checksums over the ranks of a group. `world` returns the number of one of them in the world.
+fn compare(
+    comm: &Arc<dyn Communicator>,
+    (names, checksums): (Vec<String>, Vec<u32>),
+    world: impl Fn(usize) -> usize,
+) -> Result<(), ZeroError> {
+    let (ranks, count) = (comm.size(), checksums.len());
+    let own = Buffer::I64(checksums.into_iter().map(i64::from).collect());
+    let all = comm.all_gather(own, Buffer::I64(vec![0; ranks * count]), &vec![count; ranks]);
+    let all = all.wait()?.output.into_i64()?;
+    for (index, name) in names.into_iter().enumerate() {
+        let of_ranks: Vec<i64> = (0..ranks).map(|rank| all[rank * count + index]).collect();
+        let odd = odd_ones_out(&of_ranks);
+        if !odd.is_empty() {
+            return Err(ZeroError::Differs { ranks: odd.into_iter().map(&world).collect(), of: ranks, what: name });
+        }
+    }
+    Ok(())
 }
 
 fn checksum_of(values: &FlatBuffer) -> Result<u32, ZeroError> {

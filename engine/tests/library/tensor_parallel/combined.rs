@@ -225,3 +225,24 @@ fn outputs_are_whole() {
     assert!(whole.len() == cut.len() && difference < 1e-5 * largest, "{difference} of {largest}");
     let _ = trajectory;
 }
+
+/// What the ranks of a group have in common is compared too.
+#[test]
+fn a_parameter_that_differs_within_a_group_is_found() {
+    for stage in [0, 3] {
+        let text = keys(2, 2, 1, stage, "");
+        let errors = world(4, |comm| {
+            let rank = comm.rank();
+            let mut engine = Engine::with_communicator(config(4, &text), gpt2(), comm).unwrap();
+            train(&mut engine, 1);
+            engine.compare_replicas().unwrap();
+            if rank % 2 == 1 {
+                engine.set_parameter("transformer.ln_f.weight", &[0.5; 32]).unwrap();
+            }
+            engine.compare_replicas().err().map(|error| error.to_string())
+        });
+        for error in errors {
+            assert!(error.is_some_and(|error| error.contains("`transformer.ln_f.weight`")));
+        }
+    }
+}

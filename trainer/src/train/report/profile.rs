@@ -51,7 +51,7 @@ pub(in crate::train) fn report(engine: &Engine, step: &Step, found: &Found, opti
         .iter()
         .zip(&found.layers)
         .map(|(layer, work)| {
-            let params = layer.uses().iter().map(|&id| (id, engine.model().parameters()[id].elements()));
+            let params = layer.uses().iter().map(|&id| (id, engine.model().parameters()[id].whole_elements()));
             (layer.name().to_string(), params.collect(), *work)
         })
         .collect();
