@@ -24,9 +24,9 @@ const SHARDS: &str = Mesh::data_parallel_shard_degree;
 pub(crate) struct World {
     pub(crate) ranks: usize,
     stages: usize,
-    /// Ranks that share sequences, and the key that says so.
+    /// Ranks that share sequences, and the keys that say so.
     pub(crate) context: usize,
-    context_key: &'static str,
+    sharing: [(&'static str, usize); 2],
     /// Ranks that cut layers among them.
     tensor: usize,
     /// Shard groups of each stage; divides its ranks unless an error has been reported.
@@ -47,7 +47,7 @@ impl World {
         let written = usize::find(&mut keys.section(Config::launcher), last(RANKS));
         let mut mesh = keys.section(Config::mesh);
         let degree = usize::find(&mut mesh, last(CONTEXT)).unwrap_or(1);
-        let (context, context_key) = (slices.saturating_mul(degree), if degree > 1 { CONTEXT } else { SLICES });
+        let (context, sharing) = (slices.saturating_mul(degree), [(SLICES, slices), (CONTEXT, degree)]);
         let mut degrees = [REPLICATES, SHARDS].map(|path| usize::find(&mut mesh, last(path)));
         let is_auto = [REPLICATES, SHARDS].map(|path| resolver.fields.is_auto(path));
         let at = started.map_or(resolver.at(RANKS), At::Launch);
@@ -60,7 +60,7 @@ impl World {
             resolver.origins.record(RANKS.to_string(), Origin::Launch);
         }
         let ranks = ranks.clamp(1, MAX_RANKS);
-        let world = Self { ranks, stages, context, context_key, tensor, replicates: 1, shards: None, at };
+        let world = Self { ranks, stages, context, sharing, tensor, replicates: 1, shards: None, at };
         world.divide(resolver);
         if is_auto.contains(&true) && degrees == [None, None] {
             degrees[1] = Some(world.in_a_host(resolver.typed.ranks_per_host));
@@ -79,7 +79,8 @@ impl World {
             let help = format!("each pipeline takes {stages} ranks; the next multiple is {next}");
             resolver.report.contradiction(&[(STAGES, resolver.at(STAGES)), (RANKS, at)], message, Some(help));
         } else if !ranks.is_multiple_of(each) {
-            let degrees = [(STAGES, stages), (self.context_key, self.context), (TENSOR, self.tensor)];
+            let [heads, queries] = self.sharing;
+            let degrees = [(STAGES, stages), heads, queries, (TENSOR, self.tensor)];
             let degrees: Vec<_> = degrees.into_iter().filter(|(_, degree)| *degree > 1).collect();
             let joined = |texts: Vec<String>| texts.join(" × ");
             let keys = joined(degrees.iter().map(|(key, _)| (*key).to_string()).collect());
@@ -163,7 +164,8 @@ impl World {
     /// Returns the keys that determine [`data_parallel`](Self::data_parallel), with their locations.
     pub(crate) fn places(self, resolver: &Resolver<'_>) -> Vec<(&'static str, At)> {
         let stages = (self.stages > 1).then(|| (STAGES, resolver.at(STAGES)));
-        let context = (self.context > 1).then(|| (self.context_key, resolver.at(self.context_key)));
+        let sharing = self.sharing.into_iter().filter(|(_, size)| *size > 1);
+        let context = sharing.map(|(key, _)| (key, resolver.at(key)));
         let tensor = (self.tensor > 1).then(|| (TENSOR, resolver.at(TENSOR)));
         std::iter::once((RANKS, self.at)).chain(stages).chain(context).chain(tensor).collect()
     }

@@ -196,6 +196,19 @@ impl Groups {
         self.context.as_ref()
     }
 
+    /// Divides this rank's context group into groups of `inner` consecutive ranks. Returns the communicators of this rank's group, and
+    /// of the ranks at its place in all of them. Collective.
+    ///
+    /// # Errors
+    /// Fails if a rank is lost.
+    pub fn divide_context(&mut self, inner: usize) -> Result<Option<[Arc<dyn Communicator>; 2]>, CommError> {
+        let Some(context) = &self.context else { return Ok(None) };
+        let (group, place) = (context.rank() / inner, context.rank() % inner);
+        let parts = [context.split(group, place)?, context.split(place, group)?];
+        self.all.extend(parts.iter().cloned());
+        Ok(Some(parts))
+    }
+
     /// Returns the communicator of this rank's tensor group: the consecutive ranks that cut layers among them. `None` if layers are
     /// whole.
     #[must_use]

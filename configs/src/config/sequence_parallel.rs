@@ -12,12 +12,6 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         return;
     }
     let (key, degree) = (config.context_key(), config.mesh.context_parallel_degree);
-    if degree > 1 && config.sequence_parallel_size > 1 {
-        let keys = [Config::sequence_parallel_size, Mesh::context_parallel_degree];
-        let message = format!("`{}` together with `{}` is not implemented", keys[0], keys[1]);
-        resolver.contradiction(&keys, message, Some("write one of the two".to_string()));
-        return;
-    }
     // With the context degree, each rank has a chunk from each end.
     let (chunks, parts) = match degree {
         1 => (size, format!("{size} slices")),
@@ -37,7 +31,8 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     // Ranks that cut layers have a part of the heads.
     let heads = heads.map(|(path, heads)| (path, heads / config.tensor_size()));
     if let Some((path, heads)) = heads.filter(|(_, heads)| config.sequence_parallel_size > (*heads).max(1)) {
-        let message = format!("{heads} heads cannot be divided among {size} ranks");
+        let (key, ranks) = (Config::sequence_parallel_size, config.sequence_parallel_size);
+        let message = format!("{heads} heads cannot be divided among {ranks} ranks");
         let help = format!("write `{key}: {heads}` or less, or use `{}`", Mesh::context_parallel_degree);
         resolver.contradiction(&[key, path], message, Some(help));
     }

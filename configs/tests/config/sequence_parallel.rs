@@ -63,14 +63,21 @@ fn the_context_degree_counts_like_slices() {
         ("", 3, "3 ranks are not a multiple of mesh.context_parallel_degree 2"),
         ("data: {train: a.txt, sequence_length: 6}", 2, "samples of 6 tokens cannot be cut into 2 × 2 chunks"),
         (
-            "sequence_parallel_size: 2",
-            4,
-            "`sequence_parallel_size` together with `mesh.context_parallel_degree` is not implemented",
+            "sequence_parallel_size: 3",
+            8,
+            "8 ranks are not a multiple of sequence_parallel_size × mesh.context_parallel_degree = 3 × 2 = 6",
         ),
     ] {
         let told = of(more, ranks).unwrap_err().to_string();
         assert!(told.contains(message), "{told}");
     }
+}
+
+#[test]
+fn both_keys_multiply() {
+    let text = "train_micro_batch_size_per_gpu: 2\nsequence_parallel_size: 2\nmesh: {context_parallel_degree: 2}\n";
+    let config = Config::with_world_size("ds.yaml", text, 8).unwrap();
+    assert_eq!((config.context_size(), config.data_parallel_size(), config.train_batch_size), (4, 2, 4));
 }
 
 #[test]

@@ -26,8 +26,11 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
 
 /// Says how ranks divide sequences and layers among them; `None` if both are whole.
 fn parts(config: &Config) -> Option<String> {
-    let degrees =
-        [(config.context_key(), config.context_size()), ("tensor_parallel.autotp_size", config.tensor_size())];
+    let degrees = [
+        ("sequence_parallel_size", config.sequence_parallel_size),
+        ("mesh.context_parallel_degree", config.mesh.context_parallel_degree),
+        ("tensor_parallel.autotp_size", config.tensor_size()),
+    ];
     let texts: Vec<String> =
         degrees.into_iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
     (!texts.is_empty()).then(|| texts.join(", "))

@@ -36,7 +36,8 @@ impl Table {
     /// the configured model is built again on the CPU, without allocating parameters. Of the ranks that share sequences, which
     /// may have different numbers of heads, the table is that of one with the largest layers.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
-        let ranks = if sharing(config) == Sharing::Heads { config.context_size() } else { 1 };
+        // Ranks that share heads may have different numbers of them.
+        let ranks = config.sequence_parallel_size.max(1);
         let of_rank = |index| Self::of_slice(config, model, index);
         let size = |table: &Self| table.layers.iter().map(|layer| layer.kept + layer.backward_peak).sum::<u64>();
         (0..ranks).map(of_rank).collect::<Option<Vec<_>>>()?.into_iter().max_by_key(size)
@@ -45,7 +46,15 @@ impl Table {
     /// Returns the table of one of the ranks that share sequences, as [`Table::of`] does.
     pub fn of_slice(config: &Config, model: &Model, index: usize) -> Option<Self> {
         let batch = BatchForms::of(config, model)?;
-        let context = SequenceGroup::traced(index, config.context_size(), sharing(config));
+        let (heads, queries) = (config.sequence_parallel_size, config.mesh.context_parallel_degree);
+        let context = match (heads, queries) {
+            (2.., 2..) => SequenceGroup::traced(index, heads, Sharing::Heads).inside(Some(SequenceGroup::traced(
+                0,
+                queries,
+                Sharing::Queries,
+            ))),
+            _ => SequenceGroup::traced(index, config.context_size(), sharing(config)),
+        };
         let group = match config.tensor_size() {
             1 => context,
             // All ranks of a tensor group have the same shapes.

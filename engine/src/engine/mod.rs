@@ -191,7 +191,7 @@ impl Engine {
         let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;
         let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu, clock.as_ref());
         let (world, between_gpus) = world.inspect_err(|error| comm.abort(&error.to_string()))?;
-        let groups = match settings.zero.outer {
+        let mut groups = match settings.zero.outer {
             Some(_) => Groups::of_replicates_alone(world, whole)?,
             None => Groups::new(world, whole)?,
         };
@@ -199,7 +199,12 @@ impl Engine {
             Some(_) => Some(stage_plan.kept(stage_plan.averaging(layout.shape()), stage, layout.shape())?),
             None => None,
         };
-        let context = groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config)));
+        let context = match (config.sequence_parallel_size, config.mesh.context_parallel_degree) {
+            (heads @ 2.., 2..) => groups.divide_context(heads)?.map(|[heads, queries]| {
+                SequenceGroup::new(heads, Sharing::Heads).inside(Some(SequenceGroup::new(queries, Sharing::Queries)))
+            }),
+            _ => groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config))),
+        };
         let sequence = match groups.tensor() {
             Some(comm) => Some(SequenceGroup::new(comm.clone(), Sharing::Layers).inside(context)),
             None => context,

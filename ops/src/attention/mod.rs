@@ -83,12 +83,21 @@ fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Opti
         decodes(mask.as_ref(), q)?;
         return cached::separate(q, k, v, span);
     }
-    let mask = of_own_heads(mask, heads);
-    match SequenceGroup::current() {
+    among(SequenceGroup::current().as_ref(), [q, k, v], span, of_own_heads(mask, heads))
+}
+
+/// [`separate`] on the slices that the ranks of a group have, or on whole sequences.
+fn among(
+    group: Option<&SequenceGroup>,
+    [q, k, v]: [&Tensor; 3],
+    span: &AttentionSpan,
+    mask: Option<Mask>,
+) -> Result<Tensor> {
+    match group {
         None => whole(q, k, v, span, mask),
         Some(group) => match group.sharing() {
-            Sharing::Heads => slices::separate(&group, [q, k, v], span, mask),
-            Sharing::Queries => gathered::separate(&group, [q, k, v], span, mask),
+            Sharing::Heads => slices::separate(group, [q, k, v], span, mask),
+            Sharing::Queries => gathered::separate(group, [q, k, v], span, mask),
             Sharing::Layers => bail!("{OP}: {NOT_GATHERED}"),
         },
     }
@@ -139,12 +148,22 @@ fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) 
         decodes(mask.as_ref(), qkv)?;
         return cached::packed(qkv, heads, span);
     }
-    let mask = of_own_heads(mask, heads);
-    match SequenceGroup::current() {
+    packed_among(SequenceGroup::current().as_ref(), qkv, heads, span, of_own_heads(mask, heads))
+}
+
+/// [`packed`] on the slices that the ranks of a group have, or on whole sequences.
+fn packed_among(
+    group: Option<&SequenceGroup>,
+    qkv: &Tensor,
+    heads: usize,
+    span: &AttentionSpan,
+    mask: Option<Mask>,
+) -> Result<Tensor> {
+    match group {
         None => whole_packed(qkv, heads, span, mask),
         Some(group) => match group.sharing() {
-            Sharing::Heads => slices::packed(&group, qkv, heads, span, mask),
-            Sharing::Queries => gathered::packed(&group, qkv, heads, span, mask),
+            Sharing::Heads => slices::packed(group, qkv, heads, span, mask),
+            Sharing::Queries => gathered::packed(group, qkv, heads, span, mask),
             Sharing::Layers => bail!("{OP}: {NOT_GATHERED}"),
         },
     }

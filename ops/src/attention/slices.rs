@@ -1,13 +1,14 @@
-//! Attention of ranks that share sequences: each computes some heads over all positions.
+//! Attention of ranks that share sequences: each computes some heads over all positions, or over those of its slice of an outer
+//! group.
 
-use super::{OP, whole, whole_packed};
+use super::{OP, among, packed_among};
 use crate::attention::dropout::Mask;
 use crate::attention::geometry::Geometry;
 use crate::attention::span::AttentionSpan;
 use crate::sequence::{HeadShares, SequenceGroup, to_heads, to_positions};
 use candle_core::{Result, Tensor};
 
-/// [`whole`] on slices of q, k and v. The span is that of whole sequences.
+/// [`separate`](super::separate) on slices of q, k and v. The span is that of whole sequences.
 pub(super) fn separate(
     group: &SequenceGroup,
     [q, k, v]: [&Tensor; 3],
@@ -19,11 +20,11 @@ pub(super) fn separate(
     let keys = queries.of_keys(of_slice.kv_heads);
     let q = to_heads(q, group, &queries, 1)?;
     let [k, v] = [to_heads(k, group, &keys, 1)?, to_heads(v, group, &keys, 1)?];
-    let attended = whole(&q, &k, &v, span, of_first_head(mask, group, &queries))?;
+    let attended = among(group.outer(), [&q, &k, &v], span, of_first_head(mask, group, &queries))?;
     to_positions(&attended, group, &queries)
 }
 
-/// [`whole_packed`] on slices of queries, keys and values of `heads` heads.
+/// [`packed`](super::packed) on slices of queries, keys and values of `heads` heads.
 pub(super) fn packed(
     group: &SequenceGroup,
     qkv: &Tensor,
@@ -34,7 +35,7 @@ pub(super) fn packed(
     let shares = HeadShares::of_queries(OP, heads, group.size())?;
     let own = shares.lists[group.index()].len();
     let qkv = to_heads(qkv, group, &shares, 3)?;
-    let attended = whole_packed(&qkv, own, span, of_first_head(mask, group, &shares))?;
+    let attended = packed_among(group.outer(), &qkv, own, span, of_first_head(mask, group, &shares))?;
     to_positions(&attended, group, &shares)
 }
 

@@ -11,7 +11,8 @@
 //! - It gathers the keys and values of all positions, and computes all heads for its own queries (`ops/src/attention/gathered.rs`):
 //!   the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.3.2).
 //!
-//! In both, a query sees the same numbers as on one rank, so the forward has the same bits.
+//! In both, a query sees the same numbers as on one rank, so the forward has the same bits. They can be combined: ranks that gather
+//! keys and values are then groups of ranks that exchange heads, of which each cuts its group's slice.
 //!
 //! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) have slices only between layers' attentions and
 //! feed-forward networks, which gather whole sequences.
@@ -84,11 +85,16 @@ impl SequenceGroup {
         Self { sharing, index, size, silent: None, members: None, outer: None }
     }
 
-    /// Returns the group whose ranks cut the slices of `outer` into slices among them: a tensor group whose ranks are at the same
-    /// place of several context groups.
+    /// Returns the group whose ranks cut the slices of `outer` into slices among them: a tensor group, or one that shares heads, whose
+    /// ranks are at the same place of several other groups.
     #[must_use]
     pub fn inside(self, outer: Option<Self>) -> Self {
         Self { outer: outer.map(Arc::new), ..self }
+    }
+
+    /// Returns the group whose slices the ranks of this group cut, if it has more than one rank.
+    pub(crate) fn outer(&self) -> Option<&Self> {
+        self.outer.as_deref().filter(|outer| outer.size > 1)
     }
 
     /// Returns the group that shares the sequences of a batch: the ranks of this group, or those of which they cut the slices. A
@@ -128,16 +134,18 @@ impl SequenceGroup {
     /// Returns the number of slices of each sequence.
     #[must_use]
     pub fn slices(&self) -> usize {
-        self.size * self.outer.as_ref().map_or(1, |outer| outer.size)
+        self.size * self.outer.as_ref().map_or(1, |outer| outer.slices())
     }
 
     /// Returns the same group for a layer that does not exchange in attention, or did not say so: an exchange fails and names it.
     #[must_use]
     pub fn silent_in(&self, layer: &str) -> Self {
-        match self.sharing {
-            Sharing::Layers => self.clone().inside(self.outer.as_ref().map(|outer| outer.silent_in(layer))),
-            Sharing::Heads | Sharing::Queries => Self { silent: Some(layer.into()), ..self.clone() },
-        }
+        let silent = match self.sharing {
+            Sharing::Layers => None,
+            Sharing::Heads | Sharing::Queries => Some(layer.into()),
+        };
+        let outer = self.outer.as_ref().map(|outer| outer.silent_in(layer));
+        Self { silent, ..self.clone() }.inside(outer)
     }
 
     /// Runs `run`, in which operations see slices of sequences.
@@ -181,7 +189,7 @@ impl SequenceGroup {
         let Some(outer) = &self.outer else { return self.positions_of(self.index, time) };
         let parts = outer.positions(time)?;
         let [own] = &*self.positions_of(self.index, parts.iter().map(Range::len).sum())? else {
-            bail!("slices of slices are cut by tensor groups only");
+            bail!("slices of slices are not cut into chunks from both ends");
         };
         let mut first = 0;
         let within = parts.into_iter().map(|part| {

@@ -138,7 +138,7 @@ fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
         }
     };
     // Ranks that share sequences reduce only gradients of keys and values that they gathered.
-    let of_context = if config.mesh.context_parallel_degree > 1 { mesh.context() - 1 } else { 0 };
+    let of_context = config.mesh.context_parallel_degree.max(1) - 1;
     let of_tensor = config.tensor_size() - 1;
     let peers = all + of_stage + of_shards + of_context + of_tensor;
     (peers * zero_comm::TCP_CHUNK) as u64

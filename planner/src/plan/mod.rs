@@ -158,6 +158,10 @@ impl MemoryPlan {
         if ranks > 1 && self.config.launcher.transport != Transport::Auto {
             return None;
         }
+        // Ranks that share sequences in both ways do not send the same to each of the others.
+        if self.config.sequence_parallel_size > 1 && self.config.mesh.context_parallel_degree > 1 {
+            return None;
+        }
         let mesh = self.stage_plan.whole;
         let needs_sizes = mesh.pipe() > 1 || mesh.context() > 1 || mesh.tensor() > 1;
         let table = needs_sizes.then(|| self.subject().table());

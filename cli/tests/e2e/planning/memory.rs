@@ -119,9 +119,12 @@ fn shared_sequences() {
     }
     let pipeline = ["sequence_parallel_size=2", "pipeline={stages: 2}", UNTIED, "gradient_accumulation_steps=3"];
     holds(4, "stage: 0", &pipeline);
-    for key in ["sequence_parallel_size=2", "mesh.context_parallel_degree=2"] {
+    let keys = ["sequence_parallel_size=2", "mesh.context_parallel_degree=2"];
+    for key in keys {
         holds(2, "stage: 2", &[key, "launcher.transport=tcp"]);
     }
+    holds(4, "stage: 2", &keys);
+    holds(4, "stage: 3", &[keys[0], keys[1], LLAMA, "launcher.transport=tcp"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use zero_engine::Engine;
 
-use super::{KINDS, assert_near, gpt2, keys};
+use super::{assert_near, gpt2, keys, kinds};
 use crate::world::{Trajectory, agreed, config, run_of, trajectory, world};
 
 const STEPS: u64 = 2;
@@ -18,8 +18,8 @@ struct Layout {
     replicates: usize,
     shards: usize,
     slices: usize,
-    /// Whether ranks share sequences by queries rather than by heads.
-    by_queries: bool,
+    /// How ranks share sequences: by heads, by queries, or both.
+    kind: usize,
     /// Ranks that cut layers among them.
     tensor: usize,
 }
@@ -36,8 +36,7 @@ impl Layout {
             _ => format!("mesh: {{data_parallel_replicate_degree: {replicates}}}\n"),
         };
         let more = format!("{mesh}pipeline: {{stages: {stages}}}\ntensor_parallel: {{autotp_size: {tensor}}}");
-        let kind = KINDS[usize::from(self.by_queries)];
-        kind(keys(slices, 1, 4 / (replicates * shards), stage, &more))
+        kinds(slices)[self.kind](keys(slices, 1, 4 / (replicates * shards), stage, &more))
     }
 }
 
@@ -46,11 +45,11 @@ fn layouts() -> Vec<Layout> {
     for stage in 0..=3 {
         for stages in [1, 2] {
             for (replicates, shards) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
-                for (slices, by_queries) in [(1, false), (2, false), (4, false), (2, true), (4, true)] {
+                for (slices, kind) in [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1), (4, 2)] {
                     for tensor in [1, 2, 4] {
-                        let layout = Layout { stage, stages, replicates, shards, slices, by_queries, tensor };
+                        let layout = Layout { stage, stages, replicates, shards, slices, kind, tensor };
                         // The model has four heads.
-                        let has_heads = by_queries || slices * tensor <= 4;
+                        let has_heads = [slices, 1, 2][kind] * tensor <= 4;
                         if layout.ranks() <= 8 && has_heads && (replicates == 1 || stage > 0) {
                             all.push(layout);
                         }
@@ -86,7 +85,7 @@ fn every_combination_trains_and_continues_the_one_before() {
     };
     let [first, second] = [part(0..STEPS as usize), part(STEPS as usize..2 * STEPS as usize)];
     let all = layouts();
-    assert_eq!(all.len(), 186);
+    assert_eq!(all.len(), 205);
     let mut before: Option<tempfile::TempDir> = None;
     for layout in all {
         let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
 
-use super::{KINDS, STEPS, assert_near, by_heads, by_queries, gpt2, keys, llama};
+use super::{KINDS, STEPS, assert_near, by_both, by_heads, by_queries, gpt2, keys, llama};
 use crate::adapter::LORA;
 use crate::on_disk::offloaded;
 use crate::packing;
@@ -91,6 +91,8 @@ fn packed_documents_see_only_themselves() {
                     assert_near(&run(2, &text), &expected, tolerance, &text);
                 }
             }
+            let text = by_both(keys(4, 4, 1, 3, dtype));
+            assert_near(&run(4, &text), &expected, tolerance, &text);
         }
     }
 }
@@ -147,6 +149,30 @@ fn traffic_is_that_of_the_formulas() {
                 }
             }
         }
+    }
+}
+
+/// With both kinds, pairs of ranks exchange heads of their slices, and each rank gathers the keys and values of its heads from the
+/// other pair. All that a rank sends is this, what ZeRO sends, and a few numbers for loss and norm.
+#[test]
+fn traffic_of_both_kinds_is_the_sum() {
+    let (rows, time, width, layers) = (2, 16, 32, 2);
+    let text = by_both(keys(4, rows, 1, 2, ""));
+    let sent = world(4, |comm| {
+        let mut engine = Engine::with_communicator(config(4, &text), gpt2(), comm).unwrap();
+        let before = engine.stats().sent_bytes();
+        engine.train_batch(&batch(0, rows)).unwrap();
+        let zero = engine.zero();
+        let place = (zero.groups().mesh(), zero.groups().at());
+        let options = &engine.settings().zero;
+        let state = zero_partition::expected_payload(engine.program(), zero.layout(), place, 4, options, |_| 0);
+        engine.stats().sent_bytes() - before - state.total()
+    });
+    let of_heads = 4 * rows * (time / 4) * width * 4 / 2;
+    let of_queries = 2 * rows * (time / 2) * (width / 2) * 4;
+    let expected = (layers * (2 * of_heads + of_queries + 2 * of_queries)) as u64;
+    for sent in sent {
+        assert!((expected..expected + 2048).contains(&sent), "{sent}, expected {expected}");
     }
 }
 

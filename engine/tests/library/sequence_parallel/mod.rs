@@ -63,6 +63,17 @@ fn by_queries(text: String) -> String {
     }
 }
 
+/// Both at once: pairs of ranks share heads, and two pairs share queries. For four slices.
+fn by_both(text: String) -> String {
+    let text = by_queries(text.replacen("sequence_parallel_size: 4", "sequence_parallel_size: 2", 1));
+    format!("sequence_parallel_size: 2\n{text}")
+}
+
+/// The ways in which so many ranks can share sequences.
+fn kinds(slices: usize) -> Vec<fn(String) -> String> {
+    KINDS.into_iter().chain((slices == 4).then_some(by_both as fn(String) -> String)).collect()
+}
+
 fn losses(trajectory: &Trajectory) -> Vec<f32> {
     trajectory.losses.iter().map(|&bits| f32::from_bits(bits)).collect()
 }
@@ -89,8 +100,11 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> V
     let whole = |micro_batch: usize| {
         let parts: Vec<&Tensor> = seen.range((micro_batch, 0)..(micro_batch + 1, 0)).map(|(_, part)| part).collect();
         assert_eq!(parts.len(), slices);
-        let whole = match text.contains("context_parallel_degree") {
+        let has = |key: &str| text.contains(key);
+        let whole = match has("context_parallel_degree") {
             false => Tensor::cat(&parts, 1).unwrap(),
+            // Each pair has a chunk from each end, and each of its ranks one of them.
+            true if has("sequence_parallel_size") => Tensor::cat(&[0, 2, 3, 1].map(|rank| parts[rank]), 1).unwrap(),
             // Each rank has a chunk from each end.
             true => {
                 let length = parts[0].dim(1).unwrap() / 2;
@@ -111,7 +125,7 @@ fn outputs_have_the_bits_of_one_rank() {
         for more in ["", BF16, FP16] {
             let expected = outputs(layers, 1, 1, &keys(1, 3, 1, 0, more));
             for slices in [2, 4] {
-                for kind in KINDS {
+                for kind in kinds(slices) {
                     let text = kind(keys(slices, 3, 1, 0, more));
                     assert!(outputs(layers, slices, slices, &text) == expected, "{text}");
                 }
@@ -142,7 +156,7 @@ fn losses_and_norms_differ_from_one_rank_by_rounding() {
         for accumulation in [1, 2] {
             let expected = run_of(layers, 1, STEPS, &keys(1, 2, accumulation, 0, ""));
             for slices in [2, 4] {
-                for kind in KINDS {
+                for kind in kinds(slices) {
                     let text = kind(keys(slices, 2, accumulation, 0, ""));
                     assert_near(&run_of(layers, slices, STEPS, &text), &expected, 1e-5, &text);
                 }
@@ -154,8 +168,8 @@ fn losses_and_norms_differ_from_one_rank_by_rounding() {
 #[test]
 fn layouts_with_the_same_slices_are_bit_identical() {
     let reproducible = "training: {reproducible: true}";
-    for (layers, slices) in [(dropping_gpt2 as fn() -> Layers, 2), (llama, 2), (llama, 4)] {
-        for kind in KINDS {
+    for (layers, slices) in [(dropping_gpt2 as fn() -> Layers, 2), (dropping_gpt2, 4), (llama, 2), (llama, 4)] {
+        for kind in kinds(slices) {
             let expected = run_of(layers, slices, STEPS, &kind(keys(slices, 1, 4, 2, reproducible)));
             for (replicas, stage, more) in [
                 (1, 3, ""),
