@@ -39,8 +39,9 @@ pub fn advice(
     let mut found = vec![];
     for settings in candidates(config) {
         let includes = |found: &Advice| found.settings.iter().all(|setting| settings.contains(setting));
-        if found.iter().any(includes) {
-            // A subset of these settings already fits.
+        let cuts = |settings: &[String]| settings.iter().any(|setting| setting.starts_with(TENSOR));
+        if found.iter().any(|found| includes(found) || cuts(&found.settings) && cuts(&settings)) {
+            // A subset of these settings already fits, or fewer ranks that cut layers.
             continue;
         }
         // Some settings contradict the file; they are skipped.
@@ -122,6 +123,7 @@ pub fn other_ranks(
 const STAGE_3: &str = "zero_optimization.stage=3";
 const GATHERS_LATE: &str = "zero_optimization.stage3_max_reuse_distance=0";
 const NO_PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size=0";
+const TENSOR: &str = "tensor_parallel.autotp_size";
 const RECOMPUTE: &str = "activation_checkpointing.enabled=true";
 
 fn one(setting: &str) -> Vec<String> {
@@ -167,11 +169,11 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     all.extend(shared_sequences(config));
     all.extend(higher.iter().cloned());
     all.extend(higher.iter().map(|higher| [higher.clone(), recompute.clone()].concat()));
-    all.extend(cut_layers(config));
     if !higher.is_empty() {
         all.extend(spared.iter().map(|spared| [three.clone(), spared.clone()].concat()));
     }
     all.push([three.clone(), gathers.clone(), recompute.clone(), least.clone()].concat());
+    all.extend(cut_layers(config));
     all.push(state.clone());
     all.push([state, recompute.clone()].concat());
     all.push(everything.clone());
@@ -233,7 +235,7 @@ fn cut_layers(config: &Config) -> Vec<Vec<String>> {
     let mut all = vec![];
     while replicas > 1 && replicas.is_multiple_of(2) {
         (replicas, parts, count) = (replicas / 2, parts * 2, count * 2);
-        let settings = [format!("tensor_parallel.autotp_size={parts}"), format!("gradient_accumulation_steps={count}")];
+        let settings = [format!("{TENSOR}={parts}"), format!("gradient_accumulation_steps={count}")];
         all.push(settings.to_vec());
     }
     all

@@ -299,7 +299,9 @@ fn between(
     };
     let codes = [exchanging(mesh.near(), 1)?, exchanging(mesh.shards() / mesh.near(), mesh.near())?];
     costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer: Link::FREE, codes };
-    costs.pipe = link(&transfers.send);
+    // Ranks at the same place of neighbouring stages send at the same time as those at other places.
+    let neighbours = transfers.of(Group { ranks: 2, apart: mesh.data() * tensor }).ok();
+    costs.pipe = link(neighbours.and_then(|times| times.send.as_ref()).unwrap_or(&transfers.send));
     costs.sharing =
         Sharing { computing: transfers.computing_beside.median, transferring: transfers.transferring_beside.median };
     Ok(())

@@ -96,6 +96,7 @@ pub(super) struct Transfers {
     /// By all ranks, and by the groups of equal size that a mesh can divide them into.
     pub(super) groups: Vec<GroupTimes>,
     pub(super) broadcast: Line,
+    /// A message from the first rank to the last.
     pub(super) send: Line,
     /// Compute speed during an all-gather, as a fraction of the speed without one.
     pub(super) computing_beside: Time,
@@ -112,6 +113,9 @@ pub(super) struct GroupTimes {
     pub(super) reduce_scatter: Line,
     pub(super) all_reduce: Line,
     pub(super) all_to_all: Line,
+    /// A message between the two members of each group; `None` for larger groups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) send: Option<Line>,
 }
 
 /// The groups of an axis of a mesh.
@@ -275,6 +279,7 @@ impl fmt::Display for CostTable {
                 show(&format!("reduce_scatter{of}"), &times.reduce_scatter)?;
                 show(&format!("all_reduce{of}"), &times.all_reduce)?;
                 show(&format!("all_to_all{of}"), &times.all_to_all)?;
+                times.send.iter().try_for_each(|send| show(&format!("send{of}"), send))?;
             }
             show("broadcast", &transfers.broadcast)?;
             show("send", &transfers.send)?;

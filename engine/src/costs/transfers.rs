@@ -52,6 +52,7 @@ fn of_group(world: &dyn Communicator, group: Group) -> Result<GroupTimes, Error>
         reduce_scatter: line(world, comm, Operation::ReduceScatter)?,
         all_reduce: line(world, comm, Operation::AllReduce)?,
         all_to_all: line(world, comm, Operation::AllToAll)?,
+        send: if ranks == 2 { Some(line(world, comm, Operation::Send)?) } else { None },
     })
 }
 
