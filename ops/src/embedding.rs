@@ -15,21 +15,20 @@ use crate::parallel::{Output, parts, split};
 use crate::product::Elements;
 use crate::scaled::scaled;
 use crate::sink::{self, Slot};
-use crate::tensor::{get_cut, own_entries, sum_to_slices};
+use crate::tensor::{OwnEntries, get_cut, sum_to_slices};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
-use std::ops::Range;
 
 /// A table of `[entries, size]` whose rows are looked up by index.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Tensor,
     factor: f64,
-    /// The entries of this rank and the number of all, if they are cut among ranks.
-    cut: Option<(Range<usize>, usize)>,
+    /// The entries of this rank, if they are cut among ranks.
+    cut: Option<OwnEntries>,
 }
 
 impl Embedding {
@@ -53,7 +52,7 @@ impl Embedding {
     pub fn vocab_parallel(entries: usize, size: usize, std: f64, vb: VarBuilder) -> Result<Self> {
         let normal = Init::Randn { mean: 0.0, stdev: std };
         let weight = forward_only(|| get_cut(&vb, &[entries, size], (0, &[entries]), "weight", normal))?;
-        Ok(Self { cut: own_entries(entries).map(|own| (own, entries)), ..Self::from_tensor(weight) })
+        Ok(Self { cut: OwnEntries::of(entries), ..Self::from_tensor(weight) })
     }
 
     /// Multiplies rows by a factor, as Gemma by the square root of their size. The factor is rounded to the table's dtype.
@@ -78,38 +77,32 @@ impl Module for Embedding {
             _ => self.factor as f32,
         };
         fused_block(&self.weight, |weight| {
-            let Some((own, entries)) = &self.cut else {
-                return scaled(&apply2(weight, ids, Gather::ALL)?, factor);
-            };
-            let rows = apply2(weight, ids, Gather { own: Some((own.clone(), *entries)) })?;
-            scaled(&sum_to_slices(&rows)?, factor)
+            let rows = apply2(weight, ids, Gather { own: self.cut.clone() })?;
+            let rows = if self.cut.is_some() { sum_to_slices(&rows)? } else { rows };
+            scaled(&rows, factor)
         })
     }
 }
 
 #[derive(Clone, Debug)]
 struct Gather {
-    /// The entries of this rank and the number of all, if they are cut among ranks. Other rows are zero.
-    own: Option<(Range<usize>, usize)>,
+    /// The entries of this rank, if they are cut among ranks. Other rows are zero.
+    own: Option<OwnEntries>,
 }
 
 /// The row of an entry of another rank.
 const ELSEWHERE: usize = usize::MAX;
 
 impl Gather {
-    const ALL: Self = Self { own: None };
-
     /// Returns the number of entries that indices may name, of a table with `entries` rows.
     fn entries(&self, entries: usize) -> usize {
-        self.own.as_ref().map_or(entries, |(_, entries)| *entries)
+        self.own.as_ref().map_or(entries, |own| own.all)
     }
 
     /// Replaces indices by rows of the table.
     fn rows(&self, mut ids: Vec<usize>) -> Vec<usize> {
-        if let Some((own, _)) = &self.own {
-            for id in &mut ids {
-                *id = if own.contains(id) { *id - own.start } else { ELSEWHERE };
-            }
+        if let Some(own) = &self.own {
+            ids.iter_mut().for_each(|id| *id = own.place(*id).unwrap_or(ELSEWHERE));
         }
         ids
     }

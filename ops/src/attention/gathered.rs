@@ -13,10 +13,9 @@ use crate::graph::operand::View;
 use crate::graph::output::{Fresh, stored, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats};
-use crate::sequence::{Element, SequenceGroup, dense};
+use crate::sequence::{Element, SequenceGroup, dense, of_element};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
-use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use zero_comm::Buffer;
@@ -91,12 +90,7 @@ impl Gathered {
 
     /// Gathers the keys and the values of whole sequences.
     fn gather(&self, g: Geometry, own: [(&CpuStorage, &Layout); 2]) -> Result<[CpuStorage; 2]> {
-        match own[0].0.dtype() {
-            DType::F32 => self.gather_as::<f32>(g, own),
-            DType::BF16 => self.gather_as::<bf16>(g, own),
-            DType::F16 => self.gather_as::<f16>(g, own),
-            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
-        }
+        of_element!(OP, own[0].0.dtype(), T => self.gather_as::<T>(g, own))
     }
 
     fn gather_as<T: Element>(&self, g: Geometry, [k, v]: [(&CpuStorage, &Layout); 2]) -> Result<[CpuStorage; 2]> {

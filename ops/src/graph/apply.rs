@@ -6,6 +6,7 @@ use crate::gpu;
 use crate::graph::fused_block::{Operation, record, recording};
 use crate::graph::operand::View;
 use crate::graph::output::build_as;
+use crate::graph::remade::Remake;
 use crate::kernel::{Isa, norm::add};
 use crate::measure;
 use crate::meta;
@@ -65,11 +66,7 @@ fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Tra
 pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
     if meta::tracing() {
         let (output, op) = counted(&op, &[x])?;
-        let operation = match C::REMADE {
-            true => Operation::Remade(Arc::new(op), x.clone()),
-            false => Operation::One(Box::new(op), x.clone()),
-        };
-        record(operation, C::READS, &output);
+        record(one::<C>(op, x), C::READS, &output);
         return Ok(output);
     }
     if in_graph() {
@@ -93,12 +90,16 @@ pub(crate) fn applied1<C: CustomOp1 + Footprint + Send + Sync + 'static>(
     result: (Storage, Shape),
 ) -> Tensor {
     let output = made(result);
-    let operation = match C::REMADE {
+    record(one::<C>(op, x), C::READS, &output);
+    output
+}
+
+/// Returns the record of `op`, which is a `C` or counts one.
+fn one<C: Footprint>(op: impl Remake + 'static, x: &Tensor) -> Operation {
+    match C::REMADE {
         true => Operation::Remade(Arc::new(op), x.clone()),
         false => Operation::One(Box::new(op), x.clone()),
-    };
-    record(operation, C::READS, &output);
-    output
+    }
 }
 
 /// `x.apply_op2(y, op)`, recorded or counted if necessary.

@@ -26,11 +26,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
 /// The operations of a fused block, in order.
 #[derive(Default)]
-struct Tape {
-    records: Vec<Record>,
-    /// Whether the values of outputs that can be made again have been freed.
-    remakes: bool,
-}
+struct Tape(Vec<Record>);
 
 pub(super) struct Record {
     pub(super) operation: Operation,
@@ -72,7 +68,7 @@ pub fn fused_block(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> R
     let output = run(x);
     let tape = recording.end();
     let (output, x) = (output?, x.clone());
-    let (tape, values) = tape.keep_what_is_read(&output)?;
+    let values = tape.keep_what_is_read(&output)?;
     let recorded = Arc::new(Recorded { tape: Mutex::new(Some(tape)), x, output, node: OnceLock::new() });
     let node = recorded.x.apply_op1(FusedBlock { recorded: Arc::clone(&recorded), values: Mutex::new(values) })?;
     if meta::tracing() {
@@ -99,7 +95,8 @@ pub(crate) fn run_backward(
     let recording = Recording::begin();
     let output = run(x);
     let tape = recording.end();
-    tape.backward(x, &output?, dy)
+    // All values are there.
+    tape.backward(x, &output?, dy, Remakes::default())
 }
 
 /// Replaces the tape while it is alive and restores the outer one when dropped, even by a panic.
@@ -127,7 +124,7 @@ impl Drop for Recording {
 impl Tape {
     /// Frees the values that no backward reads. Returns the values of `output` so that they can be moved elsewhere,
     /// or `None` if a backward reads them too.
-    fn keep_what_is_read(self, output: &Tensor) -> Result<(Self, Option<Storage>)> {
+    fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<Storage>> {
         // A view shares the values of its source.
         let mut views: HashMap<TensorId, TensorId> = HashMap::new();
         let mut read: HashSet<TensorId> = HashSet::new();
@@ -135,7 +132,7 @@ impl Tape {
             views.get(&tensor.id()).copied().unwrap_or_else(|| tensor.id())
         };
         let mut remade: HashSet<TensorId> = HashSet::new();
-        for Record { operation, reads, output } in &self.records {
+        for Record { operation, reads, output } in &self.0 {
             match operation {
                 Operation::View(x) => drop(views.insert(output.id(), of(&views, x))),
                 Operation::Remade(_, x) => {
@@ -153,7 +150,7 @@ impl Tape {
         let result = of(&views, output);
         read.retain(|id| !remade.contains(id) || *id == result);
         let mut values = None;
-        for Record { operation, output, .. } in &self.records {
+        for Record { operation, output, .. } in &self.0 {
             if read.contains(&output.id()) || matches!(operation, Operation::View(_)) {
                 continue;
             }
@@ -169,7 +166,7 @@ impl Tape {
         if values.is_none() && meta::tracing() {
             bail!("{OP}: the memory of an output that is kept twice is not counted");
         }
-        Ok((Self { remakes: true, ..self }, values))
+        Ok(values)
     }
 }
 
@@ -196,8 +193,8 @@ pub(crate) fn recording() -> bool {
 /// Records an operation if a fused block is running.
 pub(crate) fn record(operation: Operation, reads: Reads, output: &Tensor) {
     TAPE.with_borrow_mut(|tape| {
-        if let Some(tape) = tape {
-            tape.records.push(Record { operation, reads, output: output.clone() });
+        if let Some(Tape(records)) = tape {
+            records.push(Record { operation, reads, output: output.clone() });
         }
     });
 }
@@ -228,16 +225,16 @@ impl Recorded {
     fn backward(&self, dy: &Tensor) -> Result<Option<Tensor>> {
         let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(tape) = tape else { bail!("{OP}: the backward ran twice") };
-        tape.backward(&self.x, &self.output, dy.clone())
+        let remakes = Remakes::of(&tape.0);
+        tape.backward(&self.x, &self.output, dy.clone(), remakes)
     }
 }
 
 impl Tape {
     /// Runs the backward from the gradient of `output`. Returns the gradient of `x`, if it has one.
-    fn backward(self, x: &Tensor, output: &Tensor, dy: Tensor) -> Result<Option<Tensor>> {
-        let Self { records, remakes } = self;
+    fn backward(self, x: &Tensor, output: &Tensor, dy: Tensor, mut remakes: Remakes) -> Result<Option<Tensor>> {
+        let Self(records) = self;
         let mut gradients = Gradients::new(x, &records);
-        let mut remakes = if remakes { Remakes::of(&records) } else { Remakes::default() };
         gradients.add(output, Some(dy))?;
         for Record { operation, reads, output } in records.into_iter().rev() {
             let Some(dy) = gradients.of.remove(&output.id()) else { continue };

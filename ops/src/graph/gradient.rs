@@ -15,6 +15,17 @@ pub(crate) fn deliver(op: &'static str, parameter: &Tensor, fill: impl FnOnce(&m
     })
 }
 
+/// [`deliver`] for a computation that can fail.
+pub(crate) fn try_deliver(
+    op: &'static str,
+    parameter: &Tensor,
+    fill: impl FnOnce(&mut [f32]) -> Result<()>,
+) -> Result<Option<Tensor>> {
+    let mut result = Ok(());
+    let delivered = deliver(op, parameter, |out| result = fill(out))?;
+    result.map(|()| delivered)
+}
+
 /// The position of a tile of rows in a backward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tile {

@@ -9,7 +9,7 @@ use crate::cross_entropy::{Total, mean_over};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{apply2, count2};
-use crate::graph::gradient::deliver;
+use crate::graph::gradient::{deliver, try_deliver};
 use crate::graph::operand::{NO_TARGET, View, rows, targets_of};
 use crate::graph::output::{stored, tensor};
 use crate::linear::head::{Factors, Head, chunk_rows};
@@ -102,11 +102,7 @@ pub(crate) fn linear_cross_entropy_of(
         if !weight.track_op() {
             head.run(factors, dx.as_deref_mut(), None, |_, row| total.add(row))?;
         } else if sink::has(weight) {
-            let mut result = Ok(());
-            deliver(OP, weight, |out| {
-                result = head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row));
-            })?;
-            result?;
+            try_deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row)))?;
         } else {
             let out = d_weight.insert(vec![0.0; classes * inputs]);
             head.run(factors, dx.as_deref_mut(), Some(out), |_, row| total.add(row))?;

@@ -5,7 +5,7 @@
 //! a sample, so the backward multiplies out the logits a second time.
 
 use crate::graph::apply::apply2;
-use crate::graph::gradient::deliver;
+use crate::graph::gradient::try_deliver;
 use crate::graph::operand::{NO_TARGET, View, indices_of, rows, targets_of};
 use crate::graph::output::{stored, tensor};
 use crate::linear::head::{Factors, Head, chunk_rows};
@@ -152,13 +152,7 @@ impl CustomOp2 for LogProbs {
         let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
         let factors = Factors::Each(&factors);
         let d_weight = match weight.track_op() {
-            true => {
-                let mut result = Ok(());
-                let d_weight = deliver(OP, weight, |out| {
-                    result = head.run(factors, dx.as_deref_mut(), Some(out), |_, _| {});
-                })?;
-                result.map(|()| d_weight)?
-            }
+            true => try_deliver(OP, weight, |out| head.run(factors, dx.as_deref_mut(), Some(out), |_, _| {}))?,
             false => head.run(factors, dx.as_deref_mut(), None, |_, _| {}).map(|()| None)?,
         };
         let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));

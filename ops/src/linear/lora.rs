@@ -17,7 +17,7 @@ use crate::linear::dora::Magnified;
 use crate::linear::{LinearOp, Projection};
 use crate::pass::Pass;
 use crate::scaled::scaled as times;
-use crate::tensor::{Parallel, cutting, get_cut};
+use crate::tensor::{Parallel, cutting};
 
 /// The initial values of the two matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,16 +142,9 @@ impl Lora {
             bail!("{OP}: `{path}` is cut among ranks, and DoRA needs the norms of whole weights");
         }
         let _asking = crate::flag::Flag::raise(&ASKING);
-        let (vb_a, vb_b) = (vb.pp("lora_A"), vb.pp("lora_B"));
         Ok(Some(Self {
-            a: match parallel {
-                Parallel::Inputs => get_cut(&vb_a, &[rank, inputs], (1, &[inputs]), "weight", of_a)?,
-                _ => vb_a.get_with_hints((rank, inputs), "weight", of_a)?,
-            },
-            b: match parallel {
-                Parallel::Outputs(parts) => get_cut(&vb_b, &[outputs, rank], (0, parts), "weight", of_b)?,
-                _ => vb_b.get_with_hints((outputs, rank), "weight", of_b)?,
-            },
+            a: parallel.get(&vb.pp("lora_A"), &[rank, inputs], [Some(1), None], "weight", of_a)?,
+            b: parallel.get(&vb.pp("lora_B"), &[outputs, rank], [None, Some(0)], "weight", of_b)?,
             scale: options.scale,
             dropout: options.dropout,
             columns: match (parallel, cutting()) {

@@ -4,7 +4,7 @@ use super::{Quantization, QuantizedFormat};
 use crate::flag::{Flag, Replaced};
 use crate::linear::affine::Affine;
 use crate::linear::lora::names;
-use crate::tensor::{Parallel, cutting, get_cut};
+use crate::tensor::{Parallel, cutting};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use std::cell::{Cell, RefCell};
@@ -76,17 +76,8 @@ pub(crate) fn weight(
     ASKING.set(quantization);
     let _reset = Reset;
     let _inputs_first = is_transposed.then(|| Flag::raise(&INPUTS_FIRST));
-    let (dims, dimension) = match (is_transposed, parallel) {
-        (true, Parallel::Inputs) => ([inputs, outputs], 0),
-        (true, _) => ([inputs, outputs], 1),
-        (false, Parallel::Inputs) => ([outputs, inputs], 1),
-        (false, _) => ([outputs, inputs], 0),
-    };
-    let init = Init::Randn { mean: 0.0, stdev: std };
-    let weight = match parallel {
-        Parallel::Whole => vb.get_with_hints(&dims, "weight", init)?,
-        Parallel::Outputs(parts) => get_cut(vb, &dims, (dimension, parts), "weight", init)?,
-        Parallel::Inputs => get_cut(vb, &dims, (dimension, &[inputs]), "weight", init)?,
-    };
+    let (dims, at) =
+        if is_transposed { ([inputs, outputs], [Some(0), Some(1)]) } else { ([outputs, inputs], [Some(1), Some(0)]) };
+    let weight = parallel.get(vb, &dims, at, "weight", Init::Randn { mean: 0.0, stdev: std })?;
     Ok((weight, quantization.map_or(affine, Affine::Quantized)))
 }

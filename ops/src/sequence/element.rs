@@ -16,6 +16,29 @@ pub(crate) trait Element: WithDType {
     fn of_storage(storage: CpuStorage) -> Option<Vec<Self>>;
 }
 
+/// Evaluates an expression for the element type of a dtype, which the expression calls by the name before the arrow.
+macro_rules! of_element {
+    ($op:expr, $dtype:expr, $type:ident => $run:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $type = f32;
+                $run
+            }
+            candle_core::DType::BF16 => {
+                type $type = half::bf16;
+                $run
+            }
+            candle_core::DType::F16 => {
+                type $type = half::f16;
+                $run
+            }
+            other => candle_core::bail!("{}: expected f32, bf16 or f16, got {other:?}", $op),
+        }
+    };
+}
+
+pub(crate) use of_element;
+
 /// Returns the elements of a view in row-major order.
 pub(crate) fn dense<'a, T: Element>(storage: &'a CpuStorage, layout: &Layout) -> Result<Cow<'a, [T]>> {
     if let Some((start, end)) = layout.contiguous_offsets() {

@@ -1,14 +1,14 @@
 //! The all-to-all before and after attention: between a slice of the positions of all heads, and all positions of some
 //! heads.
 
-use super::element::{Element, dense};
+use super::element::{Element, dense, of_element};
 use super::{HeadShares, SequenceGroup};
 use crate::graph::apply::apply1;
 use crate::graph::output::tensor;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
 /// Exchanges a slice of positions, `[batch, slice, heads, size]` or `[batch, slice, parts·heads·size]`, for the whole
 /// sequences of this rank's heads, in the same number of dimensions. `parts` is the number of tensors in a row: 3 for
@@ -108,12 +108,7 @@ impl Exchange {
     }
 
     fn run_on(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
-        Ok(match storage.dtype() {
-            DType::F32 => CpuStorage::F32(self.run(&dense(storage, layout)?)?),
-            DType::BF16 => CpuStorage::BF16(self.run(&dense(storage, layout)?)?),
-            DType::F16 => CpuStorage::F16(self.run(&dense(storage, layout)?)?),
-            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
-        })
+        of_element!(OP, storage.dtype(), T => Ok(T::to_cpu_storage_owned(self.run::<T>(&dense(storage, layout)?)?)))
     }
 
     fn run<T: Element>(&self, x: &[T]) -> Result<Vec<T>> {

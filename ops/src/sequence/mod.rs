@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use zero_comm::{Buffer, CommError, Communicator, Gathered, ReduceOp, Scattered};
 
-pub(crate) use element::{Element, dense};
+pub(crate) use element::{Element, dense, of_element};
 pub(crate) use exchange::{to_heads, to_positions};
 pub(crate) use heads::HeadShares;
 
@@ -160,6 +160,11 @@ impl SequenceGroup {
         let _current = Replaced::with(&CURRENT, self.outer.as_deref().cloned());
         let _gathered = Replaced::with(&GATHERED, Some((self.clone(), along)));
         run()
+    }
+
+    /// Returns the tensor group of which operations on this thread see slices.
+    pub(crate) fn of_layers() -> Option<Self> {
+        Self::current().filter(|group| group.sharing == Sharing::Layers)
     }
 
     /// Returns the tensor group that has gathered the sequences which operations on this thread see, and how it has joined slices.

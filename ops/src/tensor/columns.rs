@@ -4,10 +4,9 @@ use crate::graph::apply::apply1;
 use crate::graph::operand::rows;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes};
-use crate::sequence::{Element, SequenceGroup, dense};
+use crate::sequence::{Element, SequenceGroup, dense, of_element};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
-use half::{bf16, f16};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 
 /// Gathers `[.., share]` of all ranks, of which each has the next ⌈columns / ranks⌉ columns, to `[.., columns]`.
 pub(super) fn gather_columns(x: &Tensor, group: &SequenceGroup, columns: usize) -> Result<Tensor> {
@@ -72,12 +71,7 @@ impl CustomOp1 for GatherColumns {
     fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let shape = xl.shape();
-        let all = match xs.dtype() {
-            DType::F32 => CpuStorage::F32(self.run(&dense(xs, xl)?, shape)?),
-            DType::BF16 => CpuStorage::BF16(self.run::<bf16>(&dense(xs, xl)?, shape)?),
-            DType::F16 => CpuStorage::F16(self.run::<f16>(&dense(xs, xl)?, shape)?),
-            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
-        };
+        let all = of_element!(OP, xs.dtype(), T => T::to_cpu_storage_owned(self.run::<T>(&dense(xs, xl)?, shape)?));
         Ok((all, self.shape(shape)?))
     }
 

@@ -8,9 +8,9 @@ use std::ops::Range;
 
 /// The part of a parameter that one rank of a tensor group has: of one dimension, the same share of each of its parts.
 ///
-/// The dimension is the concatenation of *parts*, such as queries, keys and values in one weight. Each part is cut into as many
-/// slices as there are ranks, of ⌈length / ranks⌉ indices each. Where that does not divide evenly, the last slices lack indices,
-/// and the local tensor is padded behind its last element, so that it has the same shape on all ranks.
+/// The dimension consists of one or more *parts*, such as queries, keys and values in one weight. Each rank has one slice of each
+/// part, of ⌈length / ranks⌉ indices. Where a part does not divide evenly, the last slices are shorter. The local tensor is then
+/// padded behind its last element, so that it has the same shape on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     whole: Vec<usize>,
@@ -97,10 +97,10 @@ impl Cut {
     pub fn ranges(&self) -> Vec<Range<usize>> {
         let mut start = 0;
         let mut range = |&part: &usize| {
-            let (first, share) = (start, part.div_ceil(self.ranks));
+            let own = share(part, (self.index, self.ranks));
+            let first = start;
             start += part;
-            let at = |index: usize| first + (index * share).min(part);
-            at(self.index)..at(self.index + 1)
+            first + own.start..first + own.end
         };
         self.parts.iter().map(&mut range).collect()
     }
@@ -108,14 +108,13 @@ impl Cut {
     /// Returns the number of local elements that are part of the whole tensor. They come first; the rest is padding.
     #[must_use]
     pub fn elements(&self) -> usize {
-        let len: usize = self.ranges().iter().map(Range::len).sum();
-        self.outer() * len * self.inner()
+        self.outer() * self.row()
     }
 
     /// Returns where a range of local elements is in the whole tensor, in order and without padding.
     #[must_use]
     pub fn runs(&self, local: Range<usize>) -> Vec<Run> {
-        let row = self.ranges().iter().map(Range::len).sum::<usize>() * self.inner();
+        let row = self.row();
         let outer = local.start / row.max(1)..local.end.div_ceil(row.max(1)).min(self.outer());
         self.blocks(outer)
             .filter_map(|Run { local: block, whole }| {
@@ -142,9 +141,9 @@ impl Cut {
     /// Returns the contiguous blocks of some of the indices of the dimensions before the one that is cut.
     fn blocks(&self, outer: Range<usize>) -> impl Iterator<Item = Run> {
         let (inner, ranges, dimension) = (self.inner(), self.ranges(), self.whole[self.dimension]);
-        let len: usize = ranges.iter().map(Range::len).sum();
+        let row = self.row();
         outer.flat_map(move |outer| {
-            let mut local = outer * len * inner;
+            let mut local = outer * row;
             let block = |range: &Range<usize>| {
                 let first = local;
                 local += range.len() * inner;
@@ -154,12 +153,48 @@ impl Cut {
         })
     }
 
+    /// Returns the number of local elements of an index of the dimensions before the one that is cut.
+    fn row(&self) -> usize {
+        self.ranges().iter().map(Range::len).sum::<usize>() * self.inner()
+    }
+
     fn outer(&self) -> usize {
         self.whole[..self.dimension].iter().product()
     }
 
     fn inner(&self) -> usize {
         self.whole[self.dimension + 1..].iter().product()
+    }
+}
+
+/// Returns the indices of a part that rank `index` of `ranks` has.
+fn share(part: usize, (index, ranks): (usize, usize)) -> Range<usize> {
+    let share = part.div_ceil(ranks);
+    (index * share).min(part)..((index + 1) * share).min(part)
+}
+
+/// The entries of a vocabulary that one rank of a tensor group has.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnEntries {
+    own: Range<usize>,
+    /// Number of entries of the whole vocabulary.
+    pub(crate) all: usize,
+}
+
+impl OwnEntries {
+    /// Returns the entries of this rank while layers are built for a tensor group.
+    pub(crate) fn of(all: usize) -> Option<Self> {
+        cutting().map(|place| Self { own: share(all, place), all })
+    }
+
+    /// Returns the number of entries of this rank. Further rows of its table are padding.
+    pub(crate) fn len(&self) -> usize {
+        self.own.len()
+    }
+
+    /// Returns the place of an entry among those of this rank.
+    pub(crate) fn place(&self, entry: usize) -> Option<usize> {
+        self.own.contains(&entry).then(|| entry - self.own.start)
     }
 }
 

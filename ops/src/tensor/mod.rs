@@ -3,7 +3,8 @@
 //!
 //! Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism", 2019, with the
 //! sequence parallelism of Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022: elsewhere,
-//! as in norms and residual sums, each rank has a slice of the positions of every sequence ([`Sharing::Layers`]).
+//! as in norms and residual sums, each rank has a slice of the positions of every sequence
+//! ([`Sharing::Layers`](crate::Sharing)).
 //!
 //! [`whole_sequences`] gathers the slices before maps whose outputs are cut ([`Linear::column_parallel`](crate::Linear)).
 //! [`RowParallel`] maps have cut inputs. Their outputs are summed over the ranks, and each rank keeps the sum's slice. The
@@ -18,11 +19,11 @@ mod slices;
 mod vocabulary;
 
 use crate::linear::Projection;
-use crate::sequence::{SequenceGroup, Sharing};
+use crate::sequence::SequenceGroup;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
-use std::ops::Range;
 
+pub(crate) use cut::OwnEntries;
 pub use cut::{Cut, Run, asks_cut, cutting, get_cut, with_cuts};
 pub(crate) use vocabulary::OfRank;
 pub use vocabulary::VocabParallel;
@@ -37,13 +38,26 @@ pub(crate) enum Parallel<'a> {
 }
 
 impl Parallel<'_> {
-    /// Requests the bias of a map. That of a map with cut inputs is not cut.
+    /// Requests a parameter of the map of shape `whole`. `inputs` and `outputs` are the dimensions of the map's inputs and outputs,
+    /// if the parameter has them. The parameter is cut along the one that is cut.
+    pub(crate) fn get(
+        self,
+        vb: &VarBuilder,
+        whole: &[usize],
+        [inputs, outputs]: [Option<usize>; 2],
+        name: &str,
+        init: Init,
+    ) -> Result<Tensor> {
+        match (self, inputs, outputs) {
+            (Self::Inputs, Some(inputs), _) => get_cut(vb, whole, (inputs, &[whole[inputs]]), name, init),
+            (Self::Outputs(parts), _, Some(outputs)) => get_cut(vb, whole, (outputs, parts), name, init),
+            _ => vb.get_with_hints(whole, name, init),
+        }
+    }
+
+    /// Requests the bias of the map. That of a map with cut inputs is not cut.
     pub(crate) fn bias(self, outputs: usize, vb: &VarBuilder) -> Result<Option<Tensor>> {
-        let zeros = Init::Const(0.0);
-        Ok(Some(match self {
-            Self::Outputs(parts) => get_cut(vb, &[outputs], (0, parts), "bias", zeros)?,
-            _ => vb.get_with_hints(outputs, "bias", zeros)?,
-        }))
+        self.get(vb, &[outputs], [None, Some(0)], "bias", Init::Const(0.0)).map(Some)
     }
 }
 
@@ -77,7 +91,8 @@ pub fn whole_sequences(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) 
     whole(x, Along::Positions, run)
 }
 
-/// Does the same as [`whole_sequences`] for layers that compute each position alone, such as feed-forward networks. `run` gets the slices of all ranks behind each other, `[ranks · batch, slice, …]`, which saves copies.
+/// Does the same as [`whole_sequences`] for layers that compute each position alone, such as feed-forward networks. `run` gets the
+/// slices of all ranks behind each other, `[ranks · batch, slice, …]`, which saves copies.
 ///
 /// # Errors
 /// As [`whole_sequences`].
@@ -93,20 +108,13 @@ pub(crate) enum Along {
 }
 
 fn whole(x: &Tensor, along: Along, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    match SequenceGroup::current().filter(|group| group.sharing() == Sharing::Layers) {
+    match SequenceGroup::of_layers() {
         None => run(x),
         Some(group) => {
             let x = slices::gather(x, &group, along)?;
             group.gathered(along, || run(&x))
         }
     }
-}
-
-/// Returns the entries of a vocabulary that this rank has while layers are built for a tensor group.
-pub(crate) fn own_entries(entries: usize) -> Option<Range<usize>> {
-    let (index, ranks) = cutting()?;
-    let share = entries.div_ceil(ranks);
-    Some((index * share).min(entries)..((index + 1) * share).min(entries))
 }
 
 /// Returns the number of this rank's heads of an attention with `heads` heads, while layers of `model` are built.
@@ -123,9 +131,9 @@ pub fn own_heads(model: &str, heads: usize) -> Result<usize> {
 
 /// Sums `[batch, time, …]` over the ranks of the tensor group, and returns this rank's slice.
 pub(crate) fn sum_to_slices(y: &Tensor) -> Result<Tensor> {
-    match SequenceGroup::current() {
-        Some(group) if group.sharing() == Sharing::Layers => slices::sum(y, None, &group, Along::Positions),
-        _ => bail!("a table that is cut among ranks is read outside of a tensor group"),
+    match SequenceGroup::of_layers() {
+        Some(group) => slices::sum(y, None, &group, Along::Positions),
+        None => bail!("a table that is cut among ranks is read outside of a tensor group"),
     }
 }
 

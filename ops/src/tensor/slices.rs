@@ -10,11 +10,12 @@ use crate::linear::affine::bias_gradient;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, rooms};
 use crate::meta::tracing;
-use crate::sequence::{Element, SequenceGroup, dense};
+use crate::sequence::{Element, SequenceGroup, dense, of_element};
 use crate::tensor::Along;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, DType, Layout, Result, Shape, Storage, Tensor, bail};
-use half::{bf16, f16};
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, D, DType, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
+};
 use zero_comm::{Buffer, Gathered, Scattered};
 
 /// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]`, or to `[ranks · batch, slice, …]`.
@@ -89,12 +90,7 @@ impl Slices {
 
     /// Returns the slices of all ranks, in the order of the sequences.
     fn gathered(&self, x: &Tensor) -> Result<CpuStorage> {
-        Ok(match x.dtype() {
-            DType::F32 => CpuStorage::F32(lend(x, |own| self.gathered_as(own))?),
-            DType::BF16 => CpuStorage::BF16(lend::<bf16, _>(x, |own| self.gathered_as(own))?),
-            DType::F16 => CpuStorage::F16(lend::<f16, _>(x, |own| self.gathered_as(own))?),
-            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
-        })
+        of_element!(OP, x.dtype(), T => Ok(T::to_cpu_storage_owned(lend::<T, _>(x, |own| self.gathered_as(own))?)))
     }
 
     fn gathered_as<T: Element>(&self, own: Vec<T>) -> Result<(Vec<T>, Vec<T>)> {
@@ -117,11 +113,8 @@ impl Slices {
 
     /// Returns this rank's slices of the sum over the ranks, over a fixed tree; 16-bit floats are summed in f32.
     fn summed(&self, whole: &Tensor) -> Result<CpuStorage> {
-        Ok(match whole.dtype() {
-            DType::F32 => CpuStorage::F32(lend(whole, |whole| self.summed_as(whole))?),
-            DType::BF16 => CpuStorage::BF16(lend::<bf16, _>(whole, |whole| self.summed_as(whole))?),
-            DType::F16 => CpuStorage::F16(lend::<f16, _>(whole, |whole| self.summed_as(whole))?),
-            other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
+        of_element!(OP, whole.dtype(), T => {
+            Ok(T::to_cpu_storage_owned(lend::<T, _>(whole, |whole| self.summed_as(whole))?))
         })
     }
 
@@ -142,13 +135,13 @@ impl Slices {
         Ok((whole, values(summed)?))
     }
 
-    /// Returns the temporary bytes of gathering and of summing, beside their results, and the bytes that each sends.
-    fn costs(&self, dtype: DType) -> [(u64, u64); 2] {
+    /// Returns the temporary bytes of gathering or of summing, beside the result, and the bytes that either sends.
+    fn costs(&self, dtype: DType) -> (u64, u64) {
         let own = bytes(self.pieces * self.piece, dtype);
         let (whole, sent) = (own * self.group.size() as u64, own * (self.group.size() as u64 - 1));
         // Pieces are copied into order.
         let copied = if self.pieces == 1 { 0 } else { whole };
-        [(copied, sent), (copied, sent)]
+        (copied, sent)
     }
 }
 
@@ -165,11 +158,11 @@ impl Footprint for Gather {
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let dtype = inputs[0].dtype();
-        let [(forward, sent), (backward, back)] = self.0.costs(dtype);
+        let (copied, sent) = self.0.costs(dtype);
         Ok(Costs {
-            forward,
-            backward,
-            exchanged: [sent, back].map(Exchanged::to_tensor),
+            forward: copied,
+            backward: copied,
+            exchanged: [sent; 2].map(Exchanged::to_tensor),
             ..Costs::new(self.0.whole(), dtype)
         })
     }
@@ -223,7 +216,7 @@ impl Footprint for Sum {
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let dtype = inputs[0].dtype();
-        let [(backward, back), (forward, sent)] = self.0.costs(dtype);
+        let (copied, sent) = self.0.costs(dtype);
         let shape = Shape::from(self.0.own.clone());
         let adding = match inputs.len() {
             1 => 0,
@@ -234,9 +227,9 @@ impl Footprint for Sum {
         };
         let gradients = [true, false, false];
         Ok(Costs {
-            forward: forward.max(adding),
-            backward,
-            exchanged: [sent, back].map(Exchanged::to_tensor),
+            forward: copied.max(adding),
+            backward: copied,
+            exchanged: [sent; 2].map(Exchanged::to_tensor),
             gradients,
             ..Costs::new(shape, dtype)
         })

@@ -1,22 +1,21 @@
 //! A head whose classes are cut among the ranks of a tensor group, and its loss.
 
 use super::columns::gather_columns;
-use super::{Along, own_entries, slices};
+use super::{Along, OwnEntries, slices};
 use crate::Linear;
 use crate::kernel::{Isa, softmax as kernel};
 use crate::linear::cross_entropy::linear_cross_entropy_of;
-use crate::sequence::{Element, SequenceGroup, Sharing};
+use crate::sequence::{Element, SequenceGroup};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
-use std::ops::Range;
 
 /// The head of a language model, x·Wᵀ. While layers are built for a tensor group, its classes are cut among the ranks: each
 /// computes the logits of its own classes for whole sequences, and no rank holds all of them.
 #[derive(Clone, Debug)]
 pub struct VocabParallel {
     weight: Tensor,
-    /// The classes of this rank and the number of all, if they are cut.
-    cut: Option<(Range<usize>, usize)>,
+    /// The classes of this rank, if they are cut.
+    cut: Option<OwnEntries>,
 }
 
 impl VocabParallel {
@@ -28,7 +27,7 @@ impl VocabParallel {
     pub fn new(inputs: usize, classes: usize, std: f64, vb: &VarBuilder) -> Result<Self> {
         let normal = Init::Randn { mean: 0.0, stdev: std };
         let weight = super::get_cut(vb, &[classes, inputs], (0, &[classes]), "weight", normal)?;
-        Ok(Self { weight, cut: own_entries(classes).map(|own| (own, classes)) })
+        Ok(Self { weight, cut: OwnEntries::of(classes) })
     }
 
     /// Returns the weight of this rank's classes, which is padded where they do not divide evenly.
@@ -51,10 +50,10 @@ impl VocabParallel {
         let head = Linear::from_tensors(self.weight.clone(), None);
         match &self.cut {
             None => head.forward(x),
-            Some((_, classes)) => {
+            Some(OwnEntries { all, .. }) => {
                 let group = tensor_group()?;
                 let own = head.forward(&slices::gather(x, &group, Along::Positions)?)?;
-                gather_columns(&own, &group, *classes)
+                gather_columns(&own, &group, *all)
             }
         }
     }
@@ -73,10 +72,10 @@ impl VocabParallel {
         let weight = &self.weight;
         match &self.cut {
             None => linear_cross_entropy_of(x, weight, targets, (gradient, z_loss), None),
-            Some((own, classes)) => {
+            Some(entries) => {
                 let group = tensor_group()?;
                 let x = slices::gather(x, &group, Along::Positions)?;
-                let own = OfRank { group, own: own.clone(), classes: *classes };
+                let own = OfRank { group, entries: entries.clone() };
                 linear_cross_entropy_of(&x, weight, targets, (gradient, z_loss), Some(&own))
             }
         }
@@ -84,23 +83,22 @@ impl VocabParallel {
 }
 
 fn tensor_group() -> Result<SequenceGroup> {
-    match SequenceGroup::current() {
-        Some(group) if group.sharing() == Sharing::Layers => Ok(group),
-        _ => bail!("a head whose classes are cut among ranks runs outside of a tensor group"),
+    match SequenceGroup::of_layers() {
+        Some(group) => Ok(group),
+        None => bail!("a head whose classes are cut among ranks runs outside of a tensor group"),
     }
 }
 
 /// The classes of one rank, in the loss of all classes.
 pub(crate) struct OfRank {
     group: SequenceGroup,
-    own: Range<usize>,
-    classes: usize,
+    entries: OwnEntries,
 }
 
 impl OfRank {
     /// Returns the number of all classes.
     pub(crate) fn classes(&self) -> usize {
-        self.classes
+        self.entries.all
     }
 
     /// Returns the number of ranks.
@@ -110,17 +108,17 @@ impl OfRank {
 
     /// Returns the number of classes of this rank. Further rows of its weight are padding.
     pub(crate) fn len(&self) -> usize {
-        self.own.len()
+        self.entries.len()
     }
 
     /// Returns the place of a class among those of this rank.
     pub(crate) fn place(&self, class: usize) -> Option<usize> {
-        self.own.contains(&class).then(|| class - self.own.start)
+        self.entries.place(class)
     }
 
     /// Returns the largest logit of a row, Σ e^(logit − largest), and the logit of the target, or 0 if another rank has it.
     pub(crate) fn statistics(&self, isa: Isa, row: &[f32], target: usize) -> [f32; 3] {
-        if self.own.is_empty() {
+        if self.len() == 0 {
             return [f32::NEG_INFINITY, 0.0, 0.0];
         }
         let (largest, sum) = kernel::max_and_sum(isa, &row[..self.len()]);
@@ -132,7 +130,7 @@ impl OfRank {
         let (len, ranks) = (parts.len(), self.ranks());
         let all = self.group.all_gather(f32::buffer(parts), f32::buffer(vec![0.0; len * ranks]))?.output;
         let all = f32::values(all).map_err(candle_core::Error::wrap)?;
-        let share = self.classes.div_ceil(ranks);
+        let share = self.classes().div_ceil(ranks);
         let mut joined = Vec::with_capacity(len);
         for (row, &target) in targets.iter().enumerate() {
             let of = |rank: usize| &all[rank * len + 3 * row..rank * len + 3 * row + 3];
