@@ -5,7 +5,6 @@ use std::ops;
 
 use safetensors::tensor::Dtype;
 use zero_model::Parameter;
-use zero_model::ops::Cut;
 use zero_partition::{Kind, Range, ShardedState};
 use zero_pipeline::Coordinates;
 
@@ -53,27 +52,24 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
         .collect();
     for (id, segment) in zero.layout().segments().iter().enumerate() {
         let first = Coordinates::first(zero.stages().owner(id));
-        for piece in &segment.pieces {
-            let parameter = &model.parameters()[piece.parameter];
-            let Some(entry) = entries.get_mut(parameter.name()) else { continue };
-            for slice in 0..parameter.cut().map_or(1, Cut::ranks) {
-                // Without the padding of an uneven cut.
-                let stored = parameter.cut().map_or(usize::MAX, |cut| cut.of(slice).elements());
-                for place in 0..zero.layout().ranks() {
-                    let shard = zero.groups().rank_of(Coordinates { shard: place, ..first }, 0, slice);
-                    let of_parameter = |(other, ..): &(usize, ops::Range<usize>, _)| *other == piece.parameter;
-                    for (parameter, elements, _) in segment.overlaps(segment.shard(place)).filter(of_parameter) {
-                        let elements = elements.start.min(stored)..elements.end.min(stored);
-                        let portions = Range { parameter, elements }.portions().map(|range| range.elements);
-                        entry.pieces.extend(portions.map(|at| PieceEntry {
-                            shard,
-                            slice,
-                            start: at.start,
-                            end: at.end,
-                            crc32: vec![],
-                        }));
-                    }
-                }
+        let slices = zero.groups().tensor().map_or(1, |group| group.size());
+        for (slice, place) in (0..slices).flat_map(|slice| (0..zero.layout().ranks()).map(move |place| (slice, place)))
+        {
+            let shard = zero.groups().rank_of(Coordinates { shard: place, ..first }, 0, slice);
+            for (parameter, elements, _) in segment.overlaps(segment.shard(place)) {
+                let of = &model.parameters()[parameter];
+                let stored = match of.cut() {
+                    // Without the padding of an uneven cut.
+                    Some(cut) => cut.of(slice).elements(),
+                    None if slice == 0 => usize::MAX,
+                    None => continue,
+                };
+                let Some(entry) = entries.get_mut(of.name()) else { continue };
+                let elements = elements.start.min(stored)..elements.end.min(stored);
+                let portions = Range { parameter, elements }.portions().map(|range| range.elements);
+                let piece =
+                    |at: ops::Range<usize>| PieceEntry { shard, slice, start: at.start, end: at.end, crc32: vec![] };
+                entry.pieces.extend(portions.map(piece));
             }
         }
     }

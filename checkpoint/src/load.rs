@@ -284,7 +284,7 @@ impl<'a> Source<'a> {
         state: Option<&str>,
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
-        let (name, start) = (parameter.name(), elements.start);
+        let name = parameter.name();
         let Some(cut) = parameter.cut() else { return self.assemble(name, state, elements) };
         let mut values = vec![0.0; elements.len()];
         if self.manifest.parameters[name].cut == CutEntry::of(parameter) {
@@ -294,10 +294,10 @@ impl<'a> Source<'a> {
             })?;
             return Ok(values);
         }
-        for Run { local, whole } in cut.runs(elements) {
-            let part = self.assemble(name, state, whole..whole + local.len())?;
-            values[local.start - start..local.end - start].copy_from_slice(&part);
-        }
+        parameter.fill_from_whole(elements.start, &mut values, |whole, out| {
+            out.copy_from_slice(&self.assemble(name, state, whole..whole + out.len())?);
+            Ok::<_, CheckpointError>(())
+        })?;
         Ok(values)
     }
 

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
-use zero_model::ops::Run;
 use zero_model::{Model, ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
@@ -217,10 +216,11 @@ impl Weights {
             return self.read(range);
         }
         let mut values = vec![0.0; elements.len()];
-        for Run { local, whole } in parameter.runs(elements.clone()) {
-            let part = self.read(&Range { parameter: *index, elements: whole..whole + local.len() })?;
-            values[local.start - elements.start..local.end - elements.start].copy_from_slice(&part);
-        }
+        parameter.fill_from_whole(elements.start, &mut values, |whole, out| {
+            let elements = whole..whole + out.len();
+            out.copy_from_slice(&self.read(&Range { parameter: *index, elements })?);
+            Ok::<_, CheckpointError>(())
+        })?;
         Ok(values)
     }
 

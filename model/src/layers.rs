@@ -242,9 +242,9 @@ impl Layers {
     /// [`Embedding::vocab_parallel`](zero_ops::Embedding) and [`LanguageHead`](crate::zoo::LanguageHead), and run attentions and
     /// feed-forward networks in [`whole_sequences`](zero_ops::whole_sequences).
     ///
-    /// Every rank of a group gets whole inputs and targets, or with ranks that also share sequences their slices, except for the inputs
-    /// that are declared whole: [`own_slice`](zero_ops::own_slice) is for these. Between layers, activations `[batch, slice, …]` are this rank's slice of
-    /// the positions. The last layer is a head whose loss is that of whole sequences. The gradients of parameters that are not cut
+    /// Every rank of a group gets whole inputs and targets. If ranks also share sequences, it gets slices of them, except for the
+    /// inputs that are declared whole: [`own_slice`](zero_ops::own_slice) is for these. Between layers, activations
+    /// `[batch, slice, …]` are this rank's slice of the positions. The last layer is a head whose loss is that of whole sequences. The gradients of parameters that are not cut
     /// are summed over the group.
     #[must_use]
     pub fn tensor_parallel(self) -> Self {

@@ -6,6 +6,7 @@
 //! The storage is swapped behind the leaf's `Arc`, so a module is built only once, and a graph that was saved before a
 //! release can run its backward after the next gather.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use candle_core::backend::{BackendDevice, BackendStorage};
@@ -129,18 +130,34 @@ impl Parameter {
         }
     }
 
+    /// Fills `out`, its elements from `start` on, with those of the whole parameter: `read` writes consecutive ones, from an element
+    /// of the whole on. Padding becomes zero.
+    ///
+    /// # Errors
+    /// Returns the error of `read`.
+    pub fn fill_from_whole<E>(
+        &self,
+        start: usize,
+        out: &mut [f32],
+        mut read: impl FnMut(usize, &mut [f32]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        if self.cut.is_some() {
+            out.fill(0.0);
+        }
+        for Run { local, whole } in self.runs(start..start + out.len()) {
+            read(whole, &mut out[local.start - start..local.end - start])?;
+        }
+        Ok(())
+    }
+
     /// Writes the initial values of the elements from `start` on. Those of a part are the ones of the whole parameter; padding is
     /// zero.
     pub fn initialise(&self, seed: u64, start: usize, out: &mut [f32]) {
-        if self.cut.is_none() {
-            return crate::init::fill(&self.init, &self.shape, &self.name, seed, start, out);
-        }
-        out.fill(0.0);
         let shape = Shape::from(self.whole_shape());
-        for Run { local, whole } in self.runs(start..start + out.len()) {
-            let out = &mut out[local.start - start..local.end - start];
+        let Ok(()) = self.fill_from_whole(start, out, |whole, out| {
             crate::init::fill(&self.init, &shape, &self.name, seed, whole, out);
-        }
+            Ok::<(), Infallible>(())
+        });
     }
 
     /// Returns the number of elements.

@@ -90,8 +90,8 @@ impl Hosts {
     }
 }
 
-/// Returns the payload bytes that all hosts together send to other hosts in a step of a plane, in the gathers, reductions, refreshes and
-/// messages of `programs`, one for each stage. `width` is the width in bytes of the working dtype, and `activations` returns
+/// Returns the payload bytes that all hosts together send to other hosts in a step of a plane, in the gathers, reductions,
+/// refreshes and messages of `programs`, one for each stage. `width` is the width in bytes of the working dtype, and `activations` returns
 /// the bytes of a message with activations or their gradients.
 ///
 /// A collective sends each cell of a group what it lacks once (`comm/src/hierarchy`): a gather or a reduce-scatter of n

@@ -275,10 +275,10 @@ impl ShardedState {
         }
         for range in self.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == parameter) {
             let mut own = vec![0.0; range.elements.len()];
-            for Run { local, whole } in self.rank.model.parameters()[parameter].runs(range.elements.clone()) {
-                let to = local.start - range.elements.start..local.end - range.elements.start;
-                own[to].copy_from_slice(&values[whole..whole + local.len()]);
-            }
+            self.rank.model.parameters()[parameter].fill_from_whole(range.elements.start, &mut own, |whole, out| {
+                out.copy_from_slice(&values[whole..whole + out.len()]);
+                Ok::<_, ZeroError>(())
+            })?;
             self.write(Kind::Parameter, &range, &own)?;
         }
         Ok(())

@@ -398,20 +398,27 @@ impl Plan {
         }
     }
 
-    /// Returns the bytes that a rank of a stage sends in a step to the ranks that share its sequences or cut its layers; `None` if
+    /// Returns the bytes that a rank of each stage sends in a step to the ranks that share its sequences or cut its layers; `None` if
     /// there are none, or if they are only known in a run. Where heads cannot be divided evenly, ranks differ.
-    fn exchanged(&self, stage: StageId) -> Option<Exchanged> {
+    fn exchanged(&self) -> Option<Vec<Exchanged>> {
         let of = &self.memory_plan;
         let mesh = of.stage_plan.whole;
         let table = (mesh.context() > 1 || mesh.tensor() > 1).then(|| of.subject().table()).flatten()?;
-        let exchanged = table.exchanged(&of.programs[stage]);
-        Some(Exchanged { tensor: exchanged.tensor + of.tensor_sum(Coordinates::first(stage)), ..exchanged })
+        let of_stage = |(stage, program)| {
+            let exchanged = table.exchanged(program);
+            Exchanged { tensor: exchanged.tensor + of.tensor_sum(Coordinates::first(stage)), ..exchanged }
+        };
+        Some(of.programs.iter().enumerate().map(of_stage).collect())
     }
 
     /// Returns the plan as JSON.
     #[must_use]
     pub fn value(&self) -> Value {
         let mesh = self.memory_plan.stage_plan.whole;
+        let exchanged = self.exchanged();
+        let sent_inside = |stage: StageId, is_sent: bool, part: fn(Exchanged) -> u64| {
+            exchanged.as_ref().filter(|_| is_sent).map(|of_stages| part(of_stages[stage]))
+        };
         let stages = (0..mesh.pipe()).map(|stage| {
             let share = self.share(stage);
             json!({
@@ -431,10 +438,8 @@ impl Plan {
                 "disk_bytes": { "optimizer": self.memory_plan.needs[stage].disk.optimizer, "parameters": self.memory_plan.needs[stage].disk.parameters },
                 "sent_bytes_per_step_besides_activations": share.sent.total(),
                 "sent_bytes_across_near_groups": share.sent.across,
-                "sent_bytes_per_step_of_attention":
-                    self.exchanged(stage).filter(|_| mesh.context() > 1).map(|sent| sent.context),
-                "sent_bytes_per_step_to_tensor_group":
-                    self.exchanged(stage).filter(|_| mesh.tensor() > 1).map(|sent| sent.tensor),
+                "sent_bytes_per_step_of_attention": sent_inside(stage, mesh.context() > 1, |sent| sent.context),
+                "sent_bytes_per_step_to_tensor_group": sent_inside(stage, mesh.tensor() > 1, |sent| sent.tensor),
                 "sent_bytes_per_outer_step": self.memory_plan.averaging.as_ref().map(|_| share.sent_outer),
                 "sent_bytes_between_replicates_per_outer_step":
                     self.memory_plan.averaging.as_ref().map(|_| share.sent_between),

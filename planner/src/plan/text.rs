@@ -78,12 +78,20 @@ impl fmt::Display for Plan {
                 join(|share| share.sent_between),
             )?;
         }
+        let exchanged = self.exchanged();
+        let sent_inside = |part: fn(Exchanged) -> u64| {
+            let of_stages = match &exchanged {
+                Some(of_stages) => of_stages.iter().map(|&sent| bytes(part(sent))).collect(),
+                None => vec!["unknown".to_string(); mesh.pipe()],
+            };
+            of_stages.join(" | ")
+        };
         if mesh.context() > 1 {
-            let sent = self.joined(|sent| sent.context);
+            let sent = sent_inside(|sent| sent.context);
             writeln!(f, "sent in attention per step to the ranks that share sequences: {sent}")?;
         }
         if mesh.tensor() > 1 {
-            let sent = self.joined(|sent| sent.tensor);
+            let sent = sent_inside(|sent| sent.tensor);
             writeln!(f, "sent in layers per step to the ranks that cut them: {sent}")?;
         }
         let layout = &self.memory_plan.layout;
@@ -124,12 +132,6 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
-    /// Returns what a rank of each stage sends inside of layers.
-    fn joined(&self, part: fn(Exchanged) -> u64) -> String {
-        let sent = |stage| self.exchanged(stage).map_or("unknown".to_string(), |sent| bytes(part(sent)));
-        (0..self.memory_plan.stage_plan.whole.pipe()).map(sent).collect::<Vec<_>>().join(" | ")
-    }
-
     pub(super) fn has_gpu(&self) -> bool {
         self.memory_plan.settings.zero.on_gpu.layers
     }
