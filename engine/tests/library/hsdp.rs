@@ -136,14 +136,12 @@ fn sums_over_micro_batches_and_then_replicates_differ_by_rounding_only() {
              zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}"
         )
     };
-    let losses =
-        |trajectory: &Trajectory| trajectory.losses.iter().map(|&bits| f32::from_bits(bits)).collect::<Vec<_>>();
     for more in ["", "pipeline: {stages: 2}", "training: {compare_replicas_every: 1}"] {
         let ranks = if more.contains("pipeline") { 8 } else { 4 };
         for stage in [2, 3] {
             let groups = text("mesh: {data_parallel_replicate_degree: 2}", stage, more);
             let (flat, found) = (run(ranks, STEPS, &text("", stage, more)), run(ranks, STEPS, &groups));
-            let difference = relative_difference(&losses(&found), &losses(&flat));
+            let difference = relative_difference(&found.loss_values(), &flat.loss_values());
             assert!(difference < 1e-6, "{groups}: {difference}");
             assert!(flat.parameters != found.parameters, "{groups}: the order of the sums is the same");
             assert_same(&found, &run(ranks, STEPS, &groups), &groups);

@@ -90,8 +90,7 @@ fn gradients_in_bf16_are_those_that_arrive() {
         let exact = of(1, 1, 4, more, &wide);
         let rounded = of(1, 1, 4, more, &narrow);
         assert!(rounded.parameters != exact.parameters, "{more}");
-        let losses = |run: &Trajectory| run.losses.iter().copied().map(f32::from_bits).collect::<Vec<f32>>();
-        let apart = relative_difference(&losses(&rounded), &losses(&exact));
+        let apart = relative_difference(&rounded.loss_values(), &exact.loss_values());
         println!("{more}: losses of sums of four gradients in bf16 differ by {apart:.1e}");
         assert!(apart < 0.01, "{more}: {apart}");
     }

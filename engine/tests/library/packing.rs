@@ -4,7 +4,9 @@ use crate::family_layouts;
 use crate::world;
 
 use candle_core::{Device, Tensor};
-use world::{BF16, assert_same, config, gpt2_config, llama_config, reproducible, world};
+use world::{
+    BF16, Trajectory, agreed, assert_same, config, gpt2_config, llama_config, reproducible, trajectory_on, world,
+};
 use zero_engine::{Batch, Engine, Layers, zoo};
 use zero_model::ops::IGNORE_INDEX;
 
@@ -23,6 +25,8 @@ pub(crate) fn gemma3(packed: bool) -> Layers {
 pub(crate) fn phi3(packed: bool) -> Layers {
     zoo::llama(&zoo::LlamaConfig { packed, ..family_layouts::phi3() })
 }
+
+pub(crate) const FAMILIES: [fn(bool) -> Layers; 4] = [gpt2, llama, gemma3, phi3];
 
 /// Tokens per sample.
 const TIME: usize = 16;
@@ -58,12 +62,21 @@ pub(crate) fn batch(step: usize, samples: &[&[usize]], packed: bool) -> Batch {
     }
 }
 
+/// Trains four steps on packed documents. All ranks must agree.
+pub(crate) fn run(layers: fn(bool) -> Layers, ranks: usize, text: &str) -> Trajectory {
+    let all = world(ranks, |comm| {
+        let mut engine = Engine::with_communicator(config(ranks, text), layers(true), comm).unwrap();
+        trajectory_on(&mut engine, 4, |step| batch(step as usize, &DOCUMENTS, true))
+    });
+    agreed(all, text)
+}
+
 /// Packed documents have the losses and gradient norms of unpacked ones, but for the order of sums.
 #[test]
 fn packed_equals_unpacked() {
     let alone: Vec<[usize; 1]> = DOCUMENTS.concat().into_iter().map(|length| [length]).collect();
     let alone: Vec<&[usize]> = alone.iter().map(<[usize; 1]>::as_slice).collect();
-    for layers in [gpt2, llama, gemma3, phi3] {
+    for layers in FAMILIES {
         let run = |samples: &[&[usize]], packed: bool| {
             let text = format!("train_batch_size: {}", samples.len());
             let mut all = world(1, |comm| {
@@ -93,15 +106,10 @@ fn packed_equals_unpacked() {
 
 #[test]
 fn every_layout_is_equal() {
-    for layers in [gpt2, llama] {
+    for layers in [gpt2 as fn(bool) -> Layers, llama] {
         for dtype in ["", BF16] {
             let run = |ranks: usize, stage: u8, data: usize, more: &str| {
-                let text = reproducible(stage, data, &format!("{dtype}\n{more}"));
-                let mut all = world(ranks, |comm| {
-                    let mut engine = Engine::with_communicator(config(ranks, &text), layers(true), comm).unwrap();
-                    world::trajectory_on(&mut engine, 4, |step| batch(step as usize, &DOCUMENTS, true))
-                });
-                all.remove(0)
+                run(layers, ranks, &reproducible(stage, data, &format!("{dtype}\n{more}")))
             };
             let expected = run(1, 0, 1, "");
             for (ranks, stage) in [(2, 2), (4, 3)] {

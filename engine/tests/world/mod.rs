@@ -131,6 +131,17 @@ pub struct Trajectory {
     pub parameters: Vec<(String, Vec<u32>)>,
 }
 
+impl Trajectory {
+    /// Returns the losses as numbers.
+    pub fn loss_values(&self) -> Vec<f32> {
+        self.losses.iter().map(|&bits| f32::from_bits(bits)).collect()
+    }
+
+    fn norm_values(&self) -> impl Iterator<Item = f64> {
+        self.norms.iter().map(|&bits| f64::from_bits(bits))
+    }
+}
+
 pub fn train(engine: &mut Engine, steps: u64) -> Vec<Step> {
     (engine.steps()..engine.steps() + steps)
         .map(|step| {
@@ -196,4 +207,23 @@ pub fn assert_same(a: &Trajectory, b: &Trajectory, what: &str) {
         assert!(x == y, "{what}: parameter {name}");
     }
     assert_eq!(a, b, "{what}");
+}
+
+/// Asserts that losses and norms differ by rounding.
+#[track_caller]
+pub fn assert_near(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
+    assert!(expected.norm_values().all(f64::is_finite), "{what}: {:?}", expected.norms);
+    assert_near_or_overflown(found, expected, tolerance, what);
+}
+
+/// [`assert_near`] in f16, where the norms of a step may be infinite in both.
+#[track_caller]
+pub fn assert_near_or_overflown(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
+    let (losses, of_expected) = (found.loss_values(), expected.loss_values());
+    let difference = relative_difference(&losses, &of_expected);
+    assert!(difference < tolerance, "{what}: {difference}\n{losses:?}\n{of_expected:?}");
+    for (found, expected) in found.norm_values().zip(expected.norm_values()) {
+        let is_near = (found / expected - 1.0).abs() < 10.0 * f64::from(tolerance);
+        assert!(is_near || !found.is_finite() && !expected.is_finite(), "{what}: norm {found} for {expected}");
+    }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use zero_engine::Engine;
 
-use super::{assert_near, gpt2, keys, kinds};
-use crate::world::{Trajectory, agreed, config, run_of, trajectory, world};
+use super::{gpt2, keys, kinds};
+use crate::world::{Trajectory, agreed, assert_near, config, run_of, trajectory, world};
 
 const STEPS: u64 = 2;
 

@@ -3,12 +3,12 @@
 use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
 
-use super::{KINDS, STEPS, assert_near, by_both, by_heads, by_queries, gpt2, keys, llama};
+use super::{KINDS, STEPS, by_both, by_heads, by_queries, gpt2, keys, llama};
 use crate::adapter::LORA;
 use crate::on_disk::offloaded;
 use crate::packing;
 use crate::world::{
-    BF16, Trajectory, agreed, assert_same, batch, config, gpt2_config, run_of, train, trajectory, trajectory_on, world,
+    BF16, Trajectory, agreed, assert_near, assert_same, batch, config, gpt2_config, run_of, train, trajectory, world,
 };
 
 /// Each variant trains as on one rank, but for rounding.
@@ -74,15 +74,9 @@ fn offload_secondary_shards_and_overlap_leave_the_bits() {
 
 #[test]
 fn packed_documents_see_only_themselves() {
-    for layers in [packing::gpt2 as fn(bool) -> Layers, packing::llama, packing::gemma3, packing::phi3] {
+    for layers in packing::FAMILIES {
         for dtype in ["", BF16] {
-            let run = |ranks: usize, text: &str| -> Trajectory {
-                let all = world(ranks, |comm| {
-                    let mut engine = Engine::with_communicator(config(ranks, text), layers(true), comm).unwrap();
-                    trajectory_on(&mut engine, 4, |step| packing::batch(step as usize, &packing::DOCUMENTS, true))
-                });
-                agreed(all, text)
-            };
+            let run = |ranks: usize, text: &str| packing::run(layers, ranks, text);
             let expected = run(1, &keys(1, 4, 1, 0, dtype));
             let tolerance = if dtype.is_empty() { 1e-5 } else { 1e-2 };
             for kind in KINDS {

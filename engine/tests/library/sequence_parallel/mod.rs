@@ -13,17 +13,15 @@ use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
 use zero_model::ops::own_slice;
 
-use crate::world::{
-    BF16, FP16, Trajectory, assert_same, batch, config, gpt2_config, llama_config, relative_difference, run_of, world,
-};
+use crate::world::{BF16, FP16, assert_near, assert_same, batch, config, gpt2_config, llama_config, run_of, world};
 
 const STEPS: u64 = 6;
 
-fn gpt2() -> Layers {
+pub(crate) fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..gpt2_config() })
 }
 
-fn dropping_gpt2() -> Layers {
+pub(crate) fn dropping_gpt2() -> Layers {
     let dropout = zoo::Gpt2Config { embd_pdrop: 0.1, resid_pdrop: 0.1, attn_pdrop: 0.2, ..gpt2_config() };
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..dropout })
 }
@@ -69,13 +67,9 @@ fn by_both(text: String) -> String {
     format!("sequence_parallel_size: 2\n{text}")
 }
 
-/// The ways in which so many ranks can share sequences.
+/// All ways to share sequences among that many ranks.
 fn kinds(slices: usize) -> Vec<fn(String) -> String> {
     KINDS.into_iter().chain((slices == 4).then_some(by_both as fn(String) -> String)).collect()
-}
-
-fn losses(trajectory: &Trajectory) -> Vec<f32> {
-    trajectory.losses.iter().map(|&bits| f32::from_bits(bits)).collect()
 }
 
 /// Joins the slices of what ranks saw in an evaluation, by micro-batch.
@@ -136,17 +130,6 @@ fn outputs_have_the_bits_of_one_rank() {
             let text = kind(keys(2, 3, 1, 0, "pipeline: {stages: 2}"));
             assert!(outputs(layers, 4, 2, &text) == expected, "{text}");
         }
-    }
-}
-
-/// Asserts that losses and norms differ by rounding.
-#[track_caller]
-fn assert_near(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
-    let difference = relative_difference(&losses(found), &losses(expected));
-    assert!(difference < tolerance, "{what}: {difference}");
-    let norms = found.norms.iter().zip(&expected.norms).map(|pair| (f64::from_bits(*pair.0), f64::from_bits(*pair.1)));
-    for (found, expected) in norms {
-        assert!((found / expected - 1.0).abs() < 10.0 * f64::from(tolerance), "{what}: norm {found} for {expected}");
     }
 }
 

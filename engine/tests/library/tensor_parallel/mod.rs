@@ -5,20 +5,12 @@ mod combined;
 mod own_layers;
 mod pytorch;
 
-use zero_engine::{Engine, Layers, zoo};
+use zero_engine::{Layers, zoo};
 
-use crate::world::{BF16, Trajectory, config, gpt2_config, llama_config, relative_difference, run_of, world};
+use crate::sequence_parallel::{dropping_gpt2, gpt2};
+use crate::world::{BF16, assert_near, assert_same, gpt2_config, llama_config, run_of};
 
 const STEPS: u64 = 6;
-
-fn gpt2() -> Layers {
-    zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..gpt2_config() })
-}
-
-fn dropping_gpt2() -> Layers {
-    let dropout = zoo::Gpt2Config { embd_pdrop: 0.1, resid_pdrop: 0.1, attn_pdrop: 0.2, ..gpt2_config() };
-    zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..dropout })
-}
 
 fn tiled_gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, tiled_mlp_rows: Some(64), ..gpt2_config() })
@@ -43,39 +35,11 @@ fn keys(ranks: usize, micro_batch: usize, accumulation: usize, stage: u8, more: 
     )
 }
 
-fn losses(trajectory: &Trajectory) -> Vec<f32> {
-    trajectory.losses.iter().map(|&bits| f32::from_bits(bits)).collect()
-}
-
-/// Asserts that losses and norms differ by rounding.
-#[track_caller]
-fn assert_near(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
-    let difference = relative_difference(&losses(found), &losses(expected));
-    assert!(difference < tolerance, "{what}: {difference}\n{:?}\n{:?}", losses(found), losses(expected));
-    let norms = found.norms.iter().zip(&expected.norms).map(|pair| (f64::from_bits(*pair.0), f64::from_bits(*pair.1)));
-    for (found, expected) in norms {
-        // Both overflow in f16, or neither does.
-        let is_near = (found / expected - 1.0).abs() < 10.0 * f64::from(tolerance);
-        assert!(is_near || !found.is_finite() && !expected.is_finite(), "{what}: norm {found} for {expected}");
-    }
-}
-
 #[test]
 fn initial_values_have_the_bits_of_one_rank() {
     for layers in [gpt2, llama, phi3] {
-        let values = |ranks: usize| {
-            let text = keys(ranks, 1, 1, 3, "");
-            let all = world(ranks, |comm| {
-                let mut engine = Engine::with_communicator(config(ranks, &text), layers(), comm).unwrap();
-                let names: Vec<String> =
-                    engine.model().parameters().iter().map(|parameter| parameter.name().to_string()).collect();
-                names.iter().map(|name| engine.full_parameter(name).unwrap()).collect::<Vec<_>>()
-            });
-            assert!(all.iter().all(|values| *values == all[0]));
-            all[0].clone()
-        };
-        let expected = values(1);
-        assert!(values(2) == expected);
+        let of = |ranks: usize| run_of(layers, ranks, 0, &keys(ranks, 1, 1, 3, ""));
+        assert_same(&of(1), &of(2), "initial values");
     }
 }
 

@@ -2,12 +2,12 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
-use zero_engine::{Engine, Layers, zoo};
+use zero_engine::{Layers, zoo};
 use zero_model::ops::graph::{fused_block, sum};
 use zero_model::ops::{Embedding, LayerNorm, Linear, RowParallel, gelu, whole_rows};
 
-use super::{STEPS, assert_near, keys};
-use crate::world::{agreed, config, trajectory, world};
+use super::{STEPS, keys};
+use crate::world::{assert_near, run_of};
 
 /// A norm and a feed-forward network with a residual connection.
 struct Block {
@@ -45,13 +45,7 @@ fn layers() -> Layers {
 
 #[test]
 fn train_as_on_one_rank() {
-    let run = |ranks: usize, text: &str| {
-        let all = world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, text), layers(), comm).unwrap();
-            trajectory(&mut engine, STEPS)
-        });
-        agreed(all, text)
-    };
+    let run = |ranks: usize, text: &str| run_of(layers, ranks, STEPS, text);
     let expected = run(1, &keys(1, 2, 2, 0, ""));
     for (ranks, tensor, accumulation, stage) in [(2, 2, 2, 0), (4, 2, 1, 3), (4, 4, 2, 2)] {
         let text = keys(tensor, 2, accumulation, stage, "");
