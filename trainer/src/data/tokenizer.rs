@@ -27,6 +27,8 @@ pub struct HuggingFace {
     /// SHA-256 of the file.
     fingerprint: String,
     tokenizer: tokenizers::Tokenizer,
+    /// One more than the largest token, because a vocabulary may have gaps.
+    vocabulary: usize,
     /// Encodes most texts faster, if the tokenizer is of a known kind.
     words: Option<Words>,
 }
@@ -46,8 +48,11 @@ impl Tokenizer {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
         // A file saved after inference may cut or pad each text.
         tokenizer.with_padding(None).with_truncation(None).map_err(failed(path))?;
-        let words = Words::of(&tokenizer);
-        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path: path.into(), fingerprint, tokenizer, words })))
+        #[expect(clippy::disallowed_methods, reason = "a maximum has no order")]
+        let largest = tokenizer.get_vocab(true).into_values().max();
+        let vocabulary = largest.map_or(0, |token| token as usize + 1);
+        let (path, words) = (path.into(), Words::of(&tokenizer));
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path, fingerprint, tokenizer, vocabulary, words })))
     }
 
     /// Returns a text that differs between tokenizers.
@@ -62,12 +67,7 @@ impl Tokenizer {
     pub fn vocabulary(&self) -> usize {
         match self {
             Tokenizer::Byte => 256,
-            Tokenizer::HuggingFace(this) => {
-                // One more than the largest token, because a vocabulary may have gaps.
-                #[expect(clippy::disallowed_methods, reason = "a maximum has no order")]
-                let largest = this.tokenizer.get_vocab(true).into_values().max();
-                largest.map_or(0, |token| token as usize + 1)
-            }
+            Tokenizer::HuggingFace(this) => this.vocabulary,
         }
     }
 
