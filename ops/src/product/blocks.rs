@@ -53,7 +53,7 @@ unsafe impl Sync for Out<'_> {}
 /// Words of the inner dimension in the largest block of the right operand.
 pub(super) const DEPTH: usize = 512;
 /// Columns of such a block, which takes 1.5 MiB.
-const WIDTH: usize = 768;
+pub(super) const WIDTH: usize = 768;
 /// Words of the inner dimension in a block that is multiplied with the rows of one tile: 24 KiB.
 const FEW_DEPTH: usize = 128;
 /// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
@@ -117,15 +117,15 @@ impl Sizes {
             let depth = even(words, FEW_DEPTH);
             return Self { depth, width: COLUMNS, height: HEIGHT, order: Order::RowsFirst };
         }
-        let (depth, height, order) = match T::tile_columns(isa) {
-            COLUMNS => (DEPTH, HEIGHT, Order::RowsFirst),
+        let (depth, width, height, order) = match T::tile_columns(isa) {
+            COLUMNS => (DEPTH, caches::width(DEPTH), HEIGHT, Order::RowsFirst),
             columns => {
                 let (depth, height) = caches::blocks(words, columns);
-                (depth, height, Order::ColumnsFirst)
+                (depth, WIDTH, height, Order::ColumnsFirst)
             }
         };
         match to {
-            To::F32(_) => Self { depth: even(words, depth), width: WIDTH, height, order },
+            To::F32(_) => Self { depth: even(words, depth), width, height, order },
             // The same amount of memory in another shape: the whole inner dimension is in one block.
             To::Bf16(_) | To::F16(_) => {
                 let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);

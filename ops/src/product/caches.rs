@@ -1,6 +1,7 @@
 //! Block sizes of products for the caches of this machine.
 
-use super::blocks::{DEPTH, HEIGHT};
+use super::blocks::{DEPTH, HEIGHT, WIDTH};
+use super::tile::COLUMNS;
 use std::sync::LazyLock;
 
 /// Bytes of the caches that belong to one core.
@@ -14,9 +15,16 @@ struct Caches {
 /// columns. A tile's columns of the right operand take half of the first-level cache, or three quarters if the inner
 /// dimension then fits in one piece. The rows take half of the second level.
 pub(super) fn blocks(words: usize, columns: usize) -> (usize, usize) {
-    static CACHES: LazyLock<Caches> = LazyLock::new(Caches::of_machine);
     CACHES.blocks(words, columns)
 }
+
+/// Returns the columns of a block of the right operand of this depth that takes at most three quarters of the second-level
+/// cache.
+pub(super) fn width(depth: usize) -> usize {
+    CACHES.width(depth)
+}
+
+static CACHES: LazyLock<Caches> = LazyLock::new(Caches::of_machine);
 
 impl Caches {
     /// The caches of the smallest processors with AVX2 or NEON that are used for training, for systems that do not
@@ -46,6 +54,10 @@ impl Caches {
         let depth = if words * row <= self.first * 3 / 4 { words } else { self.first / 2 / row / 16 * 16 };
         let depth = depth.clamp(16, DEPTH);
         (depth, (self.second / 2 / (depth * size_of::<f32>())).clamp(16, HEIGHT))
+    }
+
+    fn width(self, depth: usize) -> usize {
+        (self.second * 3 / 4 / (depth * size_of::<f32>()) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH)
     }
 }
 
@@ -80,6 +92,8 @@ mod tests {
         assert_eq!(zen3.blocks(384, 16), (384, 170));
         assert_eq!(zen3.blocks(768, 16), (256, 256));
         assert_eq!(Caches { second: 256 << 10, ..zen3 }.blocks(768, 16), (256, 128));
+        // Processors with AVX-512 have 1 MiB or 2 MiB.
+        assert_eq!([1 << 20, 2 << 20, 64 << 10].map(|second| Caches { second, ..zen3 }.width(512)), [384, 768, 48]);
         // With a cache this large, the thread's buffers are the limit.
         assert_eq!(Caches { first: 1 << 20, second: 1 << 30 }.blocks(4096, 12), (DEPTH, HEIGHT));
     }
