@@ -76,31 +76,35 @@ impl Turns<'_> {
             rendered.map(|rendered| rendered.text)
         };
         let is_whole_start = |start: &String| text.starts_with(start.as_str());
-        let starts = [true, false].map(|prompt| render(i, prompt).ok().filter(is_whole_start));
-        let Some(start) = starts.iter().flatten().next() else {
-            return Err(self.not_found(i, "what precedes it is not the beginning of the whole text"));
+        let common = |start: &str| text.bytes().zip(start.bytes()).take_while(|(a, b)| a == b).count();
+        let start = match (render(i, true).ok(), render(i, false).ok().filter(is_whole_start)) {
+            (Some(prompt), _) if is_whole_start(&prompt) => prompt.len(),
+            // The prompt for generation goes on otherwise than the turn, as that of Nemotron 3 with `<think>`.
+            (Some(prompt), Some(before)) => common(&prompt).max(before.len()),
+            (None, Some(before)) => before.len(),
+            _ => return Err(self.not_found(i, "what precedes it is not the beginning of the whole text")),
         };
         if end == self.messages.len() {
-            return Ok(start.len()..text.len());
+            return Ok(start..text.len());
         }
         let until = render(end, false).map_err(|error| self.not_found(i, &error))?;
-        if is_whole_start(&until) && until.len() >= start.len() {
-            return Ok(start.len()..until.len());
+        if is_whole_start(&until) && until.len() >= start {
+            return Ok(start..until.len());
         }
         // Some templates end every conversation with the `eos_token`, as Phi's: the turn then ends with the last special
         // token before it, if the next turn begins with another one.
-        let same = text.bytes().zip(until.bytes()).take_while(|(a, b)| a == b).count();
+        let same = common(&until);
         // A part of a character is no text.
         let is_blank = |token: &Range<usize>| text.get(token.clone()).is_some_and(|text| text.trim().is_empty());
         let ranges = &self.tokens.ranges;
         let is_common = |&token: &usize| ranges[token].end <= same && self.tokens.is_special(token);
-        let last = self.tokens.inside(&(start.len()..same.max(start.len()))).rev().find(is_common);
+        let last = self.tokens.inside(&(start..same.max(start))).rev().find(is_common);
         let next = last.and_then(|last| (last + 1..ranges.len()).find(|&token| !is_blank(&ranges[token])));
         match (last.map(|last| ranges[last].end), next) {
             (Some(end), Some(next))
                 if self.tokens.is_special(next) && until.get(end..).map(str::trim) == self.template.eos_token() =>
             {
-                Ok(start.len()..end)
+                Ok(start..end)
             }
             _ => Err(self.not_found(i, "the template renders it otherwise when messages follow it")),
         }

@@ -185,8 +185,17 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     named.insert("role".into(), role.into());
     named.insert("content".into(), content);
     named.extend(message);
+    // As transformers does: a template sees a field that is null as missing, so that it does not print "None".
+    named.retain(|_, value| !value.is_null());
+    if let Some(reasoning) = REASONING.iter().find_map(|&name| named.get(name).cloned()) {
+        named.insert(REASONING[0].into(), reasoning.clone());
+        named.entry(REASONING[1]).or_insert(reasoning);
+    }
     Ok((named, trained))
 }
+
+/// Names of the field with an assistant's reasoning. As in transformers, templates see it under the first two.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The user's message is the instruction, with the input on the next line. Earlier turns come from `history`.
 fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {

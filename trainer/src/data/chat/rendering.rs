@@ -24,7 +24,7 @@ use super::renderer::Renderer;
 use super::texts::Facts;
 
 /// Part of every key. Change it whenever the same file gets other tokens or facts than before.
-const VERSION: &[u8] = b"zero-train conversations 1";
+const VERSION: &[u8] = b"zero-train conversations 2";
 
 /// What the records are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -193,6 +193,9 @@ fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
         }
     }
     arguments.assert_all_used()?;
+    if value.is_undefined() {
+        return Err(Error::new(ErrorKind::UndefinedError, "tojson of a missing value"));
+    }
     let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     let mut out = Vec::new();
     match (indent, separators.as_deref()) {

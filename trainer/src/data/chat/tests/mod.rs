@@ -4,6 +4,7 @@
 mod cached;
 mod oracle;
 mod pairs;
+mod real_templates;
 pub(crate) mod templates;
 pub(crate) mod tokenizer;
 
@@ -371,4 +372,20 @@ fn errors_of_templates_name_the_template() {
     let ends =
         ChatOptions { chat_template: Some("{{ messages[0].content + eos_token }}".into()), ..ChatOptions::default() };
     assert!(bare.error(&hi, ends).contains("ends turns with the `eos_token`, which the tokenizer does not name"));
+}
+
+#[test]
+fn fields_that_are_null_are_missing_and_reasoning_has_two_names() {
+    let source = "{% for m in messages %}{{ m.role ~ (m.thinking or '') ~ (m.reasoning_content or '') ~ m.content ~ '<|im_end|>' }}{% endfor %}";
+    let call = json!({"function": {"name": "f", "arguments": {}}});
+    let record = json!({"messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "reasoning": "why", "thinking": null, "tool_calls": [call]}]});
+    let folder = Folder::new(source, IM);
+    assert_eq!(
+        folder.shown(&folder.read(&[record.clone()], ChatOptions::default()).unwrap()),
+        ["usera<|im_end|>[assistantwhywhy<|im_end|>]"]
+    );
+    let error = Folder::new("{{ messages[1].content | tojson }}", IM).error(&[record], ChatOptions::default());
+    assert!(error.contains("undefined value: tojson of a missing value"), "{error}");
 }

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use zero_config::TrainOnEos;
 
-use super::super::super::Dataset;
 use super::super::super::records::Samples;
+use super::super::super::{Dataset, FileDataset};
 use super::super::options::ChatOptions;
 use super::templates::{CHATML, GEMMA, LLAMA, MISTRAL, PHI, PHI4, without_marks};
 use super::tokenizer::Folder;
@@ -28,7 +28,7 @@ for folder in FOLDERS:
     print(json.dumps(out))
 "#;
 
-fn conversations(has_system: bool, has_tools: bool) -> Vec<Value> {
+pub(super) fn conversations(has_system: bool, has_tools: bool) -> Vec<Value> {
     let mut all = vec![
         said(&[("user", "hi"), ("assistant", "hi there")]),
         said(&[
@@ -72,6 +72,11 @@ fn conversations(has_system: bool, has_tools: bool) -> Vec<Value> {
 fn ours(folder: &Folder, records: &[Value]) -> Vec<(Vec<u32>, Vec<bool>)> {
     let dataset =
         folder.read(records, ChatOptions { train_on_eos: TrainOnEos::Turn, ..ChatOptions::default() }).unwrap();
+    stored(&dataset)
+}
+
+/// Returns tokens and mask of each sample of a data set, without padding.
+pub(super) fn stored(dataset: &FileDataset) -> Vec<(Vec<u32>, Vec<bool>)> {
     let sample = |index| {
         let mut samples = Samples::default();
         dataset.append(index, &mut samples).unwrap();
