@@ -383,7 +383,7 @@ fn fields_that_are_null_are_missing_and_reasoning_has_two_names() {
         {"role": "assistant", "content": null, "reasoning": "why", "thinking": null, "tool_calls": [call]}]});
     let folder = Folder::new(source, IM);
     assert_eq!(
-        folder.shown(&folder.read(&[record.clone()], ChatOptions::default()).unwrap()),
+        folder.shown(&folder.read(std::slice::from_ref(&record), ChatOptions::default()).unwrap()),
         ["usera<|im_end|>[assistantwhywhy<|im_end|>]"]
     );
     let error = Folder::new("{{ messages[1].content | tojson }}", IM).error(&[record], ChatOptions::default());
