@@ -68,7 +68,9 @@ pub(crate) fn place() -> Result<LauncherEnvironment, Error> {
 /// variables are omitted if the user has set them.
 ///
 /// candle allocates large temporaries in every operation. By default the C library maps and unmaps each of them, and a
-/// fifth of a step is spent on page faults. With these thresholds it keeps the memory.
+/// fifth of a step is spent on page faults. With these thresholds it keeps the memory. The threads of candle's pool look for
+/// work for about half a millisecond after each operation, on cores that the threads of this crate's operations need:
+/// they are told to sleep sooner.
 #[must_use]
 pub fn variables(threads: usize, ranks: usize) -> Vec<(&'static str, String)> {
     let of_driver = of_driver(ranks).filter(|(name, _)| std::env::var_os(name).is_none());
@@ -76,6 +78,7 @@ pub fn variables(threads: usize, ranks: usize) -> Vec<(&'static str, String)> {
         (READY, "1".into()),
         ("RAYON_NUM_THREADS", threads.to_string()),
         ("CANDLE_NUM_THREADS", threads.to_string()),
+        ("CANDLE_BARRIER_POOL_SPIN_LIMIT", "1000".into()),
         ("MALLOC_MMAP_THRESHOLD_", (4u64 << 30).to_string()),
         ("MALLOC_TRIM_THRESHOLD_", (8u64 << 30).to_string()),
         ("MALLOC_TOP_PAD_", (64u64 << 20).to_string()),
