@@ -77,12 +77,16 @@ impl Turns<'_> {
         };
         let is_whole_start = |start: &String| text.starts_with(start.as_str());
         let common = |start: &str| text.bytes().zip(start.bytes()).take_while(|(a, b)| a == b).count();
-        let start = match (render(i, true).ok(), render(i, false).ok().filter(is_whole_start)) {
-            (Some(prompt), _) if is_whole_start(&prompt) => prompt.len(),
-            // The prompt for generation goes on otherwise than the turn, as that of Nemotron 3 with `<think>`.
-            (Some(prompt), Some(before)) => common(&prompt).max(before.len()),
-            (None, Some(before)) => before.len(),
-            _ => return Err(self.not_found(i, "what precedes it is not the beginning of the whole text")),
+        let prompt = render(i, true).ok();
+        let start = match &prompt {
+            Some(prompt) if is_whole_start(prompt) => prompt.len(),
+            _ => {
+                let before = render(i, false).ok().filter(is_whole_start);
+                let before = before
+                    .ok_or_else(|| self.not_found(i, "what precedes it is not the beginning of the whole text"))?;
+                // The prompt for generation goes on otherwise than the turn, as that of Nemotron 3 with `<think>`.
+                prompt.map_or(0, |prompt| common(&prompt)).max(before.len())
+            }
         };
         if end == self.messages.len() {
             return Ok(start..text.len());

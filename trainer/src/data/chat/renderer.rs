@@ -303,7 +303,7 @@ fn refused(template: &Template, message: &str) -> Problem {
 }
 
 /// Returns the parts of a text that look like special tokens: `<|…|>`, `<｜…｜>` and Gemma's.
-fn specials(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn specials(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices('<').filter_map(|(start, _)| {
         let rest = &text[start..];
         let between = |[open, close]: [&str; 2]| {

@@ -8,6 +8,7 @@ use zero_config::TrainOnEos;
 
 use super::super::super::{DataError, open};
 use super::super::options::ChatOptions;
+use super::super::renderer::specials;
 use super::oracle::{conversations, stored};
 use super::tokenizer::Folder;
 
@@ -21,12 +22,13 @@ for name in NAMES:
     print(json.dumps([(folder / f"{name}{end}.jinja").read_text() for end in ("", "_training")]))
 "#;
 
-/// Prints a list per folder: `[tokens, mask]` of each record, or `null` if the template rejects the record. A template
-/// without marks gives no mask.
+/// Prints a list per folder: `[tokens, mask]` of each record, or `null` if the template rejects the record. Every second
+/// template has marks; the others give no mask.
 const RENDERED: &str = r#"
 import json
 from transformers import PreTrainedTokenizerFast
-for folder, is_marked in FOLDERS:
+for number, folder in enumerate(FOLDERS):
+    is_marked = number % 2 == 1
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     out = []
     for line in open(folder + "/records.jsonl", encoding="utf-8"):
@@ -67,19 +69,6 @@ const MODELS: [(&str, [&str; 2]); 20] = [
 type Sample = (Vec<u32>, Vec<bool>);
 type Expected = Option<(Vec<u32>, Vec<u8>)>;
 
-/// Returns the special tokens in the source of a template, and those that are given.
-fn special<'a>(source: &'a str, given: &[&'a str]) -> Vec<&'a str> {
-    let between = |[open, close]: [&'static str; 2]| {
-        source.match_indices(open).filter_map(move |(start, _)| {
-            let end = start + source[start..].find(close)? + close.len();
-            Some(&source[start..end]).filter(|token| !token.contains(|c: char| c.is_whitespace() || "'\"+".contains(c)))
-        })
-    };
-    let turns = ["<start_of_turn>", "<end_of_turn>"].into_iter().filter(|token| source.contains(token));
-    let all = [["<|", "|>"], ["<｜", "｜>"]].into_iter().flat_map(between).chain(turns).chain(given.iter().copied());
-    all.collect::<BTreeSet<_>>().into_iter().collect()
-}
-
 fn ours(folder: &Folder, record: &Value) -> Result<Sample, DataError> {
     folder.write("data.jsonl", &record.to_string());
     let chat = ChatOptions { train_on_eos: TrainOnEos::Turn, ..ChatOptions::default() };
@@ -100,20 +89,21 @@ fn tokens_and_masks_of_real_templates_are_those_of_transformers() {
         {"role": "user", "content": "hi"}, {"role": "assistant", "reasoning": "is hi", "content": "a"},
         {"role": "user", "content": "b"}, {"role": "assistant", "thinking": "is b", "content": "c"}]}));
     let lines: Vec<String> = records.iter().map(Value::to_string).collect();
-    let folders: Vec<(Folder, bool)> = templates
+    let folders: Vec<Folder> = templates
         .iter()
         .zip(MODELS)
         .flat_map(|([original, marked], (_, ends))| {
-            [(original, false), (marked, true)].map(|(template, is_marked)| {
-                let folder = Folder::with_special(template, ends, &special(marked, &ends));
+            let special: BTreeSet<&str> = specials(marked).chain(ends).collect();
+            let special: Vec<&str> = special.into_iter().collect();
+            [original, marked].map(|template| {
+                let folder = Folder::with_special(template, ends, &special);
                 folder.write("records.jsonl", &lines.join("\n"));
-                (folder, is_marked)
+                folder
             })
         })
         .collect();
-    let paths: Vec<_> = folders.iter().map(|(folder, is_marked)| (folder.path(), is_marked)).collect();
-    let script =
-        RENDERED.replace("FOLDERS", &json!(paths).to_string().replace("true", "True").replace("false", "False"));
+    let paths: Vec<_> = folders.iter().map(Folder::path).collect();
+    let script = RENDERED.replace("FOLDERS", &json!(paths).to_string());
     let output = python::python(&["transformers", "jinja2"], &script).expect("the first script ran");
     let expected: Vec<Vec<Expected>> = output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     assert_eq!(expected.len(), folders.len(), "{output}");
@@ -121,7 +111,7 @@ fn tokens_and_masks_of_real_templates_are_those_of_transformers() {
     for (model, (pair, expected)) in folders.chunks_exact(2).zip(expected.chunks_exact(2)).enumerate() {
         for (r, record) in records.iter().enumerate() {
             let at = format!("{}: {record}", MODELS[model].0);
-            let [original, marked] = [0, 1].map(|i| ours(&pair[i].0, record));
+            let [original, marked] = [0, 1].map(|i| ours(&pair[i], record));
             match (&marked, &expected[1][r]) {
                 (Ok((tokens, mask)), Some((their_tokens, their_mask))) => {
                     assert_eq!(tokens, their_tokens, "{at}");
@@ -139,7 +129,7 @@ fn tokens_and_masks_of_real_templates_are_those_of_transformers() {
                     if let Ok((same, marks)) = &marked
                         && same == tokens
                     {
-                        let tokenizer = pair[0].0.tokenizer();
+                        let tokenizer = pair[0].tokenizer();
                         for i in (0..tokens.len()).filter(|&i| mask[i] != marks[i]) {
                             let text = tokenizer.decode(&tokens[i..=i]).expect("a token of the tokenizer");
                             let is_left_out = |others: &mut dyn Iterator<Item = usize>| {
