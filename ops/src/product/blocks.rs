@@ -63,9 +63,14 @@ pub(super) const HEIGHT: usize = 256;
 /// operand must have at least two panels.
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
 
-/// Cache lines of the largest packed blocks of the two operands, and of sums before rounding.
-const LEFT_LINES: usize = left_room(HEIGHT, DEPTH) / 16;
-const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16;
+/// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. A first-level
+/// cache of 32 KiB makes pieces of at least 128 words.
+const PADDING_LINES: usize = DEPTH * WIDTH / (128 * COLUMNS);
+
+/// Cache lines of the largest packed blocks of the two operands, and of sums before rounding. `left_room` is for any
+/// number of rows; `HEIGHT` rows need at most two rows of padding instead of eight.
+const LEFT_LINES: usize = left_room(HEIGHT, DEPTH) / 16 - PADDING_LINES;
+const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16 + PADDING_LINES;
 const SUM_LINES: usize = amx::ROWS * WIDTH / 16;
 
 /// Limit in bytes on the buffers that every multiplying thread keeps for its lifetime. Only the part that was used is
@@ -388,3 +393,6 @@ pub(super) fn words(buffer: &[Line]) -> &[f32] {
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), 16 * buffer.len()) }
 }
+
+#[cfg(test)]
+mod tests;
