@@ -9,12 +9,14 @@ mod dropout;
 mod gathered;
 pub(crate) mod geometry;
 pub(crate) mod heads;
+mod packed;
 mod slices;
 pub(crate) mod span;
 
 use crate::attention::dropout::Mask;
-use crate::attention::geometry::{Geometry, Layouts, Queries};
+use crate::attention::geometry::{Geometry, Layouts};
 use crate::attention::heads::{Saved, backward, forward};
+use crate::attention::packed::Packed;
 use crate::attention::span::{AttentionSpan, Firsts};
 use crate::decode::is_decoding;
 #[cfg(feature = "cuda")]
@@ -31,7 +33,7 @@ use crate::{Dropout, Pass};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use std::sync::{Arc, OnceLock};
 
 /// Computes softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads,
@@ -328,102 +330,5 @@ impl CustomOp3 for Separate {
             of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
         };
         Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)))
-    }
-}
-
-struct Packed {
-    heads: usize,
-    firsts: Arc<Firsts>,
-    mask: Option<Mask>,
-    log_sums: OnceLock<Vec<f32>>,
-    #[cfg(feature = "cuda")]
-    on_gpu: OnceLock<gpu::attention::Kept>,
-}
-
-impl Packed {
-    fn geometry(&self, qkv: &Shape) -> Result<Geometry> {
-        Self::geometry_of(self.heads, qkv)
-    }
-
-    fn geometry_of(heads: usize, qkv: &Shape) -> Result<Geometry> {
-        let (batch, time, width) = qkv.dims3()?;
-        if heads == 0 || width == 0 || width % (3 * heads) != 0 {
-            bail!("{OP}: the width {width} is not a multiple of three times {heads} heads");
-        }
-        let queries = Queries::all(time);
-        Ok(Geometry { batch, time, queries, heads, kv_heads: heads, size: width / (3 * heads) })
-    }
-}
-
-impl Footprint for Packed {
-    const READS: Reads = Reads { inputs: [true, false, false], output: true };
-
-    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
-        let g = self.geometry(inputs[0].shape())?;
-        Ok(footprint(g, Costs::new((g.batch, g.time, g.heads * g.size), inputs[0].dtype())))
-    }
-}
-
-impl CustomOp1 for Packed {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let _timed = measure::forward(OP);
-        let geometry = self.geometry(xl.shape())?;
-        let x = View::new(OP, xs, xl)?;
-        let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
-        let mut out = Fresh::new(OP, xs.dtype(), shape.elem_count())?;
-        let log_sums = forward(
-            geometry,
-            Layouts::packed(geometry),
-            &self.firsts,
-            self.mask.as_ref(),
-            [x.elements(); 3],
-            out.shared(),
-        );
-        let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes all elements.
-        Ok((unsafe { out.filled(shape.elem_count()) }, shape))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
-        not_on_gpu(self.mask.as_ref())?;
-        let geometry = self.geometry(xl.shape())?;
-        let (gpu, x) = (Gpu::new(&xs.device)?, [Operand::new(OP, xs, xl)?]);
-        let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, xs.dtype(), &x, &self.firsts)?;
-        let _ = self.on_gpu.set(kept);
-        Ok((out, Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size))))
-    }
-
-    fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
-        let _timed = measure::backward(OP);
-        let geometry = self.geometry(x.shape())?;
-        #[cfg(feature = "cuda")]
-        if let Some(kept) = self.on_gpu.get() {
-            let operands = [Operand::of(OP, x)?];
-            let outs = [&Operand::of(OP, out)?, &Operand::of(OP, d_out)?];
-            let gpu = Gpu::of(OP, x)?;
-            let [dx] = gpu::attention::backward(OP, &gpu, geometry, x.dtype(), &operands, outs, kept)?;
-            return Ok(Some(gpu::tensor(dx, x.shape())));
-        }
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
-        let held = [x, out, d_out].map(Tensor::storage_and_layout);
-        let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
-        let (xs, os, ds) = (xs?, os?, ds?);
-        let saved = Saved {
-            qkv: [xs.elements(); 3],
-            out: os.elements(),
-            d_out: ds.elements(),
-            log_sums,
-            firsts: &self.firsts,
-            mask: self.mask.as_ref(),
-        };
-        let mut dx = Fresh::new(OP, x.dtype(), x.elem_count())?;
-        backward(geometry, Layouts::packed(geometry), &saved, [dx.shared(); 3]);
-        // SAFETY: `backward` writes all elements.
-        Ok(Some(tensor(unsafe { dx.filled(x.elem_count()) }, x.shape())))
     }
 }

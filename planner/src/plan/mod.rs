@@ -1,27 +1,22 @@
 //! Plans a configuration before it runs: which rank has which layers, what it needs, and the step as a grid.
 
 mod drawing;
+mod json;
+mod network;
 mod text;
 
-use std::collections::BTreeMap;
-
-use serde_json::{Value, json};
-use zero_config::{Config, Transport};
-use zero_model::memory::Exchanged;
+use zero_config::Config;
 use zero_model::{Layers, Model};
-use zero_partition::{
-    CATEGORIES, Hosts, Layout, Payload, Segment, StateBytes, expected_payload, expected_state, expected_tensor_sum,
-    network_bytes,
-};
+use zero_partition::{Layout, Payload, Segment, StateBytes, expected_payload, expected_state};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
-use zero_pipeline::{Content, Coordinates, Mesh, Program, StageId, Timeline, alive, grid};
+use zero_pipeline::{Coordinates, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
 use crate::memory::{Needs, needs};
 use zero_engine::Error;
 use zero_engine::configured_model;
 use zero_engine::costs::cut::CutCosts;
-use zero_engine::costs::forms::{Table, tokens};
+use zero_engine::costs::forms::tokens;
 use zero_engine::costs::subject::Subject;
 use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
 use zero_engine::settings::{Settings, with_total_steps, working_dtype};
@@ -144,77 +139,6 @@ impl MemoryPlan {
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
-    }
-
-    /// Returns the bytes that hosts of `ranks` ranks send to each other in a step: the sum over the hosts, with the share of a step
-    /// in an outer step of replicates that train alone. `None` if the sizes of
-    /// activations that cross hosts are only known in a run, or if `launcher.transport` keeps the ranks of a host from using shared
-    /// memory among themselves.
-    ///
-    /// # Panics
-    /// Panics if `ranks` is 0.
-    #[must_use]
-    pub fn network_bytes(&self, ranks: usize) -> Option<u64> {
-        if ranks > 1 && self.config.launcher.transport != Transport::Auto {
-            return None;
-        }
-        // Ranks that share sequences in both ways do not send the same to each of the others.
-        if self.config.sequence_parallel_size > 1 && self.config.mesh.context_parallel_degree > 1 {
-            return None;
-        }
-        let mesh = self.stage_plan.whole;
-        let needs_sizes = mesh.pipe() > 1 || mesh.context() > 1 || mesh.tensor() > 1;
-        let table = needs_sizes.then(|| self.subject().table());
-        if let Some(None) = table {
-            return None;
-        }
-        let table = table.flatten();
-        let activations = |content: &Content| {
-            let Some(table) = &table else { return 0 };
-            match *content {
-                Content::Activations { layer, .. } => table.inputs[layer] as usize,
-                Content::Gradients { layer, .. } => {
-                    table.layers.get(layer).map_or(table.loss.input_gradients, |memory| memory.input_gradients) as usize
-                }
-                Content::TiedGradient { .. } | Content::TiedParameters { .. } => 0,
-            }
-        };
-        let width = self.settings.dtype.size_in_bytes();
-        let of = |programs: &[Program]| {
-            let of_plane = |plane| {
-                let hosts = Hosts { mesh, ranks, plane };
-                network_bytes(programs, &self.layout, hosts, width, &self.settings.zero, activations)
-            };
-            (0..mesh.tensor()).map(of_plane).sum::<u64>()
-        };
-        let exchanged = table.as_ref().map_or(0, |table| self.exchanged_between_hosts(table, mesh, ranks));
-        let outer = self.averaging.as_ref().map_or(0, |(programs, steps)| of(programs).div_ceil(*steps as u64));
-        Some(of(&self.programs) + exchanged + outer)
-    }
-
-    /// Returns the bytes that ranks send inside of layers to ranks on other hosts that share their sequences or cut their layers, if
-    /// each rank sends the same to every other rank of its group. `ranks` are those of a host.
-    fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
-        let elsewhere =
-            |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count() as u64;
-        let part = |sent: u64, rank: usize, group: Vec<usize>| {
-            (sent * elsewhere(rank, &group)).checked_div(group.len() as u64 - 1).unwrap_or(0)
-        };
-        let of_stage = |(stage, program): (usize, &Program)| {
-            let sent = table.exchanged(program);
-            let of_rank = |rank| {
-                let tensor = sent.tensor + self.tensor_sum(mesh.coordinates(rank));
-                part(sent.context, rank, mesh.context_ranks(rank)) + part(tensor, rank, mesh.tensor_ranks(rank))
-            };
-            mesh.ranks(stage).map(of_rank).sum::<u64>()
-        };
-        self.programs.iter().enumerate().map(of_stage).sum()
-    }
-
-    /// Returns the bytes that a rank sends to its tensor group in the sum of the gradients of parameters that are not cut.
-    fn tensor_sum(&self, at: Coordinates) -> u64 {
-        let of = (&self.layout, &self.model, &self.stage_plan.stages);
-        expected_tensor_sum(of, at, (0, self.stage_plan.whole.tensor()))
     }
 
     fn subject(&self) -> Subject<'_> {
@@ -396,82 +320,6 @@ impl Plan {
             }),
             alive: alive(&self.memory_plan.programs[stage], stages),
         }
-    }
-
-    /// Returns the bytes that a rank of each stage sends in a step to the ranks that share its sequences or cut its layers; `None` if
-    /// there are none, or if they are only known in a run. Where heads cannot be divided evenly, ranks differ.
-    fn exchanged(&self) -> Option<Vec<Exchanged>> {
-        let of = &self.memory_plan;
-        let mesh = of.stage_plan.whole;
-        let table = (mesh.context() > 1 || mesh.tensor() > 1).then(|| of.subject().table()).flatten()?;
-        let of_stage = |(stage, program)| {
-            let exchanged = table.exchanged(program);
-            Exchanged { tensor: exchanged.tensor + of.tensor_sum(Coordinates::first(stage)), ..exchanged }
-        };
-        Some(of.programs.iter().enumerate().map(of_stage).collect())
-    }
-
-    /// Returns the plan as JSON.
-    #[must_use]
-    pub fn value(&self) -> Value {
-        let mesh = self.memory_plan.stage_plan.whole;
-        let exchanged = self.exchanged();
-        let sent_inside = |stage: StageId, is_sent: bool, part: fn(Exchanged) -> u64| {
-            exchanged.as_ref().filter(|_| is_sent).map(|of_stages| part(of_stages[stage]))
-        };
-        let stages = (0..mesh.pipe()).map(|stage| {
-            let share = self.share(stage);
-            json!({
-                "stage": stage,
-                "ranks": mesh.ranks(stage).collect::<Vec<_>>(),
-                "layers": self.memory_plan.stage_plan.stages.layers_of(stage)
-                    .map(|layer| self.memory_plan.layout.shape().layers[layer].name.clone()).collect::<Vec<_>>(),
-                "parameters": share.parameters,
-                "trainable_parameters": share.trainable,
-                "state_bytes_per_rank": { "parameters": share.state.parameters, "gradients": share.state.gradients,
-                    "optimizer_state": share.state.optimizer },
-                "planned_peak_bytes": CATEGORIES.iter().map(ToString::to_string)
-                    .zip(self.memory_plan.needs[stage].peaks.by_category).collect::<BTreeMap<_, _>>(),
-                "planned_peak_total_bytes": self.memory_plan.needs[stage].peaks.total,
-                "planned_peak_gpu_bytes": self.has_gpu().then_some(self.memory_plan.needs[stage].peaks.gpu),
-                "activations_known": self.memory_plan.needs[stage].with_activations,
-                "disk_bytes": { "optimizer": self.memory_plan.needs[stage].disk.optimizer, "parameters": self.memory_plan.needs[stage].disk.parameters },
-                "sent_bytes_per_step_besides_activations": share.sent.total(),
-                "sent_bytes_across_near_groups": share.sent.across,
-                "sent_bytes_per_step_of_attention": sent_inside(stage, mesh.context() > 1, |sent| sent.context),
-                "sent_bytes_per_step_to_tensor_group": sent_inside(stage, mesh.tensor() > 1, |sent| sent.tensor),
-                "sent_bytes_per_outer_step": self.memory_plan.averaging.as_ref().map(|_| share.sent_outer),
-                "sent_bytes_between_replicates_per_outer_step":
-                    self.memory_plan.averaging.as_ref().map(|_| share.sent_between),
-                "micro_batches_alive": share.alive,
-                "keeps_gathered": self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape())
-                    .map(|_| self.memory_plan.stage_plan.keeps_gathered(stage)),
-                "instructions": self.memory_plan.programs[stage].instructions.len(),
-            })
-        });
-        json!({
-            "world_size": mesh.world_size(),
-            "pipeline_stages": mesh.pipe(),
-            "data_parallel_size": mesh.data_parallel(),
-            "data_parallel_replicate_degree": mesh.replicates(),
-            "data_parallel_shard_degree": mesh.shards() / mesh.context(),
-            "sequence_parallel_size": self.memory_plan.config.sequence_parallel_size,
-            "context_parallel_degree": self.memory_plan.config.mesh.context_parallel_degree,
-            "tensor_parallel_size": mesh.tensor(),
-            "local_steps": self.memory_plan.averaging.as_ref().map(|(_, steps)| steps),
-            "zero_hpz_partition_size": self.memory_plan.settings.layout.secondary,
-            "schedule": self.memory_plan.stage_plan.schedule.to_string(),
-            "micro_batches": self.memory_plan.stage_plan.micro_batches,
-            "zero_stage": self.memory_plan.settings.layout.zero_stage.number(),
-            "bubble": self.bubble(),
-            "planned_peak_bytes": self.peak_bytes(),
-            "overlap_comm": self.memory_plan.settings.passes.gather.overlap,
-            "time": self.prediction.as_ref().map(|time| match time {
-                Ok(prediction) => json!(prediction),
-                Err(missing) => json!({ "missing": missing }),
-            }),
-            "stages": stages.collect::<Vec<_>>(),
-        })
     }
 }
 

@@ -1,0 +1,99 @@
+//! The bytes that ranks send inside of layers, and between hosts.
+
+use zero_config::Transport;
+use zero_engine::costs::forms::Table;
+use zero_model::memory::Exchanged;
+use zero_partition::{Hosts, expected_tensor_sum, network_bytes};
+use zero_pipeline::{Content, Coordinates, Mesh, Program};
+
+use super::{MemoryPlan, Plan};
+
+impl MemoryPlan {
+    /// Returns the bytes that hosts of `ranks` ranks send to each other in a step: the sum over the hosts. An outer
+    /// step of replicates that train alone counts with its share of a step.
+    ///
+    /// Returns `None` if the sizes of activations that cross hosts are only known in a run, or if `launcher.transport`
+    /// keeps the ranks of a host from using shared memory among themselves.
+    ///
+    /// # Panics
+    /// Panics if `ranks` is 0.
+    #[must_use]
+    pub fn network_bytes(&self, ranks: usize) -> Option<u64> {
+        if ranks > 1 && self.config.launcher.transport != Transport::Auto {
+            return None;
+        }
+        // Ranks that share sequences in both ways do not send the same to each of the others.
+        if self.config.sequence_parallel_size > 1 && self.config.mesh.context_parallel_degree > 1 {
+            return None;
+        }
+        let mesh = self.stage_plan.whole;
+        let needs_sizes = mesh.pipe() > 1 || mesh.context() > 1 || mesh.tensor() > 1;
+        let table = needs_sizes.then(|| self.subject().table());
+        if let Some(None) = table {
+            return None;
+        }
+        let table = table.flatten();
+        let activations = |content: &Content| {
+            let Some(table) = &table else { return 0 };
+            match *content {
+                Content::Activations { layer, .. } => table.inputs[layer] as usize,
+                Content::Gradients { layer, .. } => {
+                    table.layers.get(layer).map_or(table.loss.input_gradients, |memory| memory.input_gradients) as usize
+                }
+                Content::TiedGradient { .. } | Content::TiedParameters { .. } => 0,
+            }
+        };
+        let width = self.settings.dtype.size_in_bytes();
+        let of = |programs: &[Program]| {
+            let of_plane = |plane| {
+                let hosts = Hosts { mesh, ranks, plane };
+                network_bytes(programs, &self.layout, hosts, width, &self.settings.zero, activations)
+            };
+            (0..mesh.tensor()).map(of_plane).sum::<u64>()
+        };
+        let exchanged = table.as_ref().map_or(0, |table| self.exchanged_between_hosts(table, mesh, ranks));
+        let outer = self.averaging.as_ref().map_or(0, |(programs, steps)| of(programs).div_ceil(*steps as u64));
+        Some(of(&self.programs) + exchanged + outer)
+    }
+
+    /// Returns the bytes that ranks send inside of layers to ranks on other hosts that share their sequences or cut
+    /// their layers. Assumes that each rank sends the same to every other rank of its group. `ranks` are those of a host.
+    fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
+        let elsewhere =
+            |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count() as u64;
+        let part = |sent: u64, rank: usize, group: Vec<usize>| {
+            (sent * elsewhere(rank, &group)).checked_div(group.len() as u64 - 1).unwrap_or(0)
+        };
+        let of_stage = |(stage, program): (usize, &Program)| {
+            let sent = table.exchanged(program);
+            let of_rank = |rank| {
+                let tensor = sent.tensor + self.tensor_sum(mesh.coordinates(rank));
+                part(sent.context, rank, mesh.context_ranks(rank)) + part(tensor, rank, mesh.tensor_ranks(rank))
+            };
+            mesh.ranks(stage).map(of_rank).sum::<u64>()
+        };
+        self.programs.iter().enumerate().map(of_stage).sum()
+    }
+
+    /// Returns the bytes that a rank sends to its tensor group to sum the gradients of parameters that are not cut.
+    fn tensor_sum(&self, at: Coordinates) -> u64 {
+        let of = (&self.layout, &self.model, &self.stage_plan.stages);
+        expected_tensor_sum(of, at, (0, self.stage_plan.whole.tensor()))
+    }
+}
+
+impl Plan {
+    /// Returns the bytes that a rank of each stage sends in a step to the ranks that share its sequences or cut its
+    /// layers. Returns `None` if there are none, or if they are only known in a run. Ranks differ if heads cannot be
+    /// divided evenly.
+    pub(super) fn exchanged(&self) -> Option<Vec<Exchanged>> {
+        let of = &self.memory_plan;
+        let mesh = of.stage_plan.whole;
+        let table = (mesh.context() > 1 || mesh.tensor() > 1).then(|| of.subject().table()).flatten()?;
+        let of_stage = |(stage, program)| {
+            let exchanged = table.exchanged(program);
+            Exchanged { tensor: exchanged.tensor + of.tensor_sum(Coordinates::first(stage)), ..exchanged }
+        };
+        Some(of.programs.iter().enumerate().map(of_stage).collect())
+    }
+}
