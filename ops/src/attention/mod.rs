@@ -173,15 +173,7 @@ fn packed_among(
 
 fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
     let (batch, time, _) = qkv.dims3()?;
-    let packed = Packed {
-        heads,
-        firsts: span.firsts(OP, batch, time)?,
-        mask,
-        log_sums: OnceLock::new(),
-        #[cfg(feature = "cuda")]
-        on_gpu: OnceLock::new(),
-    };
-    apply1(qkv, packed)
+    apply1(qkv, Packed::new(heads, span.firsts(OP, batch, time)?, mask))
 }
 
 /// Returns the mask of the heads of this rank, if those of an attention are cut among the ranks of a tensor group.

@@ -23,16 +23,27 @@ use std::sync::{Arc, OnceLock};
 
 /// Causal attention on a tensor of `[batch, time, 3·heads·size]`: q, then k, then v.
 pub(super) struct Packed {
-    pub(super) heads: usize,
+    heads: usize,
     /// The first position that each position sees.
-    pub(super) firsts: Arc<Firsts>,
-    pub(super) mask: Option<Mask>,
-    pub(super) log_sums: OnceLock<Vec<f32>>,
+    firsts: Arc<Firsts>,
+    mask: Option<Mask>,
+    log_sums: OnceLock<Vec<f32>>,
     #[cfg(feature = "cuda")]
-    pub(super) on_gpu: OnceLock<gpu::attention::Kept>,
+    on_gpu: OnceLock<gpu::attention::Kept>,
 }
 
 impl Packed {
+    pub(super) fn new(heads: usize, firsts: Arc<Firsts>, mask: Option<Mask>) -> Self {
+        Self {
+            heads,
+            firsts,
+            mask,
+            log_sums: OnceLock::new(),
+            #[cfg(feature = "cuda")]
+            on_gpu: OnceLock::new(),
+        }
+    }
+
     fn geometry(&self, qkv: &Shape) -> Result<Geometry> {
         Self::geometry_of(self.heads, qkv)
     }
