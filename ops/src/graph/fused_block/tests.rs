@@ -1,3 +1,5 @@
+//! Tests of fused blocks: bits, errors, and the memory of dropped graphs.
+
 use super::*;
 use crate::Conv1D;
 use crate::LayerNorm;

@@ -1,3 +1,5 @@
+//! Tests of the sizes of blocks.
+
 use super::*;
 use crate::product::pack::left_panel;
 use crate::product::terms::Wide;
