@@ -85,19 +85,20 @@ impl Terms for Wide {
         depth: Range<usize>,
         room: impl FnOnce(usize) -> &'a mut [f32],
     ) -> Left<'a> {
+        let in_panels = left.column_stride != 1 || (pack::turns_left(isa, left.data) && rows.len() > tile::rows(isa));
+        if in_panels {
+            let packed = room(rows.len().div_ceil(tile::rows(isa)) * pack::left_panel(isa, depth.len()));
+            pack::pack_left(isa, left, rows, depth.clone(), packed);
+            return Left::panels(isa, packed, depth.len());
+        }
         if let Some(data) = left.rows_are_f32() {
             // Reads the operand in place. If there are no terms, there may be no element either.
             let data = data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]);
             return Left::rows(isa, data, left.row_stride);
         }
-        if left.column_stride == 1 {
-            let packed = room(rows.len() * depth.len());
-            pack::widen_left(isa, left, rows, depth.clone(), packed);
-            return Left::rows(isa, packed, depth.len());
-        }
-        let packed = room(rows.len().div_ceil(tile::rows(isa)) * pack::left_panel(isa, depth.len()));
-        pack::pack_left(isa, left, rows, depth.clone(), packed);
-        Left::panels(isa, packed, depth.len())
+        let packed = room(rows.len() * depth.len());
+        pack::widen_left(isa, left, rows, depth.clone(), packed);
+        Left::rows(isa, packed, depth.len())
     }
 
     unsafe fn tile(isa: Isa, tile: Tile) {

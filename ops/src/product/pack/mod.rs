@@ -10,7 +10,7 @@ use std::ops::Range;
 pub(super) use turn::LANES;
 #[cfg(target_arch = "x86_64")]
 pub(super) use turn::x86;
-use turn::{Strip, turn, turn_bf16, turn_f16};
+use turn::{Strip, turn, turn_bf16, turn_f16, turn_rows, turn_rows_bf16};
 
 mod turn;
 
@@ -68,9 +68,29 @@ pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
     }
 }
 
-/// Packs a block of the left operand whose columns are contiguous, into panels of a tile's rows, column after column.
+/// Returns whether [`pack_left`] supports a left operand whose rows are contiguous. It does on AVX2, where products are up
+/// to a tenth faster if a tile reads consecutive cache lines instead of parts of six rows.
+pub(super) fn turns_left(isa: Isa, data: Elements<'_>) -> bool {
+    tile::rows(isa) == turn::ROWS && matches!(data, Elements::F32(_) | Elements::Bf16(_))
+}
+
+/// Packs a block of the left operand into panels of a tile's rows, column after column. Its columns are contiguous, or
+/// [`turns_left`] holds.
 pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let panel = left_panel(isa, depth.len());
+    if left.column_stride == 1 {
+        for (start, panel) in rows.clone().step_by(tile::rows(isa)).zip(packed.chunks_exact_mut(panel)) {
+            let columns = (rows.end - start).min(tile::rows(isa));
+            let first = start * left.row_stride;
+            let strip = Strip { columns, depth: depth.clone(), first, stride: left.row_stride };
+            match left.data {
+                Elements::F32(data) => turn_rows(isa, data, strip, panel),
+                Elements::Bf16(data) => turn_rows_bf16(isa, data, strip, panel),
+                Elements::F16(_) | Elements::Quantized(_) => unreachable!("`turns_left` does not hold"),
+            }
+        }
+        return;
+    }
     let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
     match left.data {
         Elements::F32(data) => spread_rows(isa, data, tile::rows(isa), lines, packed),

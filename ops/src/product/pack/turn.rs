@@ -1,4 +1,5 @@
-//! Packs a right operand whose columns are contiguous, by transposing squares of it in registers.
+//! Packs a right operand whose columns are contiguous, or a left operand whose rows are, by transposing squares of it in
+//! registers.
 
 use super::super::super::kernel::{HalfFloat, Isa, vectorised};
 use super::COLUMNS;
@@ -7,9 +8,9 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use zero_isa::Vectors;
 
-/// A strip of columns of a matrix whose columns are contiguous.
+/// A strip of columns of a matrix whose columns are contiguous, or of rows of one whose rows are.
 pub(super) struct Strip {
-    /// At most [`LANES`].
+    /// At most [`LANES`], or [`ROWS`] of a left operand.
     pub(super) columns: usize,
     pub(super) depth: Range<usize>,
     /// The start of the first column.
@@ -17,8 +18,39 @@ pub(super) struct Strip {
     pub(super) stride: usize,
 }
 
+impl Strip {
+    /// # Panics
+    /// Panics unless a slice of `len` elements contains the strip.
+    #[inline(always)]
+    fn check(&self, len: usize) {
+        assert!(self.columns == 0 || self.first + (self.columns - 1) * self.stride + self.depth.end <= len);
+    }
+}
+
 /// Side of the squares in which a strip is transposed: the number of f32 in a register.
 pub(in super::super) const LANES: usize = 16;
+
+/// Rows of a left operand that are packed side by side: those of a tile with AVX2.
+pub(super) const ROWS: usize = 6;
+
+/// Packs rows of a left operand as columns of [`ROWS`] elements.
+pub(super) fn turn_rows(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.vectors() == Vectors::Avx2 {
+        // SAFETY: an `Isa` of this level exists only after its features were detected.
+        return unsafe { x86::turn_rows(data, strip, out) };
+    }
+    turn_rest::<ROWS, _>(data, &strip, 0, out, |value| value);
+}
+
+pub(super) fn turn_rows_bf16(isa: Isa, data: &[bf16], strip: Strip, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.vectors() == Vectors::Avx2 {
+        // SAFETY: as above.
+        return unsafe { x86::turn_rows_bf16(data, strip, out) };
+    }
+    turn_rest::<ROWS, _>(data, &strip, 0, out, HalfFloat::wide);
+}
 
 pub(super) fn turn(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
@@ -59,32 +91,38 @@ pub(super) fn turn_f16(isa: Isa, data: &[f16], strip: Strip, out: &mut [f32]) {
 
 vectorised! {
     fn turn_scalar(data: &[f32], strip: Strip, out: &mut [f32]) {
-        turn_rest(data, &strip, 0, out, |value| value);
+        turn_rest::<COLUMNS, _>(data, &strip, 0, out, |value| value);
     }
 }
 
 vectorised! {
     fn turn_scalar_bf16(data: &[bf16], strip: Strip, out: &mut [f32]) {
-        turn_rest(data, &strip, 0, out, HalfFloat::wide);
+        turn_rest::<COLUMNS, _>(data, &strip, 0, out, HalfFloat::wide);
     }
 }
 
 vectorised! {
     fn turn_scalar_f16(data: &[f16], strip: Strip, out: &mut [f32]) {
-        turn_rest(data, &strip, 0, out, HalfFloat::wide);
+        turn_rest::<COLUMNS, _>(data, &strip, 0, out, HalfFloat::wide);
     }
 }
 
-/// Writes element k of column c to `out[k · COLUMNS + c]`, from the `skip`th on.
+/// Writes element k of column c to `out[k · WIDTH + c]`, from the `skip`th on.
 #[inline(always)]
-fn turn_rest<T: Copy>(data: &[T], strip: &Strip, skip: usize, out: &mut [f32], widen: impl Fn(T) -> f32) {
+fn turn_rest<const WIDTH: usize, T: Copy>(
+    data: &[T],
+    strip: &Strip,
+    skip: usize,
+    out: &mut [f32],
+    widen: impl Fn(T) -> f32,
+) {
     // A few rows of the output at a time, so that their cache lines stay in the first level.
     let count = strip.depth.len();
     for rows in (skip..count).step_by(LANES).map(|start| start..count.min(start + LANES)) {
         for c in 0..strip.columns {
             let column = &data[strip.first + c * strip.stride..][strip.depth.clone()];
             for k in rows.clone() {
-                out[k * COLUMNS + c] = widen(column[k]);
+                out[k * WIDTH + c] = widen(column[k]);
             }
         }
     }
@@ -92,7 +130,7 @@ fn turn_rest<T: Copy>(data: &[T], strip: &Strip, skip: usize, out: &mut [f32], w
 
 #[cfg(target_arch = "x86_64")]
 pub(in super::super) mod x86 {
-    use super::{COLUMNS, HalfFloat, LANES, Strip, turn_rest};
+    use super::{COLUMNS, HalfFloat, LANES, ROWS, Strip, turn_rest};
     use half::{bf16, f16};
     use std::arch::x86_64::*;
 
@@ -108,7 +146,7 @@ pub(in super::super) mod x86 {
             }
         };
         let skip = squares(strip.columns, strip.depth.len(), load, out);
-        turn_rest(data, &strip, skip, out, |value| value);
+        turn_rest::<COLUMNS, _>(data, &strip, skip, out, |value| value);
     }
 
     #[target_feature(enable = "avx512f,avx512dq")]
@@ -121,7 +159,7 @@ pub(in super::super) mod x86 {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
         };
         let skip = squares(strip.columns, strip.depth.len(), load, out);
-        turn_rest(data, &strip, skip, out, HalfFloat::wide);
+        turn_rest::<COLUMNS, _>(data, &strip, skip, out, HalfFloat::wide);
     }
 
     #[target_feature(enable = "avx512f,avx512dq")]
@@ -133,35 +171,95 @@ pub(in super::super) mod x86 {
             _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(part.as_ptr().cast()) })
         };
         let skip = squares(strip.columns, strip.depth.len(), load, out);
-        turn_rest(data, &strip, skip, out, HalfFloat::wide);
+        turn_rest::<COLUMNS, _>(data, &strip, skip, out, HalfFloat::wide);
     }
 
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn turn_strip_avx2(data: &[f32], strip: Strip, out: &mut [f32]) {
+        strip.check(data.len());
         let load = |column: usize, k: usize| {
-            let start = strip.first + column * strip.stride + strip.depth.start + k;
-            let part: &[f32; 8] = data[start..].first_chunk().unwrap_or(&[0.0; 8]);
-            // SAFETY: `part` has eight elements; a prefetch reads nothing.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(part.as_ptr().wrapping_add(LANES * strip.stride).cast());
-                _mm256_loadu_ps(part.as_ptr())
-            }
+            let ahead = strip.first + (column + LANES) * strip.stride + strip.depth.start + k;
+            _mm_prefetch::<_MM_HINT_T1>(data.as_ptr().wrapping_add(ahead).cast());
+            // SAFETY: the strip is in `data`.
+            unsafe { eight(data, &strip, column, k) }
         };
         let skip = small_squares(strip.columns, strip.depth.len(), load, out);
-        turn_rest(data, &strip, skip, out, |value| value);
+        turn_rest::<COLUMNS, _>(data, &strip, skip, out, |value| value);
     }
 
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn turn_strip_bf16_avx2(data: &[bf16], strip: Strip, out: &mut [f32]) {
-        let load = |column: usize, k: usize| {
-            let start = strip.first + column * strip.stride + strip.depth.start + k;
-            let part: &[bf16; 8] = data[start..].first_chunk().unwrap_or(&[bf16::ZERO; 8]);
-            // SAFETY: `part` has eight elements.
-            let narrow = unsafe { _mm_loadu_si128(part.as_ptr().cast()) };
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
-        };
+        strip.check(data.len());
+        // SAFETY: the strip is in `data`.
+        let load = |column: usize, k: usize| unsafe { eight_bf16(data, &strip, column, k) };
         let skip = small_squares(strip.columns, strip.depth.len(), load, out);
-        turn_rest(data, &strip, skip, out, HalfFloat::wide);
+        turn_rest::<COLUMNS, _>(data, &strip, skip, out, HalfFloat::wide);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn turn_rows(data: &[f32], strip: Strip, out: &mut [f32]) {
+        strip.check(data.len());
+        // SAFETY: the strip is in `data`.
+        let load = |row: usize, k: usize| unsafe { eight(data, &strip, row, k) };
+        let skip = six_rows(strip.columns, strip.depth.len(), load, out);
+        turn_rest::<ROWS, _>(data, &strip, skip, out, |value| value);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn turn_rows_bf16(data: &[bf16], strip: Strip, out: &mut [f32]) {
+        strip.check(data.len());
+        // SAFETY: the strip is in `data`.
+        let load = |row: usize, k: usize| unsafe { eight_bf16(data, &strip, row, k) };
+        let skip = six_rows(strip.columns, strip.depth.len(), load, out);
+        turn_rest::<ROWS, _>(data, &strip, skip, out, HalfFloat::wide);
+    }
+
+    /// Loads eight elements of a column from the `k`th on.
+    ///
+    /// # Safety
+    /// The strip must be in `data` and have the column, which must have these elements.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn eight(data: &[f32], strip: &Strip, column: usize, k: usize) -> __m256 {
+        // SAFETY: guaranteed by the caller.
+        unsafe { _mm256_loadu_ps(data.as_ptr().add(strip.first + column * strip.stride + strip.depth.start + k)) }
+    }
+
+    /// [`eight`] for bf16, which are widened.
+    ///
+    /// # Safety
+    /// As for [`eight`].
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn eight_bf16(data: &[bf16], strip: &Strip, column: usize, k: usize) -> __m256 {
+        // SAFETY: guaranteed by the caller.
+        let narrow = unsafe {
+            _mm_loadu_si128(data.as_ptr().add(strip.first + column * strip.stride + strip.depth.start + k).cast())
+        };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
+    }
+
+    /// [`small_squares`] for the rows of a left operand.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn six_rows(rows: usize, words: usize, load: impl Fn(usize, usize) -> __m256, out: &mut [f32]) -> usize {
+        if rows < ROWS {
+            return 0;
+        }
+        let whole = words / 8 * 8;
+        for k in (0..whole).step_by(8) {
+            let mut square = [_mm256_setzero_ps(); 8];
+            for (row, register) in square.iter_mut().take(ROWS).enumerate() {
+                *register = load(row, k);
+            }
+            // A store writes two more elements than the column has. The next column or the padding of the panel is there.
+            let out = &mut out[k * ROWS..][..7 * ROWS + 8];
+            for (i, column) in turned_eight(square).into_iter().enumerate() {
+                // SAFETY: `out` has eight elements from there on.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i * ROWS), column) };
+            }
+        }
+        whole
     }
 
     /// [`squares`] with registers of eight words.
@@ -178,10 +276,10 @@ pub(in super::super) mod x86 {
                 for (c, register) in square.iter_mut().enumerate() {
                     *register = load(first + c, k);
                 }
+                let out = &mut out[k * COLUMNS + first..][..7 * COLUMNS + 8];
                 for (i, row) in turned_eight(square).into_iter().enumerate() {
-                    let out = &mut out[(k + i) * COLUMNS + first..][..8];
-                    // SAFETY: `out` has eight elements.
-                    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), row) };
+                    // SAFETY: `out` has eight elements from there on.
+                    unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i * COLUMNS), row) };
                 }
             }
         }

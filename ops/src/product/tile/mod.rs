@@ -51,7 +51,7 @@ pub(super) fn prefetch(line: *const f32) {
 /// The operands of one tile: `out[r][c] = start[r][c] + Σ left[r][k] · right[k][c]`.
 ///
 /// Holds pointers, since the tiles of several threads are in one output. Element (r, k) of the left operand is at `r
-/// · left_rows + k · left_step`, element (k, c) of the right one at `k · COLUMNS + c`.
+/// · left_rows + k · left_step`, where one of the strides is 1, and element (k, c) of the right one at `k · COLUMNS + c`.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     pub(crate) rows: usize,
