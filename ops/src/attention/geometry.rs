@@ -1,7 +1,7 @@
 //! Sizes of an attention, and where its rows are in memory.
 
 use crate::kernel::Isa;
-use crate::product::{Elements, Matrix};
+use crate::product::{Elements, FewRows, Matrix};
 use candle_core::{Result, Shape, bail};
 use std::ops::Range;
 
@@ -126,6 +126,24 @@ impl Rows {
     pub(super) fn matrix(self, data: Elements<'_>, sample: usize, positions: Range<usize>, head: usize) -> Matrix<'_> {
         let start = self.at(sample, positions.start, head);
         Matrix::strided(data.skip(start), positions.len(), self.size, self.row)
+    }
+
+    /// Returns some positions of one head as the left operand of a product: in place if they are f32, or as f32 in `room`.
+    pub(super) fn few<'a>(
+        self,
+        isa: Isa,
+        data: Elements<'a>,
+        sample: usize,
+        positions: Range<usize>,
+        head: usize,
+        room: &'a mut [f32],
+    ) -> FewRows<'a> {
+        let count = positions.len();
+        if let Elements::F32(data) = data {
+            return FewRows { data: &data[self.at(sample, positions.start, head)..], count, row: self.row, step: 1 };
+        }
+        self.read(isa, data, sample, positions, head, room);
+        FewRows { data: room, count, row: self.size, step: 1 }
     }
 
     /// Copies some positions of one head, one after the other, as f32.

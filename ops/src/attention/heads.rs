@@ -102,8 +102,7 @@ pub(crate) fn forward(
                     let firsts = &firsts[sample * g.time..][rows.clone()];
                     let seen = firsts[0]..rows.end;
                     let (count, Scores { origin, width }) = (rows.len(), Scores::new(seen.clone()));
-                    at.q.read(isa, q, sample, own.clone(), head, &mut queries);
-                    let row = FewRows { data: &queries, count, row: g.size, step: 1 };
+                    let row = at.q.few(isa, q, sample, own.clone(), head, &mut queries);
                     let to = Target { data: &mut scores, row: width, add: false };
                     keys.product(isa, row, 0..g.size, origin..rows.end, to);
                     let log_sums = &mut log_sums[own.clone()];
