@@ -1,20 +1,21 @@
 //! `manifest.json`: the contents of a checkpoint.
 
+mod parameter;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
-use std::ops::Range;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
-use zero_model::Parameter;
-use zero_model::ops::{Cut, Quantization};
 use zero_optim::{Average, AverageSums, ScheduleFree};
-use zero_partition::part_of_state;
+
+pub(crate) use parameter::QuantizedEntry;
+pub use parameter::{CutEntry, ParameterEntry, PieceEntry};
 
 use crate::error::CheckpointError;
-use crate::local::{self, LocalPiece, LocalSteps};
+use crate::local::{self, LocalSteps};
 
 /// The name of the file. A folder that has it is a complete checkpoint: it is written last and removed first.
 pub const MANIFEST: &str = "manifest.json";
@@ -111,157 +112,6 @@ pub struct ShardEntry {
     pub bytes: u64,
     /// CRC-32 (IEEE) of the whole file.
     pub crc32: u32,
-}
-
-/// A parameter and where its elements are stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ParameterEntry {
-    /// Shape of the parameter.
-    pub shape: Vec<usize>,
-    /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if not.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub frozen: bool,
-    /// The number of values of each optimizer state, if the optimizer updated the parameter as a whole matrix. The values take
-    /// the place of those of the first elements; all that are left belong to the last element. A matrix may lack the last
-    /// states. The key is left out of other parameters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state_values: Option<Vec<usize>>,
-    /// The names of its optimizer states, if they are not the first ones of those of the run, since another optimizer updates it.
-    /// Otherwise the key is left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub states: Option<Vec<String>>,
-    /// How the parameter was stored if it was quantized. The key is left out if not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quantized: Option<QuantizedEntry>,
-    /// How the ranks of a tensor group cut the parameter. The key is left out if they did not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut: Option<CutEntry>,
-    /// Consecutive ranges that cover the row-major elements, or the bytes of a quantized parameter, without gaps; of a parameter that
-    /// was cut, those of the slice of each rank, one slice after the other. The tensors of a piece are named `name@start`
-    /// for the parameter and `name@start/state` for an optimizer state; all are F32, and the bytes of a quantized parameter U8.
-    pub pieces: Vec<PieceEntry>,
-    /// What replicates that train alone save besides these. The key is left out without local steps.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub local: Vec<LocalPiece>,
-}
-
-impl ParameterEntry {
-    /// Returns the element type of the parameter's tensors.
-    pub(crate) fn dtype(&self) -> Dtype {
-        if self.quantized.is_some() { Dtype::U8 } else { Dtype::F32 }
-    }
-
-    /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has `states`.
-    #[must_use]
-    pub fn tensors_per_piece(&self, states: usize) -> usize {
-        1 + match (self.frozen, &self.state_values, &self.states) {
-            (true, ..) => 0,
-            (false, Some(values), _) => values.len(),
-            (false, None, Some(own)) => own.len(),
-            (false, None, None) => states,
-        }
-    }
-
-    /// Returns the names of the parameter's optimizer states, of which the run has `all`.
-    pub(crate) fn own_states<'a>(&'a self, all: &'a [String]) -> &'a [String] {
-        let names = self.states.as_deref().unwrap_or(all);
-        &names[..names.len().min(self.tensors_per_piece(all.len()) - 1)]
-    }
-
-    /// Returns the number of elements of each slice of the parameter's `elements`.
-    fn slices(&self, elements: usize) -> Result<Vec<usize>, String> {
-        match &self.cut {
-            None => Ok(vec![elements]),
-            // `Manifest::check` has compared the number of ranks with that of shards, and multiplied the sizes of the shape.
-            Some(cut) => (0..cut.ranks).map(|slice| Ok(self.slice(slice)?.map_or(0, |cut| cut.elements()))).collect(),
-        }
-    }
-
-    /// Returns how a slice was cut from the parameter; `None` if it is the whole parameter.
-    pub(crate) fn slice(&self, slice: usize) -> Result<Option<Cut>, String> {
-        let of = |cut: &CutEntry| Cut::new(&self.shape, cut.dimension, &cut.parts, (slice, cut.ranks));
-        self.cut.as_ref().map(of).transpose().map_err(|error| error.to_string())
-    }
-
-    /// Returns the number of values of the parameter and of its optimizer states, of which the run has `states`.
-    #[must_use]
-    pub fn stored_values(&self, states: usize) -> usize {
-        let elements = self.shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
-        let tensors =
-            (0..self.tensors_per_piece(states)).map(|tensor| self.stored(tensor.checked_sub(1), 0..elements).len());
-        tensors.fold(0, usize::saturating_add)
-    }
-
-    /// Returns the part of a range of elements that has values of a state, by its index among those of the parameter; `None`
-    /// stands for the parameter itself.
-    pub(crate) fn stored(&self, state: Option<usize>, range: Range<usize>) -> Range<usize> {
-        match state.and_then(|state| self.state_values.as_ref()?.get(state)) {
-            Some(&values) => part_of_state(range, self.shape.iter().product(), values),
-            None => range,
-        }
-    }
-}
-
-/// How the ranks of a tensor group cut a parameter: each had one slice. A dimension of the parameter is the concatenation of parts,
-/// and a slice has of each part the same share of ⌈length / ranks⌉ indices, where the last ones may lack some.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CutEntry {
-    /// The dimension, counted from 0.
-    pub dimension: usize,
-    /// Lengths of the parts.
-    pub parts: Vec<usize>,
-    /// Number of slices.
-    pub ranks: usize,
-}
-
-impl CutEntry {
-    pub(crate) fn of(parameter: &Parameter) -> Option<Self> {
-        let entry = |cut: &Cut| Self { dimension: cut.dimension(), parts: cut.parts().to_vec(), ranks: cut.ranks() };
-        parameter.cut().map(entry)
-    }
-}
-
-/// The format of a quantized parameter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QuantizedEntry {
-    /// Name of the format: see [`QuantizedFormat::name`](zero_model::ops::QuantizedFormat::name).
-    pub format: String,
-    /// Number of bytes.
-    pub bytes: usize,
-}
-
-impl QuantizedEntry {
-    /// Describes a parameter; `None` if it is not quantized.
-    pub(crate) fn of(parameter: &Parameter) -> Option<Self> {
-        let entry = |of: Quantization| Self { format: of.format().name().to_string(), bytes: of.bytes() };
-        parameter.quantization().map(entry)
-    }
-}
-
-/// A range of a parameter and the shard that stores it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PieceEntry {
-    /// Index into `shards`.
-    pub shard: usize,
-    /// The slice of a parameter that was cut. The key is left out for the first one.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub slice: usize,
-    /// First element.
-    pub start: usize,
-    /// One past the last element.
-    pub end: usize,
-    /// CRC-32 (IEEE) of the bytes of each tensor of the piece: first the parameter, then each state in the order of
-    /// `states`.
-    pub crc32: Vec<u32>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(slice: &usize) -> bool {
-    *slice == 0
 }
 
 /// Returns the name of a piece's tensor in its shard.

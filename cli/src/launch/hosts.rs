@@ -5,6 +5,8 @@
 //! writes its value ten times a second. A launcher that stops writing is considered lost. A value holds the complete
 //! state of its launcher, so it does not matter when or how often the others read it.
 
+mod talk;
+
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use zero_comm::store::{StoreClient, StoreError, StoreServer};
+use zero_comm::store::StoreServer;
 use zero_train::train::Restarts;
+
+use talk::Talk;
 
 use super::outcome::AttemptOutcome;
 use super::signals::Signals;
@@ -368,74 +372,4 @@ fn serve(address: &str, port: u16, reach: &Reach) -> anyhow::Result<StoreServer>
         }
     };
     StoreServer::bind((listen, port), Some(&reach.token)).with_context(failed)
-}
-
-/// The thread that publishes the state of this launcher and reads the states of the others.
-struct Talk {
-    place: String,
-    token: String,
-    keys: String,
-    index: usize,
-    patience: Duration,
-    shared: Arc<Shared>,
-}
-
-impl Talk {
-    fn run(&self) {
-        // At first, the launcher of host 0 may not be running yet.
-        let mut end = Instant::now() + GATHERING;
-        let mut client = None;
-        while !self.shared.closing.load(Ordering::Relaxed) {
-            match self.exchange(&mut client) {
-                Ok(()) => end = Instant::now() + self.patience,
-                Err(error) if matches!(error, StoreError::Unauthorized { .. }) || Instant::now() > end => {
-                    let hint = match error {
-                        StoreError::Unauthorized { .. } => {
-                            "; the file named by ZERO_TRAIN_TOKEN_FILE must have the same content on all hosts"
-                        }
-                        _ => "",
-                    };
-                    *locked(&self.shared.lost) = Some(format!("cannot reach the launcher of host 0: {error}{hint}"));
-                    return;
-                }
-                // A connection that has failed in the middle of a message cannot be used any more.
-                Err(_) => client = None,
-            }
-            std::thread::sleep(TICK);
-        }
-    }
-
-    fn exchange(&self, client: &mut Option<StoreClient>) -> Result<(), StoreError> {
-        let client = match client {
-            Some(client) => client,
-            None => client.insert(StoreClient::connect(&self.place, Some(&self.token), Instant::now() + TICK)?),
-        };
-        let state = {
-            let mut own = locked(&self.shared.own);
-            own.beat += 1;
-            own.clone()
-        };
-        // Serialization of plain data cannot fail.
-        client.set(&format!("{}/{}", self.keys, self.index), &serde_json::to_vec(&state).unwrap_or_default())?;
-        let count = locked(&self.shared.others).len();
-        for host in (0..count).filter(|&host| host != self.index) {
-            let text = match client.get(&format!("{}/{host}", self.keys), Instant::now()) {
-                Ok(text) => text,
-                Err(StoreError::Missing { .. }) => continue,
-                Err(error) => return Err(error),
-            };
-            let Ok(state) = serde_json::from_slice::<State>(&text) else { continue };
-            let met = std::mem::replace(&mut locked(&self.shared.own).met[host], state.id);
-            if self.shared.gathered.load(Ordering::Relaxed) && met != state.id {
-                locked(&self.shared.own).met[host] = met;
-                *locked(&self.shared.lost) = Some(format!("the launcher of host {host} was restarted"));
-                continue;
-            }
-            let seen = &mut locked(&self.shared.others)[host];
-            if seen.as_ref().is_none_or(|seen| seen.state != state) {
-                *seen = Some(Seen { state, changed: Instant::now() });
-            }
-        }
-        Ok(())
-    }
 }

@@ -10,17 +10,16 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
+use super::farewell::farewell;
 use super::order::{Chunk, Item, Order, chunk_of, chunks_of};
 use super::{Wait, Watch, Wires, small};
-use crate::buffer::Dtype;
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::Topic;
 use crate::parts::Parts;
 use crate::shm::{Lent, Neighbours, lend};
-use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
-use crate::step::{Carried, Collective, Deadline, Membership, Reduction, Step, Vector, consecutive};
+use crate::signature::{HEADER_BYTES, Header};
+use crate::step::{Carried, Collective, Membership, Reduction, Step, Vector};
 use crate::tree;
 
 /// One rank's end of a group's collectives.
@@ -348,37 +347,6 @@ fn rest_of_chunk(length: usize, done: usize, chunk: usize) -> Range<usize> {
     done..chunk_of(&(0..length), done / chunk, chunk).end
 }
 
-/// Tells the peers that this rank no longer uses their buffers, and waits until they no longer use this rank's.
-fn farewell(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -> Result<(), Failure> {
-    let mut peers: Vec<(usize, bool, bool)> = membership.peers().into_iter().map(|peer| (peer, false, false)).collect();
-    loop {
-        let mark = wires.mark();
-        let mut moved = false;
-        for (peer, told, heard) in &mut peers {
-            if !*told {
-                *told = wires.push(*peer, &[DONE]).map_err(watch.broken(*peer))? == 1;
-                moved |= *told;
-            }
-            if !*heard {
-                *heard = wires.pull(*peer, &mut [0]).map_err(watch.broken(*peer))? == 1;
-                moved |= *heard;
-            }
-        }
-        let slow = peers.iter().filter(|(_, _, heard)| !heard).map(|(peer, ..)| Wait::Data(*peer));
-        let full = peers.iter().filter(|(_, told, _)| !told).map(|(peer, ..)| Wait::Room(*peer));
-        let waits: Vec<Wait> = slow.chain(full).collect();
-        if waits.is_empty() {
-            return Ok(());
-        }
-        if !moved {
-            watch.idle(wires, mark, &waits)?;
-        }
-    }
-}
-
-/// The byte that a rank sends when it no longer uses the receiver's buffer.
-pub(super) const DONE: u8 = 1;
-
 /// Compares a peer's header with this rank's.
 pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, health: &Health) -> Result<(), Failure> {
     let difference = match Header::decode(theirs) {
@@ -389,33 +357,4 @@ pub(super) fn compare(ours: &Header, theirs: &[u8; HEADER_BYTES], peer: usize, h
         None => Ok(()),
         Some((here, there)) => Err(Cause::Mismatch { rank: health.rank, here, peer, there }.into()),
     }
-}
-
-/// Gathers `mine` of all ranks of the group, in rank order. Used while connecting, before the communicator exists.
-pub(crate) fn gather_all(
-    endpoint: &mut dyn Collective,
-    membership: &Membership,
-    mine: &[u8],
-    round: u64,
-    deadline: Instant,
-) -> Result<Vec<Vec<u8>>, (Failure, Signature)> {
-    let size = membership.size();
-    let mut buffer = vec![0; size * mine.len()];
-    let ranges = consecutive(vec![mine.len(); size], 1);
-    buffer[ranges[membership.rank].clone()].copy_from_slice(mine);
-    let signature = Signature {
-        operation: Operation::Split,
-        sequence: round,
-        vectors: 1,
-        dtype: Some(Dtype::U8),
-        length: buffer.len() as u64,
-        reduce: None,
-        layout: 0,
-        on_device: false,
-    };
-    let vectors = vec![Vector::new(Dtype::U8, &mut buffer, ranges.clone())];
-    let deadline = Deadline::after(deadline.saturating_duration_since(Instant::now()));
-    let step = Step { signature, reduce: None, vectors, gather: true, deadline };
-    endpoint.run(step).map_err(|failure| (failure, signature))?;
-    Ok(ranges.into_iter().map(|range| buffer[range].to_vec()).collect())
 }

@@ -5,6 +5,8 @@
 //! moves, the lane waits in slices and checks the health of the job in between.
 
 mod exchange;
+mod farewell;
+mod gather;
 mod message;
 mod order;
 mod parts;
@@ -18,7 +20,8 @@ use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
 use crate::step::{Deadline, Membership};
 
-pub(crate) use exchange::{Exchange, gather_all};
+pub(crate) use exchange::Exchange;
+pub(crate) use gather::gather_all;
 pub(crate) use message::{End, StreamInbox, StreamOutbox};
 
 /// The streams of one lane. Peers are group ranks.

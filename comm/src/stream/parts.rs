@@ -8,7 +8,8 @@
 //! If the peers can access this rank's input, the header contains the offset of the part instead, and the peer copies
 //! the part from there. It then sends a receipt, which this rank waits for. Each rank decides this for its own input.
 
-use super::exchange::{DONE, Exchange, compare};
+use super::exchange::{Exchange, compare};
+use super::farewell::DONE;
 use super::order::chunk_of;
 use super::{Wait, Watch, Wires};
 use crate::health::Failure;

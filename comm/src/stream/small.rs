@@ -11,7 +11,8 @@
 
 use std::ops::Range;
 
-use super::exchange::{DONE, compare};
+use super::exchange::compare;
+use super::farewell::DONE;
 use super::{Wait, Watch, Wires};
 use crate::health::Failure;
 use crate::signature::{HEADER_BYTES, Header};

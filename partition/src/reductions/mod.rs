@@ -2,11 +2,11 @@
 
 mod coded;
 mod in_flight;
+mod reduced;
 mod squares;
 mod tensor;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use candle_core::DType;
 use half::{bf16, f16};
@@ -14,22 +14,19 @@ use zero_comm::{Buffer, Dtype, Pending, ReduceOp, ToScatter};
 use zero_model::sink::FlatBuffer;
 use zero_optim::ExactSum;
 use zero_pipeline::{Placement, SegmentId};
-use zero_tier::AlignedBuffer;
 
 use in_flight::{ByPlace, PendingReduce, Reduction, Started};
-use squares::clipping;
 pub(crate) use squares::no_squares;
 
 use crate::accumulator::{Accumulator, Order};
 use crate::error::ZeroError;
 use crate::gpu;
 use crate::gradients::{LocalGradients, Open};
-use crate::kept::{Grads, KeptGradient};
+use crate::kept::KeptGradient;
 use crate::ledger::Category;
 use crate::memory::Memory;
-use crate::optimizer::on_host;
 use crate::rank::Rank;
-use crate::threads::{add_parameter_range, round_in_place};
+use crate::threads::round_in_place;
 
 /// The gradient sums of one rank.
 pub(crate) struct Reductions {
@@ -296,79 +293,6 @@ impl Reductions {
         self.segments[id].reduced = Some(full);
         Ok(())
     }
-
-    /// Turns the accumulated sharded gradients into the reduced ones, after the last micro-batch.
-    pub(crate) fn settle(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
-        self.catch_up(rank, memory)?;
-        if let Some(at) = self.over_replicates.iter().position(|(ids, _)| ids.contains(&id)) {
-            let (ids, pending) = self.over_replicates.remove(at);
-            for (id, sum) in ids.into_iter().zip(pending.wait()?) {
-                self.segments[id].reduced = Some(memory.received(rank, id, sum)?);
-            }
-        }
-        if self.segments[id].reduced.is_none() {
-            self.segments[id].reduced = Some(self.total(memory, id)?);
-        }
-        Ok(())
-    }
-
-    /// Returns the reduced gradients of a segment.
-    pub(crate) fn reduced(&self, id: SegmentId) -> Result<&KeptGradient, ZeroError> {
-        self.segments[id].reduced.as_ref().ok_or_else(not_reduced)
-    }
-
-    /// Returns the reduced gradients of a part of this rank's part of a segment, which are on the host: those in a tile's
-    /// buffer, or those in memory.
-    pub(crate) fn part<'a>(
-        &'a self,
-        rank: &Rank,
-        id: SegmentId,
-        part: &Range<usize>,
-        of_tile: Option<&'a AlignedBuffer>,
-    ) -> Result<Grads<'a>, ZeroError> {
-        if let Some(buffer) = of_tile {
-            return Ok(Grads::F32(buffer.as_f32()));
-        }
-        let offset = rank.segment(id).begin_in_gradients(&rank.own_range(id));
-        Ok(on_host(self.reduced(id)?.host())?.part(part.start + offset..part.end + offset))
-    }
-
-    /// Takes the reduced gradients out of a segment.
-    fn take_reduced(&mut self, memory: &mut Memory, id: SegmentId) -> Result<KeptGradient, ZeroError> {
-        let gradients = self.segments[id].reduced.take().ok_or_else(not_reduced)?;
-        memory.uncount(Category::Gradients, gradients.len(), gradients.width());
-        Ok(gradients)
-    }
-
-    /// Frees a segment's reduced gradients, after an update or in a skipped step. If parameters are sharded, memory
-    /// matters more than the time to clear it, so the gradients are freed and the activations of the next forward can
-    /// use their memory.
-    pub(crate) fn discard(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
-        let gradients = self.take_reduced(memory, id)?;
-        match rank.placements(id).parameters {
-            Placement::Replicated => memory.give_kept_back(gradients),
-            Placement::Sharded => drop(gradients),
-        }
-        Ok(())
-    }
-
-    /// Takes the accumulated gradients of a segment, to be offloaded, and keeps their sum of squares for the norm.
-    pub(crate) fn take_to_offload(
-        &mut self,
-        rank: &Rank,
-        memory: &mut Memory,
-        id: SegmentId,
-    ) -> Result<Vec<f32>, ZeroError> {
-        self.settle(rank, memory, id)?;
-        let gradients = self.take_reduced(memory, id)?.into_f32()?.into_host()?;
-        let mut squares = no_squares(rank);
-        let counted = if rank.speaks() { rank.shard(id) } else { 0..0 };
-        for (parameter, _, at) in rank.segment(id).overlaps(counted) {
-            add_parameter_range(&mut squares[clipping(rank, parameter)], Grads::F32(&gradients[at]));
-        }
-        self.segments[id].squares = Some(squares);
-        Ok(gradients)
-    }
 }
 
 /// Rounds a gradient to the communication dtype, as a rank of several does before it sends it. Values on a GPU are rounded
@@ -394,8 +318,4 @@ fn to_scatter(rank: &Rank, memory: &mut Memory, id: SegmentId, local: KeptGradie
     let shard = memory.room_for_packed(rank, id, own)?;
     let input = memory.packed(rank, local)?;
     Ok(ToScatter { input, shard, counts })
-}
-
-fn not_reduced() -> ZeroError {
-    ZeroError::internal("the gradients of the update are not reduced yet")
 }

@@ -48,7 +48,7 @@ impl Reductions {
                 Some(KeptGradient::Bf16(gradients)) => {
                     gradients[range].iter_mut().zip(part).for_each(|(to, &sum)| *to = half::bf16::from_f32(sum));
                 }
-                None => return Err(super::not_reduced()),
+                None => return Err(super::reduced::not_reduced()),
             }
         }
         memory.uncount(Category::Staging, elements, size_of::<f32>());

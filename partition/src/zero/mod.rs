@@ -5,6 +5,7 @@
 //! which does not change. The methods of [`ShardedState`] pass them to each other.
 
 mod averages;
+mod full;
 mod instructions;
 mod options;
 mod outer;

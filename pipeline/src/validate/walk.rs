@@ -3,12 +3,15 @@
 //! The table of effects lists the operands, reads and transfers of each instruction. This file adds the order in which
 //! values become available.
 
+mod gradients;
+mod parameters;
+
 use std::collections::BTreeSet;
 
 use super::micro_batch::MicroBatch;
 use super::tiers::Items;
 use super::{Violation, World, violation};
-use crate::effects::{Action, Computation, Effects, Operand, Transfer};
+use crate::effects::{Action, Effects, Operand, Transfer};
 use crate::instruction::{Instruction, LayerId, Program, SegmentId};
 use crate::message::{Content, Message, StageId};
 use crate::shape::{Placement, Placements};
@@ -262,26 +265,6 @@ impl<'a> State<'a> {
         })
     }
 
-    fn contribute(&mut self, layer: LayerId, micro_batch: usize) -> Check {
-        let World { shape, stages, .. } = *self.world;
-        let is_trainable = |segment: &&SegmentId| shape.segments[**segment].is_trainable;
-        for &segment in shape.layers[layer].segments.iter().filter(is_trainable) {
-            self.hold(segment, micro_batch)?;
-            if stages.completes(layer, segment) {
-                self.facts.insert(Fact::Complete(segment, micro_batch));
-            }
-        }
-        self.facts.extend(stages.tied_after(layer, micro_batch).into_iter().map(Fact::Leaving));
-        Ok(())
-    }
-
-    fn hold(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
-        let held = self.open[segment].replace(micro_batch);
-        ensure(held.is_none_or(|other| other == micro_batch), || {
-            format!("segment {segment} still holds the gradient of another micro-batch")
-        })
-    }
-
     fn send(&mut self, message: Message) -> Check {
         ensure(message.from == self.stage && message.to != self.stage, || {
             "the message must go from this stage to another one".into()
@@ -320,57 +303,6 @@ impl<'a> State<'a> {
             Content::Activations { layer, micro_batch } => self.micro_batch(micro_batch)?.receive_inputs(layer),
             Content::Gradients { layer, micro_batch } => self.micro_batch(micro_batch)?.receive_gradients(layer),
         }
-    }
-
-    fn reduce(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
-        if self.placements(segment).gradients == Placement::Sharded {
-            return self.take(segment, micro_batch);
-        }
-        let (has, all) = (self.added[segment], self.micro_batches.len());
-        ensure(has == all, || {
-            format!("segment {segment} cannot be reduced yet: {has} of {all} micro-batches are accumulated")
-        })?;
-        ensure(self.facts.insert(Fact::Reducing(segment)), || format!("segment {segment} is reduced already"))
-    }
-
-    fn await_reduce(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
-        if self.placements(segment).gradients == Placement::Sharded {
-            self.items.reduced(segment, self.added[segment] == 0)?;
-            self.add_up(segment, micro_batch)?;
-        }
-        if self.added[segment] == self.micro_batches.len() {
-            self.facts.insert(Fact::Reduced(segment));
-        }
-        Ok(())
-    }
-
-    /// Takes a complete local gradient out of its segment.
-    fn take(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
-        self.open[segment] = None;
-        ensure(self.facts.remove(&Fact::Complete(segment, micro_batch)), || {
-            format!("segment {segment}'s gradient of that micro-batch is not complete")
-        })
-    }
-
-    /// Adds a micro-batch to the sum. Micro-batches must be added in order.
-    fn add_up(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
-        let next = self.added[segment];
-        self.added[segment] += 1;
-        ensure(micro_batch == next, || {
-            format!("micro-batches must be added in order: segment {segment} needs micro-batch {next} next")
-        })
-    }
-
-    fn is_own(&self, segment: SegmentId) -> Check {
-        ensure(self.world.stages.owner(segment) == self.stage, || "another stage owns the segment".into())?;
-        ensure(self.is_trainable(segment), || "the segment is frozen".into())
-    }
-
-    fn can_be_updated(&self, segment: SegmentId) -> Check {
-        self.is_own(segment)?;
-        ensure(self.has(Fact::Norm), || "the gradient norm must be computed first".into())?;
-        ensure(self.has(Fact::Reduced(segment)), || "its gradients are not reduced".into())?;
-        self.cannot_be_stale(segment)
     }
 
     fn finish(&self) -> Check {
@@ -426,45 +358,6 @@ impl<'a> State<'a> {
 
     fn is_trainable(&self, segment: SegmentId) -> bool {
         self.world.shape.segments[segment].is_trainable
-    }
-
-    fn is_refreshed(&self, segment: SegmentId) -> bool {
-        self.has(Fact::Refreshed(segment)) || !self.placements(segment).need_refresh()
-    }
-
-    /// Checks that the parameters that a computation reads are gathered.
-    fn readable(&self, computation: Computation) -> Check {
-        computation.reads(self.world.shape).into_iter().flatten().try_for_each(|&segment| {
-            let state = self.parameters(segment);
-            ensure(state == "gathered", || format!("it reads segment {segment}, which is still {state}"))
-        })
-    }
-
-    fn parameters(&self, segment: SegmentId) -> &'static str {
-        match self.placements(segment).parameters {
-            Placement::Sharded if self.has(Fact::Gathering(segment)) => "being gathered",
-            Placement::Sharded if !self.has(Fact::Gathered(segment)) => "released",
-            Placement::Sharded | Placement::Replicated => "gathered",
-        }
-    }
-
-    fn is_gathered(&mut self, segment: SegmentId) -> Check {
-        self.facts.remove(&Fact::Gathering(segment));
-        self.makes(Fact::Gathered(segment), "gathered twice")
-    }
-
-    fn parameters_are(&self, segment: SegmentId, state: &str) -> Check {
-        let found = self.parameters(segment);
-        let is_sharded = self.placements(segment).parameters == Placement::Sharded;
-        ensure(is_sharded, || "its parameters are replicated".into())?;
-        ensure(found == state, || format!("its parameters are {found}, not {state}"))
-    }
-
-    /// Checks that the parameters are released, because an update would make a gathered copy stale.
-    fn cannot_be_stale(&self, segment: SegmentId) -> Check {
-        let is_sharded = self.placements(segment).parameters == Placement::Sharded;
-        let is_gathered = is_sharded && self.parameters(segment) != "released";
-        ensure(!is_gathered, || "its gathered parameters would become stale; they must be released first".into())
     }
 
     /// Checks that an operand exists and that a layer is on this stage. A message may name a layer of another stage.

@@ -13,6 +13,7 @@ mod buffers;
 mod disk;
 mod layers;
 mod messages;
+mod parameters;
 
 use super::meter::{Idle, Meter, Peaks};
 use super::{Arrivals, Script};
