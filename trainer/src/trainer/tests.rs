@@ -1,13 +1,15 @@
 //! Trains small models of the program's own on ranks that are threads.
 
+mod evaluation;
+mod several_inputs;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::Device;
-use candle_nn::{Module, VarBuilder, linear};
+use candle_nn::{VarBuilder, linear};
 use zero_comm::{Options, threads};
-use zero_engine::Batch;
-use zero_engine::ops::{IGNORE_INDEX, count_targets, cross_entropy};
+use zero_engine::ops::cross_entropy;
 
 use super::*;
 use crate::data::{InMemory, from_fn};
@@ -67,96 +69,6 @@ fn mistake(trainer: impl Fn() -> Trainer<'static> + Sync) -> String {
 fn metrics(folder: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-/// 27 samples do not divide into whole micro-batches, and 14 micro-batches do not divide evenly among 4 ranks.
-#[test]
-fn metrics_are_the_same_on_any_number_of_ranks() {
-    let evaluations = [1, 2, 4].map(|ranks| {
-        let folder = tempfile::tempdir().unwrap();
-        let trainer = || {
-            let doubled = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)? * 2.0;
-            let mean = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)?.mean_all();
-            quiet(config(folder.path(), "max_steps: 6, eval_every: 3, save_last: false"))
-                .model(model())
-                .data(points(64), points(27))
-                .metric("accuracy", accuracy)
-                .metric("doubled", doubled)
-                .metric("mean", mean)
-        };
-        let summaries: Vec<Summary> = fit_on(ranks, trainer).into_iter().map(Result::unwrap).collect();
-        assert!(summaries.iter().all(|summary| *summary == summaries[0]), "{summaries:?}");
-        let evaluation = summaries[0].evaluation.clone().unwrap();
-        assert_eq!((evaluation.samples, evaluation.step, summaries[0].steps), (27, 6, 6));
-        let lines = metrics(folder.path());
-        assert_eq!(lines[5]["eval_accuracy"].as_f64(), evaluation.metric("accuracy"));
-        assert!(lines[4]["eval_accuracy"].is_null() && lines[2]["eval_accuracy"].is_number());
-        evaluation
-    });
-    assert!(evaluations.iter().all(|other| *other == evaluations[0]), "{evaluations:?}");
-    let [accuracy, mean] = ["accuracy", "mean"].map(|name| evaluations[0].metric(name).unwrap());
-    assert!((accuracy - mean).abs() < 1e-6, "{accuracy} {mean}");
-    assert_eq!(evaluations[0].metric("doubled").unwrap(), 2.0 * evaluations[0].metric("accuracy").unwrap());
-}
-
-/// Points of which only some have a class, as i64; `keeps_all` leaves out no sample, otherwise only those with a class.
-fn partly_labelled(samples: usize, keeps_all: bool) -> InMemory {
-    let has_class = |i: &usize| !i.is_multiple_of(3) && !(6..12).contains(i);
-    let kept: Vec<u32> = (0..samples).filter(|i| keeps_all || has_class(i)).map(|i| i as u32).collect();
-    let all = points(samples).batch(&(0..samples).collect::<Vec<_>>()).unwrap();
-    let classes: Vec<u32> = all.targets.unwrap().to_vec1().unwrap();
-    let class = |&i: &u32| if has_class(&(i as usize)) { i64::from(classes[i as usize]) } else { IGNORE_INDEX };
-    let some = Tensor::from_vec(kept.iter().map(class).collect::<Vec<_>>(), kept.len(), &Device::Cpu).unwrap();
-    let kept = Tensor::new(kept, &Device::Cpu).unwrap();
-    InMemory::new(all.inputs.single().unwrap().index_select(&kept, 0).unwrap(), some).unwrap()
-}
-
-/// Samples without a target are no part of an evaluation's mean, on any number of ranks.
-#[test]
-fn evaluations_are_means_over_the_targets() {
-    for more in ["", "eval_batches: 4, "] {
-        // 32 samples are four micro-batches of two on each of four ranks.
-        let evaluations = [(1, true), (2, true), (4, true), (1, false)].map(|(ranks, keeps_all)| {
-            let folder = tempfile::tempdir().unwrap();
-            let more = match keeps_all {
-                true => more.replace('4', &format!("{}", 16 / ranks)),
-                false => String::new(),
-            };
-            let trainer = || {
-                quiet(config(folder.path(), &format!("max_steps: 6, eval_every: 3, {more}save_last: false")))
-                    .model(model().loss_weight(count_targets))
-                    .data(partly_labelled(64, true), partly_labelled(32, keeps_all))
-            };
-            let summaries: Vec<Summary> = fit_on(ranks, trainer).into_iter().map(Result::unwrap).collect();
-            assert!(summaries.iter().all(|summary| *summary == summaries[0]), "{summaries:?}");
-            (summaries[0].loss, summaries[0].evaluation.clone().unwrap().loss)
-        });
-        assert!(evaluations.iter().all(|(loss, _)| *loss == evaluations[0].0), "{evaluations:?}");
-        // Sums over all samples are exact. Means of micro-batches are rounded.
-        let tolerance = if more.is_empty() { 0.0 } else { 1e-6 };
-        for (_, loss) in &evaluations[..3] {
-            assert!((loss - evaluations[0].1).abs() <= tolerance, "{evaluations:?}");
-        }
-        assert!((evaluations[3].1 - evaluations[0].1).abs() < 1e-6, "{evaluations:?}");
-    }
-}
-
-#[test]
-fn an_evaluation_without_any_target_is_an_error() {
-    for more in ["", "eval_batches: 2, "] {
-        let folder = tempfile::tempdir().unwrap();
-        let none = || {
-            let all = points(8).batch(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
-            let targets = Tensor::full(IGNORE_INDEX, 8, &Device::Cpu).unwrap();
-            InMemory::new(all.inputs.single().unwrap().clone(), targets).unwrap()
-        };
-        let error = mistake(|| {
-            quiet(config(folder.path(), &format!("max_steps: 1, eval_every: 1, {more}save_last: false")))
-                .model(model().loss_weight(count_targets))
-                .data(partly_labelled(64, true), none())
-        });
-        assert!(error.contains("all targets of the evaluation data are ignored (-100)"), "{error}");
-    }
 }
 
 #[test]
@@ -280,169 +192,6 @@ fn errors_of_data_sets_and_metrics_end_the_run() {
     let wrong = |scores: &Tensor, _: &Tensor| scores.narrow(0, 0, 1);
     let told = mistake(|| new().data(points(8), points(8)).metric("wrong", wrong));
     assert!(told.contains("in the metric `wrong`") && told.contains("for each of 2 samples"), "{told}");
-}
-
-#[test]
-fn metrics_work_with_the_configured_model_and_data() {
-    let folder = tempfile::tempdir().unwrap();
-    let rows: String = (0..40).map(|i| format!("{},{},{}\n", i % 7, i % 3, u32::from(i % 7 > i % 3))).collect();
-    std::fs::write(folder.path().join("rows.csv"), rows).unwrap();
-    let text = format!(
-        "train_batch_size: 4\nmodel: {{type: mlp, input_size: 2, hidden_sizes: [8], output_size: 2}}\n\
-         data: {{train: {:?}, eval_fraction: 0.2}}\ntraining: {{max_steps: 4, save_last: false, output_dir: {:?}}}",
-        folder.path().join("rows.csv"),
-        folder.path().join("run")
-    );
-    let trainer = || quiet(Config::parse("ds.yaml", text.clone()).unwrap()).metric("accuracy", accuracy);
-    let evaluation = fit_on(2, trainer).remove(0).unwrap().evaluation.unwrap();
-    // `training.eval_batches` micro-batches per rank, on two ranks.
-    assert_eq!(evaluation.samples, 8 * 4);
-    assert!(evaluation.metric("accuracy").is_some_and(|accuracy| (0.0..=1.0).contains(&accuracy)));
-}
-
-/// Two ranks with slices evaluate the same samples as one rank, and count each once.
-#[test]
-fn ranks_that_share_sequences_evaluate_each_sample_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let words: String = (0..600).map(|i| ["one ", "two ", "three "][i * i % 3]).collect();
-    std::fs::write(folder.path().join("words.txt"), words).unwrap();
-    let text = |key: &str| {
-        format!(
-            "train_batch_size: 2\n{key}\nmodel: {{type: gpt2, n_layer: 1, n_embd: 16, n_head: 2, n_positions: 16}}\n\
-             data: {{train: {:?}, sequence_length: 16, eval_fraction: 0.2}}\n\
-             training: {{max_steps: 2, save_last: false, output_dir: {:?}}}",
-            folder.path().join("words.txt"),
-            folder.path().join("run")
-        )
-    };
-    let of = |ranks: usize, key: &str| {
-        let trainer = || quiet(Config::with_world_size("ds.yaml", text(key), ranks).unwrap());
-        fit_on(ranks, trainer).remove(0).unwrap().evaluation.unwrap()
-    };
-    let expected = of(1, "");
-    for key in ["sequence_parallel_size: 2", "mesh: {context_parallel_degree: 2}"] {
-        let found = of(2, key);
-        assert_eq!(found.samples, expected.samples, "{key}");
-        assert!((found.loss / expected.loss - 1.0).abs() < 1e-5, "{key}: {} for {}", found.loss, expected.loss);
-        let refused = || quiet(Config::with_world_size("ds.yaml", text(key), 2).unwrap()).metric("accuracy", accuracy);
-        let told = fit_on(2, refused).remove(0).err().unwrap().to_string();
-        assert!(told.contains("the metric `accuracy` needs whole sequences"), "{told}");
-    }
-}
-
-#[test]
-fn a_pipeline_evaluates_micro_batches_of_different_sizes() {
-    let folder = tempfile::tempdir().unwrap();
-    let trainer = || {
-        let text = text(folder.path(), "max_steps: 2, save_last: false") + "pipeline: {stages: 2}\n";
-        quiet(Config::with_world_size("ds.yaml", text, 4).unwrap())
-            .model(model())
-            .data(points(64), points(27))
-            .metric("accuracy", accuracy)
-    };
-    let summaries = fit_on(4, trainer);
-    let evaluations: Vec<_> = summaries.into_iter().map(|summary| summary.unwrap().evaluation.unwrap()).collect();
-    assert!(evaluations.iter().all(|evaluation| *evaluation == evaluations[0] && evaluation.samples == 27));
-}
-
-/// Adds up two inputs, each transformed by its own weights.
-struct Two([candle_nn::Linear; 2]);
-
-impl zero_engine::Layer for Two {
-    fn run(&self, x: &Activations, _: &zero_engine::Pass) -> CandleResult<Activations> {
-        let [first, second] = x.tensors() else { candle_core::bail!("{} inputs", x.tensors().len()) };
-        Ok((self.0[0].forward(first)? + self.0[1].forward(second)?)?.into())
-    }
-}
-
-#[test]
-fn a_model_of_two_inputs_is_trained() {
-    let folder = tempfile::tempdir().unwrap();
-    let data = |samples: usize| {
-        from_fn(samples, |i| {
-            let (a, b) = (i as f32 * 0.37 % 1.0, i as f32 * 0.73 % 1.0);
-            let inputs = [a, b].map(|x| Tensor::new(&[x], &Device::Cpu));
-            let inputs = Activations::new(inputs.into_iter().collect::<CandleResult<_>>()?);
-            Ok((inputs, Tensor::new(&[2.0 * a - b], &Device::Cpu)?))
-        })
-    };
-    let trainer = || {
-        let build = |vb: VarBuilder| Ok(Two([linear(1, 1, vb.pp("first"))?, linear(1, 1, vb.pp("second"))?]));
-        let model = Layers::new().layer("two", build).loss(candle_nn::loss::mse);
-        let trainer = quiet(config(folder.path(), "max_steps: 200, save_last: false")).model(model);
-        trainer.data(data(64), data(16)).metric("absolute_error", crate::metrics::absolute_error)
-    };
-    let evaluation = fit_on(2, trainer).remove(0).unwrap().evaluation.unwrap();
-    assert!(evaluation.metric("absolute_error").is_some_and(|error| error < 0.05), "{evaluation:?}");
-}
-
-/// Sample `i` has two named inputs and two named targets.
-fn named(i: usize) -> Result<Batch, crate::data::BoxError> {
-    let (a, b) = (i as f32 * 0.37 % 1.0, i as f32 * 0.73 % 1.0);
-    let [a, b, sum] = [a, b, a + b].map(|x| Tensor::new(&[x], &Device::Cpu));
-    let larger = Tensor::new(u32::from(i as f32 * 0.37 % 1.0 > i as f32 * 0.73 % 1.0), &Device::Cpu)?;
-    Ok(Batch::named([("a", a?), ("b", b?)]).target("larger", larger).target("sum", sum?))
-}
-
-/// Both tasks use the hidden layer.
-fn two_tasks() -> Layers {
-    let build = |vb: VarBuilder| Ok(Two([linear(1, 8, vb.pp("first"))?, linear(1, 8, vb.pp("second"))?]));
-    Layers::new()
-        .layer("hidden", build)
-        .inputs(["a", "b"])
-        .layer("larger", |vb: VarBuilder| linear(8, 2, vb))
-        .layer("sum", |vb: VarBuilder| linear(8, 1, vb))
-        .inputs(["hidden"])
-        .loss_of(["larger", "sum"], ["larger", "sum"], |[scores, output], [class, sum]| {
-            cross_entropy(scores, class)? + candle_nn::loss::mse(output, sum)?
-        })
-}
-
-/// The evaluation is the same on one rank, on two, and on two pipeline stages, with a data set in memory and with one
-/// that a function computes.
-#[test]
-fn two_tasks_are_trained_and_measured_by_name() {
-    let evaluations =
-        [(1, ""), (2, ""), (2, "pipeline: {stages: 2}"), (4, "pipeline: {stages: 2}")].map(|(ranks, more)| {
-            let folder = tempfile::tempdir().unwrap();
-            let trainer = || {
-                let text = text(folder.path(), "max_steps: 120, save_last: false") + more + "\n";
-                let all: Vec<usize> = (0..17).map(|i| i + 100).collect();
-                let valid = InMemory::of(from_fn(200, named).batch(&all).unwrap()).unwrap();
-                quiet(Config::with_world_size("ds.yaml", text, ranks).unwrap())
-                    .model(two_tasks())
-                    .data(from_fn(64, named), valid)
-                    .metric_of("accuracy", ["larger"], ["larger"], |[scores], [class]| accuracy(scores, class))
-                    .metric_of("both", ["sum", "larger"], ["sum"], |[output, _], [sum]| (output - sum)?.abs())
-            };
-            let evaluation = fit_on(ranks, trainer).remove(0).unwrap().evaluation.unwrap();
-            assert_eq!(evaluation.samples, 17);
-            evaluation
-        });
-    assert!(evaluations.iter().all(|evaluation| *evaluation == evaluations[0]), "{evaluations:?}");
-    let metric = |name: &str| evaluations[0].metric(name).unwrap();
-    assert!(metric("accuracy") > 0.8 && metric("both") < 0.1, "{:?}", evaluations[0]);
-}
-
-#[test]
-fn names_that_data_or_metrics_miss_are_reported_before_training() {
-    let folder = tempfile::tempdir().unwrap();
-    let new = || quiet(config(folder.path(), "max_steps: 2, save_last: false"));
-    let data = || from_fn(16, named);
-    let told = mistake(|| new().model(two_tasks()).train_data(points(16)));
-    assert!(told.contains("layer `hidden` takes `a`") && told.contains("the inputs 1 without a name"), "{told}");
-    let without = || from_fn(16, |i| Ok(Batch::named([("a", Tensor::new(&[i as f32], &Device::Cpu)?)])));
-    let told = mistake(|| new().model(two_tasks()).data(data(), without()));
-    assert!(told.contains("layer `hidden` takes `b`") && told.contains("the inputs `a` and no targets"), "{told}");
-    let told = mistake(|| new().model(two_tasks()).data(data(), data()).metric("accuracy", accuracy));
-    assert!(told.contains("the metric `accuracy` takes one output") && told.contains("larger, sum"), "{told}");
-    let metric = |output: &'static str, target: &'static str| {
-        let trainer = move || new().model(two_tasks()).data(data(), data());
-        mistake(move || trainer().metric_of("m", [output], [target], |[y], _| Ok(y.clone())))
-    };
-    assert!(metric("hidden", "sum").contains("the output `hidden`, which the loss does not see"));
-    let told = metric("sum", "total");
-    assert!(told.contains("the target `total`") && told.contains("a, b, larger, sum"), "{told}");
 }
 
 #[test]

@@ -3,15 +3,12 @@
 //! One rank stands for all. A gradient is the list of backwards that contributed to it, each with the versions of the
 //! parameters that it read. Sums keep the order of their summands, because the order affects the bits.
 
-use std::collections::BTreeSet;
+mod state;
 
 use zero_pipeline::Instruction::*;
 use zero_pipeline::{Item, ModelShape, Placement, Program, Tier};
 
-/// One backward's contribution: (micro-batch, layer, versions of the parameters that forward and backward read).
-type Contribution = (usize, usize, Vec<u32>);
-/// A sum over micro-batches, in order; each summand lists its contributions in order.
-type Sum = Vec<Vec<Contribution>>;
+use state::{MicroBatch, Segment, Sum, Tile, Values, read};
 
 /// The result of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,75 +19,6 @@ pub(crate) struct Meaning {
     norm: Vec<Sum>,
     /// Parameters held by the rank after the step.
     parameters: Vec<Values>,
-}
-
-/// The full parameters of a segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Values {
-    Absent,
-    /// Every element has this version.
-    Version(u32),
-    /// This rank's part has the new version; the other parts have the old one.
-    Mixed,
-}
-
-struct Segment {
-    full: Values,
-    /// Version of the shard, if parameters are sharded.
-    shard: u32,
-    /// Version of the secondary shard; before it is filled, one that no parameter has.
-    secondary: u32,
-    /// Results of gathers in flight, from shards and from secondary shards.
-    gathering: Option<u32>,
-    gathering_secondary: Option<u32>,
-    open: Vec<Contribution>,
-    accumulator: Sum,
-    reduced: Sum,
-    update: Option<Sum>,
-    /// Offloaded state: the parameter shard that was read, the gradients, and the versions of the tiles.
-    fetched: Option<u32>,
-    gradients_on_disk: Option<Sum>,
-    reading_gradients: Option<Sum>,
-    tiles_on_disk: Vec<u32>,
-    tiles: Vec<Option<Tile>>,
-    /// The gradients used by the update of each tile.
-    tile_updates: Vec<Sum>,
-    /// The gradients that each tile was measured with, and which of the tiles on the disk have been.
-    measured: Vec<Option<Sum>>,
-}
-
-struct Tile {
-    /// In transfer: must not be accessed.
-    moving: bool,
-    /// The gradients with which it was measured, if it was.
-    measured: Option<Sum>,
-    version: u32,
-    gradients: Sum,
-}
-
-impl Segment {
-    /// Returns the common version of all tiles on the disk, if they agree.
-    fn stored(&self) -> Option<u32> {
-        let first = self.tiles_on_disk.first().copied()?;
-        self.tiles_on_disk.iter().all(|version| *version == first).then_some(first)
-    }
-}
-
-#[derive(Default)]
-struct MicroBatch {
-    loaded: bool,
-    /// Layers that have run, with the versions that they read.
-    forward: Vec<Vec<u32>>,
-    /// The layer whose inputs are available.
-    flow: Option<usize>,
-    /// Layers whose inputs are kept, and layers with saved activations.
-    kept: BTreeSet<usize>,
-    /// Kept inputs that are being written, and kept inputs on the disk.
-    leaving: BTreeSet<usize>,
-    on_disk: BTreeSet<usize>,
-    saved: BTreeSet<usize>,
-    /// Layers whose backward has not finished.
-    waiting: usize,
 }
 
 /// Returns the meaning of a program, or the point at which the runtime would fail.
@@ -423,13 +351,4 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
         norm: norm.unwrap_or_default(),
         updates: segments.into_iter().map(|s| s.update.unwrap_or_default()).collect(),
     })
-}
-
-/// Returns the version of each segment that a layer reads; `None` if one of them is incomplete.
-fn read(segments: &[Segment], wanted: &[usize]) -> Option<Vec<u32>> {
-    let version = |&s: &usize| match segments[s].full {
-        Values::Version(version) => Some(version),
-        Values::Absent | Values::Mixed => None,
-    };
-    wanted.iter().map(version).collect()
 }
