@@ -334,7 +334,8 @@ impl Grid {
     const PACKING: usize = 16;
 
     /// Returns the partition with the least work for the busiest thread. Each thread packs the columns that it needs,
-    /// and its rows if the left operand has to be packed too. Rows are cut at multiples of `unit`.
+    /// and its rows if the left operand has to be packed too. The cost of packing f32 whose rows are contiguous is small
+    /// and not counted. Rows are cut at multiples of `unit`.
     fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
         let (rows, depth) = (left.rows, left.columns);
         let threads = threads.min(rows.max(Self::READING) * columns * depth / Self::SMALL).max(1);
