@@ -18,6 +18,7 @@ pub(super) struct Strip {
     pub(super) stride: usize,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Strip {
     /// # Panics
     /// Panics unless a slice of `len` elements contains the strip.
@@ -40,7 +41,7 @@ pub(super) fn turn_rows(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
         // SAFETY: an `Isa` of this level exists only after its features were detected.
         return unsafe { x86::turn_rows(data, strip, out) };
     }
-    turn_rest::<ROWS, _>(data, &strip, 0, out, |value| value);
+    turn_rows_scalar(isa, data, strip, out);
 }
 
 pub(super) fn turn_rows_bf16(isa: Isa, data: &[bf16], strip: Strip, out: &mut [f32]) {
@@ -49,7 +50,7 @@ pub(super) fn turn_rows_bf16(isa: Isa, data: &[bf16], strip: Strip, out: &mut [f
         // SAFETY: as above.
         return unsafe { x86::turn_rows_bf16(data, strip, out) };
     }
-    turn_rest::<ROWS, _>(data, &strip, 0, out, HalfFloat::wide);
+    turn_rows_scalar_bf16(isa, data, strip, out);
 }
 
 pub(super) fn turn(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
@@ -87,6 +88,18 @@ pub(super) fn turn_f16(isa: Isa, data: &[f16], strip: Strip, out: &mut [f32]) {
         return unsafe { x86::turn_strip_f16(data, strip, out) };
     }
     turn_scalar_f16(isa, data, strip, out);
+}
+
+vectorised! {
+    fn turn_rows_scalar(data: &[f32], strip: Strip, out: &mut [f32]) {
+        turn_rest::<ROWS, _>(data, &strip, 0, out, |value| value);
+    }
+}
+
+vectorised! {
+    fn turn_rows_scalar_bf16(data: &[bf16], strip: Strip, out: &mut [f32]) {
+        turn_rest::<ROWS, _>(data, &strip, 0, out, HalfFloat::wide);
+    }
 }
 
 vectorised! {
