@@ -9,6 +9,7 @@ use zero_comm::{Buffer, ReduceOp};
 use zero_pipeline::SegmentId;
 
 use super::Reductions;
+use super::reduced::not_reduced;
 use crate::error::ZeroError;
 use crate::kept::{Grads, KeptGradient};
 use crate::ledger::Category;
@@ -48,7 +49,7 @@ impl Reductions {
                 Some(KeptGradient::Bf16(gradients)) => {
                     gradients[range].iter_mut().zip(part).for_each(|(to, &sum)| *to = half::bf16::from_f32(sum));
                 }
-                None => return Err(super::reduced::not_reduced()),
+                None => return Err(not_reduced()),
             }
         }
         memory.uncount(Category::Staging, elements, size_of::<f32>());

@@ -9,8 +9,10 @@ use half::{bf16, f16};
 use std::ops::Range;
 pub(super) use turn::LANES;
 #[cfg(target_arch = "x86_64")]
+use turn::turn_rows;
+#[cfg(target_arch = "x86_64")]
 pub(super) use turn::x86;
-use turn::{Strip, turn, turn_bf16, turn_f16, turn_rows, turn_rows_bf16};
+use turn::{Strip, turn, turn_bf16, turn_f16};
 
 mod turn;
 
@@ -77,17 +79,15 @@ pub(super) fn turns_left(isa: Isa, data: Elements<'_>) -> bool {
 /// Packs a block of the left operand into panels of a tile's rows, column after column. Its columns are contiguous, or
 /// [`turns_left`] holds.
 pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
+    assert!(left.column_stride != 1 || turns_left(isa, left.data));
     let panel = left_panel(isa, depth.len());
+    #[cfg(target_arch = "x86_64")]
     if left.column_stride == 1 {
-        for (start, panel) in rows.clone().step_by(tile::rows(isa)).zip(packed.chunks_exact_mut(panel)) {
-            let columns = (rows.end - start).min(tile::rows(isa));
+        for (start, panel) in rows.clone().step_by(turn::ROWS).zip(packed.chunks_exact_mut(panel)) {
+            let columns = (rows.end - start).min(turn::ROWS);
             let first = start * left.row_stride;
             let strip = Strip { columns, depth: depth.clone(), first, stride: left.row_stride };
-            match left.data {
-                Elements::F32(data) => turn_rows(isa, data, strip, panel),
-                Elements::Bf16(data) => turn_rows_bf16(isa, data, strip, panel),
-                Elements::F16(_) | Elements::Quantized(_) => unreachable!("`turns_left` does not hold"),
-            }
+            turn_rows(isa, left.data, strip, panel);
         }
         return;
     }

@@ -3,6 +3,8 @@
 
 use super::super::super::kernel::{HalfFloat, Isa, vectorised};
 use super::COLUMNS;
+#[cfg(target_arch = "x86_64")]
+use super::Elements;
 use half::{bf16, f16};
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
@@ -34,23 +36,16 @@ pub(in super::super) const LANES: usize = 16;
 /// Rows of a left operand that are packed side by side: those of a tile with AVX2.
 pub(super) const ROWS: usize = 6;
 
-/// Packs rows of a left operand as columns of [`ROWS`] elements.
-pub(super) fn turn_rows(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if isa.vectors() == Vectors::Avx2 {
+/// Packs rows of a left operand as columns of [`ROWS`] elements, with AVX2.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn turn_rows(isa: Isa, data: Elements<'_>, strip: Strip, out: &mut [f32]) {
+    match (isa.vectors(), data) {
         // SAFETY: an `Isa` of this level exists only after its features were detected.
-        return unsafe { x86::turn_rows(data, strip, out) };
-    }
-    turn_rows_scalar(isa, data, strip, out);
-}
-
-pub(super) fn turn_rows_bf16(isa: Isa, data: &[bf16], strip: Strip, out: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if isa.vectors() == Vectors::Avx2 {
+        (Vectors::Avx2, Elements::F32(data)) => unsafe { x86::turn_rows(data, strip, out) },
         // SAFETY: as above.
-        return unsafe { x86::turn_rows_bf16(data, strip, out) };
+        (Vectors::Avx2, Elements::Bf16(data)) => unsafe { x86::turn_rows_bf16(data, strip, out) },
+        _ => unreachable!("`turns_left` does not hold"),
     }
-    turn_rows_scalar_bf16(isa, data, strip, out);
 }
 
 pub(super) fn turn(isa: Isa, data: &[f32], strip: Strip, out: &mut [f32]) {
@@ -88,18 +83,6 @@ pub(super) fn turn_f16(isa: Isa, data: &[f16], strip: Strip, out: &mut [f32]) {
         return unsafe { x86::turn_strip_f16(data, strip, out) };
     }
     turn_scalar_f16(isa, data, strip, out);
-}
-
-vectorised! {
-    fn turn_rows_scalar(data: &[f32], strip: Strip, out: &mut [f32]) {
-        turn_rest::<ROWS, _>(data, &strip, 0, out, |value| value);
-    }
-}
-
-vectorised! {
-    fn turn_rows_scalar_bf16(data: &[bf16], strip: Strip, out: &mut [f32]) {
-        turn_rest::<ROWS, _>(data, &strip, 0, out, HalfFloat::wide);
-    }
 }
 
 vectorised! {
@@ -196,7 +179,7 @@ pub(in super::super) mod x86 {
             // SAFETY: the strip is in `data`.
             unsafe { eight(data, &strip, column, k) }
         };
-        let skip = small_squares(strip.columns, strip.depth.len(), load, out);
+        let skip = small_squares::<LANES, COLUMNS>(strip.columns, strip.depth.len(), load, out);
         turn_rest::<COLUMNS, _>(data, &strip, skip, out, |value| value);
     }
 
@@ -205,7 +188,7 @@ pub(in super::super) mod x86 {
         strip.check(data.len());
         // SAFETY: the strip is in `data`.
         let load = |column: usize, k: usize| unsafe { eight_bf16(data, &strip, column, k) };
-        let skip = small_squares(strip.columns, strip.depth.len(), load, out);
+        let skip = small_squares::<LANES, COLUMNS>(strip.columns, strip.depth.len(), load, out);
         turn_rest::<COLUMNS, _>(data, &strip, skip, out, HalfFloat::wide);
     }
 
@@ -214,7 +197,7 @@ pub(in super::super) mod x86 {
         strip.check(data.len());
         // SAFETY: the strip is in `data`.
         let load = |row: usize, k: usize| unsafe { eight(data, &strip, row, k) };
-        let skip = six_rows(strip.columns, strip.depth.len(), load, out);
+        let skip = small_squares::<ROWS, ROWS>(strip.columns, strip.depth.len(), load, out);
         turn_rest::<ROWS, _>(data, &strip, skip, out, |value| value);
     }
 
@@ -223,7 +206,7 @@ pub(in super::super) mod x86 {
         strip.check(data.len());
         // SAFETY: the strip is in `data`.
         let load = |row: usize, k: usize| unsafe { eight_bf16(data, &strip, row, k) };
-        let skip = six_rows(strip.columns, strip.depth.len(), load, out);
+        let skip = small_squares::<ROWS, ROWS>(strip.columns, strip.depth.len(), load, out);
         turn_rest::<ROWS, _>(data, &strip, skip, out, HalfFloat::wide);
     }
 
@@ -252,47 +235,30 @@ pub(in super::super) mod x86 {
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
     }
 
-    /// [`small_squares`] for the rows of a left operand.
+    /// [`squares`] with registers of eight words, for a strip of `COUNT` columns and an output of `WIDTH` columns. A store
+    /// writes eight elements: those beyond the strip are in the next row, or in the padding behind the last one.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn six_rows(rows: usize, words: usize, load: impl Fn(usize, usize) -> __m256, out: &mut [f32]) -> usize {
-        if rows < ROWS {
+    fn small_squares<const COUNT: usize, const WIDTH: usize>(
+        columns: usize,
+        words: usize,
+        load: impl Fn(usize, usize) -> __m256,
+        out: &mut [f32],
+    ) -> usize {
+        if columns < COUNT {
             return 0;
         }
         let whole = words / 8 * 8;
         for k in (0..whole).step_by(8) {
-            let mut square = [_mm256_setzero_ps(); 8];
-            for (row, register) in square.iter_mut().take(ROWS).enumerate() {
-                *register = load(row, k);
-            }
-            // A store writes two more elements than the column has. The next column or the padding of the panel is there.
-            let out = &mut out[k * ROWS..][..7 * ROWS + 8];
-            for (i, column) in turned_eight(square).into_iter().enumerate() {
-                // SAFETY: `out` has eight elements from there on.
-                unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i * ROWS), column) };
-            }
-        }
-        whole
-    }
-
-    /// [`squares`] with registers of eight words.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn small_squares(columns: usize, words: usize, load: impl Fn(usize, usize) -> __m256, out: &mut [f32]) -> usize {
-        if columns < LANES {
-            return 0;
-        }
-        let whole = words / 8 * 8;
-        for k in (0..whole).step_by(8) {
-            for first in [0, 8] {
+            for first in (0..COUNT).step_by(8) {
                 let mut square = [_mm256_setzero_ps(); 8];
-                for (c, register) in square.iter_mut().enumerate() {
+                for (c, register) in square.iter_mut().enumerate().take(COUNT - first) {
                     *register = load(first + c, k);
                 }
-                let out = &mut out[k * COLUMNS + first..][..7 * COLUMNS + 8];
+                let out = &mut out[k * WIDTH + first..][..7 * WIDTH + 8];
                 for (i, row) in turned_eight(square).into_iter().enumerate() {
                     // SAFETY: `out` has eight elements from there on.
-                    unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i * COLUMNS), row) };
+                    unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i * WIDTH), row) };
                 }
             }
         }
