@@ -1,6 +1,7 @@
 //! Tests releases and gathers of a parameter.
 
 use super::*;
+use candle_core::CpuStorage;
 
 fn parameter(values: Vec<f32>) -> Parameter {
     let p = Parameter::new(

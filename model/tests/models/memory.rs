@@ -1,4 +1,4 @@
-//! Compares the memory of layers with formulas derived by hand. `engine/tests/layer_memory.rs` compares it with actual
+//! Compares the memory of layers with formulas derived by hand. `engine/tests/layer_memory/` compares it with actual
 //! allocations.
 
 use candle_core::{DType, Result, Tensor};

@@ -7,7 +7,6 @@
 //! dimension, so all instruction sets give bit-identical results.
 
 use super::super::kernel::Isa;
-use std::ops::Range;
 use zero_isa::Vectors;
 
 /// Columns of a panel of the packed right operand.
@@ -106,26 +105,6 @@ impl Tile {
         }
     }
 
-    /// Returns the part of the tile with these columns, from a row on.
-    ///
-    /// # Safety
-    /// The part must be inside the tile.
-    unsafe fn part(self, row: usize, columns: Range<usize>) -> Self {
-        let column = columns.start;
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            let start = if self.start.is_null() { self.start } else { self.start.add(row * self.start_rows + column) };
-            Self {
-                columns: columns.len(),
-                left: self.left.add(row * self.left_rows),
-                right: self.right.add(column),
-                start,
-                out: self.out.add(row * self.out_rows + column),
-                ..self
-            }
-        }
-    }
-
     /// # Safety
     /// As for [`Tile::compute`].
     unsafe fn compute_scalar(self) {
@@ -152,14 +131,130 @@ impl Tile {
     }
 }
 
-/// Calls `$function::<rows, $vectors>` on the part of a tile with these columns, for the largest number of rows in
-/// `$sizes` that fits, until all rows are done.
-macro_rules! rows_by_rows {
-    ($tile:expr, $function:ident::<$vectors:literal>, $columns:expr, [$($size:literal),*]) => {{
+/// Declares a tile and its innermost loop. The variants differ in their registers, in the numbers of rows and of registers
+/// of columns, and in what an element of the left operand and a row of the right one add to a sum.
+///
+/// A step loads a row of the right operand and one element of each row of the left one. Every other instruction slows the
+/// tile down while another program runs on the second hardware thread of the core, so there are few.
+///
+/// `$registers` is a module with the operations on a register, and constants: the number of f32 in it (`LANES`), the steps in
+/// an iteration, whose addresses differ by constants (`STEPS`), how many rows of the left operand an instruction can address
+/// from one pointer (`ADDRESSED`), and how many steps before its use a row of the right operand is prefetched from the
+/// second-level cache (`AHEAD`).
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! tile {
+    (
+        $(#[$attr:meta])*
+        $compute:ident, $name:ident, $features:literal, $registers:ident,
+        rows: $rows:tt, vectors: $($few:literal)* | $full:literal,
+        |$element:ident, $row:ident, $sum:ident| $step:expr
+    ) => {
+        impl Tile {
+            $(#[$attr])*
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $compute(self) {
+                for column in (0..self.columns).step_by($full * $registers::LANES) {
+                    // SAFETY: guaranteed by the caller; the parts cover the tile.
+                    unsafe {
+                        match ((self.columns - column).div_ceil($registers::LANES), self.left_rows == 1) {
+                            $(
+                                ($few, true) => rows!(&self, column, $name::<$few, true>, $rows),
+                                ($few, false) => rows!(&self, column, $name::<$few, false>, $rows),
+                            )*
+                            (_, true) => rows!(&self, column, $name::<$full, true>, $rows),
+                            (_, false) => rows!(&self, column, $name::<$full, false>, $rows),
+                        }
+                    }
+                }
+            }
+        }
+
+        /// Computes `R` rows and `V` registers of columns of a tile, the last of which may be partly used. `TURNED` says
+        /// that the rows of the left operand are adjacent; otherwise the elements of a row are.
+        ///
+        /// # Safety
+        /// As for [`Tile::compute`]; the tile must contain these rows and columns.
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        unsafe fn $name<const R: usize, const V: usize, const TURNED: bool>(t: &Tile, row: usize, column: usize) {
+            use $registers::{ADDRESSED, AHEAD, LANES, STEPS, load, load_part, splat, store, store_part, zero};
+            debug_assert!(if TURNED { t.left_rows == 1 } else { t.left_step == 1 });
+            let columns = t.columns - column;
+            let whole = |v: usize| v + 1 < V || columns >= LANES * V;
+            let last = columns.wrapping_sub(LANES * (V - 1));
+            let mut sums = [[zero(); V]; R];
+            // SAFETY: guaranteed by the caller; elements outside the tile are masked.
+            unsafe {
+                let out = t.out.add(row * t.out_rows + column);
+                // The rows of a wide output are on separate pages, which the hardware prefetcher does not predict.
+                for r in 0..R {
+                    (0..V * LANES).step_by(16).for_each(|c| prefetch(out.wrapping_add(r * t.out_rows + c)));
+                }
+                if !t.start.is_null() {
+                    let start = t.start.add(row * t.start_rows + column);
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        for (v, sum) in sums.iter_mut().enumerate() {
+                            let start = start.add(r * t.start_rows + v * LANES);
+                            *sum = if whole(v) { load(start) } else { load_part(start, last) };
+                        }
+                    }
+                }
+                let (left, mut right) = (t.left.add(row * t.left_rows), t.right.add(column));
+                let mut lefts: [_; MOST_ROWS] = std::array::from_fn(|i| left.wrapping_add(i * ADDRESSED * t.left_rows));
+                if !TURNED {
+                    // Hides how they are related. LLVM would otherwise compute the address of each row from that of the one
+                    // before.
+                    for left in &mut lefts[1..R.div_ceil(ADDRESSED)] {
+                        std::arch::asm!("/* {0} */", inout(reg) *left, options(pure, readonly, nostack, preserves_flags));
+                    }
+                }
+                let mut advance = |steps: usize| {
+                    for k in 0..steps {
+                        let mut row = [zero(); V];
+                        for (v, row) in row.iter_mut().enumerate() {
+                            *row = load(right.add(k * COLUMNS + v * LANES));
+                            if let Some(ahead) = AHEAD {
+                                prefetch(right.wrapping_add((k + ahead) * COLUMNS + v * LANES));
+                            }
+                        }
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            let $element = splat(*if TURNED {
+                                lefts[0].add(k * t.left_step + r)
+                            } else {
+                                lefts[r / ADDRESSED].add(r % ADDRESSED * t.left_rows + k)
+                            });
+                            for (sum, $row) in sums.iter_mut().zip(row) {
+                                let $sum = *sum;
+                                *sum = $step;
+                            }
+                        }
+                    }
+                    let done = if TURNED { steps * t.left_step } else { steps };
+                    lefts = lefts.map(|left| left.wrapping_add(done));
+                    right = right.wrapping_add(steps * COLUMNS);
+                };
+                (0..t.depth / STEPS).for_each(|_| advance(STEPS));
+                (0..t.depth % STEPS).for_each(|_| advance(1));
+                for (r, sums) in sums.iter().enumerate() {
+                    for (v, sum) in sums.iter().enumerate() {
+                        let out = out.add(r * t.out_rows + v * LANES);
+                        if whole(v) { store(out, *sum) } else { store_part(out, last, *sum) }
+                    }
+                }
+            }
+        }
+    };
+}
+
+/// Calls `$function::<rows, $vectors, $turned>` for the largest number of rows in `$sizes` that is left, until all rows of
+/// the tile are done.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! rows {
+    ($tile:expr, $column:expr, $function:ident::<$vectors:literal, $turned:literal>, [$($size:literal),*]) => {{
         let mut row = 0;
         $(
             while $tile.rows - row >= $size {
-                $function::<$size, $vectors>($tile.part(row, $columns));
+                $function::<$size, $vectors, $turned>($tile, row, $column);
                 row += $size;
             }
         )*

@@ -11,8 +11,11 @@ use half::{bf16, f16};
 use zero_comm::heap;
 use zero_model::memory::{Form, LayerMemory, room_of_a_thread};
 use zero_model::sink::{DeferredGradients, Gradients};
-use zero_model::zoo::{Activation, Gpt2Config, LayerType, LlamaConfig, MlpConfig, gpt2, llama, mlp};
-use zero_model::{Activations, Layers, Model, Pass, backward_from, hand_on, ops, sink};
+use zero_model::{Activations, Model, Pass, backward_from, hand_on, ops, sink};
+
+mod cases;
+
+use cases::Case;
 
 #[global_allocator]
 static ALLOCATOR: heap::Counted<System> = heap::Counted(System);
@@ -52,14 +55,6 @@ fn measured<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, u64, u64)> {
     let peak = heap::peak() - before;
     // Callers drop earlier values outside of `run`, so the difference is what `run` leaves allocated.
     Ok((result, peak as u64, heap::now().saturating_sub(before) as u64))
-}
-
-struct Case {
-    name: String,
-    layers: Layers,
-    dtype: DType,
-    /// Inputs and targets.
-    batch: (Tensor, Tensor),
 }
 
 /// A model's forward and backward, layer by layer as in the engine, with the graph cut between layers.
@@ -248,145 +243,6 @@ fn fill(model: &Model) -> Result<()> {
     Ok(())
 }
 
-fn tokens(batch: usize, time: usize, vocabulary: usize) -> Result<(Tensor, Tensor)> {
-    let ids = |shift| (0..batch * time).map(move |i| ((i * 31 + shift) % vocabulary) as u32).collect::<Vec<_>>();
-    let tensor = |ids| Tensor::from_vec(ids, (batch, time), &Device::Cpu);
-    Ok((tensor(ids(0))?, tensor(ids(1))?))
-}
-
-fn gpt2_cases() -> Result<Vec<Case>> {
-    let mut cases = vec![];
-    for (batch, time, width, heads, vocabulary) in
-        [(1, 32, 64, 2, 100), (4, 64, 128, 4, 5000), (2, 256, 64, 1, 50257), (3, 100, 768, 12, 1000)]
-    {
-        for (dtype, dropout, tied, activation, tile_rows) in [
-            (DType::F32, 0.0, true, Activation::GeluNew, None),
-            (DType::F32, 0.1, false, Activation::Gelu, None),
-            (DType::BF16, 0.0, false, Activation::GeluNew, None),
-            (DType::BF16, 0.1, true, Activation::Silu, None),
-            (DType::F32, 0.1, true, Activation::GeluNew, Some(64)),
-            (DType::F32, 0.0, true, Activation::Silu, Some(128)),
-            (DType::BF16, 0.0, true, Activation::GeluNew, Some(128)),
-            (DType::BF16, 0.0, true, Activation::Gelu, Some(64)),
-            (DType::F16, 0.1, true, Activation::GeluNew, None),
-            (DType::F16, 0.0, false, Activation::Silu, Some(128)),
-        ] {
-            let config = Gpt2Config {
-                vocab_size: vocabulary,
-                n_positions: 256,
-                n_embd: width,
-                n_layer: 2,
-                n_head: heads,
-                activation_function: activation,
-                resid_pdrop: dropout,
-                embd_pdrop: dropout,
-                attn_pdrop: dropout,
-                tie_word_embeddings: tied,
-                tiled_mlp_rows: tile_rows,
-                ..Gpt2Config::default()
-            };
-            let sizes = format!("batch {batch}, time {time}, width {width}, vocabulary {vocabulary}");
-            cases.push(Case {
-                name: format!(
-                    "gpt2 of {dtype:?}, {sizes}, {activation:?}, dropout {dropout}, tied {tied}, tiles {tile_rows:?}"
-                ),
-                layers: gpt2(&config),
-                dtype,
-                batch: tokens(batch, time, vocabulary)?,
-            });
-        }
-    }
-    Ok(cases)
-}
-
-/// Gemma 3 and Phi-3, whose blocks have other operations than Llama's.
-fn family_cases() -> Result<Vec<Case>> {
-    let (batch, time) = (3, 96);
-    let llama_config = LlamaConfig {
-        vocab_size: 1000,
-        hidden_size: 128,
-        intermediate_size: 344,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        max_position_embeddings: 1 << 30,
-        sliding_window: Some(20),
-        ..LlamaConfig::default()
-    };
-    let gemma3 = |tiled_mlp_rows| LlamaConfig {
-        layer_types: vec![LayerType::SlidingAttention, LayerType::FullAttention],
-        qk_norm: true,
-        query_pre_attn_scalar: Some(10.0),
-        rope_local_base_freq: Some(100.0),
-        hidden_act: Activation::GeluNew,
-        norm_unit_offset: true,
-        post_norms: true,
-        scale_embeddings: true,
-        tie_word_embeddings: true,
-        tiled_mlp_rows,
-        ..llama_config.clone()
-    };
-    let phi3 = LlamaConfig { fused_projections: true, partial_rotary_factor: 0.75, ..llama_config.clone() };
-    let mut cases = vec![];
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for (name, config) in
-            [("gemma 3", gemma3(None)), ("gemma 3 in tiles", gemma3(Some(64))), ("phi 3", phi3.clone())]
-        {
-            cases.push(Case {
-                name: format!("{name} of {dtype:?}"),
-                layers: llama(&config),
-                dtype,
-                batch: tokens(batch, time, 1000)?,
-            });
-        }
-    }
-    Ok(cases)
-}
-
-fn llama_cases() -> Result<Vec<Case>> {
-    let mut cases = vec![];
-    for (batch, time, width, inner, heads, kv_heads, window) in [
-        (1, 32, 64, 100, 4, 4, None),
-        (4, 64, 128, 344, 8, 2, Some(20)),
-        (2, 256, 256, 688, 4, 1, None),
-        (1, 100, 512, 1376, 8, 8, Some(64)),
-    ] {
-        for (dtype, tile_rows) in [
-            (DType::F32, None),
-            (DType::BF16, None),
-            (DType::F16, None),
-            (DType::F32, Some(64)),
-            (DType::BF16, Some(128)),
-            (DType::F16, Some(64)),
-        ] {
-            let config = LlamaConfig {
-                vocab_size: 3000,
-                hidden_size: width,
-                intermediate_size: inner,
-                num_hidden_layers: 2,
-                num_attention_heads: heads,
-                num_key_value_heads: kv_heads,
-                max_position_embeddings: 256,
-                sliding_window: window,
-                tie_word_embeddings: window.is_some(),
-                qkv_bias: kv_heads == 1,
-                attention_bias: kv_heads == 8,
-                mlp_bias: kv_heads == 8,
-                tiled_mlp_rows: tile_rows,
-                ..LlamaConfig::default()
-            };
-            let sizes = format!("batch {batch}, time {time}, width {width}, {kv_heads} of {heads} heads");
-            cases.push(Case {
-                name: format!("llama of {dtype:?}, {sizes}, window {window:?}, tiles {tile_rows:?}"),
-                layers: llama(&config),
-                dtype,
-                batch: tokens(batch, time, 3000)?,
-            });
-        }
-    }
-    Ok(cases)
-}
-
 /// Allocates the buffers that threads keep, so that they are in no measurement.
 fn make_rooms(threads: usize) -> Result<()> {
     let before = heap::now();
@@ -406,59 +262,10 @@ fn make_rooms(threads: usize) -> Result<()> {
     Ok(())
 }
 
-fn mlp_cases() -> Result<Vec<Case>> {
-    let mut cases = vec![];
-    for (batch, hidden_act) in [(1, Activation::Relu), (100, Activation::Gelu), (1000, Activation::Silu)] {
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let config =
-                MlpConfig { input_size: 300, hidden_sizes: vec![500, 60], num_labels: 150, hidden_act, base: None };
-            let labels: Vec<u32> = (0..batch as u32).map(|i| i * 7 % 150).collect();
-            let x = (Tensor::arange(0, batch as u32 * 300, &Device::Cpu)?.to_dtype(DType::F32)? / 1e6)?;
-            cases.push(Case {
-                name: format!("mlp of {dtype:?}, batch {batch}, {hidden_act:?}"),
-                layers: mlp(&config),
-                dtype,
-                batch: (x.reshape((batch, 300))?.to_dtype(dtype)?, Tensor::new(labels, &Device::Cpu)?),
-            });
-        }
-    }
-    Ok(cases)
-}
-
-/// i64 targets of which some are ignored, so that the head copies the other rows.
-fn ignoring_cases() -> Result<Vec<Case>> {
-    let mut cases = vec![];
-    // A plan assumes that every row has a target. Here a chunk of rows is full in either case.
-    let vocabulary = 5000;
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let config = Gpt2Config {
-            vocab_size: vocabulary,
-            n_positions: 256,
-            n_embd: 128,
-            n_layer: 1,
-            n_head: 2,
-            ..Gpt2Config::default()
-        };
-        let (inputs, targets) = tokens(16, 64, vocabulary)?;
-        let targets: Vec<u32> = targets.flatten_all()?.to_vec1()?;
-        let some =
-            targets.iter().enumerate().map(|(i, &target)| if i % 9 == 0 { ops::IGNORE_INDEX } else { target.into() });
-        let targets = Tensor::from_vec(some.collect::<Vec<i64>>(), (16, 64), &Device::Cpu)?;
-        let name = format!("gpt2 of {dtype:?}, ignored targets");
-        cases.push(Case { name, layers: gpt2(&config), dtype, batch: (inputs, targets) });
-    }
-    Ok(cases)
-}
-
 #[test]
 fn layer_memory_matches_the_plan() -> Result<()> {
     make_rooms(2)?;
-    let mut cases = gpt2_cases()?;
-    cases.extend(llama_cases()?);
-    cases.extend(family_cases()?);
-    cases.extend(mlp_cases()?);
-    cases.extend(ignoring_cases()?);
-    for Case { name, layers, dtype, batch } in cases {
+    for Case { name, layers, dtype, batch } in cases::all()? {
         let model = layers.build(dtype).expect("a model");
         fill(&model)?;
         let mut run = Run { name: &name, model: &model, comparison: Comparison::default() };

@@ -1,19 +1,17 @@
 //! Compares training on a GPU with training on the CPU. The GPU is the emulated one of docs/gpu-kernels.md, or with
 //! `ZERO_TRAIN_CUDA_TESTS=1` a GPU of this machine.
 
-#[path = "../../cuda/tests/mock/mod.rs"]
+mod memory;
+#[path = "../../../cuda/tests/mock/mod.rs"]
 mod mock;
-#[path = "gpu/step.rs"]
 mod step;
-#[path = "../../engine/tests/world/mod.rs"]
+mod timeline;
+#[path = "../../../engine/tests/world/mod.rs"]
 mod world;
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, llama_config, train, world};
-use zero_engine::{GpuSpan, Subject, Track};
-use zero_train::ops::measure;
 use zero_train::zoo::llama;
 use zero_train::{Config, Engine, Layers};
 
@@ -349,70 +347,6 @@ fn pipelines_with_everything_on_gpus() {
     }
 }
 
-/// Returns the spans of GPU work in two traced steps, with their names, and the number of instructions in a step.
-fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)> {
-    let text = text.replace("{device: cuda", "{device: cuda, trace: true");
-    world(ranks, |comm| {
-        let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
-        train(&mut engine, 2);
-        let named = |span: &GpuSpan| match span.subject {
-            Subject::Number(index) => engine.program().instructions[index].kind(),
-            Subject::Transfer { kind, .. } => kind.name(),
-        };
-        let spans = engine.timing().gpu_spans().to_vec();
-        (spans.iter().map(|span| (*span, named(span))).collect(), engine.program().instructions.len())
-    })
-}
-
-/// The timeline of a traced run has every copy, no operation begins before those that it depends on, and
-/// products are counted.
-#[test]
-fn the_timeline_shows_the_work_of_the_gpu() {
-    if !has_gpu() {
-        return;
-    }
-    // With all state on the host, gradients are copied to the host after their backward, and parameters arrive before
-    // their use.
-    let (spans, instructions) = traced(1, &settings("cuda", 3, 1, "")).remove(0);
-    let on = |track| spans.iter().filter(move |(span, _)| span.track == track).copied().collect::<Vec<_>>();
-    let (compute, down, up) = (on(Track::Compute), on(Track::ToHost), on(Track::FromHost));
-    assert_eq!(compute.len(), 2 * instructions);
-    for (before, after) in compute.iter().zip(&compute[1..]) {
-        // Events are accurate to half a microsecond, and times are floats in milliseconds.
-        assert!(before.0.end <= after.0.start + Duration::from_micros(50), "{before:?} {after:?}");
-    }
-    assert!(!down.is_empty() && !up.is_empty(), "{spans:?}");
-    for (copy, what) in &down {
-        let same = |(span, _): &&(GpuSpan, &str)| span.subject == copy.subject && span.start <= copy.start;
-        let made = compute.iter().rfind(same).unwrap_or_else(|| panic!("a copy in {what} before {what}"));
-        assert!(made.0.start <= copy.start);
-    }
-    // The same number of multiply-accumulates as on the CPU.
-    let macs = |device: &str| {
-        let counted = world(1, |comm| {
-            let mut engine = Engine::with_communicator(config(1, &settings(device, 1, 1, "")), gpt2(), comm).unwrap();
-            let before = measure::macs();
-            train(&mut engine, 1);
-            measure::macs() - before
-        });
-        counted[0]
-    };
-    assert_eq!(macs("cuda"), macs("cpu"));
-}
-
-/// With NCCL, collectives run on their own streams.
-#[test]
-fn collectives_are_in_the_timeline() {
-    if !mock::has_gpus(2) || !has_gpu() {
-        return;
-    }
-    for (spans, _) in traced(2, &resident("cuda", 3, 1, "")) {
-        let kinds: BTreeSet<&str> =
-            spans.iter().filter(|(span, _)| span.track == Track::Collectives).map(|(_, kind)| *kind).collect();
-        assert!(kinds.contains("all_gather") && kinds.contains("reduce_scatter"), "{kinds:?}");
-    }
-}
-
 #[test]
 fn unsupported_gpu_settings_are_rejected_before_the_run() {
     for (text, said) in [
@@ -427,81 +361,4 @@ fn unsupported_gpu_settings_are_rejected_before_the_run() {
         let error = all.remove(0).expect("an error").to_string();
         assert!(error.contains(said), "{error}");
     }
-}
-
-/// Runs in its own process, with a GPU that has a hundred kilobytes of memory.
-#[test]
-fn too_little_memory_is_said_in_words() {
-    const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
-    if std::env::var_os(CHILD).is_none() {
-        if !mock::only_the_mock() || !has_gpu() {
-            return;
-        }
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "too_little_memory_is_said_in_words"])
-            .env(CHILD, "1")
-            .env("MOCK_DEVICE_BYTES", "100000");
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        return;
-    }
-    assert!(mock::ready());
-    let mut all = world(1, |comm| {
-        let engine = Engine::with_communicator(config(1, &settings("cuda", 1, 1, "")), gpt2(), comm);
-        engine.and_then(|mut engine| engine.train_batch(&batch(0, 2))).map(|_| ())
-    });
-    let error = all.remove(0).expect_err("it cannot fit");
-    assert_eq!(error.exit_status(), 2);
-    assert!(error.to_string().starts_with("out of GPU memory: "), "{error}");
-}
-
-/// Compares the driver's peak memory with the plan. Each case runs in its own process, because the driver counts per
-/// process.
-#[test]
-fn the_gpu_holds_what_was_planned() {
-    const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
-    let Ok(zero) = std::env::var(CHILD) else {
-        if !mock::only_the_mock() || !has_gpu() {
-            return;
-        }
-        for zero in [
-            "{stage: 0}",
-            "{stage: 1, offload_optimizer: {device: cpu}}",
-            "{stage: 3, stage3_param_persistence_threshold: 0}",
-            "{stage: 3, stage3_param_persistence_threshold: 0, offload_optimizer: {device: cpu}, offload_param: {device: cpu}}",
-        ] {
-            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-            let output = command.args(["--exact", "the_gpu_holds_what_was_planned"]).env(CHILD, zero).output().unwrap();
-            assert!(output.status.success(), "{zero}: {}", String::from_utf8_lossy(&output.stdout));
-        }
-        return;
-    };
-    assert!(mock::ready());
-    // Every product uses the largest workspace that it may. Next to such a small model the workspace is large, so it is
-    // subtracted.
-    let workspace = zero_cuda::MOST_WORKSPACE as f64;
-    mock::set(c"mock_workspace", workspace as i32);
-    let folder = tempfile::tempdir().unwrap();
-    let data = folder.path().join("data.txt");
-    std::fs::write(&data, "what is planned is what is held, and no more. ".repeat(200)).unwrap();
-    let text = format!(
-        "train_micro_batch_size_per_gpu: 4\ntraining: {{device: cuda}}\nzero_optimization: {zero}\n\
-         model: {{type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 4}}\n\
-         data: {{train: {}, tokenizer: byte, sequence_length: 64}}\noptimizer: {{type: AdamW}}",
-        data.display()
-    );
-    let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
-    let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
-    let plan = zero_planner::Plan::new(config.clone(), layers).unwrap().value();
-    let planned = plan["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap() as f64;
-    let measured = world(1, |comm| {
-        let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();
-        for _ in 0..3 {
-            steps.step().unwrap();
-        }
-        steps.engine().peak_gpu_bytes().unwrap() as f64
-    });
-    let share = (measured[0] - workspace) / (planned - workspace);
-    assert!((0.7..1.1).contains(&share), "{zero}: {} of {planned} planned", measured[0]);
 }

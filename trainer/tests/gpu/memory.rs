@@ -1,0 +1,83 @@
+//! The memory of a GPU: what a run needs, and what happens if it is too little.
+
+use super::world::{batch, config, gpt2, world};
+use super::{has_gpu, mock, settings};
+use zero_train::{Config, Engine};
+
+/// Runs in its own process, with a GPU that has a hundred kilobytes of memory.
+#[test]
+fn too_little_memory_is_said_in_words() {
+    const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        if !mock::only_the_mock() || !has_gpu() {
+            return;
+        }
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "memory::too_little_memory_is_said_in_words"])
+            .env(CHILD, "1")
+            .env("MOCK_DEVICE_BYTES", "100000");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    assert!(mock::ready());
+    let mut all = world(1, |comm| {
+        let engine = Engine::with_communicator(config(1, &settings("cuda", 1, 1, "")), gpt2(), comm);
+        engine.and_then(|mut engine| engine.train_batch(&batch(0, 2))).map(|_| ())
+    });
+    let error = all.remove(0).expect_err("it cannot fit");
+    assert_eq!(error.exit_status(), 2);
+    assert!(error.to_string().starts_with("out of GPU memory: "), "{error}");
+}
+
+/// Compares the driver's peak memory with the plan. Each case runs in its own process, because the driver counts per
+/// process.
+#[test]
+fn the_gpu_holds_what_was_planned() {
+    const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
+    let Ok(zero) = std::env::var(CHILD) else {
+        if !mock::only_the_mock() || !has_gpu() {
+            return;
+        }
+        for zero in [
+            "{stage: 0}",
+            "{stage: 1, offload_optimizer: {device: cpu}}",
+            "{stage: 3, stage3_param_persistence_threshold: 0}",
+            "{stage: 3, stage3_param_persistence_threshold: 0, offload_optimizer: {device: cpu}, offload_param: {device: cpu}}",
+        ] {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let output =
+                command.args(["--exact", "memory::the_gpu_holds_what_was_planned"]).env(CHILD, zero).output().unwrap();
+            assert!(output.status.success(), "{zero}: {}", String::from_utf8_lossy(&output.stdout));
+        }
+        return;
+    };
+    assert!(mock::ready());
+    // Every product uses the largest workspace that it may. Next to such a small model the workspace is large, so it is
+    // subtracted.
+    let workspace = zero_cuda::MOST_WORKSPACE as f64;
+    mock::set(c"mock_workspace", workspace as i32);
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data.txt");
+    std::fs::write(&data, "what is planned is what is held, and no more. ".repeat(200)).unwrap();
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 4\ntraining: {{device: cuda}}\nzero_optimization: {zero}\n\
+         model: {{type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 4}}\n\
+         data: {{train: {}, tokenizer: byte, sequence_length: 64}}\noptimizer: {{type: AdamW}}",
+        data.display()
+    );
+    let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
+    let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
+    let plan = zero_planner::Plan::new(config.clone(), layers).unwrap().value();
+    let planned = plan["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap() as f64;
+    let measured = world(1, |comm| {
+        let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();
+        for _ in 0..3 {
+            steps.step().unwrap();
+        }
+        steps.engine().peak_gpu_bytes().unwrap() as f64
+    });
+    let share = (measured[0] - workspace) / (planned - workspace);
+    assert!((0.7..1.1).contains(&share), "{zero}: {} of {planned} planned", measured[0]);
+}
