@@ -7,7 +7,7 @@ mod ordering;
 
 use std::ffi::c_void;
 use std::process::Command;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemPool_attribute as Attribute, CUmemoryPool, CUresult};
 use zero_cuda::{Device, Event, Pinned, Stream, check};

@@ -1,7 +1,10 @@
 //! The mock finds memory that streams use without an order.
 
-use cudarc::driver::sys::CUresult;
-use zero_cuda::{Event, Stream};
+use std::ffi::c_void;
+use std::sync::mpsc::{Sender, channel};
+
+use cudarc::driver::sys::{self, CUresult};
+use zero_cuda::{Event, Stream, check};
 
 use super::{allocate, free, of_child, skipped, stream, write};
 
