@@ -9,8 +9,6 @@ mod timeline;
 #[path = "../../../engine/tests/world/mod.rs"]
 mod world;
 
-use std::time::Duration;
-
 use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, llama_config, train, world};
 use zero_train::zoo::llama;
 use zero_train::{Config, Engine, Layers};

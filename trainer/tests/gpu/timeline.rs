@@ -1,9 +1,10 @@
 //! The timeline of traced steps on a GPU.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::world::{config, gpt2, train, world};
-use super::{has_gpu, mock, resident};
+use super::{has_gpu, mock, resident, settings};
 use zero_engine::{GpuSpan, Subject, Track};
 use zero_train::Engine;
 use zero_train::ops::measure;
