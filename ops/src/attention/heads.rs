@@ -10,7 +10,8 @@
 use super::dropout::Mask;
 use super::geometry::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry, Layouts, heads_of, pieces};
 use crate::graph::output::Shared;
-use crate::kernel::{Isa, softmax as kernel};
+use crate::kernel::Isa;
+use crate::kernel::softmax::{self as kernel, MOST_ROWS};
 use crate::measure;
 use crate::meta::footprint::floats;
 use crate::parallel::{Output, parts, split};
@@ -19,10 +20,6 @@ use std::ops::Range;
 
 /// Query rows whose contributions to the gradients of keys and values are summed at a time.
 const TILE: usize = 64;
-
-/// Limit on the rows of scores that are computed at a time. The last of them sees less than one vector of positions more
-/// than the first.
-const MOST_ROWS: usize = kernel::SPARE / 2;
 
 /// Returns how many rows of scores are computed at a time: a multiple of the rows of a product's tile.
 fn rows_at_a_time(isa: Isa) -> usize {

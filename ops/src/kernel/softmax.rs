@@ -2,8 +2,9 @@
 
 use super::Isa;
 use super::lanes::{LANES, larger, max, sums1, sums2, tree};
-use super::math::{BATCH, Exps, exp};
+use super::math::{BATCH, Exps, exp, ln};
 use super::vectorised;
+use std::hint::black_box;
 
 /// Returns (m, s), where m is the row's largest element and s = Σ e^(x − m).
 pub(crate) fn max_and_sum(isa: Isa, row: &[f32]) -> (f32, f32) {
@@ -108,22 +109,54 @@ pub(crate) struct Tile<'a> {
 /// Extra columns of a row of scores after the last position.
 pub(crate) const SPARE: usize = 2 * LANES;
 
+/// Limit on the rows of scores that are computed at a time. The last of them sees less than one vector of positions more
+/// than the first.
+pub(crate) const MOST_ROWS: usize = LANES;
+
+/// The elements from `n` on, as many as a vector has lanes, are a mask of all lanes except the last `n`.
+const USED: [u32; 2 * LANES] = {
+    let mut masks = [0; 2 * LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        masks[lane] = u32::MAX;
+        lane += 1;
+    }
+    masks
+};
+
 impl Tile<'_> {
+    /// Returns the first column that row `i` sees, and the one after the last.
+    #[inline(always)]
+    fn columns(&self, i: usize) -> (usize, usize) {
+        (self.firsts[i] - self.origin, self.position + i + 1 - self.origin)
+    }
+
+    /// Returns the columns that row `i` sees, as vectors.
+    #[inline(always)]
+    fn vectors<'a>(&self, i: usize, row: &'a mut [f32]) -> &'a mut [[f32; LANES]] {
+        let (begin, end) = self.columns(i);
+        &mut row[begin..].as_chunks_mut().0[..(end - begin).div_ceil(LANES)]
+    }
+
     /// Returns the columns that row `i` sees, as vectors. Elements of the last vector beyond them become `fill`. The
     /// columns before them, and those after them that other rows may see, become 0.
     #[inline(always)]
     fn seen<'a>(&self, i: usize, row: &'a mut [f32], fill: f32) -> &'a mut [[f32; LANES]] {
-        let (begin, end) = (self.firsts[i] - self.origin, self.position + i + 1 - self.origin);
+        let (begin, end) = self.columns(i);
         let (before, row) = row.split_at_mut(begin);
         before.fill(0.0);
         let vectors = row.as_chunks_mut::<LANES>().0;
         let (seen, after) = vectors.split_at_mut((end - begin).div_ceil(LANES));
         after[0] = [0.0; LANES];
         if let Some(last) = seen.last_mut() {
-            let used = (end - begin - 1) % LANES;
-            for (lane, x) in last.iter_mut().enumerate() {
-                *x = if lane > used { fill } else { *x };
+            // Without a comparison for each lane, which the compiler would turn into branches.
+            let unused = LANES - 1 - (end - begin - 1) % LANES;
+            let mask = USED[unused..].first_chunk::<LANES>().expect("there are twice as many");
+            let mut masked = *last;
+            for lane in 0..LANES {
+                masked[lane] = f32::from_bits(masked[lane].to_bits() & mask[lane] | fill.to_bits() & !mask[lane]);
             }
+            *last = masked;
         }
         seen
     }
@@ -132,27 +165,38 @@ impl Tile<'_> {
 vectorised! {
     /// Replaces scores by the numerators of the causal softmax: e^(scale·(x − m)) where the row sees the position,
     /// and 0 elsewhere. Stores row `i`'s sum in `sums[i]`, and scale·m + ln(sum), from which the backward recomputes
-    /// the probabilities, in `log_sums[i]`.
+    /// the probabilities, in `log_sums[i]`. There are at most [`MOST_ROWS`] rows.
+    ///
+    /// Each loop over the rows ends with what no later row waits for, so that rows overlap. Without `black_box`, the compiler
+    /// would divide the lanes among as many registers as their tree needs in its last steps.
     fn causal_exp(tile: Tile<'_>, scores: &mut [f32], scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
+        let mut largest = [0.0; MOST_ROWS];
         for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {
+            let mut lanes = [f32::NEG_INFINITY; LANES];
             // e^−∞ yields the required 0 after the last column.
-            let seen = tile.seen(i, row, f32::NEG_INFINITY);
-            let mut largest = [f32::NEG_INFINITY; LANES];
-            for vector in &*seen {
+            for &mut vector in tile.seen(i, row, f32::NEG_INFINITY) {
                 for lane in 0..LANES {
-                    largest[lane] = larger(largest[lane], vector[lane]);
+                    lanes[lane] = larger(lanes[lane], vector[lane]);
                 }
             }
-            let largest = tree(largest, larger);
-            let mut sum = [0.0; LANES];
-            for vector in seen {
+            largest[i] = tree(black_box(lanes), larger);
+        }
+        for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {
+            let (largest, mut lanes) = (largest[i], [0.0; LANES]);
+            for vector in tile.vectors(i, row) {
+                let mut e = *vector;
                 for lane in 0..LANES {
-                    vector[lane] = exp(scale * (vector[lane] - largest));
-                    sum[lane] += vector[lane];
+                    e[lane] = exp(scale * (e[lane] - largest));
+                }
+                *vector = e;
+                for lane in 0..LANES {
+                    lanes[lane] += e[lane];
                 }
             }
-            sums[i] = tree(sum, |a, b| a + b);
-            log_sums[i] = scale * largest + libm::logf(sums[i]);
+            sums[i] = tree(black_box(lanes), |a, b| a + b);
+        }
+        for ((log_sum, &sum), largest) in log_sums.iter_mut().zip(&*sums).zip(largest) {
+            *log_sum = scale * largest + ln(sum);
         }
     }
 }
