@@ -17,6 +17,10 @@ mod x86;
 /// The environment variable that selects the instruction set of this process.
 pub const VARIABLE: &str = "ZERO_TRAIN_ISA";
 
+/// Whether this is a development build. `zero-ops` is compiled without debug assertions in these too, since its innermost loops
+/// would be several times slower with them.
+pub const IS_DEVELOPMENT: bool = cfg!(debug_assertions);
+
 /// An instruction set that this processor supports. Values other than [`Isa::BASELINE`] exist only after detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Set);

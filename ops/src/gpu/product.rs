@@ -34,7 +34,7 @@ impl Matrix {
 
     /// Returns some of the rows.
     pub(super) fn rows(self, range: &Range<usize>) -> Self {
-        debug_assert!(range.end <= self.rows, "the rows of a matrix");
+        assert!(range.end <= self.rows, "the rows of a matrix");
         let step = if self.is_turned { 1 } else { self.stride };
         let address = self.address + (range.start * step * self.dtype.bytes()) as u64;
         Self { address, rows: range.len(), ..self }

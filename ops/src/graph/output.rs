@@ -207,7 +207,7 @@ impl Shared<'_> {
         // SAFETY: in bounds by the assertion, exclusive by the caller's guarantee.
         unsafe {
             let start = start.add(at);
-            if cfg!(debug_assertions) {
+            if zero_isa::IS_DEVELOPMENT {
                 // Fill with NaN, so that tests find elements that a kernel does not write.
                 start.write_bytes(0xFF, len);
             }

@@ -185,8 +185,8 @@ vectorised! {
             let (largest, mut lanes) = (largest[i], [0.0; LANES]);
             for vector in tile.vectors(i, row) {
                 let mut e = *vector;
-                for lane in 0..LANES {
-                    e[lane] = exp(scale * (e[lane] - largest));
+                for x in &mut e {
+                    *x = exp(scale * (*x - largest));
                 }
                 *vector = e;
                 for lane in 0..LANES {

@@ -71,7 +71,7 @@ mod x86 {
                 unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
             }
         }
-        debug_assert!(Isa::current().has_amx());
+        assert!(Isa::current().has_amx());
         // SAFETY: this path is chosen only if AMX is available, and the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SQUARES, options(readonly, nostack, preserves_flags)) };
         let _held = Held;
@@ -84,7 +84,7 @@ mod x86 {
     /// As for [`Tile::compute`], and must run inside [`configured`]. The left operand must be readable up to a
     /// multiple of [`SIDE`] rows, and the depth must be a multiple of [`STEP`].
     pub(in super::super) unsafe fn compute(t: Tile) {
-        debug_assert!(t.rows <= ROWS && t.columns <= COLUMNS && t.depth.is_multiple_of(STEP));
+        assert!(t.rows <= ROWS && t.columns <= COLUMNS && t.depth.is_multiple_of(STEP));
         if t.rows.is_multiple_of(SIDE) && t.columns == COLUMNS {
             // SAFETY: guaranteed by the caller; the tile is whole.
             return unsafe { whole(t) };

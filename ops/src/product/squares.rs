@@ -31,7 +31,7 @@ pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let (data, words) = (elements(left), words(depth.len()));
     if left.is_transposed() {
-        debug_assert!(Isa::current().has_amx());
+        assert!(Isa::current().has_amx());
         #[cfg(target_arch = "x86_64")]
         {
             let lines = Lines { stride: left.column_stride, part: rows, panel: words, numbers: depth };

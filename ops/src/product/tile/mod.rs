@@ -75,7 +75,7 @@ impl Tile {
     /// `out`. There must be at most [`MOST_ROWS`] rows and [`COLUMNS`] columns. Each row of the right operand must
     /// have [`COLUMNS`] readable elements.
     pub(crate) unsafe fn compute(self, isa: Isa) {
-        debug_assert!(self.columns <= COLUMNS);
+        assert!(self.columns <= COLUMNS);
         match isa.vectors() {
             // SAFETY: guaranteed by the caller, and an `Isa` with these vectors exists only after their features were
             // detected.
@@ -97,7 +97,7 @@ impl Tile {
     /// # Safety
     /// As for [`Tile::compute`], and [`super::pairs::available`] must hold.
     pub(crate) unsafe fn compute_pairs(self) {
-        debug_assert!(self.columns <= COLUMNS && super::pairs::available());
+        assert!(self.columns <= COLUMNS && super::pairs::available());
         #[cfg(target_arch = "x86_64")]
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -178,7 +178,7 @@ macro_rules! tile {
         #[target_feature(enable = $features)]
         unsafe fn $name<const R: usize, const V: usize, const TURNED: bool>(t: &Tile, row: usize, column: usize) {
             use $registers::{ADDRESSED, AHEAD, LANES, STEPS, load, load_part, splat, store, store_part, zero};
-            debug_assert!(if TURNED { t.left_rows == 1 } else { t.left_step == 1 });
+            assert!(if TURNED { t.left_rows == 1 } else { t.left_step == 1 });
             let columns = t.columns - column;
             let whole = |v: usize| v + 1 < V || columns >= LANES * V;
             let last = columns.wrapping_sub(LANES * (V - 1));
