@@ -233,8 +233,9 @@ macro_rules! tile {
                     lefts = lefts.map(|left| left.wrapping_add(done));
                     right = right.wrapping_add(steps * COLUMNS);
                 };
-                (0..t.depth / STEPS).for_each(|_| advance(STEPS));
-                (0..t.depth % STEPS).for_each(|_| advance(1));
+                let iterations = t.depth / STEPS;
+                (0..iterations).for_each(|_| advance(STEPS));
+                (0..t.depth - iterations * STEPS).for_each(|_| advance(1));
                 for (r, sums) in sums.iter().enumerate() {
                     for (v, sum) in sums.iter().enumerate() {
                         let out = out.add(r * t.out_rows + v * LANES);
