@@ -21,3 +21,15 @@ void mock_reach(const void *start);
 // Adds to a counter of counters.h.
 void mock_count(long *counter, long by);
 extern long mock_collectives, mock_products, mock_lt_products, mock_product_bytes_read, mock_product_bytes_written;
+
+// Starts a thread that nobody joins. It is detached from the start: glibc's pthread_detach detaches a running thread and then reads its
+// descriptor again, but the thread may have ended in between, and its memory may be unmapped.
+static inline int start_detached(void *(*run)(void *), void *argument) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    int code = pthread_create(&thread, &attributes, run, argument);
+    pthread_attr_destroy(&attributes);
+    return code;
+}

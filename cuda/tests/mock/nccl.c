@@ -257,10 +257,7 @@ int ncclGroupEnd(void) {
     comm->launching = 1;
     if (comm->rank == mock_fails_rank) comm->error = REMOTE;
     pthread_mutex_unlock(&comm->world->lock);
-    pthread_t launcher;
-    if (pthread_create(&launcher, NULL, launch, bundle)) return SYSTEM;
-    pthread_detach(launcher);
-    return IN_PROGRESS;
+    return start_detached(launch, bundle) ? SYSTEM : IN_PROGRESS;
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int op, Comm *comm, Stream *stream) {
     return add(comm, stream, (Call){ALL_REDUCE, dtype, op, 0, count, from, to});

@@ -122,9 +122,7 @@ int cuStreamDestroy_v2(Stream *stream) {
     stream->closed = 1;
     pthread_cond_broadcast(&stream->changed);
     pthread_mutex_unlock(&stream->lock);
-    pthread_t undertaker;
-    if (!pthread_create(&undertaker, NULL, bury, stream)) pthread_detach(undertaker);
-    return 0;
+    return start_detached(bury, stream) ? OUT_OF_MEMORY : 0;
 }
 int cuStreamQuery(Stream *handle) {
     NEEDS_CONTEXT;
