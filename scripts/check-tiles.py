@@ -7,8 +7,7 @@ moves a vector to or from the stack is an error: a sum without a register waits 
 the speed of the AVX2 tile of 4 x 24. The loop of a full tile may have few other instructions than multiplications: with AVX2, ten for
 twelve; with AVX-512, sixteen for 24. Of these, eight load operands with AVX2, and fourteen load or prefetch them with AVX-512. Further ones,
 which compute addresses, slowed the AVX2 tile down by a third while another program ran on the second hardware thread of the core. It is also
-an error if the loops of the full tiles are not found. Supports x86-64 only. A development build fails, because its debug assertions keep
-temporaries on the stack.
+an error if the loops of the full tiles are not found. Supports x86-64 only.
 """
 
 import platform
@@ -54,7 +53,7 @@ pub extern "C" fn keep(tile: *const std::ffi::c_void, isa: *const ops::kernel::I
 }
 """
 
-MODULE = "3ops7product"
+MODULE = "ops7product4tile"
 MULTIPLIES = re.compile(r"^(vfn?m(add|sub)\w*p[sd]|vdpbf16ps)\b")
 VECTOR = re.compile(r"%[xyz]mm\d")
 JUMP = re.compile(r"^j\w+\s+([0-9a-f]+)\b")

@@ -6,6 +6,7 @@
 //! written without branches so that it runs in every lane of a register. A test compares all 2²⁴ arguments of each
 //! function.
 
+use super::math::ln;
 use super::vectorised;
 
 /// Returns the four words for one counter and one key.
@@ -42,24 +43,6 @@ pub(crate) fn normal_pair(a: u32, b: u32) -> (f32, f32) {
     let radius = (-2.0 * ln(u)).sqrt();
     let (sin, cos) = sin_cos(std::f32::consts::TAU * unit(b));
     (radius * cos, radius * sin)
-}
-
-/// Computes `libm::logf` of a number in [2⁻²⁴, 1].
-#[inline(always)]
-fn ln(x: f32) -> f32 {
-    const SQRT_HALF: u32 = 0x3F35_04F3;
-    // x = 2ᵏ·(1 + f) with 1 + f in [√½, √2].
-    let bits = x.to_bits() + (1f32.to_bits() - SQRT_HALF);
-    let k = ((bits >> 23) as i32 - 127) as f32;
-    let f = f32::from_bits((bits & 0x007F_FFFF) + SQRT_HALF) - 1.0;
-    let s = f / (2.0 + f);
-    let z = s * s;
-    let w = z * z;
-    let even = w * (0.400_009_72 + w * 0.242_790_79);
-    let odd = z * (0.666_666_6 + w * 0.284_987_87);
-    let r = odd + even;
-    let half_square = 0.5 * f * f;
-    s * (half_square + r) + k * 9.058_001e-6 - half_square + f + k * 0.693_138_1
 }
 
 /// Computes `libm::sincosf` of a number in [0, 9π/4). The nearest multiple of a quarter turn is subtracted in f64.

@@ -113,7 +113,8 @@ pub(crate) const SPARE: usize = 2 * LANES;
 /// than the first.
 pub(crate) const MOST_ROWS: usize = LANES;
 
-/// The elements from `n` on, as many as a vector has lanes, are a mask of all lanes except the last `n`.
+/// Sixteen words of ones and sixteen of zeros. The sixteen words from index `n` on are a mask of a vector without its last `n`
+/// lanes.
 const USED: [u32; 2 * LANES] = {
     let mut masks = [0; 2 * LANES];
     let mut lane = 0;
@@ -151,7 +152,7 @@ impl Tile<'_> {
         if let Some(last) = seen.last_mut() {
             // Without a comparison for each lane, which the compiler would turn into branches.
             let unused = LANES - 1 - (end - begin - 1) % LANES;
-            let mask = USED[unused..].first_chunk::<LANES>().expect("there are twice as many");
+            let mask = USED[unused..].first_chunk::<LANES>().expect("at most 15 lanes are unused");
             let mut masked = *last;
             for lane in 0..LANES {
                 masked[lane] = f32::from_bits(masked[lane].to_bits() & mask[lane] | fill.to_bits() & !mask[lane]);
@@ -167,8 +168,8 @@ vectorised! {
     /// and 0 elsewhere. Stores row `i`'s sum in `sums[i]`, and scale·m + ln(sum), from which the backward recomputes
     /// the probabilities, in `log_sums[i]`. There are at most [`MOST_ROWS`] rows.
     ///
-    /// Each loop over the rows ends with what no later row waits for, so that rows overlap. Without `black_box`, the compiler
-    /// would divide the lanes among as many registers as their tree needs in its last steps.
+    /// Each loop over the rows ends with what no later row waits for, so that rows overlap. `black_box` keeps the lanes of a
+    /// sum in whole registers: the compiler would otherwise use eight registers of two lanes, for the last steps of the tree.
     fn causal_exp(tile: Tile<'_>, scores: &mut [f32], scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
         let mut largest = [0.0; MOST_ROWS];
         for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {

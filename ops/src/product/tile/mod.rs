@@ -181,7 +181,7 @@ macro_rules! tile {
             assert!(if TURNED { t.left_rows == 1 } else { t.left_step == 1 });
             let columns = t.columns - column;
             let whole = |v: usize| v + 1 < V || columns >= LANES * V;
-            let last = columns.wrapping_sub(LANES * (V - 1));
+            let last = columns - LANES * (V - 1);
             let mut sums = [[zero(); V]; R];
             // SAFETY: guaranteed by the caller; elements outside the tile are masked.
             unsafe {
