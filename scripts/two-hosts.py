@@ -2,11 +2,11 @@
 """Times the steps of layouts on four ranks of two hosts with a throttled link, and compares them with the planner's predictions.
 
     scripts/two-hosts.py [--program target/release/zero-train] [--config FILE] [--links 100mbit 1gbit] [--repeats 3] [--plot FILE]
-                         [--keep FOLDER]
+                         [--keep FOLDER] [--tensor]
 
 The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has half of the cores, and
-two ranks of one thread. For each link the script measures a cost table, then times the layouts in alternation. Prints a table in Markdown: medians,
-smallest and largest steps, the rate against plain stage 3, and the prediction. `--plot` draws times over link speeds, and `--keep`
+two ranks of one thread. With `--tensor`, each has one rank, and the two cut layers, with and without `tp_overlap_comm`. For each link the script measures a cost table, then times the layouts in alternation. Prints a table in Markdown: medians,
+smallest and largest steps, the rate against the first layout, and the prediction. `--plot` draws times over link speeds, and `--keep`
 keeps cost tables and the times of all steps. Must run as root on Linux with two cores or more, with `ip` and `tc` (iproute2) and `taskset` (util-linux). The configuration must train at four ranks.
 """
 
@@ -24,6 +24,10 @@ LAYOUTS = {
     "stage 3, gathered for each use, hpZ, qwZ, qgZ": [
         EACH, "zero_optimization.zero_hpz_partition_size=2", "zero_optimization.zero_quantized_weights=true", "zero_optimization.zero_quantized_gradients=true"],
     "2 pipeline stages, stage 2": ["pipeline={stages: 2}", "zero_optimization.stage=2"],
+}
+TENSOR = {
+    "`autotp_size: 2`": ["tensor_parallel={autotp_size: 2}"],
+    "the same with `tp_overlap_comm`": ["tensor_parallel={autotp_size: 2, tp_overlap_comm: true}"],
 }
 COLORS = ["#1f77b4", "#aec7e8", "#d62728", "#ff9896", "#2ca02c", "#98df8a", "#9467bd", "#8c564b"]
 HOSTS = ["zero-train-host-0", "zero-train-host-1"]
@@ -66,10 +70,10 @@ def throttle(rate):
 
 
 def on_both(args, *command):
-    """Runs a program on two ranks of each host. Returns what rank 0 printed."""
+    """Runs a program on the ranks of both hosts. Returns what rank 0 printed."""
     running = []
     for index, host in enumerate(HOSTS):
-        launch = [args.program, "launch", "--nnodes", "2", "--node-rank", str(index), "--nproc-per-node", "2", "--master-addr", ADDRESSES[0]]
+        launch = [args.program, "launch", "--nnodes", "2", "--node-rank", str(index), "--nproc-per-node", str(args.ranks // 2), "--master-addr", ADDRESSES[0]]
         line = ["taskset", "--cpu-list", cores(index), "ip", "netns", "exec", host, *launch, "--", args.program, *command]
         environment = os.environ | {"ZERO_TRAIN_TOKEN_FILE": args.token}
         running.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
@@ -87,7 +91,7 @@ def settings(layout):
 
 def predicted(args, costs, layout):
     """Seconds that the planner predicts, or NaN if the table lacks something."""
-    command = [args.program, "plan", "--json", "--config", args.config, "-n", "4", "--costs", costs, *settings(layout)]
+    command = [args.program, "plan", "--json", "--config", args.config, "-n", str(args.ranks), "--costs", costs, *settings(layout)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     time = json.loads(done.stdout)["time"]
     if "missing" in time:
@@ -100,22 +104,24 @@ def measured(args, link, folder):
     throttle(link)
     costs = str(folder / f"{link}.json")
     steps = ["--steps", str(args.steps)]
-    on_both(args, "bench", "costs", "--config", args.config, *steps, "--out", costs, *settings([]))
-    times = {name: [] for name in LAYOUTS}
+    layouts = TENSOR if args.tensor else LAYOUTS
+    first = next(iter(layouts.values()))
+    on_both(args, "bench", "costs", "--config", args.config, *steps, "--out", costs, *settings(first))
+    times = {name: [] for name in layouts}
     for _ in range(args.repeats):
-        for name, layout in LAYOUTS.items():
+        for name, layout in layouts.items():
             out = on_both(args, "bench", "step", "--config", args.config, "--json", "--warm-up", "1", *steps, *settings(layout))
             times[name] += json.loads(out.splitlines()[-1])["step_ms"]
-    return [(name, times[name], predicted(args, costs, layout)) for name, layout in LAYOUTS.items()]
+    return [(name, times[name], predicted(args, costs, layout)) for name, layout in layouts.items()]
 
 
 def table(link, rows):
     first = statistics.median(rows[0][1])
-    print(f"\n| {link} | ms a step | rate against stage 3 | predicted ms | off by |\n|---|---|---|---|---|")
+    print(f"\n| {link} | ms a step | rate against the first | predicted ms | off by |\n|---|---|---|---|---|")
     for name, times, seconds in rows:
         median = statistics.median(times)
-        off = f"{seconds * 1e3 / median - 1:+.0%}" if seconds == seconds else ""
-        print(f"| {name} | {median:,.0f} ({min(times):,.0f} – {max(times):,.0f}) | {first / median:.2f} | {seconds * 1e3:,.0f} | {off} |", flush=True)
+        predicted, off = (f"{seconds * 1e3:,.0f}", f"{seconds * 1e3 / median - 1:+.0%}") if seconds == seconds else ("", "")
+        print(f"| {name} | {median:,.0f} ({min(times):,.0f} – {max(times):,.0f}) | {first / median:.2f} | {predicted} | {off} |", flush=True)
 
 
 def drawn(results):
@@ -136,7 +142,7 @@ def drawn(results):
         out.append(f'<text x="{left - 8}" y="{y(ms) + 4:.1f}" text-anchor="end">{ms:,.0f} ms</text>')
     for index, link in enumerate(links):
         out.append(f'<text x="{x(index):.1f}" y="{top + height + 20}" text-anchor="middle">{link}</text>')
-    for row, (name, color) in enumerate(zip(LAYOUTS, COLORS)):
+    for row, (name, color) in enumerate(zip((name for name, *_ in next(iter(results.values()))), COLORS)):
         of = [statistics.median(rows[row][1]) for rows in results.values()]
         path = " ".join(f"{x(index):.1f},{y(ms):.1f}" for index, ms in enumerate(of))
         out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
@@ -152,9 +158,11 @@ def main():
     parser.add_argument("--links", nargs="+", default=["100mbit", "1gbit"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="steps of each run")
+    parser.add_argument("--tensor", action="store_true", help="compares tensor groups instead of layouts")
     parser.add_argument("--plot", type=pathlib.Path)
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="writes LINK.json, a cost table, and LINK-steps.json")
     args = parser.parse_args()
+    args.ranks = 2 if args.tensor else 4
     results = {}
     with hosts(), tempfile.TemporaryDirectory() as folder:
         args.token = f"{folder}/token"

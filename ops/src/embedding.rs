@@ -134,7 +134,8 @@ impl Footprint for Gather {
         // If the layer made the ids itself, as GPT-2 makes its positions, they live as long as this operation.
         let saved = meta::bytes_of_solid(ids);
         let table = floats(entries * size);
-        let deferred = DeferredCosts { input: None, bytes: table, backward: copied.max(kept + table + parts * row) };
+        let deferred =
+            DeferredCosts { made: table, backward: copied.max(kept + table + parts * row), ..DeferredCosts::default() };
         Ok(Costs {
             saved,
             forward,

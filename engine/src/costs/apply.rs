@@ -31,8 +31,9 @@ fn parts(config: &Config) -> Option<String> {
         ("mesh.context_parallel_degree", config.mesh.context_parallel_degree),
         ("tensor_parallel.autotp_size", config.tensor_size()),
     ];
-    let texts: Vec<String> =
-        degrees.into_iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
+    let texts = degrees.into_iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}"));
+    let overlaps = config.tensor_size() > 1 && config.tensor_parallel.tp_overlap_comm;
+    let texts: Vec<String> = texts.chain(overlaps.then(|| "tp_overlap_comm".into())).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 

@@ -58,7 +58,9 @@ impl Table {
         let group = match config.tensor_size() {
             1 => context,
             // All ranks of a tensor group have the same shapes.
-            ranks => SequenceGroup::traced(0, ranks, Sharing::Layers).inside(Some(context)),
+            ranks => SequenceGroup::traced(0, ranks, Sharing::Layers)
+                .inside(Some(context))
+                .overlapping(config.tensor_parallel.tp_overlap_comm),
         };
         let of = |model: &Model| match config.training.device {
             Compute::Cpu => group.within(|| Self::new(model, &batch)).ok(),

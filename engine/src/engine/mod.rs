@@ -206,7 +206,10 @@ impl Engine {
             _ => groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config))),
         };
         let sequence = match groups.tensor() {
-            Some(comm) => Some(SequenceGroup::new(comm.clone(), Sharing::Layers).inside(context)),
+            Some(comm) => {
+                let group = SequenceGroup::new(comm.clone(), Sharing::Layers).inside(context);
+                Some(group.overlapping(config.tensor_parallel.tp_overlap_comm))
+            }
             None => context,
         };
         let stages = stage_plan.stages.clone();

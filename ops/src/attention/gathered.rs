@@ -97,7 +97,7 @@ impl Gathered {
         let slice = [dense::<T>(k.0, k.1)?, dense(v.0, v.1)?].concat();
         let own = slice.len() / 2;
         let room = vec![T::zero(); slice.len() * self.group.size()];
-        let received = self.group.all_gather(T::buffer(slice), T::buffer(room))?.output;
+        let received = self.group.all_gather(T::buffer(slice), T::buffer(room))?.wait()?.output;
         let received = T::values(received).map_err(candle_core::Error::wrap)?;
         let mut whole = [(); 2].map(|()| vec![T::zero(); own * self.group.size()]);
         self.places(g, |rank, from, to| {
@@ -120,7 +120,7 @@ impl Gathered {
             }
         });
         drop([dk, dv]);
-        let sums = self.group.reduce_scatter(Buffer::F32(packed), Buffer::F32(vec![0.0; 2 * own]))?.shard;
+        let sums = self.group.reduce_scatter(Buffer::F32(packed), Buffer::F32(vec![0.0; 2 * own]))?.wait()?.shard;
         let mut sums = sums.into_f32().map_err(candle_core::Error::wrap)?;
         let dv = sums.split_off(own);
         Ok([sums, dv])
@@ -128,7 +128,7 @@ impl Gathered {
 }
 
 impl Footprint for Gathered {
-    const READS: Reads = Reads { inputs: [true; 3], output: true };
+    const READS: Reads = Reads { output: true, ..Reads::inputs([true; 3]) };
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let [q, k, v] = [0, 1, 2].map(|input| inputs[input].shape());

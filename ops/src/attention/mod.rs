@@ -229,7 +229,7 @@ struct Separate {
 }
 
 impl Footprint for Separate {
-    const READS: Reads = Reads { inputs: [true; 3], output: true };
+    const READS: Reads = Reads { output: true, ..Reads::inputs([true; 3]) };
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let [q, k, v] = [0, 1, 2].map(|i| inputs[i].shape());

@@ -59,7 +59,7 @@ impl Packed {
 }
 
 impl Footprint for Packed {
-    const READS: Reads = Reads { inputs: [true, false, false], output: true };
+    const READS: Reads = Reads { output: true, ..Reads::inputs([true, false, false]) };
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let g = self.geometry(inputs[0].shape())?;

@@ -12,11 +12,12 @@
 use crate::graph::addend::offer;
 use crate::graph::apply::{added, untracked};
 use crate::graph::operand::View;
-use crate::graph::remade::{self, Remake, Remakes};
+use crate::graph::remade::{Remake, Remakes};
 use crate::graph::storage::take;
 use crate::meta;
 use crate::meta::footprint::Reads;
 use crate::sink;
+use crate::sink::deferred::until_exchange;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
 };
@@ -194,6 +195,7 @@ pub(crate) fn recording() -> bool {
 pub(crate) fn record(operation: Operation, reads: Reads, output: &Tensor) {
     TAPE.with_borrow_mut(|tape| {
         if let Some(Tape(records)) = tape {
+            let reads = reads.with(operation.inputs());
             records.push(Record { operation, reads, output: output.clone() });
         }
     });
@@ -238,33 +240,20 @@ impl Tape {
         gradients.add(output, Some(dy))?;
         for Record { operation, reads, output } in records.into_iter().rev() {
             let Some(dy) = gradients.of.remove(&output.id()) else { continue };
-            remakes.make(&read_of(&operation, reads))?;
-            match operation {
-                Operation::One(op, x) => gradients.add(&x, op.bwd(&x, &output, &dy)?)?,
-                Operation::Remade(op, x) => {
-                    remade::free(&output)?;
-                    gradients.add(&x, op.bwd(&x, &output, &dy)?)?;
-                }
-                Operation::Two(op, [x, y]) => {
-                    let (dx, d_y) = gradients.offered(&x, || op.bwd(&x, &y, &output, &dy))?;
-                    gradients.add(&x, dx)?;
-                    gradients.add(&y, d_y)?;
-                }
-                Operation::Three(op, [x, y, z]) => {
-                    let (dx, d_y, dz) = gradients.offered(&x, || op.bwd(&x, &y, &z, &output, &dy))?;
-                    gradients.add(&x, dx)?;
-                    gradients.add(&y, d_y)?;
-                    gradients.add(&z, dz)?;
-                }
-                Operation::Sum([x, y]) => {
-                    gradients.add(&x, Some(dy.clone()))?;
-                    gradients.add(&y, Some(dy))?;
-                }
-                Operation::View(x) => {
-                    let dx = dy.reshape(x.shape())?;
-                    gradients.add(&x, Some(dx))?;
-                }
+            if let Operation::Remade(op, x) = operation {
+                let dx = remakes.backward(&*op, [&x, &output, &dy])?;
+                gradients.add(&x, dx)?;
+                continue;
             }
+            let exchanged = if reads.for_weight { remakes.start(&operation.inputs()[0])? } else { None };
+            let Some(exchanged) = exchanged else {
+                remakes.make(&read_of(&operation, reads))?;
+                gradients.pass_through(operation, &output, dy)?;
+                continue;
+            };
+            let (passed, waiting) = until_exchange(|| gradients.pass_through(operation, &output, dy));
+            passed?;
+            remakes.wait(exchanged, waiting);
         }
         Ok(gradients.of.remove(&x.id()))
     }
@@ -340,6 +329,33 @@ impl Gradients {
             self.of.insert(x.id(), left);
         }
         result
+    }
+
+    /// Runs the backward of an operation from the gradient of its output.
+    fn pass_through(&mut self, operation: Operation, output: &Tensor, dy: Tensor) -> Result<()> {
+        match operation {
+            Operation::One(op, x) => self.add(&x, op.bwd(&x, output, &dy)?),
+            Operation::Remade(op, x) => self.add(&x, op.bwd(&x, output, &dy)?),
+            Operation::Two(op, [x, y]) => {
+                let (dx, d_y) = self.offered(&x, || op.bwd(&x, &y, output, &dy))?;
+                self.add(&x, dx)?;
+                self.add(&y, d_y)
+            }
+            Operation::Three(op, [x, y, z]) => {
+                let (dx, d_y, dz) = self.offered(&x, || op.bwd(&x, &y, &z, output, &dy))?;
+                self.add(&x, dx)?;
+                self.add(&y, d_y)?;
+                self.add(&z, dz)
+            }
+            Operation::Sum([x, y]) => {
+                self.add(&x, Some(dy.clone()))?;
+                self.add(&y, Some(dy))
+            }
+            Operation::View(x) => {
+                let dx = dy.reshape(x.shape())?;
+                self.add(&x, Some(dx))
+            }
+        }
     }
 
     fn add(&mut self, tensor: &Tensor, gradient: Option<Tensor>) -> Result<()> {

@@ -129,20 +129,6 @@ impl<'a> Elements<'a> {
             other => bail!("{op}: expected f32, bf16 or f16, got {:?}", other.dtype()),
         }
     }
-
-    /// Copies the elements to a new storage.
-    pub(crate) fn to_storage(self) -> CpuStorage {
-        match self {
-            Self::F32(data) => CpuStorage::F32(data.to_vec()),
-            Self::Bf16(data) => CpuStorage::BF16(data.to_vec()),
-            Self::F16(data) => CpuStorage::F16(data.to_vec()),
-            Self::Quantized(weight) => {
-                let mut values = vec![0.0; weight.elements()];
-                weight.read(Isa::current(), 0, &mut values);
-                CpuStorage::F32(values)
-            }
-        }
-    }
 }
 
 /// Returns the elements of an integer view (u32, i64 or u8) as indices into `0..limit`. The error for any other value

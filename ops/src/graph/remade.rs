@@ -1,10 +1,14 @@
 //! Outputs whose values a fused block frees at the end of its forward, and makes again in its backward.
+//!
+//! If other ranks have the values, the exchange runs while the gradient of a linear map's input is computed. The gradients of the
+//! weights wait until their inputs are there, and until the next exchange runs, that of the gradient of these inputs.
 
 use crate::graph::fused_block::{Operation, Record};
 use crate::graph::storage::{swap, take};
 use crate::meta;
-use crate::meta::footprint::Footprint;
+use crate::meta::footprint::{Exchange, Finish, Footprint};
 use crate::sink;
+use crate::sink::deferred::Compute;
 use candle_core::{CustomOp1, Result, Storage, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,11 +17,18 @@ use std::sync::Arc;
 pub(crate) trait Remake: CustomOp1 + Send + Sync {
     /// Makes the values of `output` again, which the operation made from `x`.
     fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()>;
+
+    /// Returns the exchange that makes them if others compute during it.
+    fn exchange(&self) -> Option<&dyn Exchange>;
 }
 
 impl<C: CustomOp1 + Footprint + Send + Sync> Remake for C {
     fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()> {
         swap(output, Storage::Cpu(self.make(x)?)).map(drop)
+    }
+
+    fn exchange(&self) -> Option<&dyn Exchange> {
+        Footprint::exchange(self)
     }
 }
 
@@ -27,6 +38,16 @@ pub(super) struct Remakes {
     of: HashMap<TensorId, (Arc<dyn Remake>, Tensor, Tensor)>,
     /// The outputs of which others are views.
     views: HashMap<TensorId, TensorId>,
+    /// What waits for the exchanges of outputs.
+    waiting: HashMap<TensorId, Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Ends the exchange of the output.
+    finish: Option<Finish>,
+    /// Computes gradients of weights during the exchange of the output's gradient.
+    gradients: Vec<Compute>,
 }
 
 impl Remakes {
@@ -36,10 +57,12 @@ impl Remakes {
             match operation {
                 Operation::Remade(op, x) => {
                     all.of.insert(output.id(), (Arc::clone(op), x.clone(), output.clone()));
+                    if op.exchange().is_some() && !is_deferring() {
+                        all.waiting.insert(output.id(), Waiting::default());
+                    }
                 }
                 Operation::View(x) => {
-                    let source = all.views.get(&x.id()).copied().unwrap_or(x.id());
-                    all.views.insert(output.id(), source);
+                    all.views.insert(output.id(), all.source(x));
                 }
                 _ => {}
             }
@@ -47,22 +70,65 @@ impl Remakes {
         all
     }
 
+    /// Returns the tensor whose values these are.
+    fn source(&self, tensor: &Tensor) -> TensorId {
+        self.views.get(&tensor.id()).copied().unwrap_or(tensor.id())
+    }
+
     /// Makes the values of those of `inputs` again that need it.
     pub(super) fn make(&mut self, inputs: &[Tensor]) -> Result<()> {
         for input in inputs {
-            let source = self.views.get(&input.id()).copied().unwrap_or(input.id());
+            let source = self.source(input);
             if let Some((op, x, output)) = self.of.remove(&source) {
                 op.remake(&x, &output)?;
+            } else if let Some(finish) = self.waiting.get_mut(&source).and_then(|waiting| waiting.finish.take()) {
+                finish()?;
             }
         }
         Ok(())
     }
+
+    /// Starts the exchange that makes the values of `input` again, unless it has run. Returns the tensor with the values; `None` if
+    /// no exchange makes them while others compute.
+    pub(super) fn start(&mut self, input: &Tensor) -> Result<Option<TensorId>> {
+        let source = self.source(input);
+        let Some(waiting) = self.waiting.get_mut(&source) else { return Ok(None) };
+        if let Some((op, x, output)) = self.of.remove(&source) {
+            waiting.finish = op.exchange().map(|exchange| exchange.start(&x, &output)).transpose()?;
+        }
+        Ok(Some(source))
+    }
+
+    /// Keeps what computes gradients until the exchange of the gradient of `source`.
+    pub(super) fn wait(&mut self, source: TensorId, gradients: Vec<Compute>) {
+        self.waiting.entry(source).or_default().gradients.extend(gradients);
+    }
+
+    /// Runs the backward of an operation whose output was made again, and frees the output.
+    pub(super) fn backward(&mut self, op: &dyn Remake, [x, output, dy]: [&Tensor; 3]) -> Result<Option<Tensor>> {
+        let Waiting { finish, gradients } = self.waiting.remove(&output.id()).unwrap_or_default();
+        if let Some(finish) = finish {
+            finish()?;
+        }
+        let Some(exchange) = op.exchange().filter(|_| !gradients.is_empty()) else {
+            free(output)?;
+            return op.bwd(x, output, dy);
+        };
+        let mut gradients = gradients.into_iter();
+        let dx = exchange.backward_while(x, dy, &mut || gradients.try_for_each(|compute| compute()))?;
+        free(output)?;
+        Ok(Some(dx))
+    }
 }
 
-/// Frees the values of an output that was made again, before the backward of its operation, unless the gradients of parameters are
-/// deferred, which may still read them.
-pub(super) fn free(output: &Tensor) -> Result<()> {
-    if sink::is_deferring() || meta::is_deferring() {
+/// Returns whether the gradients of parameters are deferred beyond the backward.
+fn is_deferring() -> bool {
+    sink::is_deferring() || meta::is_deferring()
+}
+
+/// Frees the values of an output that was made again, unless the gradients of parameters are deferred, which may still read them.
+fn free(output: &Tensor) -> Result<()> {
+    if is_deferring() {
         return Ok(());
     }
     meta::let_go(output);

@@ -6,7 +6,7 @@ use crate::graph::output::{Reader, tensor};
 use crate::kernel::{Isa, norm::add_rows};
 use crate::measure;
 use crate::meta;
-use crate::meta::footprint::{Costs, DeferredCosts, bytes, floats};
+use crate::meta::footprint::{Costs, DeferredCosts, floats};
 use crate::parallel::{Output, parts, split};
 use crate::product::{Elements, Matrix, Start, add_product, new_product, new_product_rounded, product, unrounded};
 use crate::quantized::{Quantization, QuantizedWeight, quantized_bytes};
@@ -82,15 +82,17 @@ impl Affine {
         op: &'static str,
         x: &Tensor,
         weight: &Tensor,
-        dy: Elements<'_>,
+        dy: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (inputs, outputs) = self.sizes(op, weight.shape())?;
-        let held = (x.storage_and_layout(), weight.storage_and_layout());
         let (count, _) = rows(op, x.shape())?;
+        let held = dy.storage_and_layout();
+        let view = View::of(op, &held)?;
         let dx = if x.track_op() {
-            let Storage::Cpu(w) = &*held.1.0 else { bail!("{op}: no backward exists for this device") };
-            let dy = Matrix::new(dy, count, outputs);
-            self.with_matrix(op, (w, held.1.1), [inputs, outputs], |w| {
+            let (w, wl) = weight.storage_and_layout();
+            let Storage::Cpu(w) = &*w else { bail!("{op}: no backward exists for this device") };
+            let dy = Matrix::new(view.elements(), count, outputs);
+            self.with_matrix(op, (w, wl), [inputs, outputs], |w| {
                 Ok(Some(tensor(new_storage(x.dtype(), Start::Zero, dy, w.t()), x.shape())))
             })?
         } else {
@@ -101,18 +103,20 @@ impl Affine {
                 bail!("{op}: a quantized weight has no gradient");
             }
             if sink::defers(weight) {
-                let (x, dy) = (x.clone(), dy.to_storage());
+                let (x, dy) = (x.clone(), dy.clone());
                 sink::defer(weight, move |out| {
-                    let held = x.storage_and_layout();
-                    let x = View::of(op, &held)?;
-                    let dy = Matrix::new(Elements::all(op, &dy)?, count, outputs);
-                    self.weight_gradient(out, Tile::First, Matrix::new(x.elements(), count, inputs), dy);
+                    let held = (x.storage_and_layout(), dy.storage_and_layout());
+                    let (x, dy) = (View::of(op, &held.0)?, View::of(op, &held.1)?);
+                    let (x, dy) =
+                        (Matrix::new(x.elements(), count, inputs), Matrix::new(dy.elements(), count, outputs));
+                    self.weight_gradient(out, Tile::First, x, dy);
                     Ok(())
                 });
                 return Ok((dx, None));
             }
-            let x = View::of(op, &held.0)?;
-            let (x, dy) = (Matrix::new(x.elements(), count, inputs), Matrix::new(dy, count, outputs));
+            let held = x.storage_and_layout();
+            let x = View::of(op, &held)?;
+            let (x, dy) = (Matrix::new(x.elements(), count, inputs), Matrix::new(view.elements(), count, outputs));
             deliver_tile(op, weight, |out, tile| self.weight_gradient(out, tile, x, dy))?
         } else {
             None
@@ -151,10 +155,14 @@ impl Affine {
             row = parts(count.div_ceil(BLOCK), BLOCK * outputs) as u64 * bias;
         }
         let partials = count.div_ceil(BLOCK) as u64 * bias + row;
-        let another = if meta::is_written(weight) { floats(weight.elem_count()) } else { 0 };
-        let backward = dx.max(another).max(partials);
-        let later = bytes(results, dtype) + bias;
-        let deferred = Some(DeferredCosts { input: Some(0), bytes: later, backward: dx.max(later + partials) });
+        let backward = dx.max(meta::another(weight)).max(partials);
+        let deferred = Some(DeferredCosts {
+            keeps_input: true,
+            keeps_gradient: true,
+            made: bias,
+            backward: dx.max(bias + partials),
+            ..DeferredCosts::default()
+        });
         let gradients = [true, false, false];
         Ok(Costs { forward, backward, gradients, deferred, ..Costs::new(dims, dtype) })
     }

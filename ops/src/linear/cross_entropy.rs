@@ -159,7 +159,7 @@ impl Footprint for ToCompute<'_> {
         let (count, classes) = (self.targets.elem_count(), weight.dim(0)?);
         let (copied, kept) = indices_room(self.targets);
         let at_once = chunk_rows(classes).min(count);
-        let another = if meta::is_written(weight) { floats(weight.elem_count()) } else { 0 };
+        let another = meta::another(weight);
         let (elements, dtype) = (if x.track_op() { x.elem_count() } else { 0 }, x.dtype());
         // Only i64 targets can be ignored. Then the chunk's rows of x, and its part of dx, may be copies.
         let of_some = match self.targets.dtype() {

@@ -9,7 +9,7 @@ use crate::device::Operand;
 use crate::gpu;
 use crate::graph::apply::apply3;
 use crate::graph::operand::View;
-use crate::graph::output::build_as;
+use crate::graph::output::{build_as, tensor};
 use crate::kernel::{Isa, activation as kernel};
 use crate::linear::affine::{Affine, bias_gradient};
 use crate::measure;
@@ -75,7 +75,7 @@ struct LinearGelu {
 const OP: &str = "linear-gelu";
 
 impl Footprint for LinearGelu {
-    const READS: Reads = Reads::inputs([true, true, false]);
+    const READS: Reads = Reads::OF_LINEAR;
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let (x, dtype) = (inputs[0], inputs[0].dtype());
@@ -88,8 +88,12 @@ impl Footprint for LinearGelu {
         let dx = if x.track_op() { bytes(x.elem_count(), dtype) } else { 0 };
         let rooms = element_rooms(dtype, results, 2).saturating_sub(dx);
         let backward = |linear: u64| sum + rooms.max(linear);
-        let deferred =
-            linear.deferred.map(|deferred| DeferredCosts { backward: backward(deferred.backward), ..deferred });
+        let deferred = linear.deferred.map(|deferred| DeferredCosts {
+            keeps_gradient: false,
+            operands: sum,
+            backward: backward(deferred.backward),
+            ..deferred
+        });
         Ok(Costs { saved: sum, forward, backward: backward(linear.backward), deferred, ..linear }.with_epilogue())
     }
 }
@@ -164,8 +168,9 @@ impl CustomOp3 for LinearGelu {
                 kernel::gelu_tanh_backward(Isa::current(), sum, dy, d_sum);
             })?
         };
-        let d_sum = Elements::all(OP, &d_sum)?;
-        let (dx, d_weight) = self.affine.backward(OP, x, w, d_sum)?;
-        Ok((dx, d_weight, bias_gradient(OP, bias, d_sum)?))
+        let d_sum = tensor(d_sum, dy.shape());
+        let (dx, d_weight) = self.affine.backward(OP, x, w, &d_sum)?;
+        let held = d_sum.storage_and_layout();
+        Ok((dx, d_weight, bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
     }
 }

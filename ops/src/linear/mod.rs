@@ -275,7 +275,7 @@ struct LinearOp {
 const OP: &str = "linear";
 
 impl Footprint for LinearOp {
-    const READS: Reads = Reads::inputs([true, true, false]);
+    const READS: Reads = Reads::OF_LINEAR;
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let costs = self.affine.footprint(OP, inputs)?;
@@ -304,8 +304,7 @@ impl CustomOp2 for LinearOp {
                 gpu::affine::backward(self.affine, OP, [x, w], None, &Operand::of(OP, dy)?, self.of.as_deref())?;
             return Ok((dx, d_weight));
         }
-        let held = dy.storage_and_layout();
-        self.affine.backward(OP, x, w, View::of(OP, &held)?.elements())
+        self.affine.backward(OP, x, w, dy)
     }
 }
 
@@ -354,9 +353,8 @@ impl CustomOp3 for LinearOp {
                 gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &dy, self.of.as_deref())?;
             return Ok((dx, d_weight, d_bias));
         }
+        let (dx, d_weight) = self.affine.backward(OP, x, w, dy)?;
         let held = dy.storage_and_layout();
-        let dy = View::of(OP, &held)?;
-        let (dx, d_weight) = self.affine.backward(OP, x, w, dy.elements())?;
-        Ok((dx, d_weight, bias_gradient(OP, bias, dy.elements())?))
+        Ok((dx, d_weight, bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
     }
 }

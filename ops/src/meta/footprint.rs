@@ -24,6 +24,11 @@ pub(crate) trait Footprint {
         bail!("the output of this operation is not made again")
     }
 
+    /// Returns the exchange of such an operation if other operations run during it.
+    fn exchange(&self) -> Option<&dyn Exchange> {
+        None
+    }
+
     /// Returns the memory use for these inputs. May only inspect their shape, dtype and whether a gradient is wanted.
     ///
     /// # Errors
@@ -31,18 +36,48 @@ pub(crate) trait Footprint {
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs>;
 }
 
+/// Waits for an exchange and puts the values behind its output.
+pub(crate) type Finish = Box<dyn FnOnce() -> Result<()>>;
+
+/// An exchange of values with other ranks, on the CPU, during which others compute.
+pub(crate) trait Exchange {
+    /// Starts to make the values of `output` again from those of the input.
+    ///
+    /// # Errors
+    /// Fails if a rank is lost.
+    fn start(&self, x: &Tensor, output: &Tensor) -> Result<Finish>;
+
+    /// Runs the backward, and `compute` during its exchange.
+    ///
+    /// # Errors
+    /// Returns the error of `compute`. Fails if a rank is lost.
+    fn backward_while(&self, x: &Tensor, dy: &Tensor, compute: &mut dyn FnMut() -> Result<()>) -> Result<Tensor>;
+}
+
 /// The tensors whose values a backward reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads {
     pub(crate) inputs: [bool; 3],
     pub(crate) output: bool,
+    /// Whether the first input is only read for the gradient of the second, a weight.
+    pub(crate) for_weight: bool,
 }
 
 impl Reads {
     pub(crate) const NOTHING: Self = Self::inputs([false; 3]);
+    /// A linear map reads its input for the gradient of its weight, and the weight for the gradient of its input.
+    pub(crate) const OF_LINEAR: Self = Self { for_weight: true, ..Self::inputs([true, true, false]) };
 
     pub(crate) const fn inputs(inputs: [bool; 3]) -> Self {
-        Self { inputs, output: false }
+        Self { inputs, output: false, for_weight: false }
+    }
+
+    /// Returns what the backward of an operation with these inputs reads.
+    pub(crate) fn with(self, inputs: &[Tensor]) -> Self {
+        match (self.for_weight, inputs) {
+            (true, [_, weight, ..]) if !weight.track_op() => Self::inputs([false, self.inputs[1], self.inputs[2]]),
+            _ => self,
+        }
     }
 }
 
@@ -134,13 +169,17 @@ impl Costs {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeferredCosts {
-    /// The input that is kept until the gradients are computed.
-    pub(crate) input: Option<usize>,
-    /// Other bytes that are kept until then.
-    pub(crate) bytes: u64,
-    /// Peak of the backward, including `bytes`, in addition to the gradients that it returns.
+    /// Whether the first input is kept until the gradients are computed.
+    pub(crate) keeps_input: bool,
+    /// Whether the gradient of the output is kept until then.
+    pub(crate) keeps_gradient: bool,
+    /// Bytes of other operands that are kept until then.
+    pub(crate) operands: u64,
+    /// Bytes of gradients that are computed at once and kept.
+    pub(crate) made: u64,
+    /// Peak of the backward, including `operands` and `made`, in addition to the gradients that it returns.
     pub(crate) backward: u64,
 }
 

@@ -9,21 +9,19 @@
 //! A trace is pure arithmetic on one thread and never allocates the memory that it counts.
 
 pub(crate) mod footprint;
+mod traced;
 
 use crate::flag::Flag;
-use crate::graph::remade::Remake;
 use crate::graph::storage::take;
 pub use crate::meta::footprint::Exchanged;
-use crate::meta::footprint::{Costs, DeferredCosts, Footprint, bytes};
+use crate::meta::footprint::{bytes, floats};
+pub(crate) use crate::meta::traced::{Traced, forward, unmade};
 use candle_core::op::BackpropOp;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
-};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail};
 use half::{bf16, f16};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
 
 /// The simulated allocator of a trace.
 #[derive(Default)]
@@ -41,8 +39,20 @@ pub(crate) struct Heap {
     kept_once: BTreeMap<usize, u64>,
     /// Bytes sent to other ranks.
     exchanged: Exchanged,
-    /// While the gradients of parameters are deferred: the inputs that their computation keeps alive.
-    deferred: Option<Vec<(Option<Tensor>, Held)>>,
+    /// What the computation of deferred gradients of parameters keeps alive, if they are deferred.
+    deferred: Option<Vec<Operands>>,
+}
+
+/// Tensors and other operands that are kept for the gradients of parameters.
+struct Operands {
+    _tensors: [Option<Tensor>; 2],
+    _others: Held,
+}
+
+impl Operands {
+    fn others(held: Held) -> Self {
+        Self { _tensors: [None, None], _others: held }
+    }
 }
 
 thread_local! {
@@ -122,6 +132,11 @@ pub fn kept_once() -> BTreeMap<usize, u64> {
     with(|heap| heap.kept_once.clone())
 }
 
+/// Returns the bytes of a contribution to this parameter's gradient if it will be added to an existing one.
+pub(crate) fn another(parameter: &Tensor) -> u64 {
+    if is_written(parameter) { floats(parameter.elem_count()) } else { 0 }
+}
+
 /// Returns whether a contribution to this parameter's gradient will be added to an existing one.
 pub(crate) fn is_written(parameter: &Tensor) -> bool {
     with(|heap| heap.written.contains(&parameter.id()))
@@ -149,7 +164,7 @@ pub(crate) fn in_tiles<T>(parameters: &[&Tensor], backward: impl FnOnce() -> Res
     with(|heap| {
         (heap.written, heap.deferred) = (written, deferred);
         if let Some(list) = &mut heap.deferred {
-            list.extend(rooms.take().map(|rooms| (None, rooms)));
+            list.extend(rooms.take().map(Operands::others));
         }
     });
     result
@@ -250,130 +265,3 @@ impl CustomOp1 for Maker {
 }
 
 const META: &str = "meta";
-
-/// Counts the forward of an operation. Returns its output and its entry for the tape.
-pub(crate) fn forward(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, Traced)> {
-    let costs = op.footprint(inputs)?;
-    let output = bytes(costs.shape.elem_count(), costs.dtype);
-    with(|heap| heap.exchanged = heap.exchanged + costs.exchanged[0]);
-    passing(output + costs.saved + costs.forward);
-    let saved = Held::new(costs.saved);
-    let output = tensor(&costs.shape, costs.dtype)?;
-    Ok((output, Traced { costs, saved, remade: Mutex::default() }))
-}
-
-/// Returns the tape entry of an operation that has a backward but no forward.
-pub(crate) fn unmade(op: &impl Footprint, inputs: &[&Tensor]) -> Result<Traced> {
-    Ok(Traced { costs: op.footprint(inputs)?, saved: Held::new(0), remade: Mutex::default() })
-}
-
-/// A counted operation on the tape.
-pub(crate) struct Traced {
-    costs: Costs,
-    /// The block that it keeps for its backward.
-    saved: Held,
-    /// The block of the output's values that were made again.
-    remade: Mutex<Option<Held>>,
-}
-
-impl Remake for Traced {
-    fn remake(&self, _: &Tensor, output: &Tensor) -> Result<()> {
-        let bytes = bytes(self.costs.shape.elem_count(), self.costs.dtype);
-        with(|heap| heap.exchanged = heap.exchanged + self.costs.exchanged[0]);
-        passing(bytes + self.costs.forward);
-        let held = Held::new(bytes);
-        with(|heap| heap.of.insert(output.id(), held.0));
-        // Deferred gradients keep the values.
-        match is_deferring() {
-            true => drop(with(|heap| heap.deferred.as_mut().map(|list| list.push((None, held))))),
-            false => *self.remade.lock().unwrap_or_else(PoisonError::into_inner) = Some(held),
-        }
-        Ok(())
-    }
-}
-
-impl Traced {
-    /// Counts the backward and returns the gradients of the inputs.
-    fn backward(&self, inputs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
-        let wanted = |i: usize| self.costs.gradients[i] && inputs[i].track_op();
-        let size = |i: usize| if wanted(i) { bytes(inputs[i].elem_count(), inputs[i].dtype()) } else { 0 };
-        let gradients: u64 = (0..inputs.len()).map(size).sum();
-        with(|heap| heap.exchanged = heap.exchanged + self.costs.exchanged[1]);
-        if self.costs.hands_over {
-            free(self.saved.0);
-        }
-        match self.costs.deferred.filter(|_| with(|heap| heap.deferred.is_some())) {
-            None => passing(gradients + self.costs.backward),
-            Some(DeferredCosts { input, bytes, backward }) => {
-                passing(gradients + backward);
-                let kept = (input.map(|i| inputs[i].clone()), Held::new(bytes));
-                with(|heap| heap.deferred.as_mut().map(|list| list.push(kept)));
-            }
-        }
-        let gradient = |i: usize| wanted(i).then(|| tensor(inputs[i].shape(), inputs[i].dtype())).transpose();
-        (0..inputs.len()).map(gradient).collect()
-    }
-}
-
-fn never<T>() -> Result<T> {
-    bail!("{META}: meta tensors have no values")
-}
-
-impl CustomOp1 for Traced {
-    fn name(&self) -> &'static str {
-        META
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        never()
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
-        Ok(self.backward(&[x])?.swap_remove(0))
-    }
-}
-
-impl CustomOp2 for Traced {
-    fn name(&self) -> &'static str {
-        META
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        never()
-    }
-
-    fn bwd(&self, x: &Tensor, y: &Tensor, _: &Tensor, _: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let mut gradients = self.backward(&[x, y])?.into_iter();
-        Ok((gradients.next().flatten(), gradients.next().flatten()))
-    }
-}
-
-impl CustomOp3 for Traced {
-    fn name(&self) -> &'static str {
-        META
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        never()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-        z: &Tensor,
-        _: &Tensor,
-        _: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let mut gradients = self.backward(&[x, y, z])?.into_iter();
-        Ok((gradients.next().flatten(), gradients.next().flatten(), gradients.next().flatten()))
-    }
-}

@@ -156,9 +156,9 @@ fn footprint(op: &'static str, x: &Tensor, parameters: usize, sums: usize) -> Re
         backward: making + rooms_of_rows.max(sums),
         gradients: [true, false, false],
         deferred: Some(DeferredCosts {
-            input: None,
-            bytes: gradients,
+            made: gradients,
             backward: making + rooms_of_rows.max(sums + gradients),
+            ..DeferredCosts::default()
         }),
         ..Costs::new(x.shape(), dtype)
     })

@@ -27,7 +27,7 @@ use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use zero_comm::{Buffer, CommError, Communicator, Gathered, ReduceOp, Scattered};
+use zero_comm::{Buffer, CommError, Communicator, Gathered, Pending, ReduceOp, Scattered};
 
 pub(crate) use element::{Element, dense, of_element};
 pub(crate) use exchange::{to_heads, to_positions};
@@ -52,6 +52,8 @@ pub struct SequenceGroup {
     sharing: Sharing,
     index: usize,
     size: usize,
+    /// Whether others compute during exchanges of a backward.
+    overlaps: bool,
     /// The layer that runs, if it may not exchange.
     silent: Option<Arc<str>>,
     /// `None` in a trace, which exchanges nothing.
@@ -76,13 +78,13 @@ impl SequenceGroup {
     pub fn new(comm: Arc<dyn Communicator>, sharing: Sharing) -> Self {
         let (index, size) = (comm.rank(), comm.size());
         let members = Some(Arc::new(Members { comm, failure: OnceLock::new() }));
-        Self { sharing, index, size, silent: None, members, outer: None }
+        Self { sharing, index, size, overlaps: false, silent: None, members, outer: None }
     }
 
     /// Creates a group of `size` ranks for counting memory ([`meta`](crate::meta)): a rank of it with no others.
     #[must_use]
     pub fn traced(index: usize, size: usize, sharing: Sharing) -> Self {
-        Self { sharing, index, size, silent: None, members: None, outer: None }
+        Self { sharing, index, size, overlaps: false, silent: None, members: None, outer: None }
     }
 
     /// Returns the group whose ranks cut the slices of `outer` into slices among them: a tensor group, or one that shares heads, whose
@@ -90,6 +92,17 @@ impl SequenceGroup {
     #[must_use]
     pub fn inside(self, outer: Option<Self>) -> Self {
         Self { outer: outer.map(Arc::new), ..self }
+    }
+
+    /// Lets a backward compute gradients of weights during the exchanges of a tensor group, if `overlaps`.
+    #[must_use]
+    pub fn overlapping(self, overlaps: bool) -> Self {
+        Self { overlaps, ..self }
+    }
+
+    /// Returns whether a backward computes during exchanges.
+    pub(crate) fn overlaps(&self) -> bool {
+        self.overlaps
     }
 
     /// Returns the group whose slices the ranks of this group cut, if it has more than one rank.
@@ -250,27 +263,39 @@ impl SequenceGroup {
     }
 
     fn all_to_all(&self, input: Buffer, output: Buffer, counts: [&[usize]; 2]) -> Result<Buffer> {
-        self.run(|comm| Ok(comm.all_to_all(input, output, counts[0], counts[1]).wait()?.output))
+        Ok(self.start(|comm| comm.all_to_all(input, output, counts[0], counts[1]))?.wait()?.output)
     }
 
-    /// Concatenates the slices of all ranks, which have the same length.
-    pub(crate) fn all_gather(&self, slice: Buffer, output: Buffer) -> Result<Gathered> {
+    /// Starts to concatenate the slices of all ranks, which have the same length.
+    pub(crate) fn all_gather(&self, slice: Buffer, output: Buffer) -> Result<Exchanging<Gathered>> {
         let counts = vec![slice.len(); self.size];
-        self.run(|comm| comm.all_gather(slice, output, &counts).wait())
+        self.start(|comm| comm.all_gather(slice, output, &counts))
     }
 
-    /// Sums the inputs of all ranks, and returns this rank's part of the sum. The parts have the same length.
-    pub(crate) fn reduce_scatter(&self, input: Buffer, output: Buffer) -> Result<Scattered> {
+    /// Starts to sum the inputs of all ranks, for this rank's part of the sum. The parts have the same length.
+    pub(crate) fn reduce_scatter(&self, input: Buffer, output: Buffer) -> Result<Exchanging<Scattered>> {
         let counts = vec![output.len(); self.size];
-        self.run(|comm| comm.reduce_scatter(input, output, &counts, ReduceOp::Sum).wait())
+        self.start(|comm| comm.reduce_scatter(input, output, &counts, ReduceOp::Sum))
     }
 
-    /// Runs a collective, and keeps its error.
-    fn run<T>(&self, collective: impl FnOnce(&dyn Communicator) -> std::result::Result<T, CommError>) -> Result<T> {
+    fn start<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Pending<T>) -> Result<Exchanging<T>> {
         let Some(members) = &self.members else { bail!("a trace exchanges nothing") };
-        collective(&*members.comm).or_else(|error| {
+        Ok(Exchanging { pending: collective(&*members.comm), members: Arc::clone(members) })
+    }
+}
+
+/// A collective under way.
+pub(crate) struct Exchanging<T> {
+    pending: Pending<T>,
+    members: Arc<Members>,
+}
+
+impl<T> Exchanging<T> {
+    /// Returns the result. The group keeps the error.
+    pub(crate) fn wait(self) -> Result<T> {
+        self.pending.wait().or_else(|error| {
             let message = error.to_string();
-            let _ = members.failure.set(error);
+            let _ = self.members.failure.set(error);
             bail!("{message}")
         })
     }

@@ -9,9 +9,12 @@
 //! operands of the parameter gradients, which [`DeferredGradients::flush`] computes later. A matrix product is
 //! deferred as a whole; a gradient that an operation computes on the way is kept.
 //!
+//! Inside of a backward, gradients of weights can also be delayed until an exchange with other ranks runs (`deferred`).
+//!
 //! Operations find the sink in a thread-local variable of the thread that runs the backward, because candle passes
 //! nothing else to an operation's `bwd`.
 
+pub(crate) mod deferred;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
 mod flat;
@@ -26,6 +29,7 @@ use crate::device::Array;
 use crate::flag::Flag;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
+pub use deferred::{defer, defers};
 pub use flat::FlatBuffer;
 pub(crate) use tiles::in_tiles;
 
@@ -90,7 +94,7 @@ pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     if tiles::running() {
         return tiles::write_tile(parameter, write);
     }
-    if defers(parameter) {
+    if schedule_defers(parameter) {
         let mut gradient = vec![0.0; parameter.elem_count()];
         write(Slot::First(&mut gradient));
         keep(parameter, Part::Made(gradient));
@@ -106,14 +110,12 @@ pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
 /// Returns whether the running backward has a place for this parameter's gradient.
 #[must_use]
 pub fn has(parameter: &Tensor) -> bool {
-    defers(parameter)
+    schedule_defers(parameter)
         || CURRENT.with_borrow(|current| current.as_ref().is_some_and(|g| g.places.contains_key(&parameter.id())))
 }
 
-/// Returns whether the running backward defers this parameter's gradient. If so, pass it to [`defer`] instead of
-/// computing it.
-#[must_use]
-pub fn defers(parameter: &Tensor) -> bool {
+/// Returns whether the schedule defers this parameter's gradient.
+fn schedule_defers(parameter: &Tensor) -> bool {
     // A tile's operands do not outlive it, so the sum over tiles is computed at once and kept.
     !tiles::running()
         && LATER.with_borrow(|later| later.as_ref().is_some_and(|later| later.wanted.contains(&parameter.id())))
@@ -124,11 +126,6 @@ pub(crate) fn is_deferring() -> bool {
     LATER.with_borrow(Option::is_some)
 }
 
-/// Defers a contribution to `parameter`'s gradient. `make` overwrites a buffer of the parameter's size.
-pub fn defer(parameter: &Tensor, make: impl FnOnce(&mut [f32]) -> Result<()> + Send + 'static) {
-    keep(parameter, Part::Unmade(Box::new(make)));
-}
-
 fn keep(parameter: &Tensor, part: Part) {
     LATER.with_borrow_mut(|later| {
         if let Some(later) = later {
@@ -137,7 +134,21 @@ fn keep(parameter: &Tensor, part: Part) {
     });
 }
 
+/// Computes a contribution to a parameter's gradient, and overwrites a buffer of the parameter's size with it.
 type Make = Box<dyn FnOnce(&mut [f32]) -> Result<()> + Send>;
+
+/// Computes a contribution and writes it to its place.
+fn make(make: Make, slot: Slot<'_>) -> Result<()> {
+    match slot {
+        Slot::First(to) => make(to),
+        slot @ (Slot::Another(_) | Slot::Further(_)) => {
+            let mut gradient = vec![0.0; slot.len()];
+            make(&mut gradient)?;
+            slot.put(&gradient);
+            Ok(())
+        }
+    }
+}
 
 /// A deferred contribution to a parameter's gradient.
 enum Part {
@@ -209,12 +220,7 @@ impl DeferredGradients {
                 (Part::Made(values), slot) => slot.put(&values),
                 #[cfg(feature = "cuda")]
                 (Part::MadeOnDevice(_), _) => {}
-                (Part::Unmade(make), Slot::First(to)) => make(to)?,
-                (Part::Unmade(make), slot @ (Slot::Another(_) | Slot::Further(_))) => {
-                    let mut gradient = vec![0.0; slot.len()];
-                    make(&mut gradient)?;
-                    slot.put(&gradient);
-                }
+                (Part::Unmade(unmade), slot) => make(unmade, slot)?,
             }
         }
         Ok(())

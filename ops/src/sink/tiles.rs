@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use super::{CURRENT, Part, Slot, defers, keep, write};
+use super::{CURRENT, Part, Slot, keep, schedule_defers, write};
 use candle_core::{Result, Tensor, TensorId};
 
 thread_local! {
@@ -73,7 +73,7 @@ fn slot(first: bool, out: &mut [f32]) -> Slot<'_> {
 impl Claim {
     fn new(parameter: &Tensor) -> Self {
         let id = parameter.id();
-        let has_place = !defers(parameter)
+        let has_place = !schedule_defers(parameter)
             && CURRENT.with_borrow_mut(|current| {
                 matches!(current.as_mut().and_then(|gradients| gradients.slot(id)), Some(Slot::First(_)))
             });
@@ -84,7 +84,7 @@ impl Claim {
     /// Returns the gradient if no sink has taken it.
     fn finish(self, parameter: &Tensor) -> Option<Vec<f32>> {
         let room = self.room?;
-        if defers(parameter) {
+        if schedule_defers(parameter) {
             keep(parameter, Part::Made(room));
             return None;
         }

@@ -8,9 +8,9 @@ use crate::graph::storage::{swap, take};
 use crate::kernel::Isa;
 use crate::linear::affine::bias_gradient;
 use crate::measure;
-use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, rooms};
+use crate::meta::footprint::{Costs, Exchange, Exchanged, Finish, Footprint, Reads, bytes, rooms};
 use crate::meta::tracing;
-use crate::sequence::{Element, SequenceGroup, dense, of_element};
+use crate::sequence::{Element, Exchanging, SequenceGroup, dense, of_element};
 use crate::tensor::Along;
 use candle_core::backend::BackendStorage;
 use candle_core::{
@@ -94,12 +94,20 @@ impl Slices {
     }
 
     fn gathered_as<T: Element>(&self, own: Vec<T>) -> Result<(Vec<T>, Vec<T>)> {
+        let Gathered { shard, output } = self.start_gathering(own)?.wait()?;
+        Ok((values(shard)?, self.in_order(values(output)?)))
+    }
+
+    fn start_gathering<T: Element>(&self, own: Vec<T>) -> Result<Exchanging<Gathered>> {
+        let room = vec![T::zero(); own.len() * self.group.size()];
+        self.group.all_gather(T::buffer(own), T::buffer(room))
+    }
+
+    /// Returns the pieces of all ranks in the order of the sequences.
+    fn in_order<T: Element>(&self, received: Vec<T>) -> Vec<T> {
         let size = self.group.size();
-        let room = vec![T::zero(); own.len() * size];
-        let Gathered { shard, output } = self.group.all_gather(T::buffer(own), T::buffer(room))?;
-        let (own, received) = (values(shard)?, values(output)?);
         if self.pieces == 1 {
-            return Ok((own, received));
+            return received;
         }
         let mut whole = Vec::with_capacity(received.len());
         for piece in 0..self.pieces {
@@ -108,22 +116,43 @@ impl Slices {
                 whole.extend_from_slice(&received[at..at + self.piece]);
             }
         }
-        Ok((own, whole))
+        whole
     }
 
     /// Returns this rank's slices of the sum over the ranks, over a fixed tree; 16-bit floats are summed in f32.
     fn summed(&self, whole: &Tensor) -> Result<CpuStorage> {
+        self.summed_while(whole, &mut || Ok(()))
+    }
+
+    /// Runs `compute` during the exchange of [`Slices::summed`].
+    fn summed_while(&self, whole: &Tensor, compute: &mut dyn FnMut() -> Result<()>) -> Result<CpuStorage> {
         of_element!(OP, whole.dtype(), T => {
-            Ok(T::to_cpu_storage_owned(lend::<T, _>(whole, |whole| self.summed_as(whole))?))
+            Ok(T::to_cpu_storage_owned(lend::<T, _>(whole, |whole| self.summed_as(whole, compute))?))
         })
     }
 
-    fn summed_as<T: Element>(&self, whole: Vec<T>) -> Result<(Vec<T>, Vec<T>)> {
-        let (size, room) = (self.group.size(), vec![T::zero(); self.pieces * self.piece]);
-        if self.pieces == 1 {
-            let Scattered { input, shard } = self.group.reduce_scatter(T::buffer(whole), T::buffer(room))?;
-            return Ok((values(input)?, values(shard)?));
-        }
+    fn summed_as<T: Element>(
+        &self,
+        whole: Vec<T>,
+        compute: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<(Vec<T>, Vec<T>)> {
+        let timed = measure::backward(OP);
+        let room = vec![T::zero(); self.pieces * self.piece];
+        let (sent, whole) = match self.pieces {
+            1 => (whole, None),
+            _ => (self.packed(&whole), Some(whole)),
+        };
+        let exchange = self.group.reduce_scatter(T::buffer(sent), T::buffer(room))?;
+        drop(timed);
+        compute()?;
+        let _timed = measure::backward(OP);
+        let Scattered { input, shard } = exchange.wait()?;
+        Ok((whole.map_or_else(|| values(input), Ok)?, values(shard)?))
+    }
+
+    /// Returns the pieces in the order of the ranks that get them.
+    fn packed<T: Element>(&self, whole: &[T]) -> Vec<T> {
+        let size = self.group.size();
         let mut packed = Vec::with_capacity(whole.len());
         for rank in 0..size {
             for piece in 0..self.pieces {
@@ -131,8 +160,7 @@ impl Slices {
                 packed.extend_from_slice(&whole[at..at + self.piece]);
             }
         }
-        let summed = self.group.reduce_scatter(T::buffer(packed), T::buffer(room))?.shard;
-        Ok((whole, values(summed)?))
+        packed
     }
 
     /// Returns the temporary bytes of gathering or of summing, beside the result, and the bytes that either sends.
@@ -156,6 +184,10 @@ impl Footprint for Gather {
         self.0.gathered(x)
     }
 
+    fn exchange(&self) -> Option<&dyn Exchange> {
+        self.0.group.overlaps().then_some(self)
+    }
+
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let dtype = inputs[0].dtype();
         let (copied, sent) = self.0.costs(dtype);
@@ -165,6 +197,26 @@ impl Footprint for Gather {
             exchanged: [sent; 2].map(Exchanged::to_tensor),
             ..Costs::new(self.0.whole(), dtype)
         })
+    }
+}
+
+impl Exchange for Gather {
+    fn start(&self, x: &Tensor, output: &Tensor) -> Result<Finish> {
+        let (slices, output) = (self.0.clone(), output.clone());
+        // The values of x stay where they are, since operations in between may read them.
+        of_element!(OP, x.dtype(), T => {
+            let exchange = slices.start_gathering::<T>(copy_of(x)?)?;
+            Ok(Box::new(move || {
+                let _timed = measure::backward(OP);
+                let Gathered { output: received, .. } = exchange.wait()?;
+                let whole = slices.in_order::<T>(values(received)?);
+                swap(&output, Storage::Cpu(T::to_cpu_storage_owned(whole))).map(drop)
+            }))
+        })
+    }
+
+    fn backward_while(&self, x: &Tensor, dy: &Tensor, compute: &mut dyn FnMut() -> Result<()>) -> Result<Tensor> {
+        Ok(tensor(self.0.summed_while(dy, compute)?, x.shape()))
     }
 }
 
@@ -179,7 +231,6 @@ impl CustomOp1 for Gather {
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        let _timed = measure::backward(OP);
         Ok(Some(tensor(self.0.summed(dy)?, x.shape())))
     }
 }
@@ -278,17 +329,18 @@ fn lend<T: Element, R>(x: &Tensor, exchange: impl FnOnce(Vec<T>) -> Result<(Vec<
         layout.contiguous_offsets() == Some((0, len))
     };
     if !is_dense {
-        let own = {
-            let (storage, layout) = x.storage_and_layout();
-            dense(on_cpu(&storage)?, layout)?.into_owned()
-        };
-        return Ok(exchange(own)?.1);
+        return Ok(exchange(copy_of(x)?)?.1);
     }
     let Storage::Cpu(taken) = take(x)? else { bail!("{OP}: {ON_CPU}") };
     let Some(own) = T::of_storage(taken) else { bail!("{OP}: {x:?} has no values") };
     let (own, result) = exchange(own)?;
     swap(x, Storage::Cpu(T::to_cpu_storage_owned(own)))?;
     Ok(result)
+}
+
+fn copy_of<T: Element>(x: &Tensor) -> Result<Vec<T>> {
+    let (storage, layout) = x.storage_and_layout();
+    Ok(dense(on_cpu(&storage)?, layout)?.into_owned())
 }
 
 fn values<T: Element>(buffer: Buffer) -> Result<Vec<T>> {

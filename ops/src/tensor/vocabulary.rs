@@ -128,7 +128,7 @@ impl OfRank {
     /// Joins the statistics of all ranks, three for each row, to those of all classes. Sums are added in f64 in rank order.
     pub(crate) fn joined(&self, parts: Vec<f32>, targets: &[usize]) -> Result<Vec<f32>> {
         let (len, ranks) = (parts.len(), self.ranks());
-        let all = self.group.all_gather(f32::buffer(parts), f32::buffer(vec![0.0; len * ranks]))?.output;
+        let all = self.group.all_gather(f32::buffer(parts), f32::buffer(vec![0.0; len * ranks]))?.wait()?.output;
         let all = f32::values(all).map_err(candle_core::Error::wrap)?;
         let share = self.classes().div_ceil(ranks);
         let mut joined = Vec::with_capacity(len);

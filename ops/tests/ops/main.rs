@@ -12,6 +12,7 @@ mod gpu;
 mod head;
 mod ignored;
 mod invariance;
+mod overlap;
 mod preference;
 mod sink;
 mod tiled;

@@ -132,6 +132,10 @@ fn layers_that_are_cut() {
             holds(ranks, "stage: 2", &[&size, more, "train_micro_batch_size_per_gpu=1"]);
         }
     }
+    let overlapping = "tensor_parallel={autotp_size: 2, tp_overlap_comm: true}";
+    for more in [LLAMA, "bf16={enabled: true}", "train_micro_batch_size_per_gpu=2"] {
+        holds(2, "stage: 2", &[overlapping, more]);
+    }
     let size = "tensor_parallel={autotp_size: 2}";
     holds(2, "stage: 2", &[size, LLAMA]);
     holds(4, "stage: 2", &[size, "wall_clock_breakdown=true"]);

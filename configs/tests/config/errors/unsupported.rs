@@ -50,7 +50,6 @@ fn unimplemented_features_are_errors_unless_they_are_off() {
         "zero_optimization: {zenflow: {topk_ratio: 0.1}}",
         "checkpoint: {use_node_local_storage: true}",
         "model: {type: gpt2, activation_function: relu}",
-        "tensor_parallel: {tp_overlap_comm: true}",
     ];
     for text in on {
         assert_eq!(after_head(text).0, ErrorKind::NotImplemented, "{text}");

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
 
-use super::{STEPS, gpt2, keys, llama, phi3};
+use super::{STEPS, dropping_gpt2, gpt2, keys, llama, phi3};
 use crate::adapter::LORA;
 use crate::packing;
 use crate::world::{
@@ -60,6 +60,27 @@ fn layouts_with_the_same_tensor_groups_are_bit_identical() {
             let pipeline = format!("{reproducible}\npipeline: {{stages: 2, schedule: {schedule}}}");
             let text = keys(2, 1, 4, stage, &pipeline);
             assert_same(&expected, &run_of(layers, 4, STEPS, &text), &text);
+        }
+    }
+}
+
+/// Computing during exchanges leaves the bits, and the bytes that are sent.
+#[test]
+fn overlapped_exchanges_leave_the_bits() {
+    let (adapter, frozen) = ("adapter: {r: 4}", "training: {frozen: ['*.mlp.*']}");
+    for layers in [gpt2 as fn() -> Layers, dropping_gpt2, llama, phi3] {
+        for (ranks, stage, more) in [
+            (2, 0, ""),
+            (2, 3, BF16),
+            (2, 2, adapter),
+            (2, 2, frozen),
+            (4, 3, "activation_checkpointing: {}"),
+            (4, 2, "mesh: {context_parallel_degree: 2}"),
+            (4, 1, "pipeline: {stages: 2, schedule: zb_h1}"),
+        ] {
+            let text = keys(2, 2, 2, stage, more);
+            let overlapping = text.replace("autotp_size: 2", "autotp_size: 2, tp_overlap_comm: true");
+            assert_same(&run_of(layers, ranks, 3, &text), &run_of(layers, ranks, 3, &overlapping), &overlapping);
         }
     }
 }

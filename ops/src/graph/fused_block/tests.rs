@@ -3,6 +3,7 @@
 use super::*;
 use crate::Conv1D;
 use crate::LayerNorm;
+use crate::Linear;
 use crate::causal_attention_packed;
 use crate::gelu;
 use crate::graph::apply::{reshape, sum};
@@ -84,6 +85,20 @@ fn backward_continues_behind_the_block_and_dropping_the_graph_frees_it() -> Resu
     let id = y.id();
     drop(y);
     assert!(ALIVE.lock().is_ok_and(|alive| !alive.contains_key(&id)));
+    Ok(())
+}
+
+#[test]
+fn a_frozen_map_keeps_no_input() -> Result<()> {
+    let (x, w) = (normal("x", &[2, 4])?, normal("w", &[3, 4])?);
+    for (weight, is_kept) in [(w.as_tensor().clone(), true), (w.as_tensor().detach(), false)] {
+        let map = Linear::from_tensors(weight, None);
+        let mut hidden = None;
+        let run = |x: &Tensor| map.forward(hidden.insert(gelu(x)?));
+        let y = crate::sink::promise(|| fused_block(&x, run))?;
+        assert_eq!(hidden.is_some_and(|hidden| bits(&hidden).is_ok()), is_kept);
+        drop(y);
+    }
     Ok(())
 }
 

@@ -1,0 +1,50 @@
+//! Gradients of weights that a backward computes later, because a schedule defers them or to compute during an exchange.
+
+use super::{Make, Part, has, is_deferring, keep, make, schedule_defers, tiles, write};
+use candle_core::{Result, Tensor};
+use std::cell::RefCell;
+
+/// Computes a gradient that was deferred.
+pub(crate) type Compute = Box<dyn FnOnce() -> Result<()>>;
+
+thread_local! {
+    static UNTIL_EXCHANGE: RefCell<Option<Vec<Compute>>> = const { RefCell::new(None) };
+}
+
+/// Runs the backward of an operation. Returns also what computes the gradients of its weights, during an exchange.
+pub(crate) fn until_exchange<T>(backward: impl FnOnce() -> T) -> (T, Vec<Compute>) {
+    let outer = UNTIL_EXCHANGE.replace(Some(vec![]));
+    let result = backward();
+    (result, UNTIL_EXCHANGE.replace(outer).unwrap_or_default())
+}
+
+/// Returns whether gradients of weights wait for an exchange.
+pub(crate) fn waits_for_exchange() -> bool {
+    UNTIL_EXCHANGE.with_borrow(Option::is_some)
+}
+
+/// Adds a computation that waits for the exchange.
+pub(crate) fn wait_for_exchange(compute: impl FnOnce() -> Result<()> + 'static) {
+    UNTIL_EXCHANGE.with_borrow_mut(|all| all.get_or_insert_default().push(Box::new(compute)));
+}
+
+/// Returns whether the running backward defers this parameter's gradient. If so, pass it to [`defer`] instead of
+/// computing it.
+#[must_use]
+pub fn defers(parameter: &Tensor) -> bool {
+    schedule_defers(parameter) || (waits_for_exchange() && !tiles::running() && has(parameter))
+}
+
+/// Defers a contribution to `parameter`'s gradient. `compute` overwrites a buffer of the parameter's size.
+pub fn defer(parameter: &Tensor, compute: impl FnOnce(&mut [f32]) -> Result<()> + Send + 'static) {
+    let compute: Make = Box::new(compute);
+    if is_deferring() {
+        return keep(parameter, Part::Unmade(compute));
+    }
+    let parameter = parameter.clone();
+    wait_for_exchange(move || {
+        let mut made = Ok(());
+        write(&parameter, |slot| made = make(compute, slot));
+        made
+    });
+}

@@ -1,0 +1,154 @@
+//! What a rank computes while the ranks of its tensor group exchange slices.
+
+use crate::check::{bits, normal};
+use candle_core::{DType, Device, Result as Computed, Tensor, Var};
+use candle_nn::{Module, VarBuilder};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::thread::spawn;
+use zero_comm::{
+    Buffer, CommError, Communicator, DeviceFabric, Exchanged, Gathered, Options, Pending, ReduceOp, Scattered,
+    SizeCounter, Stats, ToGather, ToScatter, threads,
+};
+use zero_ops::graph::{backward_from, fused_block};
+use zero_ops::sink::{Gradients, promise};
+use zero_ops::{Linear, SequenceGroup, Sharing, measure::macs, whole_rows, with_cuts};
+
+/// The exchanges of a rank, and the multiply-accumulates that it has computed between the start of each and the wait for it.
+type Log = Arc<Mutex<Vec<(&'static str, u64)>>>;
+
+/// A communicator that logs the exchanges of tensor groups.
+struct Logged {
+    inner: Arc<dyn Communicator>,
+    log: Log,
+}
+
+impl Logged {
+    fn log<T: Send + 'static>(&self, name: &'static str, pending: Pending<T>) -> Pending<T> {
+        let (log, start) = (Arc::clone(&self.log), macs());
+        pending.map(move |result| {
+            log.lock().unwrap().push((name, macs() - start));
+            Ok(result)
+        })
+    }
+}
+
+impl Communicator for Logged {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>> {
+        self.inner.all_reduce_coalesced(buffers, op)
+    }
+
+    fn all_gather_coalesced(&self, vectors: Vec<ToGather>) -> Pending<Vec<Gathered>> {
+        self.log("gather", self.inner.all_gather_coalesced(vectors))
+    }
+
+    fn reduce_scatter_coalesced(&self, vectors: Vec<ToScatter>, op: ReduceOp) -> Pending<Vec<Scattered>> {
+        self.log("sum", self.inner.reduce_scatter_coalesced(vectors, op))
+    }
+
+    fn all_to_all(&self, input: Buffer, output: Buffer, send: &[usize], receive: &[usize]) -> Pending<Exchanged> {
+        self.inner.all_to_all(input, output, send, receive)
+    }
+
+    fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer> {
+        self.inner.broadcast(buffer, root)
+    }
+
+    fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer> {
+        self.inner.send(buffer, to)
+    }
+
+    fn recv(&self, buffer: Buffer, from: usize) -> Pending<Buffer> {
+        self.inner.recv(buffer, from)
+    }
+
+    fn barrier(&self) -> Pending<()> {
+        self.inner.barrier()
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
+        self.inner.split(color, key)
+    }
+
+    fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError> {
+        self.inner.with_devices(devices)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    fn sizes(&self) -> Vec<SizeCounter> {
+        self.inner.sizes()
+    }
+
+    fn transport(&self) -> &'static str {
+        self.inner.transport()
+    }
+}
+
+/// The exchanges of a backward, and the bits of the gradients of x and of the parameters.
+type Outcome = (Vec<(&'static str, u64)>, [Vec<u32>; 2]);
+
+/// Runs two linear maps, whose 6 hidden units are cut, on one of two ranks.
+fn backward(comm: Arc<dyn Communicator>, overlaps: bool) -> Computed<Outcome> {
+    let (log, rank) = (Log::default(), comm.rank());
+    let comm = Arc::new(Logged { inner: comm, log: Arc::clone(&log) });
+    let group = SequenceGroup::new(comm, Sharing::Layers).overlapping(overlaps);
+    let leaf = |name: &str, shape: &[usize]| Var::from_tensor(&normal(&format!("{name} of rank {rank}"), shape));
+    let (mut parameters, mut places, mut end) = (HashMap::new(), vec![], 0);
+    for (name, shape) in [("up.weight", &[3, 8][..]), ("up.bias", &[3]), ("down.weight", &[8, 3]), ("down.bias", &[8])]
+    {
+        let parameter = leaf(name, shape)?.as_tensor().clone();
+        places.push((parameter.id(), end..end + parameter.elem_count(), false));
+        end += parameter.elem_count();
+        parameters.insert(name.to_string(), parameter);
+    }
+    let vb = VarBuilder::from_tensors(parameters, DType::F32, &Device::Cpu);
+    let (up, down) = with_cuts((rank, 2), || -> Computed<_> {
+        let up = Linear::column_parallel(8, &[6], true, 0.1, vb.pp("up"))?;
+        Ok((up, Linear::row_parallel(6, 8, true, 0.1, vb.pp("down"))?))
+    })?;
+    // One sample of 8 positions, of which each rank has 4.
+    let x = leaf("x", &[1, 4, 8])?;
+    let run = |x: &Tensor| whole_rows(x, |x| down.forward(&up.forward(x)?));
+    let y = group.within(|| promise(|| fused_block(&x, run)))?;
+    log.lock().unwrap().clear();
+    let mut sink = Gradients::default();
+    sink.add_buffer(vec![f32::NAN; end], places);
+    let dy = normal("dy", y.dims());
+    let (sink, store) = sink.capture(|| backward_from(&[(y, dy)]));
+    let dx = bits(store?.get(&x).unwrap());
+    let sums = sink.into_buffers().remove(0).iter().map(|value| value.to_bits()).collect();
+    let log = log.lock().unwrap().clone();
+    Ok((log, [dx, sums]))
+}
+
+/// While x is gathered again, the gradient of x is computed, and while that is summed, the gradient of the weight: 8 rows of 8
+/// inputs and 3 outputs each.
+#[test]
+fn gradients_are_computed_during_exchanges() {
+    let run = |overlaps: bool| {
+        let ranks = threads(2, &Options::default()).into_iter();
+        let ranks: Vec<_> = ranks.map(|comm| spawn(move || backward(comm, overlaps).unwrap())).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+    };
+    let macs = 8 * 8 * 3;
+    for ((alone, expected), (overlapping, gradients)) in run(false).into_iter().zip(run(true)) {
+        assert_eq!(alone, [("gather", 0), ("gather", 0), ("sum", 0)]);
+        assert_eq!(overlapping, [("gather", 0), ("gather", macs), ("sum", macs)]);
+        assert!(gradients == expected, "the gradients differ");
+    }
+}
