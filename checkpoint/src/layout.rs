@@ -58,7 +58,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
             let shard = zero.groups().rank_of(Coordinates { shard: place, ..first }, 0, slice);
             for (parameter, elements, _) in segment.overlaps(segment.shard(place)) {
                 let of = &model.parameters()[parameter];
-                let stored = match of.cut() {
+                let stored = match of.stored_cut() {
                     // Without the padding of an uneven cut.
                     Some(cut) => cut.of(slice).elements(),
                     None if slice == 0 => usize::MAX,

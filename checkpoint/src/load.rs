@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
@@ -70,7 +71,8 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
                 Kind::State(index) => zero.state_names().get(index).copied(),
             };
             if zero.model().parameters()[range.parameter].quantization().is_some() {
-                let bytes = source.assemble_bytes(name, range.elements.clone())?;
+                let model = Arc::clone(zero.model());
+                let bytes = source.assemble_own_bytes(&model.parameters()[range.parameter], range.elements.clone())?;
                 zero.write_bytes(&range, &bytes)?;
                 continue;
             }
@@ -284,21 +286,44 @@ impl<'a> Source<'a> {
         state: Option<&str>,
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
-        let name = parameter.name();
-        let Some(cut) = parameter.cut() else { return self.assemble(name, state, elements) };
         let mut values = vec![0.0; elements.len()];
-        if self.manifest.parameters[name].cut == CutEntry::of(parameter) {
-            self.overlaps_of_slice(name, (state, cut.index()), elements, |file, tensor, start, to| {
-                file.piece(tensor, Dtype::F32, to.1)?;
-                file.read(tensor, start, &mut values[to.0])
-            })?;
-            return Ok(values);
-        }
-        parameter.fill_from_whole(elements.start, &mut values, |whole, out| {
-            out.copy_from_slice(&self.assemble(name, state, whole..whole + out.len())?);
-            Ok::<_, CheckpointError>(())
+        self.overlaps_of_own(parameter, state, elements, |file, tensor, start, to| {
+            file.piece(tensor, Dtype::F32, to.1)?;
+            file.read(tensor, start, &mut values[to.0])
         })?;
         Ok(values)
+    }
+
+    /// Reads one range of the bytes that a rank has of a quantized parameter.
+    fn assemble_own_bytes(&mut self, parameter: &Parameter, bytes: Range<usize>) -> Result<Vec<u8>, CheckpointError> {
+        let mut values = vec![0; bytes.len()];
+        self.overlaps_of_own(parameter, None, bytes, |file, tensor, start, to| {
+            let info = file.piece(tensor, Dtype::U8, to.1)?;
+            file.read_bytes(info, start, &mut values[to.0])
+        })?;
+        Ok(values)
+    }
+
+    /// [`Source::overlaps`] of a range of what a rank has of a parameter.
+    fn overlaps_of_own(
+        &mut self,
+        parameter: &Parameter,
+        state: Option<&str>,
+        elements: Range<usize>,
+        mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let name = parameter.name();
+        let Some(cut) = parameter.stored_cut() else { return self.overlaps(name, state, elements, read) };
+        if self.manifest.parameters[name].cut == CutEntry::of(parameter) {
+            return self.overlaps_of_slice(name, (state, cut.index()), elements, read);
+        }
+        for Run { local, whole } in cut.runs(elements.clone()) {
+            let at = local.start - elements.start;
+            self.overlaps(name, state, whole..whole + local.len(), |file, tensor, start, to| {
+                read(file, tensor, start, (to.0.start + at..to.0.end + at, to.1))
+            })?;
+        }
+        Ok(())
     }
 
     /// Reads one range of a state of a replicate, or of the outer momentum.

@@ -237,8 +237,7 @@ impl Manifest {
                 return Err(format!("`{name}` is quantized and not frozen"));
             }
             let elements = parameter.quantized.as_ref().map_or(elements, |quantized| quantized.bytes);
-            let is_quantized = parameter.quantized.is_some();
-            let is_wrong = |cut: &CutEntry| is_quantized || elements == 0 || cut.ranks > self.shards.len();
+            let is_wrong = |cut: &CutEntry| elements == 0 || cut.ranks > self.shards.len();
             if parameter.cut.as_ref().is_some_and(is_wrong) {
                 return Err(format!("`{name}` cannot be cut in this way"));
             }

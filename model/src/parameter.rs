@@ -35,6 +35,8 @@ pub struct Parameter {
     quantization: Option<Quantization>,
     /// Which part of the whole parameter it is, if it is cut among the ranks of a tensor group.
     cut: Option<Cut>,
+    /// The same of its storage: of the bytes of a quantized parameter.
+    stored_cut: Option<Cut>,
     /// Whether it is a weight of `[inputs, outputs]`.
     inputs_first: bool,
     widths: Option<Widths>,
@@ -79,6 +81,7 @@ impl Parameter {
             tuning,
             matrix,
             quantization,
+            stored_cut: cut.clone(),
             cut,
             inputs_first,
             widths,
@@ -105,6 +108,13 @@ impl Parameter {
     #[must_use]
     pub fn cut(&self) -> Option<&Cut> {
         self.cut.as_ref()
+    }
+
+    /// Returns which part of the whole parameter's storage this rank has, its elements or the bytes of a quantized parameter; `None`
+    /// if it has all of it.
+    #[must_use]
+    pub fn stored_cut(&self) -> Option<&Cut> {
+        self.stored_cut.as_ref()
     }
 
     /// Returns the shape of the whole parameter.
@@ -253,8 +263,14 @@ impl Parameter {
     }
 
     /// Sets how the values are stored.
-    pub(crate) fn with_quantization(self, quantization: Option<Quantization>) -> Self {
-        Self { quantization, ..self }
+    pub(crate) fn with_quantization(self, quantization: Option<Quantization>) -> Result<Self> {
+        let stored_cut = match (quantization, &self.cut) {
+            (Some(quantization), Some(cut)) => {
+                Some(quantization.cut_of_bytes(cut).map_err(|error| error.context(format!("`{}`", self.name)))?)
+            }
+            (_, cut) => cut.clone(),
+        };
+        Ok(Self { quantization, stored_cut, ..self })
     }
 
     /// Returns the index of the layer that owns it.

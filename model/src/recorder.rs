@@ -86,7 +86,7 @@ impl Record {
                     self.adapter.as_ref().map_or(1.0, |adapter| adapter.lr_factor(name, shape.dims().len()));
                 let mut parameter = Parameter::new(name.to_string(), shape, dtype, device, init, layer, role)?;
                 parameter.set_tuning(Tuning { lr_factor, ..Tuning::default() });
-                self.parameters.push(parameter.with_quantization(quantization));
+                self.parameters.push(parameter.with_quantization(quantization)?);
                 self.by_name.insert(name.to_string(), id);
                 id
             }

@@ -80,8 +80,11 @@ impl ParameterEntry {
 
     /// Returns how a slice was cut from the parameter; `None` if it is the whole parameter.
     pub(crate) fn slice(&self, slice: usize) -> Result<Option<Cut>, String> {
-        let of = |cut: &CutEntry| Cut::new(&self.shape, cut.dimension, &cut.parts, (slice, cut.ranks));
-        self.cut.as_ref().map(of).transpose().map_err(|error| error.to_string())
+        let Some(cut) = &self.cut else { return Ok(None) };
+        let rows_of_bytes = self.quantized.as_ref().map(|quantized| cut.shape_of_bytes(quantized.bytes));
+        let shape = rows_of_bytes.as_ref().map_or(&*self.shape, |shape| shape);
+        let cut = Cut::new(shape, cut.dimension, &cut.parts, (slice, cut.ranks));
+        cut.map(Some).map_err(|error| error.to_string())
     }
 
     /// Returns the number of values of the parameter and of its optimizer states, of which the run has `states`.
@@ -105,7 +108,7 @@ impl ParameterEntry {
 
 /// How the ranks of a tensor group cut a parameter: each had one slice. A dimension of the parameter is the
 /// concatenation of parts, and a slice has of each part the same share of ⌈length / ranks⌉ indices, where the last ones
-/// may lack some.
+/// may lack some. Of a quantized parameter, the bytes are cut, a matrix with a row for each output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CutEntry {
@@ -120,7 +123,14 @@ pub struct CutEntry {
 impl CutEntry {
     pub(crate) fn of(parameter: &Parameter) -> Option<Self> {
         let entry = |cut: &Cut| Self { dimension: cut.dimension(), parts: cut.parts().to_vec(), ranks: cut.ranks() };
-        parameter.cut().map(entry)
+        parameter.stored_cut().map(entry)
+    }
+
+    /// Returns the rows and columns of the bytes of a quantized parameter, of which the parts make up one dimension.
+    fn shape_of_bytes(&self, bytes: usize) -> [usize; 2] {
+        let parts = self.parts.iter().copied().fold(0, usize::saturating_add);
+        let others = bytes / parts.max(1);
+        if self.dimension == 0 { [parts, others] } else { [others, parts] }
     }
 }
 
@@ -130,14 +140,18 @@ impl CutEntry {
 pub struct QuantizedEntry {
     /// Name of the format: see [`QuantizedFormat::name`](zero_model::ops::QuantizedFormat::name).
     pub format: String,
-    /// Number of bytes.
+    /// Number of bytes of the whole parameter.
     pub bytes: usize,
 }
 
 impl QuantizedEntry {
     /// Describes a parameter; `None` if it is not quantized.
     pub(crate) fn of(parameter: &Parameter) -> Option<Self> {
-        let entry = |of: Quantization| Self { format: of.format().name().to_string(), bytes: of.bytes() };
+        let bytes = parameter.stored_cut().map(|cut| cut.whole().iter().product());
+        let entry = |of: Quantization| Self {
+            format: of.format().name().to_string(),
+            bytes: bytes.unwrap_or_else(|| of.bytes()),
+        };
         parameter.quantization().map(entry)
     }
 }

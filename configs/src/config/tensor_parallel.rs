@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::config::sequence_parallel::uneven_length;
 use crate::config::{
     Adapter, Bf16, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer,
-    PartitionMethod, Pipeline, Training,
+    PartitionMethod, Pipeline, Quantization, Training,
 };
 use crate::reader::Resolver;
 use crate::schema::*;
@@ -66,7 +66,7 @@ impl TensorParallel {
             let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
             resolver.contradiction(&[path, key], message, Some(help));
         }
-        let adapter = config.adapter.as_ref();
+        let (adapter, quantization) = (config.adapter.as_ref(), config.quantization_config.as_ref());
         let of_whole = config.of_whole_parameters();
         let devices = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
         let uses_disk_key = match config.zero.offload_optimizer.device {
@@ -89,9 +89,14 @@ impl TensorParallel {
             (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "an mlp cannot be cut"),
             (config.preference.is_some(), Config::preference, "the loss of pairs needs a whole head on a rank"),
             (
-                config.quantization_config.is_some(),
-                Config::quantization_config,
-                "quantized weights that are cut are not implemented",
+                quantization.is_some_and(|section| section.load_in_8bit),
+                Quantization::load_in_8bit,
+                "weights in 8 bits have a scale for each row, and ranks have parts of rows",
+            ),
+            (
+                quantization.is_some_and(|section| section.bnb_4bit_use_double_quant),
+                Quantization::bnb_4bit_use_double_quant,
+                "scales of scales belong to whole weights, and ranks have parts of them",
             ),
             (
                 adapter.is_some_and(|adapter| adapter.use_dora),

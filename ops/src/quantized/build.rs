@@ -4,8 +4,8 @@ use super::{Quantization, QuantizedFormat};
 use crate::flag::{Flag, Replaced};
 use crate::linear::affine::Affine;
 use crate::linear::lora::names;
-use crate::tensor::{Parallel, cutting};
-use candle_core::{Result, Tensor, bail};
+use crate::tensor::Parallel;
+use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -69,15 +69,17 @@ pub(crate) fn weight(
     }
     let is_transposed = matches!(affine, Affine::InputsOutputs);
     let building = BUILDING.with_borrow(Clone::clone).filter(|options| !options.skips(&vb.prefix()));
-    if building.is_some() && cutting().is_some() {
-        bail!("`{}`: weights that are quantized and cut among ranks are not implemented", vb.prefix());
-    }
+    let (dims, at) = if is_transposed { ([inputs, outputs], [0, 1]) } else { ([outputs, inputs], [1, 0]) };
+    let own = match parallel.cut(vb, &dims, at.map(Some))? {
+        Some(cut) => cut.shape().dims().to_vec(),
+        None => dims.to_vec(),
+    };
+    let [inputs, outputs] = at.map(|at| own[at]);
     let quantization = building.map(|options| Quantization::new(options.format, inputs, outputs, is_transposed));
     ASKING.set(quantization);
     let _reset = Reset;
     let _inputs_first = is_transposed.then(|| Flag::raise(&INPUTS_FIRST));
-    let (dims, at) =
-        if is_transposed { ([inputs, outputs], [Some(0), Some(1)]) } else { ([outputs, inputs], [Some(1), Some(0)]) };
+    let at = at.map(Some);
     let weight = parallel.get(vb, &dims, at, "weight", Init::Randn { mean: 0.0, stdev: std })?;
     Ok((weight, quantization.map_or(affine, Affine::Quantized)))
 }

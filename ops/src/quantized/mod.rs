@@ -26,6 +26,7 @@ pub(crate) use build::weight;
 pub use build::{QuantizationOptions, asks_inputs_first, asks_quantized, with_quantization};
 
 use crate::kernel::Isa;
+use crate::tensor::Cut;
 use candle_core::{CpuStorage, Error, Result, bail};
 use codec::{decode_block, decode_row, encode_block, encode_row, encode_scales};
 use std::ops::Range;
@@ -115,6 +116,32 @@ impl Quantization {
     pub fn bytes(&self) -> usize {
         let (full, rest) = (self.elements() / self.record_elements(), self.elements() % self.record_elements());
         full * self.record_bytes() + if rest > 0 { self.bytes_of(rest) } else { 0 }
+    }
+
+    /// Returns which part of the bytes of a whole weight a rank of a tensor group has. `cut` is how the parameter is cut, and `self`
+    /// the part. The bytes are a matrix with a row for each output.
+    ///
+    /// # Errors
+    /// Fails if the part does not consist of records of the whole weight: with other formats than 4 bits without double
+    /// quantization, and if rows of the whole or of the part do not consist of whole blocks.
+    pub fn cut_of_bytes(&self, cut: &Cut) -> Result<Cut> {
+        let QuantizedFormat::Four { double: false, .. } = self.format else {
+            bail!("a weight of the format {} cannot be cut among ranks", self.format.name());
+        };
+        let [inputs, outputs] = if self.is_transposed { [0, 1] } else { [1, 0] }.map(|at| cut.whole()[at]);
+        if !inputs.is_multiple_of(BLOCK) || !self.inputs.is_multiple_of(BLOCK) {
+            let own = self.inputs;
+            bail!(
+                "blocks of {BLOCK} elements cannot be cut: a row has {inputs} elements, and a rank {own} of them\n  help: \
+                 let each rank have a multiple of {BLOCK}, or name the module in \
+                 `quantization_config.llm_int8_skip_modules`"
+            );
+        }
+        let (row, place) = (inputs / BLOCK * self.record_bytes(), (cut.index(), cut.ranks()));
+        match cut.dimension() == usize::from(!self.is_transposed) {
+            true => Cut::new(&[outputs, row], 1, &[row], place),
+            false => Cut::new(&[outputs, row], 0, cut.parts(), place),
+        }
     }
 
     fn record_elements(&self) -> usize {

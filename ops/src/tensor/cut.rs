@@ -242,13 +242,16 @@ pub fn get_cut(
     name: &str,
     init: Init,
 ) -> Result<Tensor> {
-    match cutting() {
+    match cut_of(vb, whole, (dimension, parts))? {
         None => vb.get_with_hints(whole, name, init),
-        Some(place) => {
-            let cut = Cut::new(whole, dimension, parts, place).map_err(|e| e.context(vb.prefix()))?;
-            ask_cut(Some(&cut), || vb.get_with_hints(cut.shape(), name, init))
-        }
+        Some(cut) => ask_cut(Some(&cut), || vb.get_with_hints(cut.shape(), name, init)),
     }
+}
+
+/// Returns how a parameter is cut along a dimension; `None` if layers are not built for a tensor group.
+pub(crate) fn cut_of(vb: &VarBuilder, whole: &[usize], (dimension, parts): (usize, &[usize])) -> Result<Option<Cut>> {
+    let cut = |place| Cut::new(whole, dimension, parts, place).map_err(|e| e.context(vb.prefix()));
+    cutting().map(cut).transpose()
 }
 
 #[cfg(test)]

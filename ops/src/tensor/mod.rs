@@ -23,8 +23,8 @@ use crate::sequence::SequenceGroup;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
-pub(crate) use cut::OwnEntries;
 pub use cut::{Cut, Run, asks_cut, cutting, get_cut, with_cuts};
+pub(crate) use cut::{OwnEntries, ask_cut, cut_of};
 pub(crate) use vocabulary::OfRank;
 pub use vocabulary::VocabParallel;
 
@@ -48,10 +48,23 @@ impl Parallel<'_> {
         name: &str,
         init: Init,
     ) -> Result<Tensor> {
+        match self.cut(vb, whole, [inputs, outputs])? {
+            Some(cut) => ask_cut(Some(&cut), || vb.get_with_hints(cut.shape(), name, init)),
+            None => vb.get_with_hints(whole, name, init),
+        }
+    }
+
+    /// Returns how such a parameter is cut.
+    pub(crate) fn cut(
+        self,
+        vb: &VarBuilder,
+        whole: &[usize],
+        [inputs, outputs]: [Option<usize>; 2],
+    ) -> Result<Option<Cut>> {
         match (self, inputs, outputs) {
-            (Self::Inputs, Some(inputs), _) => get_cut(vb, whole, (inputs, &[whole[inputs]]), name, init),
-            (Self::Outputs(parts), _, Some(outputs)) => get_cut(vb, whole, (outputs, parts), name, init),
-            _ => vb.get_with_hints(whole, name, init),
+            (Self::Inputs, Some(inputs), _) => cut_of(vb, whole, (inputs, &[whole[inputs]])),
+            (Self::Outputs(parts), _, Some(outputs)) => cut_of(vb, whole, (outputs, parts)),
+            _ => Ok(None),
         }
     }
 

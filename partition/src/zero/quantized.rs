@@ -1,5 +1,7 @@
 //! Reads, writes and quantizes the bytes of quantized parameters, for checkpoints and the user.
 
+use std::sync::Arc;
+
 use candle_core::{CpuStorage, Storage};
 use zero_comm::Buffer;
 use zero_model::ParameterId;
@@ -65,8 +67,8 @@ impl ShardedState {
     }
 
     /// Quantizes new values of a parameter, as far as this rank holds them. Returns `false`, and reads nothing, if the
-    /// parameter is not quantized. `read` fills a slice with the parameter's elements from an index on; it is called
-    /// with a few MiB at a time.
+    /// parameter is not quantized. `read` fills a slice with elements of the whole parameter from an index on; it
+    /// is called with a few MiB at a time.
     ///
     /// # Errors
     /// Fails if a value is not finite. Returns errors of `read`.
@@ -75,21 +77,21 @@ impl ShardedState {
         parameter: ParameterId,
         mut read: impl FnMut(usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<bool, E> {
-        let of = &self.rank.model.parameters()[parameter];
+        let model = Arc::clone(&self.rank.model);
+        let of = &model.parameters()[parameter];
         let Some(quantization) = of.quantization() else { return Ok(false) };
-        let name = of.name().to_string();
         let held = self.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == parameter);
         for range in held.collect::<Vec<_>>() {
             let mut failed = None;
             let bytes = quantization.quantize(range.elements.clone(), |start, out| {
-                read(start, out).map_err(|error| {
+                of.fill_from_whole(start, out, &mut read).map_err(|error| {
                     failed = Some(error);
                     candle_core::Error::Msg(String::new())
                 })
             });
             match (bytes, failed) {
                 (_, Some(error)) => return Err(error),
-                (Err(error), None) => return Err(ZeroError::from(error.context(format!("`{name}`"))).into()),
+                (Err(error), None) => return Err(ZeroError::from(error.context(format!("`{}`", of.name()))).into()),
                 (Ok(bytes), None) => self.write_bytes(&range, &bytes)?,
             }
         }

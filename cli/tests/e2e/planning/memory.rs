@@ -132,11 +132,15 @@ fn layers_that_are_cut() {
             holds(ranks, "stage: 2", &[&size, more, "train_micro_batch_size_per_gpu=1"]);
         }
     }
+    let quantized = "quantization_config={load_in_4bit: true}";
+    let (size, wide) = ("tensor_parallel={autotp_size: 2}", "model.n_embd=256");
+    for stage in [0, 3] {
+        holds(2, &format!("stage: {stage}"), &[size, wide, "adapter={r: 8}", quantized]);
+    }
     let overlapping = "tensor_parallel={autotp_size: 2, tp_overlap_comm: true}";
     for more in [LLAMA, "bf16={enabled: true}", "train_micro_batch_size_per_gpu=2"] {
         holds(2, "stage: 2", &[overlapping, more]);
     }
-    let size = "tensor_parallel={autotp_size: 2}";
     holds(2, "stage: 2", &[size, LLAMA]);
     holds(4, "stage: 2", &[size, "wall_clock_breakdown=true"]);
     for schedule in ["1f1b", "zb_h1"] {

@@ -4,6 +4,7 @@
 mod combined;
 mod own_layers;
 mod pytorch;
+mod quantized;
 
 use zero_engine::{Layers, zoo};
 

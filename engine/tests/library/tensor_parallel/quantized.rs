@@ -1,0 +1,95 @@
+//! Quantized weights that ranks cut: they have the codes and scales of one rank.
+
+use zero_engine::{Engine, Layers, zoo};
+
+use super::keys;
+use crate::world::{
+    agreed, assert_near, assert_same, config, gpt2_config, llama_config, run_of, train, trajectory, world,
+};
+
+const NF4: &str = "adapter: {r: 4, lora_dropout: 0.1, init_lora_weights: false}\n\
+                   quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}";
+/// Fewer than elsewhere: differences grow faster in these wider models.
+const STEPS: u64 = 4;
+
+const FP4: &str = "adapter: {r: 4}\nquantization_config: {load_in_4bit: true}";
+
+/// Rows of two ranks consist of whole blocks of 64 elements.
+fn gpt2() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config { n_embd: 128, n_inner: Some(256), ..gpt2_config() })
+}
+
+fn llama() -> Layers {
+    zoo::llama(&zoo::LlamaConfig { hidden_size: 128, intermediate_size: 384, ..llama_config() })
+}
+
+fn phi3() -> Layers {
+    let llama = zoo::LlamaConfig { hidden_size: 128, intermediate_size: 384, ..llama_config() };
+    zoo::llama(&zoo::LlamaConfig { fused_projections: true, ..llama })
+}
+
+#[test]
+fn train_as_on_one_rank_and_start_with_its_bits() {
+    for layers in [gpt2 as fn() -> Layers, llama, phi3] {
+        for quantization in [NF4, FP4] {
+            let run = |ranks: usize, tensor: usize, steps: u64, stage: u8, more: &str| {
+                run_of(layers, ranks, steps, &keys(tensor, 2, 1, stage, &format!("{quantization}\n{more}")))
+            };
+            assert_same(&run(1, 1, 0, 0, ""), &run(2, 2, 0, 3, ""), quantization);
+            let expected = run(1, 1, STEPS, 0, "");
+            for stage in [0, 3] {
+                assert_near(&run(2, 2, STEPS, stage, ""), &expected, 1e-5, quantization);
+            }
+            let expected = run(2, 1, STEPS, 0, "");
+            assert_near(&run(4, 2, STEPS, 3, "activation_checkpointing: {}"), &expected, 1e-5, quantization);
+        }
+    }
+}
+
+/// Checkpoints keep the bytes of whole weights, and new values are quantized as those of whole weights.
+#[test]
+fn checkpoints_and_new_values_are_independent_of_the_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    for layers in [gpt2 as fn() -> Layers, llama, phi3] {
+        let values = |ranks: usize, tensor: usize, saves: bool| {
+            let text = keys(tensor, 4, 1, 3, NF4);
+            let all = world(ranks, |comm| {
+                let mut engine = Engine::with_communicator(config(ranks, &text), layers(), comm).unwrap();
+                if saves {
+                    // Values with other blocks than those of the initialization.
+                    let parameters = engine.model().parameters().iter().filter(|p| p.quantization().is_some());
+                    let names: Vec<_> = parameters.map(|p| (p.name().to_string(), p.whole_elements())).collect();
+                    for (name, elements) in &names {
+                        let values: Vec<f32> =
+                            (0..*elements).map(|i| (i * 31 % 257) as f32 / 257.0 * (i % 1009) as f32).collect();
+                        engine.set_parameter(name, &values).unwrap();
+                    }
+                    train(&mut engine, 2);
+                    engine.save_checkpoint(folder.path()).unwrap();
+                } else {
+                    engine.resume(folder.path()).unwrap();
+                }
+                trajectory(&mut engine, 0).parameters
+            });
+            agreed(all, &text)
+        };
+        let mut quantized = vec![];
+        for (ranks, tensor) in [(4, 2), (2, 2), (1, 1)] {
+            let saved = values(ranks, tensor, true);
+            for (ranks, tensor) in [(1, 1), (2, 1), (2, 2), (4, 2)] {
+                assert!(values(ranks, tensor, false) == saved, "{ranks} ranks, {tensor} parts");
+            }
+            quantized
+                .push(saved.into_iter().filter(|(name, _)| name.ends_with("base_layer.weight")).collect::<Vec<_>>());
+        }
+        assert!(quantized.iter().all(|other| *other == quantized[0]), "new values");
+    }
+}
+
+#[test]
+fn blocks_are_not_cut() {
+    let text = keys(4, 2, 1, 0, NF4);
+    let error = world(4, |comm| Engine::with_communicator(config(4, &text), gpt2(), comm).map(drop)).remove(0);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("c_proj") && error.contains("blocks of 64 elements cannot be cut"), "{error}");
+}
