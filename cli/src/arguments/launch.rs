@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::TrainArgs;
-use crate::launch::hosts::Hosts;
-use crate::launch::output::Tee;
+use zero_train::process::launch::{Hosts, Tee};
 
 /// Options of `launch`.
 #[derive(Debug, Args)]

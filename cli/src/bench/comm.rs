@@ -8,7 +8,7 @@ use zero_comm::bench::{compare, median};
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Operation, Options, Transport, token};
 
-use crate::launch::{self, Job, Team};
+use zero_train::process::launch::{self, Job, Team};
 
 /// Starts the ranks, or runs the benchmark if this process is one of them. Returns the exit status.
 ///
@@ -23,7 +23,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
     };
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
     if place == LauncherEnvironment::alone() {
-        return launch::launch(Team::new(ranks, 1), &Job::here(None), None);
+        return Ok(launch::launch(Team::new(ranks, 1), &Job::here(None), None)?);
     }
     let options = Options { transport, token: token::find(|name| std::env::var_os(name))?, ..Options::default() };
     let comm = zero_comm::connect(&place, &options)?;

@@ -8,8 +8,8 @@ use zero_config::Config;
 
 use crate::arguments::ConfigArgs;
 use crate::input::load;
-use crate::launch::{self, Job, Team};
 use zero_train::process;
+use zero_train::process::launch::{self, Job, Team};
 
 /// Steps before the measured ones. The first one faults in all memory.
 pub(super) const WARM_UP: usize = 2;
@@ -34,7 +34,7 @@ pub(super) fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
     if !is_rank {
         let threads = process::threads(Some(&config.launcher), config.world_size);
         let team = Team::new(config.world_size, threads);
-        return launch::launch(team, &Job::here(text.as_deref()), None).map(Role::Launcher);
+        return Ok(Role::Launcher(launch::launch(team, &Job::here(text.as_deref()), None)?));
     }
     let cores = process::settle(&config, &place)?;
     let comm = zero_comm::connect(&place, &zero_engine::comm_options(&config, &place)?)?;

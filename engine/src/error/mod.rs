@@ -88,6 +88,9 @@ pub enum Error {
     /// The launchers of several hosts lost each other.
     #[error("{0}")]
     Hosts(String),
+    /// A launcher could not start, restart or watch its ranks.
+    #[error("{0}")]
+    Launch(String),
     /// The job's token is missing or cannot be read.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Token(#[from] TokenError),
@@ -147,7 +150,7 @@ impl Error {
             Self::Diverged { .. } => 5,
             Self::Interrupted { signal } => 128 + u8::try_from(*signal).unwrap_or(0),
             Self::Program(_) | Self::NotVerified { .. } | Self::Tensor(_) | Self::Exchanged { .. } => 1,
-            Self::Zero(_) | Self::Disk(_) | Self::Io { .. } => 1,
+            Self::Zero(_) | Self::Disk(_) | Self::Io { .. } | Self::Launch(_) => 1,
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo run --release -p zero-examples --bin trainer -- --max-steps 60
 //! cargo run --release -p zero-examples --bin trainer -- --resume auto
-//! zero-train launch --nproc-per-node 2 target/release/trainer
+//! target/release/trainer -n 2
 //! ```
 
 use candle_core::{Device, Result, Tensor};

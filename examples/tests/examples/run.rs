@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::port::free_port;
 
@@ -169,6 +170,37 @@ fn vit() {
         values(&folder.path().join("runs/vit"), "loss")
     });
     assert_eq!(losses[0].len(), losses[1].len());
+}
+
+#[test]
+fn a_program_starts_its_ranks() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for arguments in [&["-n", "2"][..], &["--set", "launcher.num_processes=2"]] {
+        let printed = run_in(folder.path(), env!("CARGO_BIN_EXE_trainer"), arguments, 1);
+        assert!(printed.contains("2 ranks") && printed.contains("step    120  evaluation loss"), "{printed}");
+    }
+    let threads = ["-n", "2", "--set", "launcher.transport=threads"];
+    let refused = Command::new(env!("CARGO_BIN_EXE_trainer")).args(threads).output().expect("the example starts");
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && error.contains("launcher.transport"), "{error}");
+}
+
+#[test]
+fn a_program_restarts_its_ranks() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.args(["-n", "2", "--set", "launcher.max_restarts=1", "--max-steps", "4000", "--quiet"]);
+    let launcher = command.current_dir(folder.path()).stderr(Stdio::piped()).spawn().expect("the example starts");
+    while !folder.path().join("runs/trainer/checkpoints/step-00000060").is_dir() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", launcher.id())).expect("a process");
+    let rank = children.split_whitespace().last().expect("a rank");
+    assert!(Command::new("kill").args(["-9", rank]).status().is_ok_and(|status| status.success()));
+    let output = launcher.wait_with_output().expect("the example ends");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && errors.contains("restart 1 of 1: rank 1 was killed by signal 9"), "{errors}");
+    assert_eq!(values(&folder.path().join("runs/trainer"), "loss").len(), 4000);
 }
 
 /// A restarting launcher passes only the fact that it restarts and the job's name. The run must find its own

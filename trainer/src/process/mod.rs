@@ -7,6 +7,7 @@
 
 mod cores;
 mod exit;
+pub mod launch;
 pub mod resident;
 
 use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
 //! The command line of a program that uses a [`Trainer`](super::Trainer).
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lexopt::prelude::{Long, Short, ValueExt};
 use zero_config::{Source, Typed};
@@ -11,6 +11,7 @@ use zero_engine::Error;
 
 const OPTIONS: &str = "Options:
   -c, --config FILE     ds.yaml or ds_config.json; given again, a further file, whose keys stand over the first's
+  -n, --num-processes N start N ranks on this machine, each a process of this program [default: launcher.num_processes]
       --set KEY=VALUE   override a value, for example zero_optimization.stage=2; may be given several times
       --max-steps N     stop after N optimizer steps
       --out DIR         folder of the run [default: training.output_dir]
@@ -20,7 +21,7 @@ const OPTIONS: &str = "Options:
       --quiet           print nothing but errors
   -h, --help            print this
 
-One process is one rank. Several ranks: zero-train launch --nproc-per-node N PROGRAM [OPTIONS], or torchrun.";
+A launcher also starts ranks, on several hosts: zero-train launch --nnodes M PROGRAM [OPTIONS], or torchrun.";
 
 /// The parsed command line.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -77,11 +78,16 @@ impl Arguments {
         format!("Usage: {program} --config FILE [OPTIONS]\n\n{OPTIONS}")
     }
 
-    /// Loads the configuration. The files of `--config` override `own`, the program's configuration.
+    /// Returns the files of `--config`.
+    pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.files.iter().map(PathBuf::as_path)
+    }
+
+    /// Reads the configuration: `own`, that of the program, and the files of `--config`, which override it.
     ///
     /// # Errors
-    /// Fails without any configuration, on files that cannot be read, and on mistakes in them.
-    pub(super) fn load(&self, own: Option<Source>) -> Result<Typed, Error> {
+    /// Fails without any configuration, and on files that cannot be read.
+    pub(super) fn sources(&self, own: Option<Source>) -> Result<Vec<Source>, Error> {
         let mut sources: Vec<Source> = own.into_iter().collect();
         for file in &self.files {
             sources.push(Source::from_path(file)?);
@@ -89,8 +95,16 @@ impl Arguments {
         if sources.is_empty() {
             return Err(Error::setting("--config", "--config FILE is missing", "name the configuration, a ds.yaml"));
         }
+        Ok(sources)
+    }
+
+    /// Parses the configuration. `more` overrides it after the command line.
+    ///
+    /// # Errors
+    /// Fails on mistakes in it.
+    pub(super) fn load(&self, sources: Vec<Source>, more: &[String]) -> Result<Typed, Error> {
         read_addresses();
-        Ok(zero_config::load_files(sources, &self.overrides())?)
+        Ok(zero_config::load_files(sources, &[&*self.overrides(), more].concat())?)
     }
 
     fn overrides(&self) -> Vec<String> {
@@ -118,7 +132,7 @@ mod tests {
         let words = ["--set", "train_batch_size=8", "--max-steps=3", "--out", "a b", "--resume", "runs/x", "--quiet"];
         let read = parse(&words).unwrap();
         assert_eq!((&read.resume, read.output), (&Some(Resume::From("runs/x".into())), Output::Quiet));
-        let config = read.load(Some(own)).unwrap().resolve(Some(1)).unwrap();
+        let config = read.load(vec![own], &[]).unwrap().resolve(Some(1)).unwrap();
         assert_eq!((config.train_batch_size, config.training.max_steps, config.training.epochs), (8, Some(3), None));
         assert_eq!(config.training.output_dir, "a b");
     }
@@ -134,7 +148,7 @@ mod tests {
             let error = parse(words).unwrap_err();
             assert!(error.contains(expected) && error.contains("--help"), "{error}");
         }
-        let error = parse(&[]).unwrap().load(None).unwrap_err().to_string();
+        let error = parse(&[]).unwrap().sources(None).unwrap_err().to_string();
         assert!(error.contains("--config FILE is missing"), "{error}");
     }
 }

@@ -1,13 +1,13 @@
 //! [`Trainer`]: trains a model on a data set as the configuration says.
 
 mod arguments;
+mod ranks;
 
 use std::ffi::OsString;
 use std::sync::Arc;
 
 use candle_core::{Result as CandleResult, Tensor};
 use zero_comm::Communicator;
-use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, LogLevel, Source};
 use zero_engine::optimizer::CustomOptimizer;
 use zero_engine::{Activations, Error, Layers};
@@ -31,9 +31,9 @@ use arguments::Arguments;
 /// # Ok::<(), zero_train::Error>(())
 /// ```
 ///
-/// Every process is one rank and runs the same program, alone or with other ranks that a launcher has started
-/// (`zero-train launch --nproc-per-node 4 PROGRAM`, torchrun, mpirun, srun). With `--max-restarts K` the launcher
-/// restarts all ranks up to K times after one dies, and the run resumes from its newest checkpoint.
+/// Every process is one rank and runs the same program. `PROGRAM -n 4` starts four ranks on this machine, and a launcher
+/// starts them on several hosts (`zero-train launch --nnodes 2 PROGRAM`, torchrun, mpirun, srun). With
+/// `launcher.max_restarts`, all ranks are restarted after one dies, and the run resumes from its newest checkpoint.
 ///
 /// Without [`Trainer::model`], the trainer builds the model of the configuration's `model` section. Without
 /// [`Trainer::data`], it opens the files of the `data` section. Giving both the call and the section is an error.
@@ -57,11 +57,12 @@ impl<'a> Trainer<'a> {
         Self { config, options: RunOptions::default(), task, comm: None, said: vec![], mistake: None }
     }
 
-    /// Creates a trainer from this program's command line (`--config`, `--set`, `--max-steps`, `--out`, `--resume`,
+    /// Creates a trainer from this program's command line (`--config`, `--set`, `-n`, `--max-steps`, `--out`, `--resume`,
     /// `--quiet`; `--help` lists all options) and the launcher's environment.
     ///
     /// Call it first in `main`: it prepares the process as [`process::set_up`] does, and may re-execute the program
-    /// with the same arguments.
+    /// with the same arguments. With `-n N`, it starts the program N times and does not return: it exits when the ranks
+    /// have ended.
     ///
     /// # Errors
     /// Fails on unknown arguments, mistakes in the configuration, and an inconsistent launcher's environment.
@@ -101,8 +102,11 @@ impl<'a> Trainer<'a> {
             std::process::exit(0);
         }
         let place = process::place()?;
-        let typed = arguments.load(own)?;
-        one_process_is_one_rank(arguments.ranks, typed.num_processes(), &place)?;
+        let sources = arguments.sources(own)?;
+        let typed = arguments.load(sources.clone(), &[])?;
+        if let Some(ranks) = ranks::to_start(arguments.ranks, typed.num_processes(), &place)? {
+            std::process::exit(ranks::run(&arguments, &sources, typed, ranks)?.into());
+        }
         let config = typed.on_hosts(place.local_world_size).resolve(Some(place.world_size))?;
         let threads = process::threads_of_rank(Some(&config.launcher), place.local_world_size);
         process::prepare(threads, place.world_size)?;
@@ -260,30 +264,6 @@ impl<'a> Trainer<'a> {
             }
         })
     }
-}
-
-/// Rejects `-n` if it differs from the number of ranks started, and `launcher.num_processes` if this process was started
-/// alone. The help names a launcher.
-fn one_process_is_one_rank(
-    asked: Option<usize>,
-    written: Option<usize>,
-    place: &LauncherEnvironment,
-) -> Result<(), Error> {
-    let (key, ranks) = match (asked, written) {
-        (Some(ranks), _) => ("-n", ranks),
-        (None, Some(ranks)) => ("launcher.num_processes", ranks),
-        (None, None) => return Ok(()),
-    };
-    if ranks == place.world_size || asked.is_none() && *place != LauncherEnvironment::alone() {
-        return Ok(());
-    }
-    let started = zero_engine::counted(place.world_size, "rank is", "ranks are");
-    let program = std::env::args().next().unwrap_or_default();
-    Err(Error::setting(
-        key,
-        format!("it asks for {} and {started} started", zero_engine::counted(ranks, "rank", "ranks")),
-        format!("start the ranks with `zero-train launch --nproc-per-node {ranks} {program}`, or with torchrun"),
-    ))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use super::*;
 use crate::data::{InMemory, from_fn};
 use crate::metrics::accuracy;
 use crate::train::Finished;
+use zero_comm::launcher_environment::LauncherEnvironment;
 
 /// Points in two dimensions; the class is the index of the larger coordinate.
 fn points(samples: usize) -> InMemory {
@@ -195,14 +196,17 @@ fn errors_of_data_sets_and_metrics_end_the_run() {
 }
 
 #[test]
-fn a_single_process_rejects_several_ranks() {
+fn only_a_process_that_was_started_alone_starts_ranks() {
     let alone = LauncherEnvironment::alone();
-    assert!(one_process_is_one_rank(None, None, &alone).is_ok());
-    assert!(one_process_is_one_rank(Some(1), None, &alone).is_ok());
-    for (asked, written) in [(Some(2), None), (None, Some(2))] {
-        let error = one_process_is_one_rank(asked, written, &alone).unwrap_err().to_string();
-        assert!(error.contains("zero-train launch --nproc-per-node 2 "), "{error}");
+    for (asked, written, starts) in
+        [(None, None, None), (Some(1), Some(4), None), (Some(2), Some(4), Some(2)), (None, Some(4), Some(4))]
+    {
+        assert_eq!(ranks::to_start(asked, written, &alone).unwrap(), starts);
     }
+    let one_of_two = LauncherEnvironment { world_size: 2, ..alone };
+    assert_eq!(ranks::to_start(Some(2), Some(4), &one_of_two).unwrap(), None);
+    let error = ranks::to_start(Some(3), None, &one_of_two).unwrap_err().to_string();
+    assert!(error.contains("it asks for 3 ranks and 2 ranks are started"), "{error}");
 }
 
 /// The order of samples, the place in it and the loader hold nothing for each sample: a byte for each of these would be a

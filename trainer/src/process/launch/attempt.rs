@@ -8,19 +8,20 @@ use std::io::Write;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use crate::train::Restarts;
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::SIGTERM;
 use zero_comm::store::StoreServer;
 use zero_comm::token::{self, TokenFile};
-use zero_train::train::Restarts;
 
+use super::error::failed;
 use super::hosts::Line;
 use super::job::{Job, Team, What};
 use super::outcome::{AttemptOutcome, Failure};
 use super::output::Printed;
 use super::signals::{Signals, catches, send};
-use zero_train::process;
+use crate::process;
+use zero_engine::Error;
 
 /// Time for the other ranks to end by themselves after one has died.
 const GRACE: Duration = Duration::from_millis(1000);
@@ -68,7 +69,7 @@ struct Meeting {
 
 impl Attempt<'_> {
     /// Starts the ranks of this host and waits until all have ended.
-    pub(super) fn carry_out(&self, signals: &Signals) -> anyhow::Result<Ended> {
+    pub(super) fn carry_out(&self, signals: &Signals) -> Result<Ended, Error> {
         let meeting = self.meeting()?;
         let mut ended = Ended { ranks: vec![], first: None, lost: 0 };
         for local_rank in 0..self.team.ranks {
@@ -84,19 +85,19 @@ impl Attempt<'_> {
         Ok(ended)
     }
 
-    fn meeting(&self) -> anyhow::Result<Meeting> {
+    fn meeting(&self) -> Result<Meeting, Error> {
         if let Some(line) = self.line {
             let (address, port) = line.meeting();
             return Ok(Meeting { address, port, _store: None });
         }
         let token = self.token.map(TokenFile::token);
         let store = StoreServer::bind(("127.0.0.1", self.job.hosts.port.unwrap_or(0)), token);
-        let store = store.context("cannot open the port at which the ranks connect")?;
+        let store = store.map_err(failed("cannot open the port at which the ranks connect"))?;
         let address = store.address();
         Ok(Meeting { address: address.ip().to_string(), port: address.port(), _store: Some(store) })
     }
 
-    fn command(&self) -> anyhow::Result<Command> {
+    fn command(&self) -> Result<Command, Error> {
         match &self.job.what {
             What::Program(words) => {
                 let mut command = Command::new(&words[0]);
@@ -104,8 +105,8 @@ impl Attempt<'_> {
                 Ok(command)
             }
             What::Ourselves { .. } => {
-                let mut command =
-                    Command::new(std::env::current_exe().context("cannot find the executable of this program")?);
+                let program = std::env::current_exe().map_err(failed("cannot find the executable of this program"))?;
+                let mut command = Command::new(program);
                 command
                     .args(std::env::args_os().skip(1))
                     .args(self.team.overrides.iter().flat_map(|change| ["--set", change]));
@@ -114,7 +115,7 @@ impl Attempt<'_> {
         }
     }
 
-    fn start(&self, local_rank: usize, meeting: &Meeting) -> anyhow::Result<Rank> {
+    fn start(&self, local_rank: usize, meeting: &Meeting) -> Result<Rank, Error> {
         let hosts = self.job.hosts;
         let rank = hosts.index * self.team.ranks + local_rank;
         let ranks = hosts.count * self.team.ranks;
@@ -149,7 +150,7 @@ impl Attempt<'_> {
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command.spawn().map_err(|error| {
             let help = "give the path of an executable program";
-            anyhow::anyhow!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}")
+            Error::Launch(format!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}"))
         })?;
         if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.job.standard_input()) {
             // A rank that ends before it has read everything reports its own error.
@@ -161,7 +162,7 @@ impl Attempt<'_> {
 }
 
 impl Ended {
-    fn wait(&mut self, attempt: &Attempt<'_>, signals: &Signals) -> anyhow::Result<()> {
+    fn wait(&mut self, attempt: &Attempt<'_>, signals: &Signals) -> Result<(), Error> {
         let mut since: Option<Instant> = None;
         let mut follows = false;
         while self.ranks.iter().any(|rank| rank.status.is_none()) {
@@ -171,7 +172,7 @@ impl Ended {
                 if rank.status.is_some() {
                     continue;
                 }
-                let Some(status) = rank.child.try_wait()? else { continue };
+                let Some(status) = rank.child.try_wait().map_err(failed("cannot wait for a rank"))? else { continue };
                 rank.status = Some(status);
                 // A rank that the launcher ended is not a cause of the failure.
                 if status.success() || rank.was_ended {

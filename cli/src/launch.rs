@@ -1,5 +1,6 @@
 //! Training as a rank under a launcher, or as the launcher of this host's ranks.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use zero_comm::launcher_environment::LauncherEnvironment;
@@ -7,13 +8,9 @@ use zero_comm::token;
 use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
 use zero_planner::{Limit, Plan};
 use zero_train::Error;
+use zero_train::process::launch::{Before, GRACE, Hosts, Job, Output, Reach, Recovery, Team, What, launch, same_batch};
 use zero_train::train::{Output as Printing, Restarts, Resume, RunOptions};
 
-use super::attempts::launch;
-use super::hosts::{Hosts, Reach};
-use super::job::{GRACE, Job, Team, What};
-use super::output::Output;
-use super::recovery::{Before, Recovery};
 use crate::arguments::{LaunchArgs, TrainArgs, refuse};
 use crate::input::{is_standard_input, load, load_sources, read, standard_input};
 use crate::plan::does_not_fit;
@@ -73,9 +70,9 @@ pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
         min_ranks: None,
         before: None,
         unchanged: &|| Ok(()),
-        smaller: &|_| anyhow::bail!("only training knows"),
+        smaller: &|_| Err(Error::Launch("only training knows".into())),
     };
-    launch(Team::new(ranks, process::threads(None, ranks)), &job, Some(&recovery))
+    Ok(launch(Team::new(ranks, process::threads(None, ranks)), &job, Some(&recovery))?)
 }
 
 fn grace(args: &LaunchArgs) -> Duration {
@@ -188,16 +185,16 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let team = Team::new(ranks, threads);
     // A failed verification would fail again after a restart.
     if config.launcher.max_restarts == 0 || options.verify.is_some() {
-        return launch(team, &job, None);
+        return Ok(launch(team, &job, None)?);
     }
     let recovery = Recovery {
         max_restarts: config.launcher.max_restarts,
         min_ranks: config.launcher.min_ranks,
         before: Some(Before::look(config.training.output_dir.as_ref())?),
         unchanged: &|| unchanged(args, &sources),
-        smaller: &|ranks| smaller(args, &sources, &config, ranks),
+        smaller: &|ranks| smaller(args, &sources, &config, ranks).map_err(|e| Error::Launch(format!("{e:#}"))),
     };
-    launch(team, &job, Some(&recovery))
+    Ok(launch(team, &job, Some(&recovery))?)
 }
 
 fn setting(key: &str, message: &str, help: &str) -> anyhow::Error {
@@ -230,23 +227,15 @@ fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<L
 }
 
 /// Checks that the files have not changed. Standard input cannot change.
-fn unchanged(args: &TrainArgs, sources: &[Source]) -> anyhow::Result<()> {
-    for (path, source) in args.config.config.iter().zip(sources).filter(|(path, _)| !is_standard_input(path)) {
-        if Source::from_path(path)? != *source {
-            anyhow::bail!("{} has changed since the run began; continue with --resume auto", source.name);
-        }
-    }
-    Ok(())
+fn unchanged(args: &TrainArgs, sources: &[Source]) -> Result<(), Error> {
+    let files = args.config.config.iter().map(PathBuf::as_path).zip(sources);
+    zero_train::process::launch::unchanged(files.filter(|(path, _)| !is_standard_input(path)))
 }
 
 /// Returns a team of `ranks` ranks with the micro-batch and global batch of `config` and more accumulation, if that
 /// fits on this machine.
 fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) -> anyhow::Result<Team> {
-    let changes = vec![
-        format!("train_batch_size={}", config.train_batch_size),
-        format!("train_micro_batch_size_per_gpu={}", config.train_micro_batch_size_per_gpu),
-        "gradient_accumulation_steps=".to_string(),
-    ];
+    let changes = same_batch(config);
     let overrides = [args.overrides(), changes.clone()].concat();
     let config = load_sources(&args.config, sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
     let plan = zero_train::train::check(&config, &run_options(args)?)?;

@@ -2,11 +2,12 @@
 
 use std::time::SystemTime;
 
-use anyhow::Context;
+use crate::train::{Restart, Restarts};
 use zero_comm::token::TokenFile;
-use zero_train::train::{Restart, Restarts};
+use zero_engine::Error;
 
 use super::attempt::{Attempt, Ended};
+use super::error::failed;
 use super::hosts::{Decision, Line};
 use super::job::{Job, Team};
 use super::outcome::AttemptOutcome;
@@ -18,8 +19,8 @@ use super::signals::Signals;
 ///
 /// # Errors
 /// Fails if a process cannot be started, or if another host is lost.
-pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) -> anyhow::Result<u8> {
-    let signals = Signals::listen()?;
+pub fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) -> Result<u8, Error> {
+    let signals = Signals::listen().map_err(failed("cannot handle signals"))?;
     let limit = recovery.map_or(0, |recovery| recovery.max_restarts);
     let line = match &job.reach {
         None => None,
@@ -27,7 +28,7 @@ pub(crate) fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'
     };
     let token = match line {
         Some(_) => None,
-        None => Some(TokenFile::create().context("cannot write the job token's file")?),
+        None => Some(TokenFile::create().map_err(failed("cannot write the job token's file"))?),
     };
     let mut restarts = Restarts::default();
     let job_name = job_name();
@@ -122,7 +123,7 @@ impl Judge<'_> {
         let (next, whence) = match next {
             Ok(found) => found,
             Err(error) => {
-                eprintln!("error: cannot restart: {error:#}");
+                eprintln!("error: cannot restart: {error}");
                 return (Decision::End(all), team.clone());
             }
         };

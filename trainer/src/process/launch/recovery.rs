@@ -5,28 +5,31 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use zero_train::train::holds_a_run;
+use zero_config::{Config, Source};
 
+use crate::train::holds_a_run;
+use zero_engine::Error;
+
+use super::error::failed;
 use super::job::Team;
 
 /// How a run recovers from a dead rank.
-pub(crate) struct Recovery<'a> {
+pub struct Recovery<'a> {
     /// Maximum number of restarts.
-    pub(crate) max_restarts: usize,
+    pub max_restarts: usize,
     /// Minimum number of ranks to continue with. `None` restarts all ranks, including those that died.
-    pub(crate) min_ranks: Option<usize>,
+    pub min_ranks: Option<usize>,
     /// The state of the run folder before the run; `None` for another program, which finds its checkpoints itself.
-    pub(crate) before: Option<Before>,
+    pub before: Option<Before>,
     /// Fails if the configuration has changed since the run began.
-    pub(crate) unchanged: &'a dyn Fn() -> anyhow::Result<()>,
+    pub unchanged: &'a dyn Fn() -> Result<(), Error>,
     /// Returns a team of the given number of ranks, if they can train with the same global batch size.
-    pub(crate) smaller: &'a dyn Fn(usize) -> anyhow::Result<Team>,
+    pub smaller: &'a dyn Fn(usize) -> Result<Team, Error>,
 }
 
 impl Recovery<'_> {
     /// Returns the team of the next attempt, if `left` ranks of `team` have not died.
-    pub(super) fn next(&self, team: &Team, left: usize) -> anyhow::Result<Team> {
+    pub(super) fn next(&self, team: &Team, left: usize) -> Result<Team, Error> {
         (self.unchanged)()?;
         let Some(min_ranks) = self.min_ranks else { return Ok(team.clone()) };
         if left == team.ranks {
@@ -34,10 +37,10 @@ impl Recovery<'_> {
         }
         if left < min_ranks {
             let help = "lower it, or leave it out to restart all ranks";
-            anyhow::bail!(
-                "ranks left: {left} of {}, but `launcher.min_ranks` is {min_ranks}\n  help: {help}",
-                team.ranks
-            );
+            let all = team.ranks;
+            return Err(Error::Launch(format!(
+                "ranks left: {left} of {all}, but `launcher.min_ranks` is {min_ranks}\n  help: {help}"
+            )));
         }
         let mut reason = None;
         for ranks in (min_ranks..=left).rev() {
@@ -48,12 +51,12 @@ impl Recovery<'_> {
             }
         }
         let numbers = if min_ranks == left { format!("{left}") } else { format!("{min_ranks} to {left}") };
-        let reason = reason.unwrap_or_else(|| anyhow::anyhow!("unknown reason"));
-        Err(reason.context(format!("{numbers} ranks cannot continue with the same train_batch_size")))
+        let reason = reason.map_or_else(|| "unknown reason".into(), |reason| reason.to_string());
+        Err(failed(format!("{numbers} ranks cannot continue with the same train_batch_size"))(reason))
     }
 
     /// Returns where the next attempt continues; `None` for a program that finds its checkpoints itself.
-    pub(super) fn whence(&self) -> anyhow::Result<Option<Whence>> {
+    pub(super) fn whence(&self) -> Result<Option<Whence>, Error> {
         self.before.as_ref().map(Before::whence).transpose()
     }
 }
@@ -68,12 +71,36 @@ pub(super) struct Whence {
     pub(super) keeps_folder: bool,
 }
 
+/// Fails if one of the files differs from what was read of it.
+///
+/// # Errors
+/// Names the file.
+pub fn unchanged<'a>(files: impl IntoIterator<Item = (&'a Path, &'a Source)>) -> Result<(), Error> {
+    for (path, source) in files {
+        if Source::from_path(path)? != *source {
+            let name = &source.name;
+            return Err(Error::Launch(format!("{name} has changed since the run began; continue with --resume auto")));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the overrides with which fewer ranks keep the global batch and the micro-batch of `config`, by more accumulation.
+#[must_use]
+pub fn same_batch(config: &Config) -> Vec<String> {
+    vec![
+        format!("train_batch_size={}", config.train_batch_size),
+        format!("train_micro_batch_size_per_gpu={}", config.train_micro_batch_size_per_gpu),
+        "gradient_accumulation_steps=".to_string(),
+    ]
+}
+
 /// The contents of the run folder before the run.
 ///
 /// The folder may belong to another run, which the first attempt moves aside once its ranks are connected, or to an
 /// earlier run that this one continues.
 #[derive(Debug)]
-pub(crate) struct Before {
+pub struct Before {
     out: PathBuf,
     /// Device and inode of the folder, if it contained a run.
     folder: Option<(u64, u64)>,
@@ -89,13 +116,13 @@ impl Before {
     ///
     /// # Errors
     /// Fails if the folder cannot be listed.
-    pub(crate) fn look(out: &Path) -> anyhow::Result<Self> {
+    pub fn look(out: &Path) -> Result<Self, Error> {
         let folder = if holds_a_run(out) { number(out) } else { None };
         let checkpoints = committed(out)?.into_iter().filter_map(|(_, path)| identity(&path)).collect();
         Ok(Self { out: out.to_path_buf(), folder, checkpoints })
     }
 
-    fn whence(&self) -> anyhow::Result<Whence> {
+    fn whence(&self) -> Result<Whence, Error> {
         let mut own = committed(&self.out)?;
         own.retain(|(_, path)| identity(path).is_some_and(|identity| !self.checkpoints.contains(&identity)));
         let keeps_folder = self.folder.is_none() || number(&self.out) != self.folder;
@@ -103,8 +130,8 @@ impl Before {
     }
 }
 
-fn committed(out: &Path) -> anyhow::Result<Vec<(u64, PathBuf)>> {
-    zero_checkpoint::committed(&out.join("checkpoints")).context("cannot list the checkpoints")
+fn committed(out: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
+    zero_checkpoint::committed(&out.join("checkpoints")).map_err(failed("cannot list the checkpoints"))
 }
 
 /// Returns the device and inode of a folder.
@@ -177,7 +204,7 @@ mod tests {
         let team = |ranks| Team::new(ranks, 1);
         let smaller = |ranks: usize| match ranks {
             1 | 2 | 4 => Ok(team(ranks)),
-            _ => Err(anyhow::anyhow!("8 samples over {ranks} ranks")),
+            _ => Err(Error::Launch(format!("8 samples over {ranks} ranks"))),
         };
         let with =
             |min_ranks| Recovery { max_restarts: 1, min_ranks, before: None, unchanged: &|| Ok(()), smaller: &smaller };

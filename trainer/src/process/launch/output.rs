@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use zero_engine::Error;
+
 /// Number of lines shown of a failed rank.
 const LAST: usize = 40;
 /// Maximum length of a line in bytes. Longer lines are shown and written in pieces.
@@ -20,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Selects the streams to show, as torchrun's `--tee` does. Bit 0 is standard output, bit 1 standard error.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Tee {
+pub enum Tee {
     /// The same streams of all ranks.
     All(u8),
     /// Streams by local rank. Nothing is shown of other ranks.
@@ -58,14 +60,14 @@ impl FromStr for Tee {
 
 /// Where the output of the ranks goes.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Output {
+pub struct Output {
     /// Folder for log files, which receive all output of all ranks.
-    pub(crate) log_dir: Option<PathBuf>,
+    pub log_dir: Option<PathBuf>,
     /// Streams to show with a rank prefix on each line. Without it, the standard output of all ranks and the standard
     /// error of local rank 0 are shown unchanged, and the last lines of another rank's errors if it fails first.
-    pub(crate) tee: Option<Tee>,
+    pub tee: Option<Tee>,
     /// Without `tee`, show the output of all ranks unchanged.
-    pub(crate) all: bool,
+    pub all: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +92,7 @@ pub(super) struct Plan {
 
 impl Output {
     /// Creates the plan for a rank of an attempt, and opens its log files.
-    pub(super) fn plan(&self, attempt: usize, rank: usize, local_rank: usize) -> anyhow::Result<Plan> {
+    pub(super) fn plan(&self, attempt: usize, rank: usize, local_rank: usize) -> Result<Plan, Error> {
         let shown = |stream: Stream| match &self.tee {
             Some(tee) if tee.of(local_rank) >> (stream as u8) & 1 == 1 => Shown::After(format!("[rank {rank}]: ")),
             Some(_) => Shown::Nothing,
@@ -110,12 +112,12 @@ impl Output {
     }
 }
 
-fn open(folder: &Path, name: &str) -> anyhow::Result<File> {
+fn open(folder: &Path, name: &str) -> Result<File, Error> {
     let path = folder.join(name);
     let file = fs::create_dir_all(folder).and_then(|()| File::create(&path));
     file.map_err(|error| {
         let help = "name a writable folder";
-        anyhow::anyhow!("{}: {error}\n  in: --log-dir\n  help: {help}", path.display())
+        Error::Launch(format!("{}: {error}\n  in: --log-dir\n  help: {help}", path.display()))
     })
 }
 

@@ -13,13 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use crate::train::Restarts;
 use serde::{Deserialize, Serialize};
 use zero_comm::store::StoreServer;
-use zero_train::train::Restarts;
+use zero_engine::Error;
 
 use talk::Talk;
 
+use super::error::failed;
 use super::outcome::AttemptOutcome;
 use super::signals::Signals;
 
@@ -36,22 +37,22 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The hosts of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Hosts {
+pub struct Hosts {
     /// Number of hosts.
-    pub(crate) count: usize,
+    pub count: usize,
     /// Index of this host.
-    pub(crate) index: usize,
+    pub index: usize,
     /// Address of host 0 as the other hosts reach it; `None` for a single host.
-    pub(crate) address: Option<String>,
+    pub address: Option<String>,
     /// Port of the store on host 0.
-    pub(crate) port: Option<u16>,
+    pub port: Option<u16>,
     /// Name of the job.
-    pub(crate) run: Option<String>,
+    pub run: Option<String>,
 }
 
 impl Hosts {
     /// Creates the description of a single host.
-    pub(crate) const fn alone() -> Self {
+    pub const fn alone() -> Self {
         Self { count: 1, index: 0, address: None, port: None, run: None }
     }
 
@@ -63,13 +64,13 @@ impl Hosts {
 
 /// How launchers of several hosts communicate.
 #[derive(Debug, Clone)]
-pub(crate) struct Reach {
+pub struct Reach {
     /// The address of this host to listen on. `None` listens on the address by which the others reach host 0.
-    pub(crate) listen: Option<IpAddr>,
+    pub listen: Option<IpAddr>,
     /// The job's token.
-    pub(crate) token: String,
+    pub token: String,
     /// How long a rank waits for another rank.
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
 }
 
 /// The decision of host 0 after an attempt.
@@ -147,7 +148,7 @@ impl Line {
         reach: &Reach,
         terms: Vec<(String, String)>,
         signals: &Signals,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, Error> {
         let (address, port) = hosts.meeting();
         let server = if hosts.index == 0 { Some(serve(&address, port, reach)?) } else { None };
         let place = if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") };
@@ -178,7 +179,7 @@ impl Line {
         Ok(line)
     }
 
-    fn gather(&self, signals: &Signals) -> anyhow::Result<()> {
+    fn gather(&self, signals: &Signals) -> Result<(), Error> {
         let end = Instant::now() + GATHERING;
         loop {
             let missing = {
@@ -196,31 +197,27 @@ impl Line {
                 return Ok(());
             };
             if let Some(lost) = locked(&self.shared.lost).clone() {
-                anyhow::bail!(zero_train::Error::Hosts(lost));
+                return Err(Error::Hosts(lost));
             }
             if signals.have_stopped() {
-                anyhow::bail!(zero_train::Error::Hosts(format!(
-                    "stopped by a signal while waiting for host {missing}"
-                )));
+                return Err(Error::Hosts(format!("stopped by a signal while waiting for host {missing}")));
             }
             if Instant::now() > end {
                 let waited = GATHERING.as_secs() / 60;
-                anyhow::bail!(zero_train::Error::Hosts(format!(
-                    "host {missing} did not connect within {waited} minutes"
-                )));
+                return Err(Error::Hosts(format!("host {missing} did not connect within {waited} minutes")));
             }
             std::thread::sleep(TICK / 10);
         }
     }
 
-    fn agree(&self, others: &[Option<Seen>]) -> anyhow::Result<()> {
+    fn agree(&self, others: &[Option<Seen>]) -> Result<(), Error> {
         let own = locked(&self.shared.own).terms.clone();
         for (host, seen) in others.iter().enumerate() {
             let Some(seen) = seen else { continue };
             let differs = own.iter().zip(&seen.state.terms).find(|(here, there)| here != there);
             if let Some(((name, here), (_, there))) = differs {
                 let index = self.hosts.index;
-                anyhow::bail!(zero_train::Error::Setting {
+                return Err(Error::Setting {
                     key: name.clone(),
                     message: format!(
                         "the hosts were started with different settings: {name} is {here} on host {index} and {there} on host {host}"
@@ -270,7 +267,7 @@ impl Line {
     ///
     /// # Errors
     /// Fails if a host is lost.
-    pub(super) fn outcome_of_all(&self, attempt: usize, own: AttemptOutcome) -> anyhow::Result<AttemptOutcome> {
+    pub(super) fn outcome_of_all(&self, attempt: usize, own: AttemptOutcome) -> Result<AttemptOutcome, Error> {
         locked(&self.shared.own).outcome = Some(own);
         loop {
             {
@@ -297,7 +294,7 @@ impl Line {
     ///
     /// # Errors
     /// Fails if a host is lost.
-    pub(super) fn decision(&self, attempt: usize, own: AttemptOutcome) -> anyhow::Result<Decision> {
+    pub(super) fn decision(&self, attempt: usize, own: AttemptOutcome) -> Result<Decision, Error> {
         locked(&self.shared.own).outcome = Some(own);
         loop {
             let decision = {
@@ -339,9 +336,9 @@ impl Line {
         }
     }
 
-    fn pause(&self) -> anyhow::Result<()> {
+    fn pause(&self) -> Result<(), Error> {
         if let Some(lost) = self.lost() {
-            anyhow::bail!(zero_train::Error::Hosts(lost));
+            return Err(Error::Hosts(lost));
         }
         std::thread::sleep(TICK / 10);
         Ok(())
@@ -356,20 +353,21 @@ impl Drop for Line {
 }
 
 /// Returns a random number other than 0.
-fn own_id() -> anyhow::Result<u64> {
+fn own_id() -> Result<u64, Error> {
     let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("cannot generate random bytes: {error}"))?;
+    getrandom::fill(&mut bytes).map_err(failed("cannot generate random bytes"))?;
     Ok(u64::from_le_bytes(bytes) | 1)
 }
 
-fn serve(address: &str, port: u16, reach: &Reach) -> anyhow::Result<StoreServer> {
-    let failed = || format!("host 0 cannot open port {port}, at which all hosts connect");
+fn serve(address: &str, port: u16, reach: &Reach) -> Result<StoreServer, Error> {
+    let place = format!("host 0 cannot open port {port}, at which all hosts connect");
     let listen = match reach.listen {
         Some(listen) => listen,
         None => {
-            let mut found = (address, port).to_socket_addrs().with_context(failed)?;
-            found.next().with_context(|| format!("the name {address} resolves to no address"))?.ip()
+            let mut found = (address, port).to_socket_addrs().map_err(failed(&place))?;
+            let first = found.next().ok_or_else(|| format!("the name {address} resolves to no address"));
+            first.map_err(Error::Launch)?.ip()
         }
     };
-    StoreServer::bind((listen, port), Some(&reach.token)).with_context(failed)
+    StoreServer::bind((listen, port), Some(&reach.token)).map_err(failed(place))
 }

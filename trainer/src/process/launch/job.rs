@@ -7,29 +7,29 @@ use super::hosts::{Hosts, Reach};
 use super::output::Output;
 
 /// Default time between SIGTERM and SIGKILL for ranks that should end.
-pub(super) const GRACE: Duration = Duration::from_secs(5);
+pub const GRACE: Duration = Duration::from_secs(5);
 
 /// The ranks of an attempt on each host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Team {
+pub struct Team {
     /// Number of ranks per host.
-    pub(crate) ranks: usize,
+    pub ranks: usize,
     /// Compute threads per rank.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// Overrides of the configuration, in addition to those of the command line.
-    pub(crate) overrides: Vec<String>,
+    pub overrides: Vec<String>,
 }
 
 impl Team {
     /// Creates a team without additional overrides.
-    pub(crate) fn new(ranks: usize, threads: usize) -> Self {
+    pub fn new(ranks: usize, threads: usize) -> Self {
         Self { ranks, threads, overrides: vec![] }
     }
 }
 
 /// The program that each rank runs.
 #[derive(Debug, Clone)]
-pub(crate) enum What<'a> {
+pub enum What<'a> {
     /// This program, with the same arguments.
     Ourselves {
         /// The standard input of each rank: the configuration, if this process read it from its standard input.
@@ -47,22 +47,22 @@ impl What<'_> {
 
 /// The parameters of a launcher other than its ranks.
 #[derive(Debug, Clone)]
-pub(crate) struct Job<'a> {
+pub struct Job<'a> {
     /// The hosts of the job.
-    pub(crate) hosts: &'a Hosts,
+    pub hosts: &'a Hosts,
     /// How the launchers communicate; `None` for a single host.
-    pub(crate) reach: Option<Reach>,
+    pub reach: Option<Reach>,
     /// The program that each rank runs.
-    pub(crate) what: What<'a>,
+    pub what: What<'a>,
     /// Where the output of the ranks goes.
-    pub(crate) output: Output,
+    pub output: Output,
     /// Time between SIGTERM and SIGKILL for ranks that should end.
-    pub(crate) grace: Duration,
+    pub grace: Duration,
 }
 
 impl<'a> Job<'a> {
     /// Creates a job that runs copies of this program on this host, with the same arguments and this standard input.
-    pub(crate) fn here(standard_input: Option<&'a str>) -> Self {
+    pub fn here(standard_input: Option<&'a str>) -> Self {
         const HERE: &Hosts = &Hosts::alone();
         let what = What::Ourselves { standard_input };
         Self { hosts: HERE, reach: None, what, output: Output::default(), grace: GRACE }

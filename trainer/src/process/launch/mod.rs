@@ -7,14 +7,16 @@
 
 mod attempt;
 mod attempts;
-pub(crate) mod hosts;
+mod error;
+mod hosts;
 mod job;
 mod outcome;
-pub(crate) mod output;
+mod output;
 mod recovery;
 mod signals;
-mod training;
 
-pub(crate) use attempts::launch;
-pub(crate) use job::{Job, Team};
-pub(crate) use training::{launch_program, launch_training, train};
+pub use attempts::launch;
+pub use hosts::{Hosts, Reach};
+pub use job::{GRACE, Job, Team, What};
+pub use output::{Output, Tee};
+pub use recovery::{Before, Recovery, same_batch, unchanged};

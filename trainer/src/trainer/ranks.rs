@@ -1,0 +1,64 @@
+//! Starts the ranks of a program whose command line or configuration asks for several.
+
+use zero_comm::launcher_environment::LauncherEnvironment;
+use zero_config::{Source, Transport, Typed};
+use zero_engine::{Error, counted};
+
+use super::arguments::Arguments;
+use crate::process;
+use crate::process::launch::{Before, Job, Recovery, Team, launch, same_batch, unchanged};
+
+/// Returns the number of ranks that a process that was started alone should start; `None` if it is a rank itself. `asked` is the
+/// number on the command line, and `written` that in the configuration.
+///
+/// # Errors
+/// Fails if `-n` differs from the number of ranks that another launcher has started.
+pub(super) fn to_start(
+    asked: Option<usize>,
+    written: Option<usize>,
+    place: &LauncherEnvironment,
+) -> Result<Option<usize>, Error> {
+    if *place == LauncherEnvironment::alone() {
+        return Ok(asked.or(written).filter(|&ranks| ranks != 1));
+    }
+    match asked {
+        // A restart may have fewer ranks than the command line says.
+        Some(ranks) if ranks != place.world_size && !process::launched_by_us() => {
+            let started = counted(place.world_size, "rank is", "ranks are");
+            let message = format!("it asks for {} and {started} started", counted(ranks, "rank", "ranks"));
+            Err(Error::setting("-n", message, "leave it out: the launcher says how many ranks there are"))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Starts processes of this program as ranks, waits until all have ended, and returns the exit status.
+///
+/// # Errors
+/// Fails if the configuration is invalid for this number of ranks, or a process cannot be started.
+pub(super) fn run(arguments: &Arguments, sources: &[Source], typed: Typed, ranks: usize) -> Result<u8, Error> {
+    let config = typed.on_hosts(ranks).resolve(Some(ranks))?;
+    if config.launcher.transport == Transport::Threads {
+        let message = "the ranks of a program are processes".to_string();
+        let help = "leave the key out, or pass the communicators of `ranks::threads` to `Trainer::communicator`";
+        return Err(Error::setting("launcher.transport", message, help));
+    }
+    let team = |ranks: usize| Team::new(ranks, process::threads(Some(&config.launcher), ranks));
+    let job = Job::here(None);
+    if config.launcher.max_restarts == 0 {
+        return launch(team(ranks), &job, None);
+    }
+    let smaller = |ranks: usize| {
+        let overrides = same_batch(&config);
+        arguments.load(sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
+        Ok(Team { overrides, ..team(ranks) })
+    };
+    let recovery = Recovery {
+        max_restarts: config.launcher.max_restarts,
+        min_ranks: config.launcher.min_ranks,
+        before: Some(Before::look(config.training.output_dir.as_ref())?),
+        unchanged: &|| unchanged(arguments.files().zip(sources.iter().skip(sources.len() - arguments.files().len()))),
+        smaller: &smaller,
+    };
+    launch(team(ranks), &job, Some(&recovery))
+}
