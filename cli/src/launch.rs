@@ -123,7 +123,7 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
 
 /// Returns one rank per GPU of this host, rounded down to whole pipelines, but at least one pipeline. Returns
 /// `None` unless layers run on GPUs and the number of ranks is not configured.
-fn one_a_gpu(typed: &Typed) -> Option<usize> {
+pub(crate) fn one_a_gpu(typed: &Typed) -> Option<usize> {
     let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
     let stages = config.pipeline.stages;
     typed.num_processes().is_none().then(|| (zero_engine::gpus() / stages * stages).max(stages))
@@ -163,7 +163,8 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let plan = zero_train::train::check(&config, &options)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
         let planner = zero_train::train::planner(&config)?;
-        let told = does_not_fit(&plan, limit, &args.config, &args.overrides(), &config, &planner)?;
+        let limits = Limit::all_of_rank(&config, ranks);
+        let told = does_not_fit(&plan, limit, &limits, &args.config, &args.overrides(), &config, &planner)?;
         anyhow::bail!(Error::Memory(told));
     }
     if config.launcher.transport == Transport::Threads {
@@ -217,13 +218,13 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)
 }
 
-/// Returns the memory limit that one of `ranks` ranks on this host exceeds. Returns `None` if it fits or `force` is
+/// Returns the first memory limit that one of `ranks` ranks on this host exceeds. Returns `None` if it fits or `force` is
 /// set.
 fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<Limit> {
     if force {
         return None;
     }
-    Limit::of_rank(config, ranks).filter(|limit| plan.peak_bytes() > limit.bytes)
+    plan.exceeded(&Limit::all_of_rank(config, ranks))
 }
 
 /// Checks that the files have not changed. Standard input cannot change.
@@ -240,8 +241,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
     let config = load_sources(&args.config, sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
     let plan = zero_train::train::check(&config, &run_options(args)?)?;
     if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
-        let (needs, has) = (zero_engine::bytes(plan.peak_bytes()), zero_engine::bytes(limit.bytes));
-        anyhow::bail!("each of {ranks} ranks needs {needs} at its peak but may use {has}: {}", limit.source);
+        anyhow::bail!("with {ranks} ranks, {}", limit.told(plan.peak_in(limit.memory), "but"));
     }
     Ok(Team { ranks, threads: process::threads(Some(&config.launcher), ranks), overrides: changes })
 }

@@ -3,10 +3,11 @@
 mod hosts;
 
 use zero_config::Config;
-use zero_planner::{Limit, Plan, Planner, Ranks};
+use zero_planner::{Limit, MemoryKind, Plan, Planner, Ranks};
 
 use crate::arguments::{ConfigArgs, PlanArgs};
 use crate::input::{load, load_sources, read};
+use crate::launch::one_a_gpu;
 use crate::printed::{show, warn};
 use zero_train::process;
 
@@ -25,7 +26,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
             let world = ranks.map_or_else(|| Ok(typed.resolve(None)?.world_size), anyhow::Ok)?;
             typed.on_hosts(hosts::ranks_of_each(hosts as usize, world)?).resolve(Some(world))?
         }
-        None => typed.resolve(ranks)?,
+        None => typed.resolve(ranks.or_else(|| one_a_gpu(&typed)))?,
     };
     warn(&config);
     zero_model::ops::set_threads(process::threads(Some(&config.launcher), config.world_size));
@@ -46,22 +47,31 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     show(&format!("{plan}\n"));
     // With `--world-size`, the ranks run on other machines, whose memory is unknown.
     let here = args.world_size.is_none();
-    let limit = match args.device_memory {
-        Some(bytes) => Some(Limit { bytes, source: "`--device-memory`" }),
-        None if here || config.training.memory_limit.is_some() => Limit::of_rank(&config, config.world_size),
-        None => None,
+    let memory = MemoryKind::of_layers(&config);
+    let written = args.device_memory.map(|bytes| Limit { memory, bytes, source: "`--device-memory`" });
+    let mut limits = match here {
+        true => Limit::all_of_rank(&config, config.world_size),
+        false if config.training.memory_limit.is_some() => {
+            Limit::of_rank(&config, config.world_size).into_iter().collect()
+        }
+        false => vec![],
     };
-    if let Some(limit) = limit {
-        let told = match plan.peak_bytes() <= limit.bytes {
-            true => {
-                let (needs, has) = (zero_engine::bytes(plan.peak_bytes()), zero_engine::bytes(limit.bytes));
-                format!("fits: a rank needs {needs} at its peak and may use {has}: {}", limit.source)
+    if let Some(written) = written {
+        limits.retain(|limit| limit.memory != memory);
+        limits.insert(0, written);
+    }
+    if !limits.is_empty() {
+        let told = match plan.exceeded(&limits) {
+            None => {
+                let told = limits.iter().map(|limit| limit.told(plan.peak_in(limit.memory), "and"));
+                format!("fits: {}", told.collect::<Vec<_>>().join("; "))
             }
-            false => does_not_fit(&plan, limit, &args.config, &overrides, &config, &planner)?,
+            Some(limit) => does_not_fit(&plan, limit, &limits, &args.config, &overrides, &config, &planner)?,
         };
         show(&format!("{told}\n"));
     }
     if let Some(hosts) = hosts {
+        let limit = limits.iter().find(|limit| limit.memory == memory);
         show(&format!("{}\n", hosts.text(limit.map(|limit| limit.bytes))));
     }
     if args.stages {
@@ -97,35 +107,35 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Describes by how much a plan exceeds a limit, and which changes would make it fit.
+/// Describes by how much a plan exceeds one of its limits, and which changes would make it fit.
 pub(crate) fn does_not_fit(
     plan: &Plan,
     limit: Limit,
+    limits: &[Limit],
     args: &ConfigArgs,
     overrides: &[String],
     config: &Config,
     planner: &Planner,
 ) -> anyhow::Result<String> {
-    let (needs, has) = (zero_engine::bytes(plan.peak_bytes()), zero_engine::bytes(limit.bytes));
     let with = |settings: &[String], ranks: usize| {
         let all = [overrides, settings].concat();
         let typed = load(args, &all).map_err(|e| zero_train::Error::Batch(e.to_string()))?.0;
         Ok(typed.on_hosts(config.ranks_per_host()).resolve(Some(ranks))?)
     };
     let memory_plan = |config: &Config| planner.memory_plan(config);
-    let found = zero_planner::advice(config, limit.bytes, |settings| with(settings, config.world_size), memory_plan)?;
-    let mut text = format!("does not fit: a rank needs {needs} at its peak but may use {has}: {}", limit.source);
+    let found = zero_planner::advice(config, limits, |settings| with(settings, config.world_size), memory_plan)?;
+    let mut text = format!("does not fit: {}", limit.told(plan.peak_in(limit.memory), "but"));
     if !found.is_empty() {
         text += "\n  help: any one of these changes makes it fit:";
         found.iter().for_each(|advice| text += &format!("\n    {advice}"));
         return Ok(text);
     }
     // If all ranks run on this machine, fewer ranks get more memory each.
-    let machine = Limit::of_machine().filter(|all| all.bytes / config.world_size as u64 == limit.bytes);
-    let share = |ranks: usize| machine.map_or(limit.bytes, |all| all.bytes / ranks as u64);
-    let share: Option<&dyn Fn(usize) -> u64> = if machine.is_some() { Some(&share) } else { None };
+    let is_here = limits == Limit::all_of_rank(config, config.world_size) && config.training.memory_limit.is_none();
+    let shares = |ranks: usize| Limit::all_of_rank(config, ranks);
+    let shares: Option<&dyn Fn(usize) -> Vec<Limit>> = if is_here { Some(&shares) } else { None };
     text += "\n  help: no change of ZeRO stage, micro-batch, recomputation or offload makes it fit; ";
-    text += &match zero_planner::other_ranks(config, limit.bytes, share, with, memory_plan) {
+    text += &match zero_planner::other_ranks(config, limits, shares, with, memory_plan) {
         Some(Ranks { ranks, settings, peak_bytes, limit }) => {
             let settings: String = settings.iter().map(|setting| format!(" --set {setting}")).collect();
             let (needs, has) = (zero_engine::bytes(peak_bytes), zero_engine::bytes(limit));

@@ -190,6 +190,12 @@ pub fn gpus() -> usize {
     0
 }
 
+/// Returns the bytes of memory of the smallest of these GPUs; `None` if there is none.
+#[must_use]
+pub fn gpu_bytes() -> Option<u64> {
+    zero_cuda::inventory().ok()?.devices.iter().map(|device| device.memory).min()
+}
+
 /// Creates the GPU's timeline if a trace or the profiler needs it.
 ///
 /// # Errors

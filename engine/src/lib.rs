@@ -37,7 +37,7 @@ pub use checkpoint::saving::Ended;
 pub use checkpoint::stored::{StoredModel, StoredTokenizer, fill_layers};
 pub use comm_options::{comm_options, timeout};
 pub use configured_model::from_config as configured_layers;
-pub use device::gpus;
+pub use device::{gpu_bytes, gpus};
 pub use engine::evaluation::MeanLoss;
 pub use engine::{Engine, Step};
 pub use error::{At, DataError, Error};

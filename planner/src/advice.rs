@@ -4,6 +4,7 @@ use std::fmt;
 
 use zero_config::{Config, Model, OffloadDevice};
 
+use crate::memory::{Limit, MemoryKind};
 use crate::plan::MemoryPlan;
 use zero_engine::Error;
 use zero_engine::costs::Prediction;
@@ -14,7 +15,7 @@ use zero_engine::format::bytes;
 pub struct Advice {
     /// The changed settings, as `--set` takes them.
     pub settings: Vec<String>,
-    /// Peak bytes of the busiest rank after the change.
+    /// Peak bytes of the busiest rank after the change, where its layers compute.
     pub peak_bytes: u64,
     /// Bytes that this rank needs on its disk.
     pub disk_bytes: u64,
@@ -25,14 +26,14 @@ pub struct Advice {
 /// The most suggestions; later candidates need more changes.
 const SHOWN: usize = 4;
 
-/// Finds the smallest changes to `config` with which no rank needs more than `limit` bytes. `change` returns the
-/// configuration with further settings, given as `--set` takes them.
+/// Finds the smallest changes to `config` with which no rank exceeds one of the limits. `change` returns the configuration with
+/// further settings, given as `--set` takes them.
 ///
 /// # Errors
 /// Fails if a changed configuration cannot be planned at all.
 pub fn advice(
     config: &Config,
-    limit: u64,
+    limits: &[Limit],
     change: impl Fn(&[String]) -> Result<Config, Error>,
     memory_plan: impl Fn(&Config) -> Result<MemoryPlan, Error>,
 ) -> Result<Vec<Advice>, Error> {
@@ -47,7 +48,7 @@ pub fn advice(
         // Some settings contradict the file; they are skipped.
         let Ok(changed) = change(&settings) else { continue };
         let memory_plan = memory_plan(&changed)?;
-        if memory_plan.peak_bytes() <= limit {
+        if memory_plan.exceeded(limits).is_none() {
             let plan = memory_plan.plan()?;
             if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
                 // Nothing would go to the disk: other settings of the set made it fit.
@@ -57,7 +58,7 @@ pub fn advice(
                 |time: &Result<Prediction, String>| time.as_ref().map(|time| time.step_seconds).map_err(Clone::clone);
             found.push(Advice {
                 settings,
-                peak_bytes: plan.peak_bytes(),
+                peak_bytes: plan.peak_in(MemoryKind::of_layers(config)),
                 disk_bytes: plan.disk_bytes(),
                 seconds: plan.prediction().map(of),
             });
@@ -76,9 +77,9 @@ pub struct Ranks {
     pub ranks: usize,
     /// The settings to change as well, as `--set` takes them.
     pub settings: Vec<String>,
-    /// Peak bytes of the busiest rank.
+    /// Peak bytes of the busiest rank, where its layers compute.
     pub peak_bytes: u64,
-    /// The limit per rank at that number of ranks.
+    /// The limit per rank at that number of ranks, there.
     pub limit: u64,
 }
 
@@ -87,27 +88,30 @@ const MORE: [usize; 4] = [2, 8, 64, 1024];
 /// The most ranks to suggest.
 const MOST: usize = 1 << 16;
 
-/// Finds a number of ranks that fits where no change of settings does. If the ranks divide one machine's memory, which
-/// `share` gives for a number of ranks, fewer ranks are tried first, because each share then grows. Otherwise more
-/// ranks on other machines are tried, each with the same `limit`. `change` returns the configuration with further
+/// Finds a number of ranks that fits where no change of settings does. If the ranks divide one machine's memory, whose limits
+/// `shares` gives for a number of ranks, fewer ranks are tried first, because each share then grows. Otherwise more
+/// ranks on other machines are tried, each with the same `limits`. `change` returns the configuration with further
 /// settings for a number of ranks. Returns `None` if no number of ranks helps, because something that cannot be sharded
 /// is too large.
 pub fn other_ranks(
     config: &Config,
-    limit: u64,
-    share: Option<&dyn Fn(usize) -> u64>,
+    limits: &[Limit],
+    shares: Option<&dyn Fn(usize) -> Vec<Limit>>,
     change: impl Fn(&[String], usize) -> Result<Config, Error>,
     memory_plan: impl Fn(&Config) -> Result<MemoryPlan, Error>,
 ) -> Option<Ranks> {
     let now = config.world_size;
     // Not every number of ranks is compatible with the file and its batch size.
-    let fits = |settings: &[String], ranks: usize, limit: u64| {
-        let peak_bytes = memory_plan(&change(settings, ranks).ok()?).ok()?.peak_bytes();
-        (peak_bytes <= limit).then(|| Ranks { ranks, settings: settings.to_vec(), peak_bytes, limit })
+    let memory = MemoryKind::of_layers(config);
+    let fits = |settings: &[String], ranks: usize, limits: &[Limit]| {
+        let plan = memory_plan(&change(settings, ranks).ok()?).ok()?;
+        let limit = limits.iter().find(|limit| limit.memory == memory).map_or(u64::MAX, |limit| limit.bytes);
+        let found = || Ranks { ranks, settings: settings.to_vec(), peak_bytes: plan.peak_in(memory), limit };
+        plan.exceeded(limits).is_none().then(found)
     };
-    if let Some(share) = share {
+    if let Some(shares) = shares {
         let mut fewer = std::iter::successors(Some(now / 2), |ranks| Some(ranks / 2)).take_while(|&ranks| ranks > 0);
-        if let Some(found) = fewer.find_map(|ranks| fits(&[], ranks, share(ranks))) {
+        if let Some(found) = fewer.find_map(|ranks| fits(&[], ranks, &shares(ranks))) {
             return Some(found);
         }
     }
@@ -117,7 +121,7 @@ pub fn other_ranks(
     let least = halvings(config).pop().unwrap_or_default();
     let sparing = [vec![], three.clone(), recompute.clone(), [three, late, recompute, least].concat()];
     let mut more = MORE.iter().map(|more| now.saturating_mul(*more)).filter(|&ranks| ranks <= MOST);
-    more.find_map(|ranks| sparing.iter().find_map(|settings| fits(settings, ranks, limit)))
+    more.find_map(|ranks| sparing.iter().find_map(|settings| fits(settings, ranks, limits)))
 }
 
 const STAGE_3: &str = "zero_optimization.stage=3";

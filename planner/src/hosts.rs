@@ -3,6 +3,7 @@
 use zero_config::Config;
 use zero_engine::Error;
 
+use crate::memory::MemoryKind;
 use crate::plan::MemoryPlan;
 
 /// A layout of a job on several hosts.
@@ -40,7 +41,7 @@ pub fn layouts_on_hosts(
     let planned = |name: String, settings: Vec<String>, config: &Config| -> Result<OnHosts, Error> {
         let plan = memory_plan(config)?;
         let seconds = plan.prediction().map(|time| time.map(|time| time.step_seconds));
-        let (network_bytes, peak_bytes) = (plan.network_bytes(ranks), plan.peak_bytes());
+        let (network_bytes, peak_bytes) = (plan.network_bytes(ranks), plan.peak_in(MemoryKind::of_layers(config)));
         Ok(OnHosts { name, settings, rounds: config.zero.sends_codes(), network_bytes, peak_bytes, seconds })
     };
     let mut others = vec![];

@@ -17,5 +17,5 @@ pub mod processor;
 
 pub use advice::{Advice, Ranks, advice, other_ranks};
 pub use hosts::{OnHosts, layouts_on_hosts};
-pub use memory::Limit;
+pub use memory::{Limit, MemoryKind};
 pub use plan::{MemoryPlan, Plan, Planner};

@@ -16,7 +16,7 @@ section! {
         /// Method.
         pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compared with the model at the start; orpo: with a loss of the chosen answer and no reference; simpo: mean log-probabilities and no reference");
         /// Strength.
-        pub beta: f64 = key(POSITIVE, "0.1", "β: the larger, the closer DPO stays to the reference; weight of the odds ratio in ORPO; scale of the margin in SimPO");
+        pub beta: f64 = key(POSITIVE, "0.1", "β. dpo: larger values keep the model closer to the reference; orpo: weight of the odds-ratio term; simpo: factor of the difference of the mean log-probabilities");
         /// The loss of DPO.
         pub loss_type: DpoLoss = key(DpoLoss::KIND, "sigmoid", "Loss of `type: dpo`: sigmoid (DPO), hinge (SLiC), ipo (IPO), robust (with `label_smoothing`)");
         /// Probability that a pair is the wrong way round.

@@ -18,7 +18,7 @@ section! {
         /// Number of ranks that cut layers among them; 0 and 1 cut nothing.
         pub autotp_size: usize = key(COUNT_OR_0, "0", "Consecutive ranks that cut layers among them: attention by heads, feed-forward networks by columns, embedding and head by vocabulary; norms see slices of sequences. The ranks load the same samples. 0 and 1 cut nothing");
         /// Whether a backward computes gradients of weights while it exchanges slices.
-        pub tp_overlap_comm: bool = key(Kind::Bool, "false", "Compute gradients of weights while the slices of attentions' and feed-forward networks' inputs and their gradients are exchanged; the numbers keep their bits");
+        pub tp_overlap_comm: bool = key(Kind::Bool, "false", "Compute gradients while a backward exchanges slices: of a cut map's input while the input is gathered again, and of its weight while the gradient of the input is summed; the numbers keep their bits");
         = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always cut by vocabulary");
         = section("tp", &TP, "Ranks of the tensor axis");
         = later("partition_config", "null", "Which weights are cut how").instead("`Layers::tensor_parallel` cuts the layers of a program");

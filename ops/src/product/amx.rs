@@ -114,7 +114,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`compute`], and the tile has the rows of one or two squares and all columns.
+    /// As for [`compute`]. The tile must also have `SIDE` or `2 * SIDE` rows, and [`COLUMNS`] columns.
     unsafe fn whole(t: Tile) {
         // SAFETY: guaranteed by the caller.
         unsafe {

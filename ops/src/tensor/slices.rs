@@ -320,8 +320,8 @@ impl CustomOp2 for Sum {
     }
 }
 
-/// Passes the values of a tensor to `exchange` without copying them, if they are dense, and puts them back. If the exchange fails,
-/// they are lost.
+/// Passes the values of a tensor to `exchange` and returns its result. Dense values are moved out of the tensor without a copy and
+/// put back afterwards; if `exchange` fails, they are lost. Other values are copied, and the tensor keeps its own.
 fn lend<T: Element, R>(x: &Tensor, exchange: impl FnOnce(Vec<T>) -> Result<(Vec<T>, R)>) -> Result<R> {
     let is_dense = {
         let (storage, layout) = x.storage_and_layout();

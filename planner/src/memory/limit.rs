@@ -1,14 +1,37 @@
-//! The memory limit of a rank: from the configuration, else the rank's share of the memory of this machine or control
-//! group.
+//! The memory limits of a rank: on the host from the configuration, else its share of the memory of this machine or control
+//! group, and on a GPU the memory of the device.
 
 use std::fs;
 use std::path::Path;
 
-use zero_config::Config;
+use zero_config::{Compute, Config};
+use zero_engine::format::bytes;
+
+/// The memories in which a rank has bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// That of the machine.
+    Host,
+    /// That of its GPU.
+    Gpu,
+}
+
+impl MemoryKind {
+    /// Returns where the layers of a configuration compute.
+    #[must_use]
+    pub fn of_layers(config: &Config) -> Self {
+        match config.training.device {
+            Compute::Cpu => Self::Host,
+            Compute::Cuda => Self::Gpu,
+        }
+    }
+}
 
 /// A memory limit and its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
+    /// The memory that it limits.
+    pub memory: MemoryKind,
     /// Bytes per rank.
     pub bytes: u64,
     /// The source, in words.
@@ -16,11 +39,36 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Returns the limit of a rank, with `local_ranks` ranks on this machine; `None` if no limit is known.
+    /// Returns the limits of a rank, with `local_ranks` ranks on this machine, as far as they are known: that of its GPU first, if it
+    /// computes on one.
+    #[must_use]
+    pub fn all_of_rank(config: &Config, local_ranks: usize) -> Vec<Self> {
+        Self::of_gpu(config, local_ranks).into_iter().chain(Self::of_rank(config, local_ranks)).collect()
+    }
+
+    /// Returns the limit of a rank's GPU, whose ranks share its memory.
+    fn of_gpu(config: &Config, local_ranks: usize) -> Option<Self> {
+        if config.training.device != Compute::Cuda {
+            return None;
+        }
+        let (gpus, least) = (zero_engine::gpus(), zero_engine::gpu_bytes()?);
+        let bytes = least / local_ranks.div_ceil(gpus.max(1)).max(1) as u64;
+        Some(Self { memory: MemoryKind::Gpu, bytes, source: "the memory of its GPU" })
+    }
+
+    /// Says what a rank needs and may use.
+    #[must_use]
+    pub fn told(&self, needs: u64, conjunction: &str) -> String {
+        let (needs, has, source) = (bytes(needs), bytes(self.bytes), self.source);
+        let place = if self.memory == MemoryKind::Gpu { " on its GPU" } else { "" };
+        format!("a rank needs {needs} at its peak{place} {conjunction} may use {has}: {source}")
+    }
+
+    /// Returns the limit of a rank's host memory, with `local_ranks` ranks on this machine; `None` if no limit is known.
     #[must_use]
     pub fn of_rank(config: &Config, local_ranks: usize) -> Option<Self> {
         if let Some(bytes) = config.training.memory_limit {
-            return Some(Self { bytes, source: "`training.memory_limit`" });
+            return Some(Self { memory: MemoryKind::Host, bytes, source: "`training.memory_limit`" });
         }
         let all = Self::of_machine()?;
         Some(Self { bytes: all.bytes / local_ranks.max(1) as u64, ..all })
@@ -29,8 +77,9 @@ impl Limit {
     /// Returns the limit for all ranks of this machine together.
     #[must_use]
     pub fn of_machine() -> Option<Self> {
-        let machine = physical().map(|bytes| Self { bytes, source: "its share of this machine's memory" });
-        let group = group().map(|bytes| Self { bytes, source: "its share of the control group's memory" });
+        let of = |bytes, source| Self { memory: MemoryKind::Host, bytes, source };
+        let machine = physical().map(|bytes| of(bytes, "its share of this machine's memory"));
+        let group = group().map(|bytes| of(bytes, "its share of the control group's memory"));
         machine.into_iter().chain(group).min_by_key(|limit| limit.bytes)
     }
 }
@@ -74,7 +123,7 @@ mod tests {
         let config = |text: &str| Config::with_world_size("ds.yaml", text, 1).unwrap();
         let base = "train_micro_batch_size_per_gpu: 1\noptimizer: {type: AdamW}\n";
         let said = Limit::of_rank(&config(&format!("{base}training: {{memory_limit: 6GiB}}")), 4).unwrap();
-        assert_eq!(said, Limit { bytes: 6 << 30, source: "`training.memory_limit`" });
+        assert_eq!(said, Limit { memory: MemoryKind::Host, bytes: 6 << 30, source: "`training.memory_limit`" });
         let (one, four) = (Limit::of_rank(&config(base), 1).unwrap(), Limit::of_rank(&config(base), 4).unwrap());
         assert!(one.bytes >= 4 * four.bytes && one.bytes < 4 * four.bytes + 4);
     }

@@ -13,7 +13,7 @@ mod walk;
 
 use std::collections::BTreeMap;
 
-pub use limit::Limit;
+pub use limit::{Limit, MemoryKind};
 
 pub(crate) use arrivals::{Arrivals, arrivals};
 pub use meter::Peaks;

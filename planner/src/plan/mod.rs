@@ -12,7 +12,7 @@ use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_pipeline::{Coordinates, Program, StageId, Timeline, alive, grid};
 
 use crate::disk::check_space;
-use crate::memory::{Needs, needs};
+use crate::memory::{Limit, MemoryKind, Needs, needs};
 use zero_engine::Error;
 use zero_engine::configured_model;
 use zero_engine::costs::cut::CutCosts;
@@ -129,10 +129,26 @@ impl MemoryPlan {
         Ok(Self { config, settings, model, layout, stage_plan, programs, averaging, needs, table, choice })
     }
 
-    /// Returns the peak bytes of the busiest rank, as the allocator counts them: without the program itself.
+    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them: without the program itself.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
-        self.needs.iter().map(|needs| needs.peaks.total).max().unwrap_or(0)
+        self.peak_in(MemoryKind::Host)
+    }
+
+    /// Returns the peak bytes of the busiest rank in one of its memories.
+    #[must_use]
+    pub fn peak_in(&self, memory: MemoryKind) -> u64 {
+        let peak = |needs: &Needs| match memory {
+            MemoryKind::Host => needs.peaks.total,
+            MemoryKind::Gpu => needs.peaks.gpu,
+        };
+        self.needs.iter().map(peak).max().unwrap_or(0)
+    }
+
+    /// Returns the first of these limits that a rank exceeds.
+    #[must_use]
+    pub fn exceeded(&self, limits: &[Limit]) -> Option<Limit> {
+        limits.iter().copied().find(|limit| self.peak_in(limit.memory) > limit.bytes)
     }
 
     /// Returns the most bytes that a rank needs on its disk.
@@ -249,10 +265,22 @@ impl Plan {
         self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }
 
-    /// Returns the peak bytes of the busiest rank, as the allocator counts them: without the program itself.
+    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them: without the program itself.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.memory_plan.peak_bytes()
+    }
+
+    /// Returns the peak bytes of the busiest rank in one of its memories.
+    #[must_use]
+    pub fn peak_in(&self, memory: MemoryKind) -> u64 {
+        self.memory_plan.peak_in(memory)
+    }
+
+    /// Returns the first of these limits that a rank exceeds.
+    #[must_use]
+    pub fn exceeded(&self, limits: &[Limit]) -> Option<Limit> {
+        self.memory_plan.exceeded(limits)
     }
 
     /// Returns the most bytes that a rank needs on its disk.

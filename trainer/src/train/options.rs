@@ -20,7 +20,8 @@ pub enum Resume {
 pub struct RunOptions {
     /// Resume instead of starting a new run.
     pub resume: Option<Resume>,
-    /// What earlier attempts left behind, if a launcher has restarted the run.
+    /// Restarts of the run so far, and the checkpoints of earlier attempts to resume from. Empty unless a launcher has restarted the
+    /// run.
     pub restarts: Restarts,
     /// The launcher's name for its job. All attempts of a job have the same name, and no other job has it.
     pub job: Option<String>,

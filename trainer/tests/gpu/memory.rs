@@ -2,6 +2,7 @@
 
 use super::world::{batch, config, gpt2, world};
 use super::{has_gpu, mock, settings};
+use zero_planner::{Limit, MemoryKind};
 use zero_train::{Config, Engine};
 
 /// Runs in its own process, with a GPU that has a hundred kilobytes of memory.
@@ -69,8 +70,19 @@ fn the_gpu_holds_what_was_planned() {
     );
     let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
     let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
-    let plan = zero_planner::Plan::new(config.clone(), layers).unwrap().value();
-    let planned = plan["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap() as f64;
+    let plan = zero_planner::Plan::new(config.clone(), layers).unwrap();
+    let planned = plan.value()["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap();
+    assert_eq!(planned, plan.peak_in(MemoryKind::Gpu));
+    // The host's memory does not count there, and the GPU's is that of the device.
+    let limit = |memory, bytes| Limit { memory, bytes, source: "the test" };
+    let enough = [limit(MemoryKind::Gpu, planned), limit(MemoryKind::Host, plan.peak_bytes())];
+    assert_eq!(plan.exceeded(&enough), None);
+    assert_eq!(
+        plan.exceeded(&[limit(MemoryKind::Gpu, planned - 1), enough[1]]).map(|it| it.memory),
+        Some(MemoryKind::Gpu)
+    );
+    assert_eq!(Limit::all_of_rank(&config, 1)[0].memory, MemoryKind::Gpu);
+    let planned = planned as f64;
     let measured = world(1, |comm| {
         let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();
         for _ in 0..3 {
