@@ -95,7 +95,11 @@ impl Engine {
     /// ranks do not meet.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
-            Error::setting("launcher", e.to_string(), "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher")
+            Error::setting(
+                "launcher",
+                e.to_string(),
+                "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher",
+            )
         })?;
         let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
         let config = config.for_world_size(comm.size())?;

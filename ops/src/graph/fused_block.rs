@@ -240,18 +240,13 @@ impl Tape {
         gradients.add(output, Some(dy))?;
         for Record { operation, reads, output } in records.into_iter().rev() {
             let Some(dy) = gradients.of.remove(&output.id()) else { continue };
-            if let Operation::Remade(op, x) = operation {
-                let dx = remakes.backward(&*op, [&x, &output, &dy])?;
-                gradients.add(&x, dx)?;
-                continue;
-            }
             let exchanged = if reads.for_weight { remakes.start(&operation.inputs()[0])? } else { None };
             let Some(exchanged) = exchanged else {
                 remakes.make(&read_of(&operation, reads))?;
-                gradients.pass_through(operation, &output, dy)?;
+                gradients.pass_through(operation, &output, dy, &mut remakes)?;
                 continue;
             };
-            let (passed, waiting) = until_exchange(|| gradients.pass_through(operation, &output, dy));
+            let (passed, waiting) = until_exchange(|| gradients.pass_through(operation, &output, dy, &mut remakes));
             passed?;
             remakes.wait(exchanged, waiting);
         }
@@ -332,10 +327,10 @@ impl Gradients {
     }
 
     /// Runs the backward of an operation from the gradient of its output.
-    fn pass_through(&mut self, operation: Operation, output: &Tensor, dy: Tensor) -> Result<()> {
+    fn pass_through(&mut self, operation: Operation, output: &Tensor, dy: Tensor, remakes: &mut Remakes) -> Result<()> {
         match operation {
             Operation::One(op, x) => self.add(&x, op.bwd(&x, output, &dy)?),
-            Operation::Remade(op, x) => self.add(&x, op.bwd(&x, output, &dy)?),
+            Operation::Remade(op, x) => self.add(&x, remakes.backward(&*op, [&x, output, &dy])?),
             Operation::Two(op, [x, y]) => {
                 let (dx, d_y) = self.offered(&x, || op.bwd(&x, &y, output, &dy))?;
                 self.add(&x, dx)?;

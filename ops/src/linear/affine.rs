@@ -157,8 +157,8 @@ impl Affine {
         let partials = count.div_ceil(BLOCK) as u64 * bias + row;
         let backward = dx.max(meta::another(weight)).max(partials);
         let deferred = Some(DeferredCosts {
-            keeps_input: true,
-            keeps_gradient: true,
+            keeps_input: weight.track_op(),
+            keeps_gradient: weight.track_op(),
             made: bias,
             backward: dx.max(bias + partials),
             ..DeferredCosts::default()

@@ -90,7 +90,7 @@ impl Footprint for LinearGelu {
         let backward = |linear: u64| sum + rooms.max(linear);
         let deferred = linear.deferred.map(|deferred| DeferredCosts {
             keeps_gradient: false,
-            operands: sum,
+            operands: if deferred.keeps_input { sum } else { 0 },
             backward: backward(deferred.backward),
             ..deferred
         });

@@ -61,7 +61,11 @@ pub fn set_up(config: &Config) -> Result<String, Error> {
 /// Returns this process's rank, as given by the launcher's environment.
 pub(crate) fn place() -> Result<LauncherEnvironment, Error> {
     LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|error| {
-        Error::setting("launcher", error.to_string(), "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher")
+        Error::setting(
+            "launcher",
+            error.to_string(),
+            "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher",
+        )
     })
 }
 
