@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::config::sequence_parallel::uneven_length;
 use crate::config::{
-    Adapter, Bf16, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer,
+    Bf16, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer,
     PartitionMethod, Pipeline, Quantization, Training,
 };
 use crate::reader::Resolver;
@@ -66,7 +66,7 @@ impl TensorParallel {
             let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
             resolver.contradiction(&[path, key], message, Some(help));
         }
-        let (adapter, quantization) = (config.adapter.as_ref(), config.quantization_config.as_ref());
+        let quantization = config.quantization_config.as_ref();
         let of_whole = config.of_whole_parameters();
         let devices = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
         let uses_disk_key = match config.zero.offload_optimizer.device {
@@ -97,11 +97,6 @@ impl TensorParallel {
                 quantization.is_some_and(|section| section.bnb_4bit_use_double_quant),
                 Quantization::bnb_4bit_use_double_quant,
                 "scales of scales belong to whole weights, and ranks have parts of them",
-            ),
-            (
-                adapter.is_some_and(|adapter| adapter.use_dora),
-                Adapter::use_dora,
-                "DoRA needs the norms of whole weights",
             ),
             (
                 of_whole.is_some() || is_custom,

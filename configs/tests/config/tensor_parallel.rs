@@ -70,7 +70,6 @@ fn what_parts_of_layers_cannot_do_is_refused() {
             "zero_optimization: {stage: 2, offload_optimizer: {device: nvme, nvme_path: /tmp}}",
             "offload to NVMe with layers that are cut",
         ),
-        ("adapter: {type: lora, target_modules: all-linear, use_dora: true}", "DoRA needs the norms of whole weights"),
         ("adapter: {r: 4}\nquantization_config: {load_in_8bit: true}", "weights in 8 bits have a scale for each row"),
         (
             "adapter: {r: 4}\nquantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",

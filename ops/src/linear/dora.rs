@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Error, Layout, Result, Shape, Storage, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
@@ -19,8 +19,9 @@ use crate::graph::gradient::{Tile, deliver_tile};
 use crate::graph::operand::{View, f32s_of, rows};
 use crate::graph::output::{Reader, build_as, tensor};
 use crate::linear::affine::{Affine, BLOCK, bias_gradient};
-use crate::meta::footprint::{Costs, Footprint, Reads, bytes, floats, rooms};
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats, rooms};
 use crate::product::{Elements, Matrix, product};
+use crate::sequence::{Element, SequenceGroup};
 use crate::threads;
 
 const OP: &str = "dora";
@@ -50,8 +51,8 @@ impl Direction<'_> {
         }
     }
 
-    /// Returns the Euclidean norm of the weights of each output. Sums of squares are f64.
-    pub(crate) fn norms(&self) -> Vec<f32> {
+    /// Returns the sum of the squares of the weights of each output.
+    pub(crate) fn squares(&self) -> Vec<f64> {
         let (outputs, count, columns) = self.sizes();
         let (a, b) =
             (Matrix::new(self.a, self.rank, self.a.len() / self.rank), Matrix::new(self.b, outputs, self.rank));
@@ -80,8 +81,24 @@ impl Direction<'_> {
                 }
             }
         }
-        sums.into_iter().map(|sum| sum.sqrt() as f32).collect()
+        sums
     }
+}
+
+fn roots(squares: &[f64]) -> Vec<f32> {
+    squares.iter().map(|sum| sum.sqrt() as f32).collect()
+}
+
+/// Adds up what the ranks of a group have of sums of squares.
+fn over_ranks(group: &SequenceGroup, squares: &[f64]) -> Result<Vec<f64>> {
+    let own: Vec<f32> = squares.iter().map(|&sum| sum as f32).collect();
+    let room = vec![0.0; own.len() * group.size()];
+    let all = group.all_gather(f32::buffer(own), f32::buffer(room))?.wait()?.output;
+    let mut sums = vec![0.0; squares.len()];
+    for part in f32::values(all).map_err(Error::wrap)?.chunks_exact(squares.len()) {
+        sums.iter_mut().zip(part).for_each(|(sum, &part)| *sum += f64::from(part));
+    }
+    Ok(sums)
 }
 
 /// Returns the norm of each output's weights in W + s·B·A, which is the initial magnitude vector. W is
@@ -93,7 +110,7 @@ impl Direction<'_> {
 pub fn weight_norms(weight: &[f32], [a, b]: [&[f32]; 2], rank: usize, scale: f32, inputs_first: bool) -> Vec<f32> {
     assert_eq!(weight.len() * rank * rank, a.len() * b.len(), "the weight does not match its adapter");
     let affine = if inputs_first { Affine::InputsOutputs } else { Affine::OutputsInputs };
-    Direction { affine, weight: weight.into(), a: a.into(), b: b.into(), rank, scale }.norms()
+    roots(&Direction { affine, weight: weight.into(), a: a.into(), b: b.into(), rank, scale }.squares())
 }
 
 /// c·p + b for p of `[.., outputs]`, with c = m / ‖W + s·B·A‖ and an optional bias b.
@@ -103,6 +120,8 @@ pub(crate) struct Magnified {
     pub(crate) a: Tensor,
     pub(crate) b: Tensor,
     pub(crate) scale: f32,
+    /// The ranks that have the weights of other inputs, if inputs are cut.
+    pub(crate) group: Option<SequenceGroup>,
     /// The norms, which the forward computes and the backward reads: f32 on the host, the dtype of p on a GPU.
     pub(crate) norms: OnceLock<Tensor>,
 }
@@ -122,15 +141,19 @@ impl Magnified {
         bias: Option<&[f32]>,
     ) -> Result<(CpuStorage, Shape)> {
         let (count, outputs) = rows(OP, pl.shape())?;
-        let norms = {
+        let squares = {
             let held = [&self.weight, &self.a, &self.b].map(Tensor::storage_and_layout);
             let [(weight, layout), a, b] = &held;
             let Storage::Cpu(weight) = &**weight else { bail!("{OP}: the weight is not on the CPU") };
             let (a, b) = (View::of(OP, a)?, View::of(OP, b)?);
             let (a, b, rank) = (a.elements(), b.elements(), self.a.dim(0)?);
             self.affine.with_elements(OP, (weight, layout), |weight| {
-                Ok(Direction { affine: self.affine, weight, a, b, rank, scale: self.scale }.norms())
+                Ok(Direction { affine: self.affine, weight, a, b, rank, scale: self.scale }.squares())
             })?
+        };
+        let norms = match &self.group {
+            Some(group) => roots(&over_ranks(group, &squares)?),
+            None => roots(&squares),
         };
         let factors: Vec<f32> = magnitudes.iter().zip(&norms).map(|(m, norm)| m / norm).collect();
         let _ = self.norms.set(Tensor::new(norms, &candle_core::Device::Cpu)?);
@@ -248,13 +271,17 @@ impl Footprint for Magnified {
             }
         };
         let rooms = rooms(dtype, count, outputs, 1);
-        let delta = floats(ROWS.min(first) * columns) + row + 2 * floats(outputs);
+        let ranks = self.group.as_ref().map_or(1, SequenceGroup::size) as u64;
+        // The f64 sums of this rank, then with those of other ranks as f32, and in the end the total.
+        let summing = 2 * floats(outputs) + if ranks > 1 { (ranks + 2) * floats(outputs) } else { 0 };
+        let delta = (floats(ROWS.min(first) * columns) + row + 2 * floats(outputs)).max(summing);
         let copies = of_dtype(floats(outputs) * if bias.is_some() { 2 } else { 1 });
         let forward = copies + floats(outputs) + delta.max(rooms);
         let partials = floats(outputs) + of_dtype(2 * floats(outputs));
         let backward = of_dtype(floats(outputs)) + floats(outputs) + rooms.max(bytes(p.elem_count(), dtype) + partials);
         let gradients = [true, false, false];
-        Ok(Costs { saved: floats(outputs), forward, backward, gradients, ..Costs::new(p.shape(), dtype) })
+        let exchanged = [floats(outputs) * (ranks - 1), 0].map(Exchanged::to_tensor);
+        Ok(Costs { saved: floats(outputs), forward, backward, gradients, exchanged, ..Costs::new(p.shape(), dtype) })
     }
 }
 

@@ -17,6 +17,7 @@ use crate::linear::dora::Magnified;
 use crate::linear::{LinearOp, Projection};
 use crate::pass::Pass;
 use crate::scaled::scaled as times;
+use crate::sequence::SequenceGroup;
 use crate::tensor::{Parallel, cutting};
 
 /// The initial values of the two matrices.
@@ -138,9 +139,6 @@ impl Lora {
             LoraInit::Gaussian => (Init::Randn { mean: 0.0, stdev: 1.0 / rank as f64 }, Init::Const(0.0)),
             LoraInit::Random => (linear(inputs), linear(rank)),
         };
-        if cutting().is_some() && options.magnitudes {
-            bail!("{OP}: `{path}` is cut among ranks, and DoRA needs the norms of whole weights");
-        }
         let _asking = crate::flag::Flag::raise(&ASKING);
         Ok(Some(Self {
             a: parallel.get(&vb.pp("lora_A"), &[rank, inputs], [Some(1), None], "weight", of_a)?,
@@ -154,7 +152,7 @@ impl Lora {
             path: path.into(),
             // The engine replaces the ones when the weight has its initial values.
             magnitudes: match options.magnitudes {
-                true => Some(vb.get_with_hints(outputs, MAGNITUDES, Init::Const(1.0))?),
+                true => Some(parallel.get(vb, &[outputs], [None, Some(0)], MAGNITUDES, Init::Const(1.0))?),
                 false => None,
             },
         }))
@@ -174,6 +172,7 @@ impl Lora {
             a: self.a.clone(),
             b: self.b.clone(),
             scale: self.scale,
+            group: self.columns.and_then(|_| SequenceGroup::of_gathered()).map(|(group, _)| group),
             norms: OnceLock::new(),
         };
         match (&dropped, &map.bias) {

@@ -135,7 +135,9 @@ fn layers_that_are_cut() {
     let quantized = "quantization_config={load_in_4bit: true}";
     let (size, wide) = ("tensor_parallel={autotp_size: 2}", "model.n_embd=256");
     for stage in [0, 3] {
-        holds(2, &format!("stage: {stage}"), &[size, wide, "adapter={r: 8}", quantized]);
+        for adapter in ["adapter={r: 8}", "adapter={r: 8, use_dora: true}"] {
+            holds(2, &format!("stage: {stage}"), &[size, wide, adapter, quantized]);
+        }
     }
     let overlapping = "tensor_parallel={autotp_size: 2, tp_overlap_comm: true}";
     for more in [LLAMA, "bf16={enabled: true}", "train_micro_batch_size_per_gpu=2"] {

@@ -16,6 +16,7 @@ use crate::world::{
 fn every_variant_is_near_to_one_rank() {
     for (more, tolerance) in [
         (LORA, 1e-5),
+        ("adapter: {r: 4, use_dora: true, lora_dropout: 0.1, bias: all}", 1e-5),
         ("training: {z_loss: 0.01}", 1e-5),
         ("training: {frozen: ['transformer.h.0.*']}", 1e-5),
         ("training: {ema: {decay: 0.9}}", 1e-5),

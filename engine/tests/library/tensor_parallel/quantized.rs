@@ -12,7 +12,7 @@ const NF4: &str = "adapter: {r: 4, lora_dropout: 0.1, init_lora_weights: false}\
 /// Fewer than elsewhere: differences grow faster in these wider models.
 const STEPS: u64 = 4;
 
-const FP4: &str = "adapter: {r: 4}\nquantization_config: {load_in_4bit: true}";
+const FP4: &str = "adapter: {r: 4, use_dora: true}\nquantization_config: {load_in_4bit: true}";
 
 /// Rows of two ranks consist of whole blocks of 64 elements.
 fn gpt2() -> Layers {
@@ -52,7 +52,7 @@ fn checkpoints_and_new_values_are_independent_of_the_parts() {
     let folder = tempfile::tempdir().unwrap();
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
         let values = |ranks: usize, tensor: usize, saves: bool| {
-            let text = keys(tensor, 4, 1, 3, NF4);
+            let text = keys(tensor, 4, 1, 3, FP4);
             let all = world(ranks, |comm| {
                 let mut engine = Engine::with_communicator(config(ranks, &text), layers(), comm).unwrap();
                 if saves {
