@@ -105,7 +105,7 @@ impl ShardTensor {
         }
     }
 
-    /// Reads the values from a rank's state into memory of [`ShardTensor::words`], and returns their bytes.
+    /// Reads this tensor's values from a rank's state into `into`, which has [`ShardTensor::words`] elements, and returns them as bytes.
     pub(crate) fn read<'a>(&self, zero: &ShardedState, into: &'a mut [f32]) -> Result<&'a [u8], CheckpointError> {
         if self.dtype == Dtype::U8 {
             let bytes = &mut bytemuck::cast_slice_mut(into)[..self.range.elements.len()];

@@ -112,13 +112,14 @@ section! {
         /// clipping.
         pub gradient_clipping: f64 = now(NON_NEGATIVE, "= 1.0, or 0 with gradient_clipping_value", "Largest global L2 norm of the gradient; 0 disables") [else if gradient_clipping_value.is_some() { 0.0 } else { 1.0 }];
         /// How the gradients of the ranks are reduced.
-        pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How gradients of the ranks become one");
-        /// Data type in which gradients are communicated; `None` uses the data type of the parameters.
-        pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients travel; null: that of the parameters");
+        pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How the gradients of the ranks are reduced");
+        /// Data type in which gradients are communicated; `None` uses the data type of the parameters, or f32 with
+        /// `training.reproducible`.
+        pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are communicated; null: that of the parameters, or fp32 with training.reproducible");
         /// Print the time spent in the parts of a step, send it to the monitors, and write the timeline.
-        pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print what the parts of a step take, tell it to monitors, and write the timeline");
+        pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print the time of the parts of a step, send it to monitors, and write the timeline");
         /// Print the memory held by each rank in each part of a step.
-        pub memory_breakdown: bool = now(Kind::Bool, "false", "Print what each rank held in each part of a step, at the steps of steps_per_print");
+        pub memory_breakdown: bool = now(Kind::Bool, "false", "Print the memory that each rank held in each part of a step, at the steps of steps_per_print");
         /// Print the state of the engine and the optimizer at the start.
         pub dump_state: bool = now(Kind::Bool, "false", "Print the state of engine and optimizer at the start");
         /// Drop the last batch of an epoch if it is incomplete.

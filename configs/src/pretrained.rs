@@ -125,7 +125,7 @@ impl Unreadable {
         let help = "name a folder with config.json and model.safetensors, as transformers saves one".to_string();
         match self {
             Self::Missing => {
-                let help = format!("{help}; a run that goes on does without it by its resolved.yaml");
+                let help = format!("{help}; to continue a run without the folder, use the run's resolved.yaml");
                 (format!("{path} is not there"), help)
             }
             Self::File(error) => (format!("{path} cannot be read: {error}"), help),

@@ -10,7 +10,8 @@ const INTRODUCTION: &str = "\
 # Configuration
 
 A configuration is one YAML or JSON file, or several, of which a further `--config` stands over those before it, key by key. Names and meanings
-are DeepSpeed's; `model`, `data`, `training` and `launcher` say what DeepSpeed's users write in Python. A key that is not in these tables is an error. A key set to `null` counts as not written.
+are DeepSpeed's; `model`, `adapter`, `quantization_config`, `preference`, `data`, `training`, `launcher` and a few others say what
+DeepSpeed's users write in Python. A key that is not in these tables is an error. A key set to `null` counts as not written.
 
 `auto` at one of DeepSpeed's own numbers, switches and choices is its default; where Hugging Face's Trainer takes another value, or it means
 more, the table says so. The resolved value is printed by `zero-train check`.

@@ -61,8 +61,8 @@ pub struct Matrix {
     pub states: MatrixStates,
 }
 
-/// Returns the part of a range of a matrix' elements that has values of a state with `values` of them in all. They take the place
-/// of those of the first elements; all that are left belong to the last element.
+/// Maps a range of a matrix' elements to a range of the `values` of one of its states. Element i has the value i, as long as there is
+/// one, and the last element has all values that are left.
 #[must_use]
 pub fn part_of_state(range: Range<usize>, elements: usize, values: usize) -> Range<usize> {
     let at = |element: usize| if element >= elements { values } else { element.min(values) };

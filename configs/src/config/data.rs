@@ -136,7 +136,8 @@ impl Data {
         }
         if !is_chat && self.sample_packing {
             let message = format!("`{}` has no effect on `{}: {}`", Self::sample_packing, Self::format, self.format);
-            let help = Some("write `format: chat`, or leave the key out: text fills its samples".to_string());
+            let help =
+                Some("write `format: chat`, or leave `sample_packing` out: only conversations are packed".to_string());
             resolver.contradiction(&[Self::sample_packing, Self::format], message, help);
         }
         if !is_chat && self.max_tokens.is_some() {

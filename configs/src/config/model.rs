@@ -277,8 +277,10 @@ impl Llama {
             resolver.contradiction(&[Self::qkv_bias, Self::attention_bias], message, help);
         }
         if !self.rotated().is_multiple_of(2) || self.rotated() == 0 {
-            let message =
-                format!("the width of a head is {}; rotary embedding turns pairs, so it must be even", self.rotated());
+            let message = format!(
+                "rotary embedding rotates {} elements of each head, in pairs: the number must be even and greater than 0",
+                self.rotated()
+            );
             let paths = [Self::head_dim, Self::hidden_size, Self::num_attention_heads, Self::partial_rotary_factor];
             resolver.contradiction(&paths[..if self.partial_rotary_factor < 1.0 { 4 } else { 3 }], message, None);
         }

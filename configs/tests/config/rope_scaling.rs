@@ -54,7 +54,7 @@ fn invalid_combinations_are_reported() {
         ("fused_projections: true, tiled_mlp_rows: 64", "tiles of a fused projection are not implemented"),
         ("rope_local_base_freq: 2.0", "layers of `sliding_attention` need `sliding_window`"),
         ("partial_rotary_factor: 0", "`model.partial_rotary_factor`: expected"),
-        ("head_dim: 4, partial_rotary_factor: 0.3", "rotary embedding turns pairs, so it must be even"),
+        ("head_dim: 4, partial_rotary_factor: 0.3", "in pairs: the number must be even"),
         ("qkv_bias: true, attention_bias: true", "`attention_bias` has the biases of `qkv_bias` among its own"),
     ] {
         let errors = parse(keys).expect_err(keys);

@@ -165,6 +165,7 @@ impl Reductions {
         total.ok_or_else(|| ZeroError::internal("no gradient was accumulated"))
     }
 
+    /// Starts the reduction of gradients over the ranks that share these segments.
     fn start_reduce(
         &mut self,
         rank: &Rank,

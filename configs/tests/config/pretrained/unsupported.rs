@@ -78,7 +78,7 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
         ),
         // The schema's message, located in `config.json`.
         ("llama", "hidden_size", json!("wide"), "`model.hidden_size`: expected a whole number"),
-        ("llama", "head_dim", json!(7), "rotary embedding turns pairs, so it must be even"),
+        ("llama", "head_dim", json!(7), "in pairs: the number must be even"),
         ("llama", "num_key_value_heads", json!(5), "num_key_value_heads 5 does not divide num_attention_heads 32"),
         ("gpt2", "n_layer", json!(0), "`model.n_layer`: expected a whole number"),
     ] {
