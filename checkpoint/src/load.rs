@@ -4,7 +4,6 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
 use zero_comm::Communicator;
@@ -71,8 +70,8 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
                 Kind::State(index) => zero.state_names().get(index).copied(),
             };
             if zero.model().parameters()[range.parameter].quantization().is_some() {
-                let model = Arc::clone(zero.model());
-                let bytes = source.assemble_own_bytes(&model.parameters()[range.parameter], range.elements.clone())?;
+                let parameter = &zero.model().parameters()[range.parameter];
+                let bytes = source.assemble_own_bytes(parameter, range.elements.clone())?;
                 zero.write_bytes(&range, &bytes)?;
                 continue;
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::token;
 use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
-use zero_planner::{Limit, Plan};
+use zero_planner::Limit;
 use zero_train::Error;
 use zero_train::process::launch::{Before, GRACE, Hosts, Job, Output, Reach, Recovery, Team, What, launch, same_batch};
 use zero_train::train::{Output as Printing, Restarts, Resume, RunOptions};
@@ -161,9 +161,9 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     zero_model::ops::set_threads(threads);
     // Report errors common to all ranks once, before any rank starts.
     let plan = zero_train::train::check(&config, &options)?;
-    if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
+    let limits = limits(&config, ranks, args.force);
+    if let Some(limit) = plan.exceeded(&limits) {
         let planner = zero_train::train::planner(&config)?;
-        let limits = Limit::all_of_rank(&config, ranks);
         let told = does_not_fit(&plan, limit, &limits, &args.config, &args.overrides(), &config, &planner)?;
         anyhow::bail!(Error::Memory(told));
     }
@@ -218,13 +218,9 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)
 }
 
-/// Returns the first memory limit that one of `ranks` ranks on this host exceeds. Returns `None` if it fits or `force` is
-/// set.
-fn exceeded(plan: &Plan, config: &Config, ranks: usize, force: bool) -> Option<Limit> {
-    if force {
-        return None;
-    }
-    plan.exceeded(&Limit::all_of_rank(config, ranks))
+/// Returns the memory limits of one of `ranks` ranks on this host; none if `force` is set.
+fn limits(config: &Config, ranks: usize, force: bool) -> Vec<Limit> {
+    if force { vec![] } else { Limit::all_of_rank(config, ranks) }
 }
 
 /// Checks that the files have not changed. Standard input cannot change.
@@ -240,7 +236,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
     let overrides = [args.overrides(), changes.clone()].concat();
     let config = load_sources(&args.config, sources.to_vec(), &overrides)?.resolve(Some(ranks))?;
     let plan = zero_train::train::check(&config, &run_options(args)?)?;
-    if let Some(limit) = exceeded(&plan, &config, ranks, args.force) {
+    if let Some(limit) = plan.exceeded(&limits(&config, ranks, args.force)) {
         anyhow::bail!("with {ranks} ranks, {}", limit.told(plan.peak_in(limit.memory), "but"));
     }
     Ok(Team { ranks, threads: process::threads(Some(&config.launcher), ranks), overrides: changes })

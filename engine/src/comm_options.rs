@@ -20,6 +20,17 @@ const HOST_SPECIFIC: [&str; 7] = [
     "activation_checkpointing.nvme_path",
 ];
 
+/// Returns this process's rank, as given by the launcher's environment.
+///
+/// # Errors
+/// Fails if its variables contradict each other.
+pub fn place() -> Result<LauncherEnvironment, Error> {
+    LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|error| {
+        let help = "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher";
+        Error::setting("launcher", error.to_string(), help)
+    })
+}
+
 /// Converts the configuration to communication options. The job's token comes from `ZERO_TRAIN_TOKEN`, or from the file
 /// that `ZERO_TRAIN_TOKEN_FILE` names. Ranks with another version, program file or configuration are rejected when they
 /// connect.

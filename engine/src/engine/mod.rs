@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use zero_comm::Communicator;
-use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, PartitionMethod};
 use zero_model::ops::{SequenceGroup, Sharing};
 use zero_model::{Layers, Model};
@@ -23,7 +22,7 @@ use zero_pipeline::{LayerId, Program};
 use crate::batch::Batch;
 use crate::checkpoint::saving::Saving;
 use crate::checkpoint::start::Start;
-use crate::comm_options::{agreed, comm_options};
+use crate::comm_options::{agreed, comm_options, place};
 use crate::configured_model;
 use crate::costs::cut::CutCosts;
 use crate::costs::overlap::{Choice, chosen_by_the_first};
@@ -94,13 +93,7 @@ impl Engine {
     /// Fails if the configuration does not fit the world or the model, if the weights do not fit the model, or if the
     /// ranks do not meet.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
-        let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|e| {
-            Error::setting(
-                "launcher",
-                e.to_string(),
-                "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher",
-            )
-        })?;
+        let place = place()?;
         let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
         let config = config.for_world_size(comm.size())?;
         loop_keys::warn(&config, comm.rank());

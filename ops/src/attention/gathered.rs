@@ -18,7 +18,6 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use zero_comm::Buffer;
 
 /// Computes [`causal_attention_with_dropout`](super::causal_attention_with_dropout) on slices of q, k and v. The span is that
 /// of whole sequences.
@@ -96,9 +95,7 @@ impl Gathered {
     fn gather_as<T: Element>(&self, g: Geometry, [k, v]: [(&CpuStorage, &Layout); 2]) -> Result<[CpuStorage; 2]> {
         let slice = [dense::<T>(k.0, k.1)?, dense(v.0, v.1)?].concat();
         let own = slice.len() / 2;
-        let room = vec![T::zero(); slice.len() * self.group.size()];
-        let received = self.group.all_gather(T::buffer(slice), T::buffer(room))?.wait()?.output;
-        let received = T::values(received).map_err(candle_core::Error::wrap)?;
+        let received = self.group.concatenated(slice)?;
         let mut whole = [(); 2].map(|()| vec![T::zero(); own * self.group.size()]);
         self.places(g, |rank, from, to| {
             for (which, whole) in whole.iter_mut().enumerate() {
@@ -120,8 +117,7 @@ impl Gathered {
             }
         });
         drop([dk, dv]);
-        let sums = self.group.reduce_scatter(Buffer::F32(packed), Buffer::F32(vec![0.0; 2 * own]))?.wait()?.shard;
-        let mut sums = sums.into_f32().map_err(candle_core::Error::wrap)?;
+        let mut sums = f32::values(self.group.reduce_scatter(packed)?.wait()?.shard)?;
         let dv = sums.split_off(own);
         Ok([sums, dv])
     }

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Error, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
@@ -21,7 +21,7 @@ use crate::graph::output::{Reader, build_as, tensor};
 use crate::linear::affine::{Affine, BLOCK, bias_gradient};
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats, rooms};
 use crate::product::{Elements, Matrix, product};
-use crate::sequence::{Element, SequenceGroup};
+use crate::sequence::SequenceGroup;
 use crate::threads;
 
 const OP: &str = "dora";
@@ -92,10 +92,8 @@ fn roots(squares: &[f64]) -> Vec<f32> {
 /// Adds up what the ranks of a group have of sums of squares.
 fn over_ranks(group: &SequenceGroup, squares: &[f64]) -> Result<Vec<f64>> {
     let own: Vec<f32> = squares.iter().map(|&sum| sum as f32).collect();
-    let room = vec![0.0; own.len() * group.size()];
-    let all = group.all_gather(f32::buffer(own), f32::buffer(room))?.wait()?.output;
     let mut sums = vec![0.0; squares.len()];
-    for part in f32::values(all).map_err(Error::wrap)?.chunks_exact(squares.len()) {
+    for part in group.concatenated(own)?.chunks_exact(squares.len()) {
         sums.iter_mut().zip(part).for_each(|(sum, &part)| *sum += f64::from(part));
     }
     Ok(sums)

@@ -4,8 +4,8 @@ use super::{Quantization, QuantizedFormat};
 use crate::flag::{Flag, Replaced};
 use crate::linear::affine::Affine;
 use crate::linear::lora::names;
-use crate::tensor::Parallel;
-use candle_core::{Result, Tensor};
+use crate::tensor::{Cut, Parallel, get_part};
+use candle_core::{Result, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -70,16 +70,13 @@ pub(crate) fn weight(
     let is_transposed = matches!(affine, Affine::InputsOutputs);
     let building = BUILDING.with_borrow(Clone::clone).filter(|options| !options.skips(&vb.prefix()));
     let (dims, at) = if is_transposed { ([inputs, outputs], [0, 1]) } else { ([outputs, inputs], [1, 0]) };
-    let own = match parallel.cut(vb, &dims, at.map(Some))? {
-        Some(cut) => cut.shape().dims().to_vec(),
-        None => dims.to_vec(),
-    };
-    let [inputs, outputs] = at.map(|at| own[at]);
+    let cut = parallel.cut(vb, &dims, at.map(Some))?;
+    let own = cut.as_ref().map_or_else(|| Shape::from(&dims), Cut::shape);
+    let [inputs, outputs] = at.map(|at| own.dims()[at]);
     let quantization = building.map(|options| Quantization::new(options.format, inputs, outputs, is_transposed));
     ASKING.set(quantization);
     let _reset = Reset;
     let _inputs_first = is_transposed.then(|| Flag::raise(&INPUTS_FIRST));
-    let at = at.map(Some);
-    let weight = parallel.get(vb, &dims, at, "weight", Init::Randn { mean: 0.0, stdev: std })?;
+    let weight = get_part(vb, &dims, cut, "weight", Init::Randn { mean: 0.0, stdev: std })?;
     Ok((weight, quantization.map_or(affine, Affine::Quantized)))
 }

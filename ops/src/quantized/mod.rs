@@ -128,7 +128,8 @@ impl Quantization {
         let QuantizedFormat::Four { double: false, .. } = self.format else {
             bail!("a weight of the format {} cannot be cut among ranks", self.format.name());
         };
-        let [inputs, outputs] = if self.is_transposed { [0, 1] } else { [1, 0] }.map(|at| cut.whole()[at]);
+        let at = if self.is_transposed { [0, 1] } else { [1, 0] };
+        let [inputs, outputs] = at.map(|at| cut.whole()[at]);
         if !inputs.is_multiple_of(BLOCK) || !self.inputs.is_multiple_of(BLOCK) {
             let own = self.inputs;
             bail!(
@@ -138,7 +139,7 @@ impl Quantization {
             );
         }
         let (row, place) = (inputs / BLOCK * self.record_bytes(), (cut.index(), cut.ranks()));
-        match cut.dimension() == usize::from(!self.is_transposed) {
+        match cut.dimension() == at[0] {
             true => Cut::new(&[outputs, row], 1, &[row], place),
             false => Cut::new(&[outputs, row], 0, cut.parts(), place),
         }

@@ -1,16 +1,16 @@
 //! Element types of tensors that travel between the ranks of a group.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, Layout, Result, WithDType, bail};
+use candle_core::{CpuStorage, Error, Layout, Result, WithDType, bail};
 use half::{bf16, f16};
 use std::borrow::Cow;
-use zero_comm::{Buffer, CommError};
+use zero_comm::Buffer;
 
 /// An element type that travels.
 pub(crate) trait Element: WithDType {
     fn buffer(values: Vec<Self>) -> Buffer;
 
-    fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError>;
+    fn values(buffer: Buffer) -> Result<Vec<Self>>;
 
     /// Returns the elements of storage of this type.
     fn of_storage(storage: CpuStorage) -> Option<Vec<Self>>;
@@ -60,8 +60,8 @@ macro_rules! travels {
                 values.into()
             }
 
-            fn values(buffer: Buffer) -> std::result::Result<Vec<Self>, CommError> {
-                buffer.$into()
+            fn values(buffer: Buffer) -> Result<Vec<Self>> {
+                buffer.$into().map_err(Error::wrap)
             }
 
             fn of_storage(storage: CpuStorage) -> Option<Vec<Self>> {

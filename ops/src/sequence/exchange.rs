@@ -127,7 +127,7 @@ impl Exchange {
         };
         let room = T::buffer(vec![T::zero(); received]);
         let received = self.group.all_to_all(T::buffer(packed), room, counts)?;
-        let received = T::values(received).map_err(candle_core::Error::wrap)?;
+        let received = T::values(received)?;
         Ok(match self.direction {
             // The slices of one sequence are in order.
             Direction::ToHeads if self.batch == 1 => received,

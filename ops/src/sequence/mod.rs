@@ -267,15 +267,21 @@ impl SequenceGroup {
     }
 
     /// Starts to concatenate the slices of all ranks, which have the same length.
-    pub(crate) fn all_gather(&self, slice: Buffer, output: Buffer) -> Result<Exchanging<Gathered>> {
-        let counts = vec![slice.len(); self.size];
-        self.start(|comm| comm.all_gather(slice, output, &counts))
+    pub(crate) fn all_gather<T: Element>(&self, slice: Vec<T>) -> Result<Exchanging<Gathered>> {
+        let (counts, room) = (vec![slice.len(); self.size], vec![T::zero(); slice.len() * self.size]);
+        self.start(|comm| comm.all_gather(T::buffer(slice), T::buffer(room), &counts))
+    }
+
+    /// Concatenates the slices of all ranks, which have the same length.
+    pub(crate) fn concatenated<T: Element>(&self, slice: Vec<T>) -> Result<Vec<T>> {
+        T::values(self.all_gather(slice)?.wait()?.output)
     }
 
     /// Starts to sum the inputs of all ranks, for this rank's part of the sum. The parts have the same length.
-    pub(crate) fn reduce_scatter(&self, input: Buffer, output: Buffer) -> Result<Exchanging<Scattered>> {
-        let counts = vec![output.len(); self.size];
-        self.start(|comm| comm.reduce_scatter(input, output, &counts, ReduceOp::Sum))
+    pub(crate) fn reduce_scatter<T: Element>(&self, input: Vec<T>) -> Result<Exchanging<Scattered>> {
+        let part = input.len() / self.size;
+        let (counts, room) = (vec![part; self.size], vec![T::zero(); part]);
+        self.start(|comm| comm.reduce_scatter(T::buffer(input), T::buffer(room), &counts, ReduceOp::Sum))
     }
 
     fn start<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Pending<T>) -> Result<Exchanging<T>> {

@@ -25,7 +25,11 @@ pub(crate) fn waits_for_exchange() -> bool {
 
 /// Adds a computation that waits for the exchange.
 pub(crate) fn wait_for_exchange(compute: impl FnOnce() -> Result<()> + 'static) {
-    UNTIL_EXCHANGE.with_borrow_mut(|all| all.get_or_insert_default().push(Box::new(compute)));
+    UNTIL_EXCHANGE.with_borrow_mut(|all| {
+        if let Some(all) = all {
+            all.push(Box::new(compute));
+        }
+    });
 }
 
 /// Returns whether the running backward defers this parameter's gradient. If so, pass it to [`defer`] instead of

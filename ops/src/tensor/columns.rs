@@ -32,9 +32,7 @@ impl GatherColumns {
 
     fn run<T: Element>(&self, own: &[T], shape: &Shape) -> Result<Vec<T>> {
         let (count, share) = rows(OP, shape)?;
-        let room = vec![T::zero(); own.len() * self.group.size()];
-        let received = self.group.all_gather(T::buffer(own.to_vec()), T::buffer(room))?.wait()?.output;
-        let received = T::values(received).map_err(candle_core::Error::wrap)?;
+        let received = self.group.concatenated(own.to_vec())?;
         let mut all = Vec::with_capacity(count * self.columns);
         for row in 0..count {
             let end = all.len() + self.columns;

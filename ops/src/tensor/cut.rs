@@ -223,12 +223,6 @@ pub fn asks_cut() -> Option<Cut> {
     ASKING.with_borrow(Clone::clone)
 }
 
-/// Runs `ask`, which requests the local tensor of a cut parameter.
-pub(crate) fn ask_cut<T>(cut: Option<&Cut>, ask: impl FnOnce() -> T) -> T {
-    let _asking = Replaced::with(&ASKING, cut.cloned());
-    ask()
-}
-
 /// Requests a parameter of shape `whole`. While layers are built for a tensor group, it is cut along `dimension`, which is the
 /// concatenation of `parts`, and the local tensor is returned. `dimension` must divide evenly, unless it is the first and a single
 /// part.
@@ -242,10 +236,14 @@ pub fn get_cut(
     name: &str,
     init: Init,
 ) -> Result<Tensor> {
-    match cut_of(vb, whole, (dimension, parts))? {
-        None => vb.get_with_hints(whole, name, init),
-        Some(cut) => ask_cut(Some(&cut), || vb.get_with_hints(cut.shape(), name, init)),
-    }
+    get_part(vb, whole, cut_of(vb, whole, (dimension, parts))?, name, init)
+}
+
+/// Requests the part of a parameter that `cut` says, or all of it.
+pub(crate) fn get_part(vb: &VarBuilder, whole: &[usize], cut: Option<Cut>, name: &str, init: Init) -> Result<Tensor> {
+    let shape = cut.as_ref().map_or_else(|| Shape::from(whole), Cut::shape);
+    let _asking = Replaced::with(&ASKING, cut);
+    vb.get_with_hints(shape, name, init)
 }
 
 /// Returns how a parameter is cut along a dimension; `None` if layers are not built for a tensor group.

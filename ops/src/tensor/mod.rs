@@ -24,7 +24,7 @@ use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
 pub use cut::{Cut, Run, asks_cut, cutting, get_cut, with_cuts};
-pub(crate) use cut::{OwnEntries, ask_cut, cut_of};
+pub(crate) use cut::{OwnEntries, cut_of, get_part};
 pub(crate) use vocabulary::OfRank;
 pub use vocabulary::VocabParallel;
 
@@ -48,10 +48,7 @@ impl Parallel<'_> {
         name: &str,
         init: Init,
     ) -> Result<Tensor> {
-        match self.cut(vb, whole, [inputs, outputs])? {
-            Some(cut) => ask_cut(Some(&cut), || vb.get_with_hints(cut.shape(), name, init)),
-            None => vb.get_with_hints(whole, name, init),
-        }
+        get_part(vb, whole, self.cut(vb, whole, [inputs, outputs])?, name, init)
     }
 
     /// Returns how such a parameter is cut.

@@ -10,13 +10,13 @@ use crate::linear::affine::bias_gradient;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchange, Exchanged, Finish, Footprint, Reads, bytes, rooms};
 use crate::meta::tracing;
-use crate::sequence::{Element, Exchanging, SequenceGroup, dense, of_element};
+use crate::sequence::{Element, SequenceGroup, dense, of_element};
 use crate::tensor::Along;
 use candle_core::backend::BackendStorage;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, D, DType, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
 };
-use zero_comm::{Buffer, Gathered, Scattered};
+use zero_comm::{Gathered, Scattered};
 
 /// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]`, or to `[ranks · batch, slice, …]`.
 pub(super) fn gather(x: &Tensor, group: &SequenceGroup, along: Along) -> Result<Tensor> {
@@ -94,13 +94,8 @@ impl Slices {
     }
 
     fn gathered_as<T: Element>(&self, own: Vec<T>) -> Result<(Vec<T>, Vec<T>)> {
-        let Gathered { shard, output } = self.start_gathering(own)?.wait()?;
-        Ok((values(shard)?, self.in_order(values(output)?)))
-    }
-
-    fn start_gathering<T: Element>(&self, own: Vec<T>) -> Result<Exchanging<Gathered>> {
-        let room = vec![T::zero(); own.len() * self.group.size()];
-        self.group.all_gather(T::buffer(own), T::buffer(room))
+        let Gathered { shard, output } = self.group.all_gather(own)?.wait()?;
+        Ok((T::values(shard)?, self.in_order(T::values(output)?)))
     }
 
     /// Returns the pieces of all ranks in the order of the sequences.
@@ -137,17 +132,16 @@ impl Slices {
         compute: &mut dyn FnMut() -> Result<()>,
     ) -> Result<(Vec<T>, Vec<T>)> {
         let timed = measure::backward(OP);
-        let room = vec![T::zero(); self.pieces * self.piece];
         let (sent, whole) = match self.pieces {
             1 => (whole, None),
             _ => (self.packed(&whole), Some(whole)),
         };
-        let exchange = self.group.reduce_scatter(T::buffer(sent), T::buffer(room))?;
+        let exchange = self.group.reduce_scatter(sent)?;
         drop(timed);
         compute()?;
         let _timed = measure::backward(OP);
         let Scattered { input, shard } = exchange.wait()?;
-        Ok((whole.map_or_else(|| values(input), Ok)?, values(shard)?))
+        Ok((whole.map_or_else(|| T::values(input), Ok)?, T::values(shard)?))
     }
 
     /// Returns the pieces in the order of the ranks that get them.
@@ -205,11 +199,11 @@ impl Exchange for Gather {
         let (slices, output) = (self.0.clone(), output.clone());
         // The values of x stay where they are, since operations in between may read them.
         of_element!(OP, x.dtype(), T => {
-            let exchange = slices.start_gathering::<T>(copy_of(x)?)?;
+            let exchange = slices.group.all_gather::<T>(copy_of(x)?)?;
             Ok(Box::new(move || {
                 let _timed = measure::backward(OP);
                 let Gathered { output: received, .. } = exchange.wait()?;
-                let whole = slices.in_order::<T>(values(received)?);
+                let whole = slices.in_order(T::values(received)?);
                 swap(&output, Storage::Cpu(T::to_cpu_storage_owned(whole))).map(drop)
             }))
         })
@@ -341,10 +335,6 @@ fn lend<T: Element, R>(x: &Tensor, exchange: impl FnOnce(Vec<T>) -> Result<(Vec<
 fn copy_of<T: Element>(x: &Tensor) -> Result<Vec<T>> {
     let (storage, layout) = x.storage_and_layout();
     Ok(dense(on_cpu(&storage)?, layout)?.into_owned())
-}
-
-fn values<T: Element>(buffer: Buffer) -> Result<Vec<T>> {
-    T::values(buffer).map_err(candle_core::Error::wrap)
 }
 
 /// Returns a copy as a tensor, for an operation in candle's graph.

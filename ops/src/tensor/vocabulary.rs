@@ -5,7 +5,7 @@ use super::{Along, OwnEntries, slices};
 use crate::Linear;
 use crate::kernel::{Isa, softmax as kernel};
 use crate::linear::cross_entropy::linear_cross_entropy_of;
-use crate::sequence::{Element, SequenceGroup};
+use crate::sequence::SequenceGroup;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
@@ -128,8 +128,7 @@ impl OfRank {
     /// Joins the statistics of all ranks, three for each row, to those of all classes. Sums are added in f64 in rank order.
     pub(crate) fn joined(&self, parts: Vec<f32>, targets: &[usize]) -> Result<Vec<f32>> {
         let (len, ranks) = (parts.len(), self.ranks());
-        let all = self.group.all_gather(f32::buffer(parts), f32::buffer(vec![0.0; len * ranks]))?.wait()?.output;
-        let all = f32::values(all).map_err(candle_core::Error::wrap)?;
+        let all = self.group.concatenated(parts)?;
         let share = self.classes().div_ceil(ranks);
         let mut joined = Vec::with_capacity(len);
         for (row, &target) in targets.iter().enumerate() {

@@ -21,6 +21,7 @@ use zero_config::{Config, Launcher};
 pub use cores::Cores;
 pub use exit::report_and_wait;
 use zero_engine::Error;
+pub(crate) use zero_engine::comm_options::place;
 
 /// Set on ranks that our launcher started. Such ranks exit when the launcher exits.
 pub const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
@@ -56,17 +57,6 @@ pub fn set_up(config: &Config) -> Result<String, Error> {
     follow_launcher();
     prepare(threads_of_rank(Some(&config.launcher), place.local_world_size), place.world_size)?;
     settle(config, &place)
-}
-
-/// Returns this process's rank, as given by the launcher's environment.
-pub(crate) fn place() -> Result<LauncherEnvironment, Error> {
-    LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|error| {
-        Error::setting(
-            "launcher",
-            error.to_string(),
-            "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher",
-        )
-    })
 }
 
 /// Returns the environment variables for one of `ranks` ranks that computes with `threads` threads. The driver's

@@ -79,7 +79,7 @@ impl Arguments {
     }
 
     /// Returns the files of `--config`.
-    pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
+    pub(super) fn files(&self) -> impl DoubleEndedIterator<Item = &Path> {
         self.files.iter().map(PathBuf::as_path)
     }
 

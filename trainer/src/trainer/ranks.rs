@@ -57,7 +57,8 @@ pub(super) fn run(arguments: &Arguments, sources: &[Source], typed: Typed, ranks
         max_restarts: config.launcher.max_restarts,
         min_ranks: config.launcher.min_ranks,
         before: Some(Before::look(config.training.output_dir.as_ref())?),
-        unchanged: &|| unchanged(arguments.files().zip(sources.iter().skip(sources.len() - arguments.files().len()))),
+        // The program's own configuration, the first source, cannot change.
+        unchanged: &|| unchanged(arguments.files().rev().zip(sources.iter().rev())),
         smaller: &smaller,
     };
     launch(team(ranks), &job, Some(&recovery))

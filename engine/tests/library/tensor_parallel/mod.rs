@@ -6,10 +6,12 @@ mod own_layers;
 mod pytorch;
 mod quantized;
 
-use zero_engine::{Layers, zoo};
+use zero_engine::{Engine, Layers, zoo};
 
 use crate::sequence_parallel::{dropping_gpt2, gpt2};
-use crate::world::{BF16, assert_near, assert_same, gpt2_config, llama_config, run_of};
+use crate::world::{
+    BF16, agreed, assert_near, assert_same, config, gpt2_config, llama_config, run_of, trajectory, world,
+};
 
 const STEPS: u64 = 6;
 
@@ -34,6 +36,40 @@ fn keys(ranks: usize, micro_batch: usize, accumulation: usize, stage: u8, more: 
          gradient_accumulation_steps: {accumulation}\n{more}\n\
          zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 40}}"
     )
+}
+
+/// The names and the bits of all parameters.
+type Parameters = Vec<(String, Vec<u32>)>;
+
+/// Asserts that checkpoints that four, two and one rank save after `prepare`, in two parts, in two and in one, load with any number of
+/// parts. Returns the parameters of each.
+fn load_with_any_number_of_parts(
+    layers: fn() -> Layers,
+    more: &str,
+    prepare: impl Fn(&mut Engine) + Sync,
+) -> [Parameters; 3] {
+    let folder = tempfile::tempdir().unwrap();
+    let values = |ranks: usize, tensor: usize, saves: bool| {
+        let text = keys(tensor, 4, 1, 3, more);
+        let all = world(ranks, |comm| {
+            let mut engine = Engine::with_communicator(config(ranks, &text), layers(), comm).unwrap();
+            if saves {
+                prepare(&mut engine);
+                engine.save_checkpoint(folder.path()).unwrap();
+            } else {
+                engine.resume(folder.path()).unwrap();
+            }
+            trajectory(&mut engine, 0).parameters
+        });
+        agreed(all, &text)
+    };
+    [(4, 2), (2, 2), (1, 1)].map(|(ranks, tensor)| {
+        let saved = values(ranks, tensor, true);
+        for (ranks, tensor) in [(1, 1), (2, 1), (2, 2), (4, 2)] {
+            assert!(values(ranks, tensor, false) == saved, "{ranks} ranks, {tensor} parts");
+        }
+        saved
+    })
 }
 
 #[test]
