@@ -121,12 +121,12 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
     rank::run(&config, &options, place)
 }
 
-/// Returns one rank per GPU of this host, rounded down to whole pipelines, but at least one pipeline. Returns
-/// `None` unless layers run on GPUs and the number of ranks is not configured.
+/// Returns one rank per GPU of this host, rounded down to whole pipelines, each of whose stages has whole groups of ranks that
+/// share sequences and cut layers, but at least one. Returns `None` unless layers run on GPUs and the number of ranks is not configured.
 pub(crate) fn one_a_gpu(typed: &Typed) -> Option<usize> {
     let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
-    let stages = config.pipeline.stages;
-    typed.num_processes().is_none().then(|| (zero_engine::gpus() / stages * stages).max(stages))
+    let least = config.pipeline.stages * config.context_size() * config.tensor_size();
+    typed.num_processes().is_none().then(|| (zero_engine::gpus() / least * least).max(least))
 }
 
 /// Makes the checks that are the same on all ranks, starts the ranks of this host, and waits for them.

@@ -90,14 +90,9 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let message = "the GPU has no kernel for this value";
         return not_there(key, message, "train this model on the CPU: `training: {device: cpu}`");
     }
-    if config.mesh.data_parallel_replicate_degree > 1 {
-        let message = "hybrid sharding is implemented on the CPU only";
-        return not_there("mesh.data_parallel_replicate_degree", message, "leave `mesh` out, or train on the CPU");
-    }
-    if config.secondary_group_size().is_some() {
-        let message = "secondary shards (hpZ) are implemented on the CPU only";
-        let help = "leave it out, or train on the CPU";
-        return not_there("zero_optimization.zero_hpz_partition_size", message, help);
+    if config.training.local_steps.is_some() {
+        let message = "local steps are implemented on the CPU only";
+        return not_there("training.local_steps", message, "leave it out, or train on the CPU");
     }
     let coded = [
         ("zero_quantized_weights", zero.zero_quantized_weights),
@@ -245,10 +240,15 @@ pub(crate) fn connect(
                 // `reproducible` sums on the host.
                 on_gpu.gathers = true;
                 on_gpu.sums = on_gpu.states > 0.0 && !config.training.reproducible;
+                let activations =
+                    if config.context_size() * config.tensor_size() > 1 { " and activations" } else { "" };
                 let what = match (on_gpu.sums, on_gpu.states < 1.0) {
-                    (true, false) => "everything",
-                    (true, true) => "parameters and the gradients that stay on the GPU",
-                    (false, _) => "parameters; gradients are summed on the host",
+                    (true, false) => "everything".into(),
+                    (true, true) => format!("parameters{activations}, and the gradients that stay on the GPU"),
+                    (false, _) if config.training.reproducible => {
+                        format!("parameters{activations}, except for sums, which are computed on the host")
+                    }
+                    (false, _) => format!("parameters{activations}; gradients are summed on the host"),
                 };
                 let recorder = timeline.map(GpuTimeline::recorder);
                 let attached = zero_nccl::attach_recorded(&*comm, &device, recorder)?;

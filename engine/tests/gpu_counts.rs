@@ -94,12 +94,9 @@ fn third_step<T: Send>(
 #[test]
 fn models_without_kernels_are_refused_by_their_key() {
     let model = "{type: llama, vocab_size: 61, hidden_size: 32, num_attention_heads: 4, intermediate_size: 48, num_hidden_layers: 1";
-    for (key, value) in [
-        ("partial_rotary_factor", "0.5"),
-        ("norm_unit_offset", "true"),
-        ("hidden_act", "gelu_pytorch_tanh"),
-        ("fused_projections", "true"),
-    ] {
+    for (key, value) in
+        [("partial_rotary_factor", "0.5"), ("norm_unit_offset", "true"), ("hidden_act", "gelu_pytorch_tanh")]
+    {
         let text = format!("train_batch_size: 1\ntraining: {{device: cuda}}\nmodel: {model}, {key}: {value}}}");
         let error = world(1, |comm| {
             let config = config(1, &text);
@@ -125,15 +122,15 @@ fn quantized_weights_are_refused_by_their_key() {
 }
 
 #[test]
-fn secondary_shards_are_refused_by_their_key() {
-    let text = "train_micro_batch_size_per_gpu: 1\ntraining: {device: cuda}\n\
-                zero_optimization: {stage: 3, zero_hpz_partition_size: 2}";
+fn local_steps_are_refused_by_their_key() {
+    let text = "train_micro_batch_size_per_gpu: 1\nmesh: {data_parallel_replicate_degree: 2}\n\
+                training: {device: cuda, local_steps: {steps: 2}}";
     for error in world(4, |comm| {
         Engine::with_communicator(config(4, text), zoo::gpt2(&gpt2_config()), comm).err().map(|error| error.to_string())
     }) {
-        let error = error.expect("secondary shards are on the CPU only");
-        assert!(error.contains("secondary shards (hpZ) are implemented on the CPU only"), "{error}");
-        assert!(error.contains("in: zero_optimization.zero_hpz_partition_size"), "{error}");
+        let error = error.expect("local steps are on the CPU only");
+        assert!(error.contains("local steps are implemented on the CPU only"), "{error}");
+        assert!(error.contains("in: training.local_steps"), "{error}");
     }
 }
 

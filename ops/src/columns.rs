@@ -1,19 +1,25 @@
 //! Columns of a matrix, to use a part of a product.
 
+#[cfg(feature = "cuda")]
+use crate::gpu;
 use crate::graph::apply::apply1;
 use crate::graph::operand::{View, rows};
 use crate::graph::output::{build_as, tensor};
+#[cfg(feature = "cuda")]
+use crate::graph::storage::take;
 use crate::kernel::Isa;
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, D};
 use std::ops::Range;
 
 /// Copies the elements `range` of the last dimension.
 ///
 /// # Errors
-/// Fails if the dimension is shorter, and on a GPU.
+/// Fails if the dimension is shorter.
 pub fn columns(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
     apply1(x, Columns { start: range.start, count: range.len() })
 }
@@ -68,9 +74,21 @@ impl CustomOp1 for Columns {
         Ok((y, shape))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (.., shape) = self.fits(xl.shape())?;
+        let y = gpu::copied(OP, xs, &xl.narrow(shape.rank() - 1, self.start, self.count)?)?;
+        Ok((gpu::storage(take(&y)?)?, shape))
+    }
+
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
         let _timed = measure::backward(OP);
         let (count, width, _) = self.fits(x.shape())?;
+        #[cfg(feature = "cuda")]
+        if gpu::holds(dy) {
+            let right = width - self.start - self.count;
+            return dy.detach().pad_with_zeros(D::Minus1, self.start, right)?.contiguous().map(Some);
+        }
         let held = dy.storage_and_layout();
         let dy = View::of(OP, &held)?;
         let dy = dy.elements();

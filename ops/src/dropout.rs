@@ -19,7 +19,7 @@ use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
-use zero_kernels::dropout::Mask;
+use zero_kernels::dropout::{Mask, Place as OnGpu};
 
 /// One dropout of a model: its probability and a name that is unique within its layer.
 #[derive(Clone, Debug)]
@@ -135,6 +135,24 @@ impl Place {
         Ok(Some(Self { slices, batch, width, columns }))
     }
 
+    /// Returns each part's first element in the tensor, and its place in the whole samples. `size` is the number of elements of a
+    /// sample here.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self, size: usize) -> Vec<(usize, OnGpu)> {
+        let parts = self.slices.iter().enumerate().flat_map(|(index, Slice { firsts, part })| {
+            firsts.iter().enumerate().map(move |(which, &first)| {
+                let (rows, width, first, apart) = match self.columns {
+                    None => (1, *part, first * self.width, *part),
+                    Some((column, all)) => (part / self.width, self.width, first * all + column, all),
+                };
+                let [rows, width, stride, first, apart] = [rows, width, size, first, apart].map(|count| count as u64);
+                let place = OnGpu { samples: self.batch as u64, rows, width, stride, first, apart };
+                (index * self.batch * size + which * part, place)
+            })
+        });
+        parts.collect()
+    }
+
     /// Returns the sample of an element of a sample's slice, where the element is in the sample, and how many elements from there on
     /// follow in both.
     fn find(&self, sample: usize, element: usize) -> (usize, usize, usize) {
@@ -166,11 +184,13 @@ impl Masked {
     #[cfg(feature = "cuda")]
     fn apply_on_gpu(&self, gpu: &Gpu, x: &Operand, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
         let &Self { probability, stream, first_sample, .. } = self;
-        if self.place.is_some() {
-            bail!("{OP}: sequences are cut into slices on the CPU only");
-        }
+        let (samples, count) = (samples(shape), x.count);
+        let parts = match &self.place {
+            Some(place) => place.on_gpu(count / samples),
+            None => vec![(0, OnGpu::whole([samples as u64, (count / samples) as u64]))],
+        };
         let mask = Mask { key: stream.key(), first_sample, probability, scale: self.scale() };
-        gpu::dropout::apply(OP, gpu, x, dtype, samples(shape), &mask)
+        gpu::dropout::apply(OP, gpu, x, dtype, &parts, &mask)
     }
 
     fn apply(&self, x: Elements<'_>, shape: &Shape, dtype: DType) -> Result<CpuStorage> {

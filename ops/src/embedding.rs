@@ -174,18 +174,16 @@ impl CustomOp2 for Gather {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, ws: &CudaStorage, wl: &Layout, is: &CudaStorage, il: &Layout) -> Result<(CudaStorage, Shape)> {
         let (entries, size) = wl.shape().dims2()?;
-        if self.own.is_some() {
-            candle_core::bail!("{OP}: tables are cut among ranks on the CPU only");
-        }
         let mut dims = il.dims().to_vec();
         dims.push(size);
-        Ok((gpu::embedding::forward(OP, (ws, wl), (is, il), [entries, size])?, Shape::from(dims)))
+        let rows = gpu::embedding::forward(OP, (ws, wl), (is, il), [entries, size], self.own.as_ref())?;
+        Ok((rows, Shape::from(dims)))
     }
 
     fn bwd(&self, weight: &Tensor, ids: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if gpu::holds(dy) {
-            return Ok((gpu::embedding::backward(OP, weight, ids, dy)?, None));
+            return Ok((gpu::embedding::backward(OP, [weight, ids, dy], self.own.as_ref())?, None));
         }
         let _timed = measure::backward(OP);
         let (entries, size) = weight.dims2()?;

@@ -138,7 +138,8 @@ impl OptimizerState {
         limits: &Limits,
     ) -> Result<(), ZeroError> {
         let world = rank.groups.world();
-        if world.size() == 1 && rank.has_residents() && !rank.brings_gradients() {
+        let is_alone = world.size() == 1 && rank.groups.tensor().is_none();
+        if is_alone && rank.has_residents() && !rank.brings_gradients() {
             gradients.on_gpu(rank, memory, |gpu, gradients| gpu.judge(gradients, limits))?;
             let scaling = Scaling { grad_scale: 1.0, grad_limit: limits.grad_limit() };
             self.judged = Some(Judged { verdict: None, scalings: vec![scaling] });

@@ -58,6 +58,29 @@ impl<T> InFlight<T> {
     }
 }
 
+/// Prepares the gather of a segment from shards of these numbers of elements, of which this rank's has `own`. Returns the shard if
+/// a copy of it is sent.
+pub(crate) fn to_gather(
+    rank: &Rank,
+    memory: &mut Memory,
+    id: SegmentId,
+    shard: Storage,
+    (own, counts): (usize, Vec<usize>),
+) -> Result<(ToGather, Option<Storage>), ZeroError> {
+    let by_gpu = rank.options.on_gpu.gathers;
+    let (sent, kept) = match shard {
+        shard @ Storage::Cuda(_) if !by_gpu => (on_host(&shard, own)?, Some(shard)),
+        shard => (outgoing(shard, own, by_gpu)?, None),
+    };
+    let by_gpu = sent.is_on_device();
+    let output = outgoing(
+        memory.blank(rank.stored_as(id), rank.segment(id).elements(), by_gpu)?,
+        rank.segment(id).elements(),
+        by_gpu,
+    )?;
+    Ok((ToGather { shard: sent, output, counts }, kept))
+}
+
 /// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy, unless it rounds
 /// values to codes.
 pub(crate) fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
@@ -133,16 +156,7 @@ impl ParameterState {
             return Ok(None);
         }
         let own = counts[rank.shards().rank()];
-        let (sent, kept) = match shard {
-            shard @ Storage::Cuda(_) if !on_gpu.gathers => {
-                let copy = on_host(&shard, own)?;
-                (copy, Some(shard))
-            }
-            shard => (outgoing(shard, own, on_gpu.gathers)?, None),
-        };
-        let by_gpu = sent.is_on_device();
-        let output = outgoing(memory.blank(rank.stored_as(id), elements, by_gpu)?, elements, by_gpu)?;
-        Ok(Some((ToGather { shard: sent, output, counts }, kept)))
+        to_gather(rank, memory, id, shard, (own, counts)).map(Some)
     }
 
     /// Waits for the gather and fills the segments' leaves, and the secondary shards if there are some.

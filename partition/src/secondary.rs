@@ -5,16 +5,16 @@
 //! The copy has the working dtype, so a gather from the copy and a gather from all shards return the same bits.
 
 use candle_core::Storage;
-use zero_comm::{Gathered, Pending, ToGather};
+use zero_comm::{Gathered, Pending};
 use zero_pipeline::SegmentId;
 
 use crate::error::ZeroError;
 use crate::leaves::fill_and_give;
 use crate::ledger::Category;
 use crate::memory::Memory;
-use crate::parameters::InFlight;
+use crate::parameters::{InFlight, to_gather};
 use crate::rank::Rank;
-use crate::storage::{copy, incoming, outgoing};
+use crate::storage::{copy, incoming};
 
 /// The secondary shards of one rank. Each is allocated once, and filled whenever the segment is gathered from all shards.
 #[derive(Default)]
@@ -22,7 +22,14 @@ pub(crate) struct SecondaryShards {
     /// By segment; `None` if it has no secondary shards, and while a gather reads it.
     shards: Vec<Option<Storage>>,
     /// Gathers in flight.
-    gathering: InFlight<Pending<Vec<Gathered>>>,
+    gathering: InFlight<Gathering>,
+}
+
+/// A gather of several segments.
+struct Gathering {
+    pending: Pending<Vec<Gathered>>,
+    /// Shards of which copies were sent.
+    kept: Vec<Option<Storage>>,
 }
 
 impl SecondaryShards {
@@ -32,7 +39,7 @@ impl SecondaryShards {
             true => {
                 let elements = rank.secondary_shard(id).len();
                 memory.count(Category::Parameters, elements, rank.width(id));
-                Some(memory.blank(rank.stored_as(id), elements, false)?)
+                Some(memory.blank(rank.stored_as(id), elements, rank.options.on_gpu.parameters)?)
             }
             false => None,
         };
@@ -51,16 +58,16 @@ impl SecondaryShards {
     pub(crate) fn gather(&mut self, rank: &Rank, memory: &mut Memory, ids: &[SegmentId]) -> Result<(), ZeroError> {
         let missing = || ZeroError::internal("the segment has no secondary shard, or was gathered twice");
         let near = rank.groups.near().ok_or_else(missing)?;
-        let mut vectors = Vec::with_capacity(ids.len());
+        let (mut vectors, mut kept) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
         for &id in ids {
             let shard = self.shards[id].take().ok_or_else(missing)?;
             let (elements, counts) = (rank.segment(id).elements(), rank.segment(id).secondary_counts());
             memory.count(Category::Staging, elements, rank.width(id));
-            let shard = outgoing(shard, counts[near.rank()], false)?;
-            let output = outgoing(memory.blank(rank.stored_as(id), elements, false)?, elements, false)?;
-            vectors.push(ToGather { shard, output, counts });
+            let (vector, shard) = to_gather(rank, memory, id, shard, (counts[near.rank()], counts))?;
+            vectors.push(vector);
+            kept.push(shard);
         }
-        self.gathering.start(ids, near.all_gather_coalesced(vectors));
+        self.gathering.start(ids, Gathering { pending: near.all_gather_coalesced(vectors), kept });
         Ok(())
     }
 
@@ -71,8 +78,9 @@ impl SecondaryShards {
         memory: &mut Memory,
         ids: &[SegmentId],
     ) -> Result<(), ZeroError> {
-        for (&id, Gathered { shard, output }) in ids.iter().zip(self.gathering.take(ids)?.wait()?) {
-            self.shards[id] = Some(incoming(shard)?);
+        let Gathering { pending, kept } = self.gathering.take(ids)?;
+        for ((&id, kept), Gathered { shard, output }) in ids.iter().zip(kept).zip(pending.wait()?) {
+            self.shards[id] = Some(kept.map_or_else(|| incoming(shard), Ok)?);
             fill_and_give(rank, memory, id, incoming(output)?)?;
         }
         Ok(())

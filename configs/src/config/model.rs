@@ -108,7 +108,7 @@ section! {
         /// Token embeddings are multiplied by √`hidden_size`.
         pub scale_embeddings: bool = key(Kind::Bool, "false", "Embeddings are multiplied by the square root of hidden_size, as Gemma");
         /// One linear map for queries, keys and values, and one for the gate and its factor.
-        pub fused_projections: bool = key(Kind::Bool, "false", "One linear map `qkv_proj` and one `gate_up_proj`, as Phi-3; on the CPU only");
+        pub fused_projections: bool = key(Kind::Bool, "false", "One linear map `qkv_proj` and one `gate_up_proj`, as Phi-3");
         /// Dropout probability of attention probabilities.
         pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; of a pretrained model: its own");
         /// Added to the mean square in RMS normalisation.
@@ -308,7 +308,6 @@ impl Llama {
             (Self::partial_rotary_factor, self.partial_rotary_factor < 1.0),
             (Self::norm_unit_offset, self.norm_unit_offset),
             (Self::hidden_act, self.hidden_act != Activation::Silu),
-            (Self::fused_projections, self.fused_projections),
         ];
         keys.into_iter().find(|(_, is_used)| *is_used).map(|(path, _)| path)
     }

@@ -1,8 +1,6 @@
 //! `sequence_parallel_size` and `mesh.context_parallel_degree`: what ranks that share sequences cannot do.
 
-use crate::config::{
-    Compute, Config, Curriculum, CurriculumConfig, Data, Gpt2, Llama, Mesh, Model, Training, Zero, ZeroStage,
-};
+use crate::config::{Config, Curriculum, CurriculumConfig, Data, Gpt2, Llama, Mesh, Model, Training, Zero, ZeroStage};
 use crate::reader::Resolver;
 
 /// Checks that sequences can be cut into slices, and rejects what slices of sequences cannot be used for.
@@ -55,11 +53,6 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     }
     let is_mlp = matches!(config.model, Some(Model::Mlp(_)));
     for (is_on, path, why) in [
-        (
-            config.training.device != Compute::Cpu,
-            Training::device,
-            "sequences that are cut into slices are not implemented on a GPU",
-        ),
         (is_mlp, Model::TYPE, "an mlp has no sequences to cut"),
         (config.preference.is_some(), Config::preference, "the loss of pairs needs whole answers on a rank"),
         (

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::config::sequence_parallel::uneven_length;
 use crate::config::{
-    Bf16, Compute, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer,
-    PartitionMethod, Pipeline, Quantization, Training,
+    Bf16, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, PartitionMethod,
+    Pipeline, Quantization, Training,
 };
 use crate::reader::Resolver;
 use crate::schema::*;
@@ -76,11 +76,6 @@ impl TensorParallel {
         let uses_disk = devices.contains(&OffloadDevice::Nvme);
         let is_custom = config.optimizers().iter().any(|(_, optimizer)| matches!(optimizer, Optimizer::Custom(_)));
         for (is_on, path, why) in [
-            (
-                config.training.device != Compute::Cpu,
-                Training::device,
-                "layers that are cut among ranks are not implemented on a GPU",
-            ),
             (
                 config.training.local_steps.is_some(),
                 Training::local_steps,

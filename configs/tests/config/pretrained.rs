@@ -202,11 +202,10 @@ fn the_folders_tokenizer_is_the_default() {
 #[test]
 fn models_without_gpu_kernels_name_the_key_that_lacks_one() {
     let key = |config: Value| resolved(&config).model.unwrap().only_on_the_cpu();
-    for kind in ["gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3"] {
+    for kind in ["gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3"] {
         assert_eq!(key(json!({"model_type": kind})), None);
     }
     assert_eq!(key(json!({"model_type": "gemma3_text"})), Some("model.norm_unit_offset"));
-    assert_eq!(key(json!({"model_type": "phi3"})), Some("model.fused_projections"));
     assert_eq!(key(json!({"model_type": "phi3", "partial_rotary_factor": 0.5})), Some("model.partial_rotary_factor"));
     assert_eq!(key(json!({"model_type": "llama", "hidden_act": "gelu_new"})), Some("model.hidden_act"));
 }

@@ -93,7 +93,6 @@ fn contradictions_name_both_keys() {
             "sequences of 1 tokens cannot be cut into 2 slices",
         ),
         ("model: {type: mlp, input_size: 4}", "model.type", "an mlp has no sequences"),
-        ("training: {device: cuda}", "training.device", "not implemented on a GPU"),
         (
             "gradient_accumulation_steps: 2\ntraining: {gradient_noise_scale: {}}",
             "gradient_noise_scale",

@@ -15,8 +15,8 @@ constexpr unsigned KEYS = 32;
 // The block's work, and this thread's place in the block.
 struct Seat : Place {
     unsigned x, y;
-    DEVICE Seat(const AttentionArgs& a, unsigned heads, unsigned rows)
-        : Place(a, heads, rows), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
+    DEVICE Seat(const AttentionArgs& a, unsigned heads, unsigned rows, unsigned from)
+        : Place(a, heads, rows, from), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
 };
 
 // Queries per tile in the forward and in the gradient of q, for heads padded to SIZE.
@@ -29,15 +29,14 @@ template <unsigned SIZE> struct Tile {
     DEVICE float* row(unsigned i) const { return at + i * WIDTH; }
 };
 
-// Fills COUNT rows of a tile with one head's rows from position `first` on, with zeros beyond the head's size and the
-// sequence.
+// Fills COUNT rows of a tile with one head's rows from position `first` on, with zeros at positions without a row
+// and beyond the head's size.
 template <unsigned COUNT, unsigned SIZE>
-DEVICE void fill(
-    Tile<SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned first, const AttentionArgs& a) {
+DEVICE void fill(Tile<SIZE> tile, Rows rows, unsigned first, const AttentionArgs& a) {
     for (unsigned i = threadIdx.x; i < COUNT * SIZE; i += blockDim.x) {
         unsigned row = i / SIZE, column = i % SIZE, position = first + row;
-        bool is_there = position < a.time && column < a.size;
-        tile.row(row)[column] = is_there ? as<float>(from)[offset + position * stride + column] : 0.0f;
+        bool is_there = rows.has(position) && column < a.size;
+        tile.row(row)[column] = is_there ? as<float>(rows.address)[rows.at(position) + column] : 0.0f;
     }
 }
 
@@ -66,12 +65,11 @@ DEVICE void products(Tile<SIZE> rows, Tile<SIZE> columns, unsigned y, unsigned x
 // Writes the rows of a tile that thread (y, x) holds to one head's rows, from position `first` on.
 template <unsigned ROWS, unsigned PARTS>
 DEVICE void put(
-    const float (&rows)[ROWS][PARTS], uint64_t to, uint64_t stride, uint64_t offset, unsigned first, const Seat& place,
-    const AttentionArgs& a) {
+    const float (&rows)[ROWS][PARTS], Rows to, unsigned first, const Seat& place, const AttentionArgs& a) {
     for (unsigned r = 0; r < ROWS; r++) {
         unsigned position = first + place.y * ROWS + r;
-        if (position >= a.time) continue;
-        float* row = as_mut<float>(to) + offset + position * stride;
+        if (!to.has(position)) continue;
+        float* row = as_mut<float>(to.address) + to.at(position);
         for (unsigned e = 0; e < PARTS; e++) {
             unsigned column = place.x + SIDE * e;
             if (column < a.size) row[column] = rows[r][e];
@@ -84,12 +82,12 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, k{q.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> p{v.row(KEYS)};
-    Seat place(a, a.heads, QUERIES);
+    Seat place(a, a.heads, QUERIES, a.from);
     // The tiles with the most keys come first.
-    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
+    unsigned begin = place.from_last() * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
-    fill<QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+    fill<QUERIES>(q, place.queries(a, a.q, a.q_row, place.head), begin, a);
 
     unsigned firsts[ROWS];
     float largest[ROWS], sums[ROWS], out[ROWS][PARTS];
@@ -102,8 +100,8 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     }
     for (unsigned key = place.first(a, begin) / KEYS * KEYS; key < end; key += KEYS) {
         __syncthreads();
-        fill<KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
-        fill<KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
+        fill<KEYS>(k, place.keys(a, a.k, a.k_row, kv_head), key, a);
+        fill<KEYS>(v, place.keys(a, a.v, a.v_row, kv_head), key, a);
         __syncthreads();
         float scores[ROWS][COLUMNS];
         products<SIZE, ROWS, COLUMNS>(q, k, place.y, place.x, scores);
@@ -141,32 +139,32 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     }
     for (unsigned r = 0; r < ROWS; r++) {
         unsigned query = begin + place.y * ROWS + r;
-        if (query >= a.time) continue;
+        if (!is_query(a, query)) continue;
         for (unsigned e = 0; e < PARTS; e++) out[r][e] /= sums[r];
         if (place.x == 0) {
-            as_mut<float>(a.log_sums)[place.statistic(a, place.head) + query] = largest[r] + logf(sums[r]);
+            as_mut<float>(a.log_sums)[place.statistic(a, place.head, query)] = largest[r] + logf(sums[r]);
         }
     }
-    put(out, a.out, a.out_row, place.at(a, a.out_row, place.head), begin, place, a);
+    put(out, place.queries(a, a.out, a.out_row, place.head), begin, place, a);
 }
 
 // Each warp processes one position of one head.
 ENTRY(attention_deltas_f32, AttentionArgs, 256) {
-    Place place(a, a.heads, blockDim.x / WARP);
-    unsigned position = place.tile * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (position >= a.time) return;
-    uint64_t at = place.at(a, a.out_row, place.head) + position * a.out_row;
+    unsigned rows = blockDim.x / WARP;
+    Place place(a, a.heads, rows, a.from);
+    unsigned position = (place.skipped + place.tile) * rows + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (!is_query(a, position)) return;
+    uint64_t at = place.queries(a, a.out, a.out_row, place.head).at(position);
     float delta = 0.0f;
     for (unsigned i = lane; i < a.size; i += WARP) delta = fmaf(as<float>(a.out)[at + i], as<float>(a.d_out)[at + i], delta);
     for (unsigned distance = WARP / 2; distance > 0; distance /= 2) delta += __shfl_xor_sync(ALL, delta, distance);
-    if (lane == 0) as_mut<float>(a.deltas)[place.statistic(a, place.head) + position] = delta;
+    if (lane == 0) as_mut<float>(a.deltas)[place.statistic(a, place.head, position)] = delta;
 }
 
 // The probability of a score, and the gradient of the score; both 0 for an unseen key.
 struct Scored { float p, d; };
 
-// What the forward saved of a query. A query beyond the sequence has a first key beyond all positions, and sees
-// nothing.
+// What the forward saved of a query. A query that does not exist has a first key beyond all positions, and sees nothing.
 struct Query {
     unsigned position, first;
     float log_sum, delta;
@@ -180,8 +178,8 @@ struct Query {
 };
 
 DEVICE Query query_at(const AttentionArgs& a, const Place& place, unsigned head, unsigned position) {
-    if (position >= a.time) return Query{position, ~0u, 0.0f, 0.0f};
-    uint64_t at = place.statistic(a, head) + position;
+    if (!is_query(a, position)) return Query{position, ~0u, 0.0f, 0.0f};
+    uint64_t at = place.statistic(a, head, position);
     return Query{position, place.first(a, position), as<float>(a.log_sums)[at], as<float>(a.deltas)[at]};
 }
 
@@ -190,12 +188,12 @@ template <unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, upstream{q.row(QUERIES)}, k{upstream.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> ds{v.row(KEYS)};
-    Seat place(a, a.heads, QUERIES);
-    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
+    Seat place(a, a.heads, QUERIES, a.from);
+    unsigned begin = place.from_last() * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
-    fill<QUERIES>(q, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
-    fill<QUERIES>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, place.head), begin, a);
+    fill<QUERIES>(q, place.queries(a, a.q, a.q_row, place.head), begin, a);
+    fill<QUERIES>(upstream, place.queries(a, a.d_out, a.out_row, place.head), begin, a);
 
     Query of[ROWS];
     float dq[ROWS][PARTS];
@@ -205,8 +203,8 @@ template <unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     }
     for (unsigned key = place.first(a, begin) / KEYS * KEYS; key < end; key += KEYS) {
         __syncthreads();
-        fill<KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, kv_head), key, a);
-        fill<KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, kv_head), key, a);
+        fill<KEYS>(k, place.keys(a, a.k, a.k_row, kv_head), key, a);
+        fill<KEYS>(v, place.keys(a, a.v, a.v_row, kv_head), key, a);
         __syncthreads();
         float scores[ROWS][COLUMNS], dp[ROWS][COLUMNS];
         products<SIZE, ROWS, COLUMNS>(q, k, place.y, place.x, scores);
@@ -226,7 +224,7 @@ template <unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
             }
         }
     }
-    put(dq, a.dq, a.q_row, place.at(a, a.q_row, place.head), begin, place, a);
+    put(dq, place.queries(a, a.dq, a.q_row, place.head), begin, place, a);
 }
 
 template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
@@ -235,22 +233,23 @@ template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> k{room}, v{k.row(KEYS)}, q{v.row(KEYS)}, upstream{q.row(KEYS)};
     Tile<KEYS> p{upstream.row(KEYS)}, ds{p.row(KEYS)};
-    Seat place(a, a.kv_heads, KEYS);
-    unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS;
-    fill<KEYS>(k, a.k, a.k_row, place.at(a, a.k_row, place.head), begin, a);
-    fill<KEYS>(v, a.v, a.v_row, place.at(a, a.v_row, place.head), begin, a);
+    Seat place(a, a.kv_heads, KEYS, 0);
+    unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS, first_query = a.from / KEYS * KEYS;
+    // Queries before a key do not see it.
+    if (first_query < begin) first_query = begin;
+    fill<KEYS>(k, place.keys(a, a.k, a.k_row, place.head), begin, a);
+    fill<KEYS>(v, place.keys(a, a.v, a.v_row, place.head), begin, a);
 
     float dk[ROWS][PARTS], dv[ROWS][PARTS];
     for (unsigned r = 0; r < ROWS; r++) {
         for (unsigned e = 0; e < PARTS; e++) dk[r][e] = dv[r][e] = 0.0f;
     }
     for (unsigned head = place.head * group; head < (place.head + 1) * group; head++) {
-        // Starts at `begin`: queries before a key do not see it. Ends at the first query that sees only keys after this
-        // tile.
-        for (unsigned query = begin; query < a.time && place.first(a, query) < begin + KEYS; query += KEYS) {
+        // Ends at the first query that sees only keys after this tile.
+        for (unsigned query = first_query; query < a.time && place.first(a, query) < begin + KEYS; query += KEYS) {
             __syncthreads();
-            fill<KEYS>(q, a.q, a.q_row, place.at(a, a.q_row, head), query, a);
-            fill<KEYS>(upstream, a.d_out, a.out_row, place.at(a, a.out_row, head), query, a);
+            fill<KEYS>(q, place.queries(a, a.q, a.q_row, head), query, a);
+            fill<KEYS>(upstream, place.queries(a, a.d_out, a.out_row, head), query, a);
             __syncthreads();
             float scores[ROWS][ROWS], dp[ROWS][ROWS];
             products<SIZE, ROWS, ROWS>(q, k, place.y, place.x, scores);
@@ -278,8 +277,8 @@ template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
             }
         }
     }
-    put(dk, a.dk, a.k_row, place.at(a, a.k_row, place.head), begin, place, a);
-    put(dv, a.dv, a.v_row, place.at(a, a.v_row, place.head), begin, place, a);
+    put(dk, place.keys(a, a.dk, a.k_row, place.head), begin, place, a);
+    put(dv, place.keys(a, a.dv, a.v_row, place.head), begin, place, a);
 }
 
 #define ATTENTION(SIZE) \

@@ -15,14 +15,14 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     // If a warp has two bands, the tile of queries takes both tiles of a stage.
     constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
-    Place place(a, a.heads, QUERIES);
+    Place place(a, a.heads, QUERIES, a.from);
     // The tiles with the most keys come first.
-    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES;
+    unsigned begin = place.from_last() * QUERIES;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads), band = begin + threadIdx.x / WARP * BANDS * 16;
     unsigned key = place.first(a, begin) / ROWS * ROWS, last_first = place.last_first(a, begin + QUERIES);
     Tile<T, SIZE> tile = Stage<T, SIZE>(room, 1).first;
-    begin_fill<QUERIES>(tile, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+    begin_fill<QUERIES>(tile, place.queries(a, a.q, a.q_row, place.head), begin, a);
     begin_keys(Stage<T, SIZE>(room, 0), key, place, kv_head, a);
     arrive();
     Factors queries[BANDS][STEPS];
@@ -119,16 +119,15 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
             float sum = over_row<Add>(sums[b][half]);
             unsigned query = band + 16 * b + Sums::row(2 * half);
             inverse[half] = 1.0f / sum;
-            if (query < a.time && threadIdx.x % 4 == 0) {
-                as_mut<float>(a.log_sums)[place.statistic(a, place.head) + query] = largest[b][half] * a.scale + logf(sum);
+            if (is_query(a, query) && threadIdx.x % 4 == 0) {
+                as_mut<float>(a.log_sums)[place.statistic(a, place.head, query)] = largest[b][half] * a.scale + logf(sum);
             }
         }
-        put<T>(out[b], inverse, a.out, a.out_row, place.at(a, a.out_row, place.head), band + 16 * b, a);
+        put<T>(out[b], inverse, place.queries(a, a.out, a.out_row, place.head), band + 16 * b, a);
     }
 }
 
-// A warp's queries: factors, and statistics of the rows that each thread shares. Queries beyond the sequence see
-// nothing.
+// A warp's queries: factors, and statistics of the rows that each thread shares. Queries that do not exist see nothing.
 template <class T, unsigned SIZE> struct Queries {
     static constexpr unsigned BANDS = BANDS_OF<SIZE>, STEPS = SIZE / 16;
     Factors of[BANDS][STEPS], upstream[BANDS][STEPS];
@@ -173,14 +172,14 @@ template <class T, unsigned SIZE> struct Queries {
 template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
-    Place place(a, a.heads, QUERIES);
-    unsigned begin = (place.tiles - 1 - place.tile) * QUERIES, band = begin + threadIdx.x / WARP * BANDS * 16;
+    Place place(a, a.heads, QUERIES, a.from);
+    unsigned begin = place.from_last() * QUERIES, band = begin + threadIdx.x / WARP * BANDS * 16;
     unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
     unsigned key = place.first(a, begin) / ROWS * ROWS, last_first = place.last_first(a, begin + QUERIES);
     unsigned band_first = band < a.time ? place.first(a, band) : ~0u;
     Tile<T, SIZE> tile = Stage<T, SIZE>(room, 1).first;
-    begin_fill<QUERIES>(tile, a.q, a.q_row, place.at(a, a.q_row, place.head), begin, a);
+    begin_fill<QUERIES>(tile, place.queries(a, a.q, a.q_row, place.head), begin, a);
     begin_keys(Stage<T, SIZE>(room, 0), key, place, kv_head, a);
     Queries<T, SIZE> queries;
     float c = a.scale * LOG2_E;
@@ -188,9 +187,9 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
     for (unsigned b = 0; b < BANDS; b++) {
         float sums[2] = {0.0f, 0.0f};
         for (unsigned s = 0; s < STEPS; s++) {
-            uint64_t head = place.at(a, a.out_row, place.head);
-            Factors d_out = from_memory<T>(a.d_out, a.out_row, head, band + 16 * b, 16 * s, a);
-            Factors out = from_memory<T>(a.out, a.out_row, head, band + 16 * b, 16 * s, a);
+            Rows of_d_out = place.queries(a, a.d_out, a.out_row, place.head);
+            Factors d_out = from_memory<T>(of_d_out, band + 16 * b, 16 * s, a);
+            Factors out = from_memory<T>(place.queries(a, a.out, a.out_row, place.head), band + 16 * b, 16 * s, a);
             for (unsigned i = 0; i < 4; i++) {
                 for (unsigned shift = 0; shift < 32; shift += 16) {
                     T x{uint16_t(out.of[i] >> shift)}, d{uint16_t(d_out.of[i] >> shift)};
@@ -201,8 +200,8 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
         }
         for (unsigned half = 0; half < 2; half++) {
             unsigned query = band + 16 * b + Sums::row(2 * half);
-            uint64_t at = place.statistic(a, place.head) + query;
-            bool is_there = query < a.time;
+            uint64_t at = place.statistic(a, place.head, query);
+            bool is_there = is_query(a, query);
             queries.firsts[b][half] = is_there ? place.first(a, query) : ~0u;
             queries.log_sums[b][half] = is_there ? as<float>(a.log_sums)[at] * LOG2_E : 0.0f;
             queries.deltas[b][half] = over_row<Add>(sums[half]);
@@ -236,7 +235,7 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
     const float scale[2] = {a.scale, a.scale};
     UNROLL
     for (unsigned b = 0; b < BANDS; b++) {
-        put<T>(queries.dq[b], scale, a.dq, a.q_row, place.at(a, a.q_row, place.head), band + 16 * b, a);
+        put<T>(queries.dq[b], scale, place.queries(a, a.dq, a.q_row, place.head), band + 16 * b, a);
     }
 }
 
@@ -248,11 +247,11 @@ struct Statistics {
     DEVICE Statistics(float* room, unsigned i)
         : log_sums(room + 3 * i * ROWS), deltas(log_sums + ROWS), firsts(reinterpret_cast<uint32_t*>(deltas + ROWS)) {}
 
-    // Begins to fill in the statistics from `begin` on, with zeros beyond the sequence.
+    // Begins to fill in the statistics from `begin` on, with zeros where there is no query.
     DEVICE void begin_fill(const AttentionArgs& a, const Place& place, unsigned head, unsigned begin) const {
         constexpr unsigned PIECE = 4, PIECES = ROWS / PIECE;
-        uint64_t at = place.statistic(a, head) + begin, first = uint64_t(place.sample) * a.time + begin;
-        bool in_pieces = (a.log_sums | a.deltas | a.firsts | 4 * a.time) % 16 == 0;
+        uint64_t at = place.statistic(a, head, begin), first = uint64_t(place.sample) * a.keys + begin;
+        bool in_pieces = (a.log_sums | a.deltas | a.firsts | 4 * (a.time | a.from | a.keys)) % 16 == 0;
         for (unsigned i = threadIdx.x; i < 3 * PIECES; i += blockDim.x) {
             unsigned which = i / PIECES, row = i % PIECES * PIECE;
             const uint32_t* from = which == 0 ? as<uint32_t>(a.log_sums) + at
@@ -260,10 +259,11 @@ struct Statistics {
             uint32_t* to = reinterpret_cast<uint32_t*>(log_sums + which * ROWS) + row;
             bool is_there = which < 2 || a.firsts;
             if (in_pieces) {
-                is_there = is_there && begin + row < a.time;
-                begin_copy(to, from + row, is_there);
+                begin_copy(to, from + row, is_there && is_query(a, begin + row));
             } else {
-                for (unsigned e = 0; e < PIECE; e++) to[e] = is_there && begin + row + e < a.time ? from[row + e] : 0;
+                for (unsigned e = 0; e < PIECE; e++) {
+                    to[e] = is_there && is_query(a, begin + row + e) ? from[row + e] : 0;
+                }
             }
         }
     }
@@ -276,7 +276,7 @@ template <class T, unsigned SIZE> struct Keys {
     Sums dk[BANDS][STEPS], dv[BANDS][STEPS];
 
     // Adds the contributions of sixteen queries of a stage to the gradients of k and v; the first query is at position
-    // `query`. Queries beyond the sequence are zeros, as are their gradients, so they add nothing.
+    // `query`. Queries that do not exist are zeros, as are their gradients, so they add nothing.
     DEVICE void add(
         Stage<T, SIZE> queries, Statistics statistics, unsigned part, unsigned query, unsigned key, float c, bool all) {
         Sums p[BANDS], dp[BANDS];
@@ -323,9 +323,10 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
     constexpr unsigned BANDS = BANDS_OF<SIZE>, KEYS = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
     float* statistics = reinterpret_cast<float*>(Stage<T, SIZE>(room, 2).first.at);
-    Place place(a, a.kv_heads, KEYS);
+    Place place(a, a.kv_heads, KEYS, 0);
     unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS, band = begin + threadIdx.x / WARP * BANDS * 16;
     // Queries before a key do not see it. The loop ends at the first tile of queries that see only later keys.
+    unsigned start = a.from / ROWS * ROWS < begin ? begin : a.from / ROWS * ROWS;
     unsigned end = begin / ROWS, beyond = (a.time + ROWS - 1) / ROWS;
     while (end < beyond) {
         unsigned middle = (end + beyond) / 2;
@@ -335,15 +336,14 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
     end *= ROWS;
 
     Tile<T, SIZE> tile = Stage<T, SIZE>(room, 1).first;
-    begin_fill<KEYS>(tile, a.k, a.k_row, place.at(a, a.k_row, place.head), begin, a);
-    begin_queries(Stage<T, SIZE>(room, 0), begin, place, place.head * group, a);
-    Statistics(statistics, 0).begin_fill(a, place, place.head * group, begin);
+    begin_fill<KEYS>(tile, place.keys(a, a.k, a.k_row, place.head), begin, a);
+    begin_queries(Stage<T, SIZE>(room, 0), start, place, place.head * group, a);
+    Statistics(statistics, 0).begin_fill(a, place, place.head * group, start);
     Keys<T, SIZE> keys;
     UNROLL
     for (unsigned b = 0; b < BANDS; b++) {
         for (unsigned s = 0; s < STEPS; s++) {
-            uint64_t head = place.at(a, a.v_row, place.head);
-            keys.values[b][s] = from_memory<T>(a.v, a.v_row, head, band + 16 * b, 16 * s, a);
+            keys.values[b][s] = from_memory<T>(place.keys(a, a.v, a.v_row, place.head), band + 16 * b, 16 * s, a);
         }
     }
     arrive();
@@ -357,13 +357,13 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
     float c = a.scale * LOG2_E;
     unsigned stage = 0;
     for (unsigned head = place.head * group; head < (place.head + 1) * group; head++) {
-        for (unsigned query = begin; query < end; query += ROWS, stage ^= 1) {
+        for (unsigned query = start; query < end; query += ROWS, stage ^= 1) {
             Stage<T, SIZE> now(room, stage);
             Statistics of(statistics, stage);
             arrive();
             bool is_last = query + ROWS >= end;
             if (!is_last || head + 1 < (place.head + 1) * group) {
-                unsigned next_head = is_last ? head + 1 : head, next = is_last ? begin : query + ROWS;
+                unsigned next_head = is_last ? head + 1 : head, next = is_last ? start : query + ROWS;
                 begin_queries(Stage<T, SIZE>(room, stage ^ 1), next, place, next_head, a);
                 Statistics(statistics, stage ^ 1).begin_fill(a, place, next_head, next);
             }
@@ -385,8 +385,8 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
     const float scale[2] = {a.scale, a.scale}, one[2] = {1.0f, 1.0f};
     UNROLL
     for (unsigned b = 0; b < BANDS; b++) {
-        put<T>(keys.dk[b], scale, a.dk, a.k_row, place.at(a, a.k_row, place.head), band + 16 * b, a);
-        put<T>(keys.dv[b], one, a.dv, a.v_row, place.at(a, a.v_row, place.head), band + 16 * b, a);
+        put<T>(keys.dk[b], scale, place.keys(a, a.dk, a.k_row, place.head), band + 16 * b, a);
+        put<T>(keys.dv[b], one, place.keys(a, a.dv, a.v_row, place.head), band + 16 * b, a);
     }
 }
 

@@ -16,28 +16,27 @@ template <class T, unsigned SIZE> struct Stage {
     DEVICE Stage(T* room, unsigned i) : first{room + 2 * i * ROWS * (SIZE + 8)}, second{first.row(ROWS)} {}
 };
 
-// Begins to fill COUNT rows of a tile with one head's rows from position `begin` on, with zeros beyond the head's size
-// and the sequence.
+// Begins to fill COUNT rows of a tile with one head's rows from position `begin` on, with zeros at positions without a
+// row and beyond the head's size.
 template <unsigned COUNT, class T, unsigned SIZE>
-DEVICE void begin_fill(
-    Tile<T, SIZE> tile, uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, const AttentionArgs& a) {
+DEVICE void begin_fill(Tile<T, SIZE> tile, Rows rows, unsigned begin, const AttentionArgs& a) {
     constexpr unsigned PIECE = 8, PIECES = SIZE / PIECE, ROWS_AT_ONCE = THREADS / PIECES;
     unsigned first = threadIdx.x / PIECES, column = threadIdx.x % PIECES * PIECE;
-    const T* head = as<T>(from) + offset;
+    const T* all = as<T>(rows.address);
     if (a.in_pieces) {
         UNROLL
         for (unsigned i = 0; i < COUNT; i += ROWS_AT_ONCE) {
             unsigned position = begin + first + i;
-            bool is_there = position < a.time && column < a.size;
-            begin_copy(tile.row(first + i) + column, head + position * stride + column, is_there);
+            bool is_there = rows.has(position) && column < a.size;
+            begin_copy(tile.row(first + i) + column, all + rows.at(position) + column, is_there);
         }
         return;
     }
     ROLLED
     for (unsigned row = first; row < COUNT; row += ROWS_AT_ONCE) {
-        const T* piece = head + (begin + row) * stride + column;
+        const T* piece = all + rows.at(begin + row) + column;
         for (unsigned e = 0; e < PIECE; e++) {
-            bool is_there = begin + row < a.time && column + e < a.size;
+            bool is_there = rows.has(begin + row) && column + e < a.size;
             tile.row(row)[column + e] = is_there ? piece[e] : T{0};
         }
     }
@@ -46,13 +45,12 @@ DEVICE void begin_fill(
 // Loads 16 × 16 numbers of one head directly from memory, from a position and a column on, in the layout that `factors`
 // of a tile returns.
 template <class T>
-DEVICE Factors from_memory(
-    uint64_t from, uint64_t stride, uint64_t offset, unsigned begin, unsigned column, const AttentionArgs& a) {
+DEVICE Factors from_memory(Rows rows, unsigned begin, unsigned column, const AttentionArgs& a) {
     Factors f;
     for (unsigned i = 0; i < 4; i++) {
         unsigned position = begin + Sums::row(2 * i), left = column + Sums::column(2 * i);
-        const T* two = as<T>(from) + offset + position * stride + left;
-        bool is_there = position < a.time && left < a.size;
+        const T* two = as<T>(rows.address) + rows.at(position) + left;
+        bool is_there = rows.has(position) && left < a.size;
         if (a.in_pieces) {
             f.of[i] = is_there ? load_pair(two) : 0;
         } else {
@@ -66,15 +64,15 @@ DEVICE Factors from_memory(
 // Begins to fill both tiles of a stage: with k and v here, with q and d_out below.
 template <class T, unsigned SIZE>
 DEVICE void begin_keys(Stage<T, SIZE> stage, unsigned begin, const Place& place, unsigned head, const AttentionArgs& a) {
-    begin_fill<ROWS>(stage.first, a.k, a.k_row, place.at(a, a.k_row, head), begin, a);
-    begin_fill<ROWS>(stage.second, a.v, a.v_row, place.at(a, a.v_row, head), begin, a);
+    begin_fill<ROWS>(stage.first, place.keys(a, a.k, a.k_row, head), begin, a);
+    begin_fill<ROWS>(stage.second, place.keys(a, a.v, a.v_row, head), begin, a);
 }
 
 template <class T, unsigned SIZE>
 DEVICE void begin_queries(
     Stage<T, SIZE> stage, unsigned begin, const Place& place, unsigned head, const AttentionArgs& a) {
-    begin_fill<ROWS>(stage.first, a.q, a.q_row, place.at(a, a.q_row, head), begin, a);
-    begin_fill<ROWS>(stage.second, a.d_out, a.out_row, place.at(a, a.out_row, head), begin, a);
+    begin_fill<ROWS>(stage.first, place.queries(a, a.q, a.q_row, head), begin, a);
+    begin_fill<ROWS>(stage.second, place.queries(a, a.d_out, a.out_row, head), begin, a);
 }
 
 // Waits until the copies of all threads have arrived, and until all threads are done with what they read before.
@@ -86,12 +84,11 @@ DEVICE void arrive() {
 // Writes a warp's sixteen rows of sums to one head's rows from position `begin` on, each times the row's `factor`.
 template <class T, unsigned STEPS>
 DEVICE void put(
-    const Sums (&rows)[STEPS], const float (&factor)[2], uint64_t to, uint64_t stride, uint64_t offset, unsigned begin,
-    const AttentionArgs& a) {
+    const Sums (&rows)[STEPS], const float (&factor)[2], Rows to, unsigned begin, const AttentionArgs& a) {
     for (unsigned i = 0; i < 8; i += 2) {
         unsigned position = begin + Sums::row(i);
-        if (position >= a.time) continue;
-        T* row = as_mut<T>(to) + offset + position * stride;
+        if (!to.has(position)) continue;
+        T* row = as_mut<T>(to.address) + to.at(position);
         for (unsigned s = 0; s < STEPS; s++) {
             unsigned column = 16 * s + Sums::column(i);
             float two[2] = {rows[s].at[i] * factor[i / 2 % 2], rows[s].at[i + 1] * factor[i / 2 % 2]};

@@ -6,6 +6,9 @@
 // losses, summed in f64 in an order that depends only on the number of rows. Backward: softmax times a factor, minus
 // the factor at the target, optionally in place; with a z-loss, softmax is also multiplied by 1 + 2·z_loss·ln Z. A target out of range makes its row's loss and gradient NaN. A row
 // with NO_TARGET is not part of the mean; its loss and its gradient are 0.
+//
+// If ranks have parts of the classes, each computes the statistics of its own, and they are joined before the mean and the
+// backward. The target's logit is 0 on ranks for which the target is ELSEWHERE.
 #include "fault.cuh"
 #include "math.cuh"
 #include "pack.cuh"
@@ -109,7 +112,7 @@ template <class T> DEVICE void cross_entropy(const CrossEntropyArgs& a) {
     if (threadIdx.x == 0) {
         statistics[0] = largest;
         statistics[1] = sum;
-        statistics[2] = target < a.classes ? load(x[target]) : NAN;
+        statistics[2] = target < a.classes ? load(x[target]) : target == ELSEWHERE ? 0.0f : NAN;
     }
 }
 
@@ -122,7 +125,7 @@ template <bool PACKED, class From, class To> DEVICE void row_gradient(const Cros
     uint64_t target = as<uint32_t>(a.targets)[blockIdx.x];
     float factor = (a.upstream ? *as<float>(a.upstream) : a.gradient) / (a.counted ? float(divisor(a.counted)) : a.rows);
     bool is_ignored = target == NO_TARGET;
-    if (target >= a.classes) factor = NAN;
+    if (target >= a.classes && target != ELSEWHERE) factor = NAN;
     float largest = statistics[0], scaled = factor / statistics[1];
     if (a.z_loss != 0.0f) {
         double ln_z = log(double(statistics[1])) + double(largest);
@@ -170,6 +173,37 @@ template <class From, class To> DEVICE void gradient(const CrossEntropyArgs& a) 
 template <class T> DEVICE void cross_entropy_backward(const CrossEntropyArgs& a) { gradient<T, T>(a); }
 // For f32 logits.
 template <class T> DEVICE void cross_entropy_backward_to(const CrossEntropyArgs& a) { gradient<float, T>(a); }
+
+// Joins the statistics of all ranks to those of all classes. Sums are added in f64 in rank order.
+struct JoinArgs {
+    // [ranks, rows, 3]
+    uint64_t parts;
+    // u32 of [rows].
+    uint64_t targets;
+    // [rows, 3]
+    uint64_t statistics;
+    uint64_t ranks, rows;
+};
+
+ENTRY(join, JoinArgs, 256) {
+    for (uint64_t row = global_thread(); row < a.rows; row += global_threads()) {
+        const float* parts = as<float>(a.parts) + 3 * row;
+        float* to = as_mut<float>(a.statistics) + 3 * row;
+        // Every rank has the same statistics of a row without a target.
+        uint64_t ranks = as<uint32_t>(a.targets)[row] == NO_TARGET ? 1 : a.ranks, next = 3 * a.rows;
+        float largest = -INFINITY, target = 0.0f;
+        for (uint64_t rank = 0; rank < ranks; rank++) {
+            largest = fmaxf(largest, parts[rank * next]);
+            target += parts[rank * next + 2];
+        }
+        double sum = 0.0;
+        for (uint64_t rank = 0; rank < ranks; rank++) {
+            const float* of = parts + rank * next;
+            sum += of[0] == largest ? double(of[1]) : double(of[1]) * exp(double(of[0]) - double(largest));
+        }
+        to[0] = largest, to[1] = float(sum), to[2] = target;
+    }
+}
 
 // The mean of the rows' losses, one float.
 struct MeanLossArgs {

@@ -5,11 +5,12 @@
 // order is unique. Chunks of keys are sorted in shared memory; only steps over longer distances are launches of their
 // own.
 #include "pack.cuh"
+#include "target.cuh"
 
 struct GatherArgs {
     // [entries, size]
     uint64_t table;
-    // u32 of [count]. An index out of range gives a row of NaN.
+    // u32 of [count]. An index out of range gives a row of NaN, ELSEWHERE one of zeros.
     uint64_t indices;
     // [count, size]
     uint64_t y;
@@ -19,10 +20,10 @@ struct GatherArgs {
 // Each block processes a row.
 template <bool PACKED, class T> DEVICE void look_up(const GatherArgs& a) {
     constexpr unsigned N = Pack<T>::COUNT;
-    float none[N];
-    for (unsigned i = 0; i < N; i++) none[i] = NAN;
     for (uint64_t row = blockIdx.x; row < a.count; row += gridDim.x) {
         uint64_t id = as<uint32_t>(a.indices)[row];
+        float none[N];
+        for (unsigned i = 0; i < N; i++) none[i] = id == ELSEWHERE ? 0.0f : NAN;
         for (uint64_t first = uint64_t(threadIdx.x) * N; first < a.size; first += uint64_t(blockDim.x) * N) {
             uint64_t left = a.size - first;
             Pack<T> pack = Pack<T>::of(none);

@@ -15,6 +15,8 @@ struct IndicesArgs {
     // A Fault, filled in with `what`, the index, its position and the limit.
     uint64_t fault, what;
     uint64_t count, limit;
+    // This rank has `own` indices from `begin` on, which become 0, 1, …; others below the limit become ELSEWHERE.
+    uint64_t begin, own;
 };
 
 // Halves the numbers of a block's threads until the first thread has the result. One number per thread.
@@ -37,7 +39,9 @@ template <class T, bool TARGETS> DEVICE void indices(const IndicesArgs& a) {
         // A negative index converts to a value above every limit.
         bool is_below = uint64_t(int64_t(index)) < a.limit;
         bool is_ignored = TARGETS && int64_t(index) == -100;
-        as_mut<uint32_t>(a.to)[i] = is_below ? uint32_t(index) : is_ignored ? NO_TARGET : NO_INDEX;
+        uint64_t place = uint64_t(int64_t(index)) - a.begin;
+        uint32_t inside = place < a.own ? uint32_t(place) : ELSEWHERE;
+        as_mut<uint32_t>(a.to)[i] = is_below ? inside : is_ignored ? NO_TARGET : NO_INDEX;
         if (!is_below && !is_ignored && first == a.count) first = i;
         targets += !is_ignored;
     }

@@ -23,22 +23,30 @@ pub struct Args {
     k_row: u64,
     v_row: u64,
     out_row: u64,
+    from: u32,
     time: u32,
+    keys: u32,
     heads: u32,
     kv_heads: u32,
     size: u32,
     scale: f32,
     in_pieces: u32,
     together: u32,
+    unused: u32,
 }
 
-/// Sizes and memory layout of q, `[batch, time, heads, size]`, and of k and v, `[batch, time, kv_heads, size]`.
+/// Sizes and memory layout of q, `[batch, time − from, heads, size]`, and of k and v, `[batch, time + later, kv_heads, size]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
     /// Number of sequences, at least 1.
     pub batch: u32,
-    /// Positions per sequence, at least 1.
+    /// Position of the first query; 0 for whole sequences and with `packed`.
+    pub from: u32,
+    /// Position after the last query, at least `from` + 1. Queries see no keys from there on.
     pub time: u32,
+    /// Number of later keys and values of each sequence, which no query sees and whose gradients are not written. With
+    /// `packed`, 0.
+    pub later: u32,
     /// Number of query heads, a multiple of `kv_heads`.
     pub heads: u32,
     /// Number of key and value heads, at least 1.
@@ -49,7 +57,7 @@ pub struct Geometry {
     pub dtype: Dtype,
     /// Whether q, k and v are one buffer of `[batch, time, 3, heads, size]`; their gradients then have the same layout.
     pub packed: bool,
-    /// The first position that each position attends to, u32 of `[batch, time]`: never after the position itself, and
+    /// The first position that each position attends to, u32 of `[batch, time + later]`: never after the position itself, and
     /// non-decreasing within a sequence. 0 if all positions attend from position 0 on.
     pub firsts: Address,
 }
@@ -62,12 +70,16 @@ pub const LARGEST_HEAD: u32 = 128;
 pub struct Unfit {
     size: u32,
     heads: [u32; 2],
+    is_packed_part: bool,
 }
 
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (size, [heads, kv_heads]) = (self.size, self.heads);
         match size {
+            _ if self.is_packed_part => {
+                f.write_str("attention on a GPU: packed queries, keys and values must be those of whole sequences")
+            }
             1..=LARGEST_HEAD => {
                 write!(f, "attention on a GPU: {heads} heads are not a multiple of {kv_heads} key and value heads")
             }
@@ -142,7 +154,9 @@ impl Geometry {
     fn kernels(&self) -> Result<Kernels, Unfit> {
         let fit = [32, 64, LARGEST_HEAD].into_iter().find(|&size| (1..=size).contains(&self.size));
         let is_grouped = self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads);
-        let size = fit.filter(|_| is_grouped).ok_or(Unfit { size: self.size, heads: [self.heads, self.kv_heads] })?;
+        let is_packed_part = self.packed && (self.from > 0 || self.later > 0);
+        let unfit = Unfit { size: self.size, heads: [self.heads, self.kv_heads], is_packed_part };
+        let size = fit.filter(|_| is_grouped && !is_packed_part).ok_or(unfit)?;
         Ok(match self.dtype {
             Dtype::F32 => Kernels::of_floats(size),
             Dtype::Bf16 | Dtype::F16 => Kernels::of_halves(size),
@@ -163,7 +177,9 @@ impl Geometry {
             k_row: kv_row,
             v_row: kv_row,
             out_row: heads[0] * size,
+            from: self.from,
             time: self.time,
+            keys: self.time + self.later,
             heads: self.heads,
             kv_heads: self.kv_heads,
             size: self.size,
@@ -172,10 +188,18 @@ impl Geometry {
         }
     }
 
-    /// Builds a launch of `kernel` for `heads` heads per sample; each block processes some positions of one head.
-    fn launch(&self, kernels: &Kernels, kernel: &str, block: Block, heads: u32, args: Args) -> Launch<Args> {
+    /// Builds a launch of `kernel` for `heads` heads per sample; each block processes some positions of one head, from
+    /// `from` on.
+    fn launch(
+        &self,
+        kernels: &Kernels,
+        kernel: &str,
+        block: Block,
+        (heads, from): (u32, u32),
+        args: Args,
+    ) -> Launch<Args> {
         let heads = self.batch * heads;
-        let grid = [self.time.div_ceil(block.rows) * heads, 1, 1];
+        let grid = [(self.time.div_ceil(block.rows) - from / block.rows) * heads, 1, 1];
         let args = Args { together: self.together(heads), ..args };
         let (threads, shared_bytes) = (kernels.threads, block.shared_bytes);
         Launch { threads, shared_bytes, ..Launch::new(kernels.source, kernel, self.dtype, grid, args) }
@@ -214,14 +238,14 @@ impl Args {
     }
 }
 
-/// Writes `out`, `[batch, time, heads, size]`, and `log_sums`, f32 of `[batch, heads, time]`, which the backward reads.
+/// Writes `out`, `[batch, time − from, heads, size]`, and `log_sums`, f32 of `[batch, heads, time − from]`, which the backward reads.
 ///
 /// # Errors
 /// Fails if no kernel supports this geometry.
 pub fn forward(of: &Geometry, qkv: [Address; 3], out: Address, log_sums: Address) -> Result<Launch<Args>, Unfit> {
     let kernels = of.kernels()?;
     let kernel = format!("attention_{}", kernels.size);
-    Ok(of.launch(&kernels, &kernel, kernels.forward, of.heads, of.args(qkv, out, log_sums).checked()))
+    Ok(of.launch(&kernels, &kernel, kernels.forward, (of.heads, of.from), of.args(qkv, out, log_sums).checked()))
 }
 
 /// The inputs of [`backward`].
@@ -238,7 +262,7 @@ pub struct Saved {
 }
 
 /// Returns the launches of the backward, in order: for f32 only, Σ out·d_out into `deltas`, f32 of `[batch, heads,
-/// time]`; the gradient of q, and for 16-bit types also `deltas`; the gradients of k and v. Each gradient has the
+/// time − from]`; the gradient of q, and for 16-bit types also `deltas`; the gradients of k and v. Each gradient has the
 /// layout of its tensor and must not overlap it.
 ///
 /// # Errors
@@ -253,9 +277,9 @@ pub fn backward(
     let args = of.args(saved.qkv, saved.out, saved.log_sums);
     let args = Args { d_out: saved.d_out, dq, dk, dv, deltas, ..args }.checked();
     let launch = |kernel: &str, block, heads| of.launch(&kernels, kernel, block, heads, args);
-    let size = kernels.size;
-    let deltas = kernels.deltas.map(|block| launch("attention_deltas", block, of.heads));
-    let queries = launch(&format!("attention_queries_{size}"), kernels.queries, of.heads);
-    let keys = launch(&format!("attention_keys_{size}"), kernels.keys, of.kv_heads);
+    let (size, queries) = (kernels.size, (of.heads, of.from));
+    let deltas = kernels.deltas.map(|block| launch("attention_deltas", block, queries));
+    let queries = launch(&format!("attention_queries_{size}"), kernels.queries, queries);
+    let keys = launch(&format!("attention_keys_{size}"), kernels.keys, (of.kv_heads, 0));
     Ok(deltas.into_iter().chain([queries, keys]).collect())
 }

@@ -20,6 +20,17 @@ pub struct Args {
     unused: u32,
 }
 
+/// Matches `JoinArgs`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct JoinArgs {
+    parts: Address,
+    targets: Address,
+    statistics: Address,
+    ranks: u64,
+    rows: u64,
+}
+
 /// Matches `MeanLossArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,12 +68,13 @@ pub struct ForeseenArgs {
 }
 
 /// Logits of `[rows, classes]` and targets, u32 of `[rows]`. A target not below `classes` makes its row's loss and
-/// gradient NaN, except for [`NO_TARGET`](crate::indices::NO_TARGET), which makes them 0.
+/// gradient NaN, except for [`NO_TARGET`](crate::indices::NO_TARGET), which makes them 0, and
+/// [`ELSEWHERE`](crate::indices::ELSEWHERE), whose logit another rank has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logits {
     /// Number of rows, at least 1.
     pub rows: u32,
-    /// Number of classes, at least 1.
+    /// Number of classes; 0 on a rank that has none of them.
     pub classes: u32,
     /// Row stride in elements.
     pub stride: u64,
@@ -134,6 +146,14 @@ const NOTHING: Args = Args {
 /// Computes for each row the largest logit, Σ e^(x − largest) and the target's logit: f32 of `[rows, 3]`.
 pub fn forward(logits: &Logits, statistics: Address) -> Launch<Args> {
     of_rows(logits, "cross_entropy", logits.dtype, Args { statistics, ..NOTHING })
+}
+
+/// Joins what [`forward`] computed of `rows` rows on each of `ranks` ranks that have parts of the classes, f32 of
+/// `[ranks, rows, 3]`, to that of all classes, f32 of `[rows, 3]`. `rows` is at least 1.
+pub fn join([ranks, rows]: [u32; 2], parts: Address, targets: Address, statistics: Address) -> Launch<JoinArgs> {
+    let args = JoinArgs { parts, targets, statistics, ranks: ranks.into(), rows: rows.into() };
+    let grid = [rows.div_ceil(THREADS), 1, 1];
+    Launch { source: Source::CrossEntropy, entry: "join".into(), grid, threads: THREADS, shared_bytes: 0, args }
 }
 
 /// Adds the losses of `rows` rows and divides by `counted`: an f32. `rows` is at least 1. If `z_loss` is not 0, adds

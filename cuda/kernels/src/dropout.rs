@@ -9,7 +9,11 @@ pub struct Args {
     x: Address,
     y: Address,
     samples: u64,
-    size: u64,
+    rows: u64,
+    width: u64,
+    stride: u64,
+    place: u64,
+    apart: u64,
     first_sample: u64,
     key: [u32; 2],
     probability: f32,
@@ -29,12 +33,39 @@ pub struct Mask {
     pub scale: f32,
 }
 
-/// Applies dropout to x, `[samples, size]`, and writes y, which may be x. Returns `None` if there are no elements.
-pub fn dropout(dtype: Dtype, [samples, size]: [u64; 2], mask: &Mask, [x, y]: [Address; 2]) -> Option<Launch<Args>> {
+/// Where the elements are, `[samples, rows, width]`, and which elements of their samples they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Place {
+    /// Number of samples.
+    pub samples: u64,
+    /// Rows of each sample.
+    pub rows: u64,
+    /// Elements of a row.
+    pub width: u64,
+    /// Elements from one sample to the next.
+    pub stride: u64,
+    /// Index of the first element in its sample.
+    pub first: u64,
+    /// Difference between the indices of the first elements of two rows.
+    pub apart: u64,
+}
+
+impl Place {
+    /// All elements of samples of `size` elements.
+    #[must_use]
+    pub fn whole([samples, size]: [u64; 2]) -> Self {
+        Self { samples, rows: 1, width: size, stride: size, first: 0, apart: size }
+    }
+}
+
+/// Applies dropout to x and writes y, which may be x and has the same layout. Returns `None` if there are no elements.
+pub fn dropout(dtype: Dtype, place: &Place, mask: &Mask, [x, y]: [Address; 2]) -> Option<Launch<Args>> {
     let &Mask { key, first_sample, probability, scale } = mask;
-    let args = Args { x, y, samples, size, first_sample, key, probability, scale };
+    let &Place { samples, rows, width, stride, first, apart } = place;
+    let args = Args { x, y, samples, rows, width, stride, place: first, apart, first_sample, key, probability, scale };
+    let size = rows * width;
     let launch = Launch::over(Source::Dropout, "dropout", dtype, size.div_ceil(dtype.pack().into()), args)?;
     // Blocks loop over the samples beyond the grid's limit.
-    let rows = samples.min(MOST[1].into()) as u32;
-    (rows > 0).then_some(Launch { grid: [launch.grid[0], rows, 1], ..launch })
+    let blocks = samples.min(MOST[1].into()) as u32;
+    (blocks > 0).then_some(Launch { grid: [launch.grid[0], blocks, 1], ..launch })
 }

@@ -52,7 +52,7 @@ pub struct Lookup {
 }
 
 /// Gathers the table's rows at u32 indices of `[count]` into y, `[count, size]`. An index not below `entries` gives a
-/// row of NaN. Returns `None` if there is nothing to look up.
+/// row of NaN, [`ELSEWHERE`](crate::indices::ELSEWHERE) one of zeros. Returns `None` if there is nothing to look up.
 pub fn gather(of: &Lookup, table: Address, indices: Address, y: Address) -> Option<Launch<GatherArgs>> {
     let (count, size, entries) = (u64::from(of.count), u64::from(of.size), of.entries.into());
     let args = GatherArgs { table, indices, y, count, size, entries };

@@ -1,5 +1,7 @@
 //! Converts indices of any type to u32, checks their range, and records the first fault for the host.
 
+use std::ops::Range;
+
 use crate::launch::{Address, Launch, Source};
 
 /// Types of indices.
@@ -17,6 +19,9 @@ pub enum IndexType {
 
 /// The index of a row without a target.
 pub const NO_TARGET: u32 = u32::MAX - 1;
+
+/// An index of another rank, where ranks have parts of a table or of the classes of a loss.
+pub const ELSEWHERE: u32 = u32::MAX - 2;
 
 /// Matches `Fault` of `cu/fault.cuh`: the first fault. Initially zeros, in host memory that the device writes.
 #[repr(C)]
@@ -38,17 +43,36 @@ pub struct Args {
     what: u64,
     count: u64,
     limit: u64,
+    begin: u64,
+    own: u64,
 }
 
 const THREADS: u32 = 1024;
 
-/// Converts `count` indices to u32. An index not below `limit` becomes 2³² − 1. For the first such index, and if no
+/// The indices of a table, or the classes of a loss.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Indices are below this.
+    pub all: u32,
+    /// This rank's indices, which become 0, 1, …; others become [`ELSEWHERE`].
+    pub own: Range<u32>,
+}
+
+impl Limits {
+    /// All indices below a limit.
+    #[must_use]
+    pub fn whole(all: u32) -> Self {
+        Self { all, own: 0..all }
+    }
+}
+
+/// Converts `count` indices to u32. An index not below the limit becomes 2³² − 1. For the first such index, and if no
 /// fault is recorded yet, the kernel records `what` (not 0) with the index, its position and the limit in the [`Fault`]
 /// at `fault`. For [`IndexType::Targets`], the number of indices other than [`NO_TARGET`] follows the last index.
 pub fn indices(
     of: IndexType,
     count: u32,
-    limit: u32,
+    limits: &Limits,
     [from, to]: [Address; 2],
     fault: Address,
     what: u64,
@@ -59,7 +83,8 @@ pub fn indices(
         IndexType::I64 => "indices_i64",
         IndexType::Targets => "targets_i64",
     };
-    let args = Args { from, to, fault, what, count: count.into(), limit: limit.into() };
+    let (begin, own) = (limits.own.start.into(), limits.own.len() as u64);
+    let args = Args { from, to, fault, what, count: count.into(), limit: limits.all.into(), begin, own };
     let (source, entry) = (Source::Indices, entry.into());
     Launch { source, entry, grid: [1, 1, 1], threads: THREADS, shared_bytes: 8 * THREADS, args }
 }

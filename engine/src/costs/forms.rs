@@ -64,14 +64,15 @@ impl Table {
         };
         let of = |model: &Model| match config.training.device {
             Compute::Cpu => group.within(|| Self::new(model, &batch)).ok(),
-            Compute::Cuda => memory::on_gpu(|| Self::new(model, &batch)).ok(),
+            Compute::Cuda => group.within(|| memory::on_gpu(|| Self::new(model, &batch))).ok(),
         };
         if !model.device().is_cuda() {
             return of(model);
         }
         let first = model.parameters().first()?;
-        let vocabulary = first.shape().dims().first().copied();
+        let vocabulary = first.whole_shape().first().copied();
         let layers = configured_model::from_config(config, vocabulary).ok()?;
+        let layers = configured_model::cut(config, layers, 0).ok()?;
         of(&configured_model::build(config, layers, first.dtype()).ok()?)
     }
 

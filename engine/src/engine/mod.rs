@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use zero_comm::Communicator;
 use zero_config::{Config, PartitionMethod};
-use zero_model::ops::{SequenceGroup, Sharing};
+use zero_model::ops::{ByGpu, SequenceGroup, Sharing};
 use zero_model::{Layers, Model};
 use zero_optim::LossScaler;
 use zero_partition::{Groups, Layout, ShardedState};
@@ -196,15 +196,18 @@ impl Engine {
             Some(_) => Some(stage_plan.kept(stage_plan.averaging(layout.shape()), stage, layout.shape())?),
             None => None,
         };
+        let on_gpu = settings.zero.on_gpu;
+        let by_gpu = ByGpu { moves: on_gpu.gathers, sums: on_gpu.gathers && !config.training.reproducible };
         let context = match (config.sequence_parallel_size, config.mesh.context_parallel_degree) {
             (heads @ 2.., 2..) => groups.divide_context(heads)?.map(|[heads, queries]| {
-                SequenceGroup::new(heads, Sharing::Heads).inside(Some(SequenceGroup::new(queries, Sharing::Queries)))
+                let heads = SequenceGroup::new(heads, Sharing::Heads).by_gpu(by_gpu);
+                heads.inside(Some(SequenceGroup::new(queries, Sharing::Queries).by_gpu(by_gpu)))
             }),
-            _ => groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config))),
+            _ => groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config)).by_gpu(by_gpu)),
         };
         let sequence = match groups.tensor() {
             Some(comm) => {
-                let group = SequenceGroup::new(comm.clone(), Sharing::Layers).inside(context);
+                let group = SequenceGroup::new(comm.clone(), Sharing::Layers).by_gpu(by_gpu).inside(context);
                 Some(group.overlapping(config.tensor_parallel.tp_overlap_comm))
             }
             None => context,

@@ -63,7 +63,7 @@ pub struct LlamaConfig {
     /// Whether token embeddings are multiplied by √`hidden_size`, as in Gemma.
     pub scale_embeddings: bool,
     /// Whether one linear map computes queries, keys and values, and one the gate and its factor, as in Phi-3.
-    /// Unsupported on a GPU and with `tiled_mlp_rows`.
+    /// Unsupported with `tiled_mlp_rows`.
     pub fused_projections: bool,
     /// Dropout probability of attention probabilities. Must be 0 on a GPU.
     pub attention_dropout: f32,

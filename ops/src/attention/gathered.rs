@@ -1,6 +1,9 @@
 //! Attention of ranks that share sequences, each of which computes all heads for its own queries. It gathers the keys and
 //! values of all positions, in the forward and again in the backward, which returns the gradients of keys and values to
-//! the ranks that they came from, summed in f32 over a fixed tree of the ranks.
+//! the ranks that they came from, summed in f32: on the CPU over a fixed tree of the ranks, over NCCL in its own order.
+
+#[cfg(feature = "cuda")]
+mod gpu;
 
 use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
@@ -14,6 +17,8 @@ use crate::graph::output::{Fresh, stored, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats};
 use crate::sequence::{Element, SequenceGroup, dense, of_element};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use std::ops::Range;
@@ -32,7 +37,16 @@ pub(super) fn separate(
     let time = slice * group.size();
     let parts = (0..group.size()).map(|rank| group.positions_of(rank, time)).collect::<Result<_>>()?;
     let firsts = span.firsts(OP, batch, time)?;
-    apply3(q, k, v, Gathered { group: group.clone(), parts, firsts, mask, log_sums: OnceLock::new() })
+    let op = Gathered {
+        group: group.clone(),
+        parts,
+        firsts,
+        mask,
+        log_sums: OnceLock::new(),
+        #[cfg(feature = "cuda")]
+        kept: OnceLock::new(),
+    };
+    apply3(q, k, v, op)
 }
 
 /// [`separate`] on slices of packed queries, keys and values of `heads` heads.
@@ -58,6 +72,9 @@ struct Gathered {
     firsts: Arc<Firsts>,
     mask: Option<Mask>,
     log_sums: OnceLock<Vec<f32>>,
+    /// What a GPU keeps of the queries of both parts.
+    #[cfg(feature = "cuda")]
+    kept: OnceLock<[crate::gpu::attention::Kept; 2]>,
 }
 
 impl Gathered {
@@ -174,6 +191,19 @@ impl CustomOp3 for Gathered {
         Ok((unsafe { out.filled(len) }, ql.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        qs: &CudaStorage,
+        ql: &Layout,
+        ks: &CudaStorage,
+        kl: &Layout,
+        vs: &CudaStorage,
+        vl: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        Ok((self.forward_on_gpu([(qs, ql), (ks, kl), (vs, vl)])?, ql.shape().clone()))
+    }
+
     fn bwd(
         &self,
         q: &Tensor,
@@ -182,6 +212,10 @@ impl CustomOp3 for Gathered {
         out: &Tensor,
         d_out: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if crate::gpu::holds(q) {
+            return self.backward_on_gpu([q, k, v], out, d_out);
+        }
         let _timed = measure::backward(OP);
         let g = self.geometry(q.shape(), k.shape(), v.shape())?;
         let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
@@ -190,7 +224,7 @@ impl CustomOp3 for Gathered {
         let (qs, os, ds) = (qs?, os?, ds?);
         let ((ks, kl), (vs, vl)) = (k.storage_and_layout(), v.storage_and_layout());
         let (Storage::Cpu(ks), Storage::Cpu(vs)) = (&*ks, &*vs) else {
-            bail!("{OP}: sequences are cut into slices on the CPU only");
+            bail!("{OP}: expected keys and values on the host");
         };
         let whole = self.gather(g, [(ks, kl), (vs, vl)])?;
         let layout = Layout::contiguous(whole_keys(g));

@@ -81,6 +81,21 @@ impl Queries {
         Self { firsts, parts: 2, length }
     }
 
+    /// Returns one of the parts alone.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn part(self, part: usize) -> Self {
+        Self { firsts: [self.firsts[part], 0], parts: 1, ..self }
+    }
+
+    /// Returns the positions of the only part.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn only_part(self) -> Result<Range<usize>> {
+        match self.parts {
+            1 => Ok(self.firsts[0]..self.firsts[0] + self.length),
+            parts => bail!("attention: a kernel computes one part of a sequence, got {parts}"),
+        }
+    }
+
     /// Returns the number of positions.
     pub(crate) fn len(self) -> usize {
         self.parts * self.length

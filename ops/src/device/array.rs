@@ -66,6 +66,18 @@ impl Array {
         Ok(Self { travelled: kernel_dtype(OP, dtype)?, ..self })
     }
 
+    /// Rounds the values that readers would round, so that all readers accept them.
+    pub(crate) fn round_travelled(&mut self) -> Result<()> {
+        if self.travelled == Dtype::F32 {
+            return Ok(());
+        }
+        let mut rounded = Self::room(&self.storage.device, self.len)?;
+        rounded.zero(0..self.len)?;
+        rounded.add(self)?;
+        *self = rounded;
+        Ok(())
+    }
+
     /// Returns the dtype to which readers round the values.
     pub(super) fn travelled_as(&self) -> Dtype {
         self.travelled

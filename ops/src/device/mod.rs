@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod array;
+mod buffer;
 mod fault;
 mod memory;
 pub mod optimizer;
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::cublas::sys::{cublasMath_t, cublasSetMathMode};
-use candle_core::cuda_backend::cudarc::driver::result::memset_d8_async;
+use candle_core::cuda_backend::cudarc::driver::result::{memcpy_dtod_async, memset_d8_async};
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, DeviceId};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Error, Layout, Result, Storage, Tensor, bail};
@@ -29,6 +30,7 @@ use zero_cuda::{CudaError, Stream};
 use zero_kernels::{Address, Dtype, Kernels, Launch};
 
 pub use array::Array;
+pub use buffer::{copied_to_send, room_to_receive, storage_of, to_send};
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};
 pub use memory::{Mark, begin as address_of, copy, download, elements_of, room, upload};
@@ -190,6 +192,17 @@ impl Gpu {
         stream.context().bind_to_thread().map_err(Error::wrap)?;
         // SAFETY: the stream outlives the call; the caller guarantees that the bytes are valid.
         unsafe { memset_d8_async(at, 0, bytes, stream.cu_stream()) }.map_err(Error::wrap)
+    }
+
+    /// Copies `bytes` bytes from one address to another, in stream order.
+    ///
+    /// # Safety
+    /// Both addresses must be valid for that many bytes when the stream reaches this.
+    pub(crate) unsafe fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        let stream = self.device.cuda_stream();
+        stream.context().bind_to_thread().map_err(Error::wrap)?;
+        // SAFETY: the stream outlives the call; the caller guarantees that the bytes are valid.
+        unsafe { memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.map_err(Error::wrap)
     }
 
     /// Allocates `count` elements, at least one, with arbitrary content.

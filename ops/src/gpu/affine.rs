@@ -10,6 +10,8 @@ use super::{count32, deliver, room_like, tensor};
 use crate::device::{Gpu, Operand, address};
 use crate::linear::affine::{Affine, Sizes};
 use crate::linear::gelu::BeforeGelu;
+use crate::sink;
+use crate::sink::deferred::{wait_for_exchange, waits_for_exchange};
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor, bail};
 use zero_cuda::product::Epilogue;
@@ -134,9 +136,10 @@ pub(crate) fn backward(
     op: &'static str,
     [x, weight]: [&Tensor; 2],
     bias: Option<&Tensor>,
-    dy: &Operand,
+    upstream: &Tensor,
     of: Option<&BeforeGelu>,
 ) -> Result<[Option<Tensor>; 3]> {
+    let dy = Operand::of(op, upstream)?;
     let sizes = affine.check(op, x.shape(), weight.shape(), bias.map(Tensor::shape))?;
     let (gpu, [count, inputs, outputs]) = (Gpu::of(op, x)?, [sizes.count, sizes.inputs, sizes.outputs]);
     let d = Matrix::new(dy.address, dy.dtype, count, outputs);
@@ -161,9 +164,28 @@ pub(crate) fn backward(
     } else {
         None
     };
-    let d_weight = deliver(op, &gpu, weight, |to, onto| {
-        let x = Operand::of(op, x)?;
+    let d_weight = if waits_for_exchange() && sink::has(weight) {
+        let [x, weight, upstream] = [x, weight, upstream].map(Tensor::clone);
+        wait_for_exchange(move || weight_gradient(affine, op, [&x, &weight, &upstream]).map(drop));
+        None
+    } else {
+        weight_gradient(affine, op, [x, weight, upstream])?
+    };
+    let d_bias = match bias {
+        Some(bias) => bias_gradient(op, &gpu, bias, &dy)?,
+        None => None,
+    };
+    Ok([dx, d_weight, d_bias])
+}
+
+/// Delivers the gradient of the weight, for operands of sizes that were checked.
+fn weight_gradient(affine: Affine, op: &'static str, [x, weight, dy]: [&Tensor; 3]) -> Result<Option<Tensor>> {
+    let gpu = Gpu::of(op, x)?;
+    let Sizes { count, inputs, outputs, .. } = affine.check(op, x.shape(), weight.shape(), None)?;
+    deliver(op, &gpu, weight, |to, onto| {
+        let (x, dy) = (Operand::of(op, x)?, Operand::of(op, dy)?);
         let x = Matrix::new(x.address, x.dtype, count, inputs);
+        let d = Matrix::new(dy.address, dy.dtype, count, outputs);
         let (left, right) = match affine {
             Affine::OutputsInputs | Affine::Quantized(_) => (d.t(), x),
             Affine::InputsOutputs => (x.t(), d),
@@ -171,12 +193,7 @@ pub(crate) fn backward(
         let to = To { address: to, dtype: zero_kernels::Dtype::F32, add: onto != Onto::Nothing };
         // SAFETY: the sizes were checked; the place has an f32 for each element of the weight.
         unsafe { product(op, &gpu, left, right, to) }
-    })?;
-    let d_bias = match bias {
-        Some(bias) => bias_gradient(op, &gpu, bias, dy)?,
-        None => None,
-    };
-    Ok([dx, d_weight, d_bias])
+    })
 }
 
 /// Computes [`bias_gradient`](crate::linear::affine::bias_gradient) with bit-identical results.

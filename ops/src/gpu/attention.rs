@@ -15,7 +15,7 @@ use zero_kernels::attention::{self, Saved};
 /// The values that the forward keeps for the backward.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// f32 of `[batch, heads, time]`.
+    /// f32 of `[batch, heads, queries]`.
     log_sums: CudaStorage,
     /// The first position that each position sees, or `None` if all see from position 0 on.
     firsts: Option<Arc<CudaSlice<u32>>>,
@@ -53,9 +53,12 @@ fn geometry(
     firsts: Address,
 ) -> Result<attention::Geometry> {
     let count = |count| count32(op, count);
+    let queries = of.queries.only_part()?;
     Ok(attention::Geometry {
         batch: count(of.batch)?,
-        time: count(of.time)?,
+        from: count(queries.start)?,
+        time: count(queries.end)?,
+        later: count(of.time - queries.end)?,
         heads: count(of.heads)?,
         kv_heads: count(of.kv_heads)?,
         size: count(of.size)?,
@@ -83,8 +86,8 @@ fn places(of: Geometry, dtype: DType, operands: &[Operand]) -> [Address; 3] {
     }
 }
 
-/// Computes the result, `[batch, time, heads, size]`, and the values that the backward reads, from q, k and v or from
-/// one operand that packs them.
+/// Computes the result, `[batch, queries, heads, size]`, and the values that the backward reads, from q, k and v or from
+/// one operand that packs them. The queries are those of one part of the positions.
 pub(crate) fn forward(
     op: &'static str,
     gpu: &Gpu,
@@ -95,9 +98,9 @@ pub(crate) fn forward(
 ) -> Result<(CudaStorage, Kept)> {
     let macs = of.macs_of_a_product(firsts);
     count_macs(FORWARD_PRODUCTS * macs);
-    let (out, at) = room_like(op, gpu, dtype, of.batch * of.time * of.heads * of.size)?;
+    let (out, at) = room_like(op, gpu, dtype, of.batch * of.queries.len() * of.heads * of.size)?;
     let firsts = firsts.on(op, gpu)?;
-    let kept = Kept { log_sums: gpu.floats((of.batch * of.heads * of.time).max(1))?, firsts, macs };
+    let kept = Kept { log_sums: gpu.floats((of.batch * of.heads * of.queries.len()).max(1))?, firsts, macs };
     if of.batch * of.time > 0 {
         let sizes = geometry(op, of, dtype, operands.len() == 1, kept.firsts())?;
         let log_sums = address(op, &kept.log_sums)?;
@@ -124,7 +127,14 @@ pub(crate) fn backward<const N: usize>(
         rooms.iter().zip(operands).map(|((_, at), of)| Operand::at(*at, of.dtype, of.count)).collect();
     if of.batch * of.time > 0 {
         let sizes = geometry(op, of, dtype, N == 1, kept.firsts())?;
-        let deltas = gpu.floats(of.batch * of.heads * of.time)?;
+        let deltas = gpu.floats(of.batch * of.heads * of.queries.len())?;
+        if sizes.later > 0 {
+            // The kernel writes only the gradients of keys and values that a query may see.
+            for to in &to[1..] {
+                // SAFETY: the place has this many elements.
+                unsafe { gpu.zero(to.address, to.count * dtype.size_in_bytes()) }?;
+            }
+        }
         let saved = Saved {
             qkv: places(of, dtype, operands),
             out: out.address,

@@ -1,6 +1,6 @@
 //! Softmax and negative log-likelihood. The loss and its gradient stay on the GPU, and nothing here waits for them.
 
-use super::indices::Indices;
+use super::indices::{Indices, limits};
 use super::{count32, room_like, tensor};
 use crate::device::{Gpu, Operand, address};
 use crate::graph::operand::rows;
@@ -27,7 +27,7 @@ pub(crate) fn forward(
     z_loss: f32,
 ) -> Result<[CudaStorage; 2]> {
     let (gpu, (_, classes)) = (Gpu::new(&ls.device)?, rows(op, ll.shape())?);
-    let (x, targets) = (Operand::new(op, ls, ll)?, Indices::targets(op, &gpu, targets, classes)?);
+    let (x, targets) = (Operand::new(op, ls, ll)?, Indices::targets(op, &gpu, targets, &limits(op, classes, None)?)?);
     let (statistics, loss) = (gpu.floats(3 * targets.count as usize)?, gpu.floats(1)?);
     let of = logits(op, &x, &targets, classes, z_loss)?;
     let at = address(op, &statistics)?;
@@ -48,7 +48,7 @@ pub(crate) fn backward(
     d_loss: &Tensor,
 ) -> Result<Tensor> {
     let (gpu, (_, classes)) = (Gpu::of(op, x)?, rows(op, x.shape())?);
-    let (xs, targets) = (Operand::of(op, x)?, Indices::of_targets(op, &gpu, targets, classes)?);
+    let (xs, targets) = (Operand::of(op, x)?, Indices::of_targets(op, &gpu, targets, &limits(op, classes, None)?)?);
     let upstream = d_loss.to_dtype(DType::F32)?;
     let upstream = Operand::of(op, &upstream)?;
     let (dx, at) = room_like(op, &gpu, x.dtype(), xs.count)?;

@@ -3,20 +3,22 @@
 use super::room_like;
 use crate::device::{Gpu, Operand};
 use candle_core::{CudaStorage, DType, Result};
-use zero_kernels::dropout::{Mask, dropout};
+use zero_kernels::dropout::{Mask, Place, dropout};
 
-/// Applies a dropout's mask to x, whose first dimension has `samples` samples.
+/// Applies a dropout's mask to the parts of x, each of which begins at an element of x.
 pub(crate) fn apply(
     op: &'static str,
     gpu: &Gpu,
     x: &Operand,
     dtype: DType,
-    samples: usize,
+    parts: &[(usize, Place)],
     mask: &Mask,
 ) -> Result<CudaStorage> {
     let (y, at) = room_like(op, gpu, dtype, x.count)?;
-    let shape = [samples as u64, (x.count / samples) as u64];
-    // SAFETY: both have the same number of elements of one dtype.
-    unsafe { gpu.launch_some(dropout(x.dtype, shape, mask, [x.address, at])) }?;
+    for (first, place) in parts {
+        let offset = (first * dtype.size_in_bytes()) as u64;
+        // SAFETY: both have the same number of elements of one dtype, and the part is within them.
+        unsafe { gpu.launch_some(dropout(x.dtype, place, mask, [x.address + offset, at + offset])) }?;
+    }
     Ok(y)
 }

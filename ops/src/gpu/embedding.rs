@@ -1,8 +1,9 @@
 //! Embeddings: rows of a table looked up by index.
 
-use super::indices::Indices;
+use super::indices::{Indices, limits};
 use super::{count32, deliver, room_like};
 use crate::device::{Gpu, Operand, begin};
+use crate::tensor::OwnEntries;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::{CudaStorage, DType, Layout, Result, Tensor};
@@ -14,15 +15,16 @@ fn lookup(op: &'static str, ids: &Indices, [entries, size]: [usize; 2], dtype: D
     Ok(Lookup { count: ids.count, entries: count32(op, entries)?, size: count32(op, size)?, dtype })
 }
 
-/// Returns rows of a table of `[entries, size]`.
+/// Returns rows of a table of `[entries, size]`. If the entries are cut among ranks, the rows of other ranks' entries are zeros.
 pub(crate) fn forward(
     op: &'static str,
     (ws, wl): (&CudaStorage, &Layout),
     ids: (&CudaStorage, &Layout),
     [entries, size]: [usize; 2],
+    own: Option<&OwnEntries>,
 ) -> Result<CudaStorage> {
     let gpu = Gpu::new(&ws.device)?;
-    let (table, ids) = (Operand::new(op, ws, wl)?, Indices::new(op, &gpu, ids, entries)?);
+    let (table, ids) = (Operand::new(op, ws, wl)?, Indices::new(op, &gpu, ids, &limits(op, entries, own)?)?);
     let (y, at) = room_like(op, &gpu, ws.dtype(), ids.count as usize * size)?;
     let of = lookup(op, &ids, [entries, size], table.dtype)?;
     // SAFETY: the table has this many rows, and y was allocated for the rows that are looked up.
@@ -31,10 +33,14 @@ pub(crate) fn forward(
 }
 
 /// Computes the gradient of a table, bit-identical to the CPU's.
-pub(crate) fn backward(op: &'static str, weight: &Tensor, ids: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+pub(crate) fn backward(
+    op: &'static str,
+    [weight, ids, dy]: [&Tensor; 3],
+    own: Option<&OwnEntries>,
+) -> Result<Option<Tensor>> {
     let ((entries, size), gpu) = (weight.dims2()?, Gpu::of(op, dy)?);
     deliver(op, &gpu, weight, |to, onto| {
-        let (ids, dy) = (Indices::of(op, &gpu, ids, entries)?, Operand::of(op, dy)?);
+        let (ids, dy) = (Indices::of(op, &gpu, ids, &limits(op, entries, own)?)?, Operand::of(op, dy)?);
         let of = lookup(op, &ids, [entries, size], dy.dtype)?;
         if onto == Onto::Nothing {
             // SAFETY: the place has an f32 for each element of the table.

@@ -2,12 +2,13 @@
 
 use super::count32;
 use crate::device::{Finding, Gpu, address, begin};
+use crate::tensor::OwnEntries;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::{CudaStorage, DType, Layout, Result, Storage, Tensor, bail};
 use zero_kernels::Address;
 use zero_kernels::cross_entropy::Counted;
-use zero_kernels::indices::{IndexType, indices};
+use zero_kernels::indices::{IndexType, Limits, indices};
 
 /// u32 indices in row-major order. An index out of range becomes 2³² − 1 and is reported later: see
 /// [`crate::device::check`].
@@ -18,25 +19,32 @@ pub(super) struct Indices {
     counts_targets: bool,
 }
 
+/// Returns the limits of the indices of a table with `entries` rows, of which a rank may have some.
+pub(super) fn limits(op: &'static str, entries: usize, own: Option<&OwnEntries>) -> Result<Limits> {
+    let Some(own) = own else { return Ok(Limits::whole(count32(op, entries)?)) };
+    let [all, begin, end] = [own.all, own.range().start, own.range().end].map(|count| count32(op, count));
+    Ok(Limits { all: all?, own: begin?..end? })
+}
+
 impl Indices {
-    /// Converts a view of u32, i64 or u8, each of which should be below `limit`.
+    /// Converts a view of u32, i64 or u8 within `limits`.
     ///
     /// # Errors
     /// Fails if the view has another dtype; also reports errors that kernels recorded for earlier indices.
-    pub(super) fn new(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limit: usize) -> Result<Self> {
-        Self::converted(op, gpu, view, limit, false)
+    pub(super) fn new(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limits: &Limits) -> Result<Self> {
+        Self::converted(op, gpu, view, limits, false)
     }
 
     /// As [`Indices::new`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX).
-    pub(super) fn targets(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limit: usize) -> Result<Self> {
-        Self::converted(op, gpu, view, limit, true)
+    pub(super) fn targets(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limits: &Limits) -> Result<Self> {
+        Self::converted(op, gpu, view, limits, true)
     }
 
     fn converted(
         op: &'static str,
         gpu: &Gpu,
         (storage, layout): (&CudaStorage, &Layout),
-        limit: usize,
+        limits: &Limits,
         are_targets: bool,
     ) -> Result<Self> {
         gpu.check()?;
@@ -48,7 +56,7 @@ impl Indices {
             other => bail!("{op}: expected indices of dtype u32, i64 or u8, got {other:?}"),
         };
         let elements = layout.shape().elem_count();
-        let (count, limit) = (count32(op, elements)?, count32(op, limit)?);
+        let count = count32(op, elements)?;
         // SAFETY: the launch below writes what is read, before it is read: a number behind the indices for targets only.
         let slice: CudaSlice<u32> =
             unsafe { gpu.device().alloc(elements.max(1) + usize::from(of == IndexType::Targets)) }?;
@@ -69,24 +77,24 @@ impl Indices {
         let (fault, what) = (faults.address(), faults.what(op, Finding::Index));
         // SAFETY: both have the same number of elements; either is freed after this launch, in stream order; the rest
         // lives as long as the device.
-        unsafe { gpu.launch(&indices(of, count, limit, [from, begin(&slice)], fault, what)) }?;
+        unsafe { gpu.launch(&indices(of, count, limits, [from, begin(&slice)], fault, what)) }?;
         Ok(Self { slice, count, counts_targets: of == IndexType::Targets })
     }
 
     /// [`Indices::new`] for a tensor.
-    pub(super) fn of(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize) -> Result<Self> {
-        Self::of_tensor(op, gpu, tensor, limit, false)
+    pub(super) fn of(op: &'static str, gpu: &Gpu, tensor: &Tensor, limits: &Limits) -> Result<Self> {
+        Self::of_tensor(op, gpu, tensor, limits, false)
     }
 
     /// [`Indices::targets`] for a tensor.
-    pub(super) fn of_targets(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize) -> Result<Self> {
-        Self::of_tensor(op, gpu, tensor, limit, true)
+    pub(super) fn of_targets(op: &'static str, gpu: &Gpu, tensor: &Tensor, limits: &Limits) -> Result<Self> {
+        Self::of_tensor(op, gpu, tensor, limits, true)
     }
 
-    fn of_tensor(op: &'static str, gpu: &Gpu, tensor: &Tensor, limit: usize, are_targets: bool) -> Result<Self> {
+    fn of_tensor(op: &'static str, gpu: &Gpu, tensor: &Tensor, limits: &Limits, are_targets: bool) -> Result<Self> {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
-            Storage::Cuda(storage) => Self::converted(op, gpu, (storage, layout), limit, are_targets),
+            Storage::Cuda(storage) => Self::converted(op, gpu, (storage, layout), limits, are_targets),
             _ => bail!("{op}: expected indices on a GPU, got indices on {:?}", tensor.device()),
         }
     }

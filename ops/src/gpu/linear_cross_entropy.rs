@@ -5,7 +5,7 @@
 //! backward checks there that the loss's gradient is the one that was assumed; [`crate::device::check`] reports an
 //! error if it is not.
 
-use super::indices::Indices;
+use super::indices::{Indices, limits};
 use super::product::{Matrix, To, product, product_strided};
 use super::{deliver, room_like, tensor};
 use crate::device::{Finding, Gpu, Operand, address};
@@ -13,6 +13,7 @@ use crate::gpu::count32;
 use crate::graph::apply::apply2;
 use crate::meta::footprint::{Costs, Footprint, Reads};
 use crate::sink;
+use crate::tensor::OfRank;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -22,18 +23,21 @@ use zero_kernels::{Address, Dtype};
 
 const OP: &str = "linear-cross-entropy";
 
-/// Computes [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss) for shapes that match.
+/// Computes [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss) . The caller has checked the shapes.
+/// With `own`, this rank computes the logits of its own classes only, and the ranks join their statistics.
 pub(crate) fn linear_cross_entropy(
     x: &Tensor,
     weight: &Tensor,
     targets: &Tensor,
-    gradient: f32,
-    z_loss: f32,
+    (gradient, z_loss): (f32, f32),
+    own: Option<&OfRank>,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let (classes, inputs) = weight.dims2()?;
+    let (rows, inputs) = weight.dims2()?;
+    let classes = own.map_or(rows, OfRank::len);
     let gpu = Gpu::of(OP, x)?;
+    let limits = limits(OP, classes, own.map(OfRank::entries))?;
     let (xs, w, targets) =
-        (Operand::of(OP, x)?, Operand::of(OP, weight)?, Indices::of_targets(OP, &gpu, targets, classes)?);
+        (Operand::of(OP, x)?, Operand::of(OP, weight)?, Indices::of_targets(OP, &gpu, targets, &limits)?);
     if xs.dtype != w.dtype {
         bail!("{OP}: the input {:?} does not match the weight {:?}", x.dtype(), weight.dtype());
     }
@@ -46,6 +50,8 @@ pub(crate) fn linear_cross_entropy(
         weight: Matrix::new(w.address, w.dtype, classes, inputs),
         inputs,
         classes,
+        padding: rows - classes,
+        own,
         targets: &targets,
         gradient,
         dx: dx.as_ref().map(|(_, at)| *at),
@@ -61,7 +67,7 @@ pub(crate) fn linear_cross_entropy(
         }
         is_delivered = true;
     } else {
-        let room = gpu.floats(classes * inputs)?;
+        let room = gpu.floats(rows * inputs)?;
         head.run(Some((address(OP, &room)?, Onto::Nothing)))?;
         d_weight = Some(room);
     }
@@ -96,7 +102,12 @@ struct Head<'a> {
     x: &'a Operand,
     weight: Matrix,
     inputs: usize,
+    /// Classes of this rank.
     classes: usize,
+    /// Further rows of the weight.
+    padding: usize,
+    /// The classes of this rank among all, if other ranks have others.
+    own: Option<&'a OfRank>,
     targets: &'a Indices,
     gradient: f32,
     dx: Option<Address>,
@@ -111,7 +122,8 @@ impl Head<'_> {
         let (count, bytes) = (self.targets.count as usize, x.dtype.bytes());
         // Rows begin at multiples of 32 bytes; otherwise products of 16-bit floats do not reach the tensor cores'
         // full speed.
-        let stride = classes.next_multiple_of(8);
+        // All ranks have the same chunks.
+        let stride = (classes + self.padding).next_multiple_of(8);
         let (rows, parts) = (chunk_rows(count, stride), parts(classes, x.dtype));
         let (logits, statistics) = (gpu.floats(rows * stride)?, gpu.floats(3 * count)?);
         let (at, statistics) = (address(OP, &logits)?, address(OP, &statistics)?);
@@ -138,6 +150,9 @@ impl Head<'_> {
                 }
                 gpu.launch(&kernels::forward(&of, statistics))?;
             }
+            if let Some(own) = self.own {
+                self.join(own, &of, statistics)?;
+            }
             if self.dx.is_none() && d_weight.is_none() {
                 continue;
             }
@@ -146,6 +161,10 @@ impl Head<'_> {
             let d_logits = Matrix::strided(at, self.x.dtype, [len, classes], stride * 4 / bytes);
             // SAFETY: as above, and the logits are not read any more.
             unsafe { gpu.launch(&kernels::backward(&of, statistics, mean, (self.x.dtype, at))) }?;
+            if classes == 0 {
+                // SAFETY: as above.
+                unsafe { self.zero_chunk(first * inputs, len * inputs) }?;
+            }
             // A sum over all parts: the first one, of at most 7 classes, is rounded before the second is added.
             for (index, part) in parts.clone().enumerate() {
                 let d_logits = d_logits.columns(&part);
@@ -162,9 +181,38 @@ impl Head<'_> {
                 }
             }
         }
+        if let Some((to, Onto::Nothing)) = d_weight {
+            let at = to + (4 * classes * inputs) as u64;
+            // SAFETY: the place has an f32 for each element of the weight.
+            unsafe { gpu.zero(at, 4 * self.padding * inputs) }?;
+        }
         let (rows, counted) = (self.targets.count, self.targets.counted());
         // SAFETY: earlier launches on the stream write all statistics; a loss is one f32.
         unsafe { gpu.launch(&kernels::mean_loss(rows, counted, statistics, z_loss, self.losses)) }
+    }
+}
+
+impl Head<'_> {
+    /// Joins the statistics of a chunk's rows to those of the classes of all ranks.
+    fn join(&self, own: &OfRank, of: &Logits, statistics: Address) -> Result<()> {
+        let (gpu, count) = (self.gpu, 3 * of.rows as usize);
+        let (part, at) = room_like(OP, gpu, DType::F32, count)?;
+        // SAFETY: both have three floats for each row.
+        unsafe { gpu.copy(statistics, at, count * size_of::<f32>()) }?;
+        let all = own.group().gather_on_gpu(&tensor(part, count))?()?;
+        let (all, ranks) = (Operand::of(OP, &all)?, count32(OP, own.ranks())?);
+        // SAFETY: each rank has three floats for each row, and there is a target for each.
+        unsafe { gpu.launch(&kernels::join([ranks, of.rows], all.address, of.targets, statistics)) }
+    }
+
+    /// Writes zeros to the gradient of some elements of x.
+    ///
+    /// # Safety
+    /// The gradient must have these elements.
+    unsafe fn zero_chunk(&self, first: usize, count: usize) -> Result<()> {
+        let (Some(dx), bytes) = (self.dx, self.x.dtype.bytes()) else { return Ok(()) };
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.gpu.zero(dx + (first * bytes) as u64, count * bytes) }
     }
 }
 

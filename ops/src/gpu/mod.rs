@@ -17,8 +17,9 @@ pub(crate) mod rotary;
 
 use crate::device::{Gpu, address};
 use crate::sink;
+use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CudaStorage, DType, Result, Shape, Storage, Tensor};
+use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
 use zero_kernels::Address;
 use zero_kernels::optimizer::narrow;
 use zero_kernels::rows::Onto;
@@ -31,6 +32,26 @@ pub(crate) fn holds(tensor: &Tensor) -> bool {
 /// Returns a tensor outside any graph, as a backward returns it.
 pub(crate) fn tensor(storage: CudaStorage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+}
+
+/// Returns a copy of a view as a tensor outside any graph.
+pub(crate) fn copied(op: &'static str, storage: &CudaStorage, layout: &Layout) -> Result<Tensor> {
+    let mut copy = Gpu::new(&storage.device)?.room(op, storage.dtype(), layout.shape().elem_count())?;
+    storage.copy_strided_src(&mut copy, 0, layout)?;
+    Ok(tensor(copy, layout.shape()))
+}
+
+/// Returns the indices that an operation of candle takes.
+pub(crate) fn places(of: &[usize], device: &Device) -> Result<Tensor> {
+    Tensor::new(of.iter().map(|&place| place as u32).collect::<Vec<_>>(), device)
+}
+
+/// Returns values that must be in GPU memory.
+pub(crate) fn storage(storage: Storage) -> Result<CudaStorage> {
+    match storage {
+        Storage::Cuda(storage) => Ok(storage),
+        _ => bail!("expected values on a GPU"),
+    }
 }
 
 /// Passes the gradient of `parameter` to the sink, or returns it as a tensor if no sink wants it.

@@ -9,7 +9,7 @@ use crate::meta;
 use crate::meta::footprint::{Exchange, Finish, Footprint};
 use crate::sink;
 use crate::sink::deferred::Compute;
-use candle_core::{CustomOp1, Result, Storage, Tensor, TensorId};
+use candle_core::{CustomOp1, Result, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) trait Remake: CustomOp1 + Send + Sync {
 
 impl<C: CustomOp1 + Footprint + Send + Sync> Remake for C {
     fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()> {
-        swap(output, Storage::Cpu(self.make(x)?)).map(drop)
+        swap(output, self.make(x)?).map(drop)
     }
 
     fn exchange(&self) -> Option<&dyn Exchange> {

@@ -77,7 +77,7 @@ pub(crate) fn linear_cross_entropy_of(
     }
     #[cfg(feature = "cuda")]
     if gpu::holds(x) {
-        return gpu::linear_cross_entropy::linear_cross_entropy(x, weight, targets, gradient, z_loss);
+        return gpu::linear_cross_entropy::linear_cross_entropy(x, weight, targets, (gradient, z_loss), own);
     }
     let mut targets = targets_of(OP, targets, own.map_or(classes, OfRank::classes))?;
     let counted = mean_over(&targets);

@@ -8,8 +8,10 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
@@ -171,6 +173,7 @@ impl Magnified {
         Ok((y, pl.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
     fn apply_on_gpu(
         &self,
         (ps, pl): (&CudaStorage, &Layout),
@@ -193,6 +196,7 @@ impl Magnified {
         Ok((y, shape))
     }
 
+    #[cfg(feature = "cuda")]
     fn norms_on_gpu(&self) -> Result<Tensor> {
         let (weight, a, b) = (self.weight.detach(), self.a.detach(), self.b.detach());
         let delta = b.matmul(&a)?;
@@ -201,7 +205,12 @@ impl Magnified {
             Affine::InputsOutputs => (delta.t()?.contiguous()?, 0),
         };
         let weight = (weight + delta.affine(f64::from(self.scale), 0.0)?)?.to_dtype(candle_core::DType::F32)?;
-        weight.sqr()?.sum(of_row)?.sqrt()?.to_dtype(self.a.dtype())
+        let squares = weight.sqr()?.sum(of_row)?;
+        let squares = match &self.group {
+            Some(group) => group.gather_on_gpu(&squares)?()?.sum(0)?,
+            None => squares,
+        };
+        squares.sqrt()?.to_dtype(self.a.dtype())
     }
 
     /// Returns the gradients of p and m.
@@ -292,6 +301,7 @@ impl CustomOp2 for Magnified {
         self.apply((ps, pl), &crate::graph::operand::f32s(OP, ms, ml)?, None)
     }
 
+    #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, ps: &CudaStorage, pl: &Layout, ms: &CudaStorage, ml: &Layout) -> Result<(CudaStorage, Shape)> {
         self.apply_on_gpu((ps, pl), (ms, ml), None)
     }
@@ -319,6 +329,7 @@ impl CustomOp3 for Magnified {
         self.apply((ps, pl), &f32s(OP, ms, ml)?, Some(&f32s(OP, bs, bl)?))
     }
 
+    #[cfg(feature = "cuda")]
     fn cuda_fwd(
         &self,
         ps: &CudaStorage,

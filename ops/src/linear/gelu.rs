@@ -4,8 +4,6 @@
 //! zeroed, added to and copied once more. Here it lives only inside the backward.
 
 #[cfg(feature = "cuda")]
-use crate::device::Operand;
-#[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::apply3;
 use crate::graph::operand::View;
@@ -153,7 +151,6 @@ impl CustomOp3 for LinearGelu {
                     true => dy.clone(),
                     false => gpu::activation::backward_from(OP, Function::GeluTanh, sum, dy)?,
                 };
-                let d_sum = Operand::of(OP, &d_sum)?;
                 let [dx, d_weight, d_bias] = gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None)?;
                 return Ok((dx, d_weight, d_bias));
             }

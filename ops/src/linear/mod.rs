@@ -10,8 +10,6 @@ pub(crate) mod lora;
 
 use crate::activation::Activation;
 #[cfg(feature = "cuda")]
-use crate::device::Operand;
-#[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{apply2, apply3, has_backward, unmade2, unmade3};
 use crate::graph::operand::View;
@@ -300,8 +298,7 @@ impl CustomOp2 for LinearOp {
     fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
-            let [dx, d_weight, _] =
-                gpu::affine::backward(self.affine, OP, [x, w], None, &Operand::of(OP, dy)?, self.of.as_deref())?;
+            let [dx, d_weight, _] = gpu::affine::backward(self.affine, OP, [x, w], None, dy, self.of.as_deref())?;
             return Ok((dx, d_weight));
         }
         self.affine.backward(OP, x, w, dy)
@@ -348,9 +345,8 @@ impl CustomOp3 for LinearOp {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
-            let dy = Operand::of(OP, dy)?;
             let [dx, d_weight, d_bias] =
-                gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &dy, self.of.as_deref())?;
+                gpu::affine::backward(self.affine, OP, [x, w], Some(bias), dy, self.of.as_deref())?;
             return Ok((dx, d_weight, d_bias));
         }
         let (dx, d_weight) = self.affine.backward(OP, x, w, dy)?;

@@ -3,7 +3,7 @@
 use crate::graph::output::at_once;
 use crate::meta;
 use crate::parallel::parts;
-use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
+use candle_core::{DType, Result, Shape, Storage, Tensor, bail};
 use std::ops::{Add, Sub};
 
 /// An operation that declares its memory use.
@@ -16,11 +16,11 @@ pub(crate) trait Footprint {
     /// before its backward reads them.
     const REMADE: bool = false;
 
-    /// Makes the values of such an output from its input on the CPU.
+    /// Makes the values of such an output from its input.
     ///
     /// # Errors
     /// Fails if the operation is not [`REMADE`](Self::REMADE).
-    fn make(&self, _: &Tensor) -> Result<CpuStorage> {
+    fn make(&self, _: &Tensor) -> Result<Storage> {
         bail!("the output of this operation is not made again")
     }
 
@@ -39,7 +39,7 @@ pub(crate) trait Footprint {
 /// Waits for an exchange and puts the values behind its output.
 pub(crate) type Finish = Box<dyn FnOnce() -> Result<()>>;
 
-/// An exchange of values with other ranks, on the CPU, during which others compute.
+/// An exchange of values with other ranks during which others compute.
 pub(crate) trait Exchange {
     /// Starts to make the values of `output` again from those of the input.
     ///

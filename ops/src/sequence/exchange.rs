@@ -3,10 +3,16 @@
 
 use super::element::{Element, dense, of_element};
 use super::{HeadShares, SequenceGroup};
+#[cfg(feature = "cuda")]
+use crate::gpu;
 use crate::graph::apply::apply1;
 use crate::graph::output::tensor;
+#[cfg(feature = "cuda")]
+use crate::graph::storage::take;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
@@ -105,6 +111,45 @@ impl Exchange {
             Direction::ToHeads => [heads, slices, heads - of_heads[self.group.index]],
             Direction::ToPositions => [slices, heads, slices - of_slices[self.group.index]],
         }
+    }
+
+    /// [`Exchange::run`] in GPU memory.
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(&self, x: &Tensor) -> Result<Tensor> {
+        let (x, ranks, heads) = (x.detach(), self.group.size, self.shares.heads);
+        let [of_heads, of_slices] = self.counts();
+        let (sequences, positions) = ((self.batch, ranks, self.block()), (ranks, self.batch, self.block()));
+        let rows = self.batch * self.slice * self.parts;
+        let y = match self.direction {
+            Direction::ToHeads => {
+                let x = x.reshape((rows, heads, self.size))?;
+                let of = |list: &Vec<usize>| x.index_select(&gpu::places(list, x.device())?, 1)?.flatten_all();
+                let packed = Tensor::cat(&self.shares.lists.iter().map(of).collect::<Result<Vec<_>>>()?, 0)?;
+                let received = self.group.all_to_all_on_gpu(&packed, [&of_heads, &of_slices])?;
+                received.reshape(positions)?.transpose(0, 1)?.contiguous()?
+            }
+            Direction::ToPositions => {
+                let packed = x.reshape(sequences)?.transpose(0, 1)?.contiguous()?;
+                let received = self.group.all_to_all_on_gpu(&packed, [&of_slices, &of_heads])?;
+                let mut first = 0;
+                let parts = self.shares.lists.iter().zip(&of_heads).map(|(list, &count)| {
+                    first += count;
+                    received.narrow(0, first - count, count)?.reshape((rows, list.len(), self.size))
+                });
+                let parts = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?;
+                let all = self.shares.lists.concat();
+                match all.iter().copied().eq(0..heads) {
+                    true => parts.contiguous()?,
+                    // What several ranks computed of one head is added in rank order.
+                    false => Tensor::zeros((rows, heads, self.size), x.dtype(), x.device())?.index_add(
+                        &gpu::places(&all, x.device())?,
+                        &parts.contiguous()?,
+                        1,
+                    )?,
+                }
+            }
+        };
+        y.reshape(self.shape())
     }
 
     fn run_on(&self, storage: &CpuStorage, layout: &Layout) -> Result<CpuStorage> {
@@ -232,10 +277,20 @@ impl CustomOp1 for Exchange {
         Ok((self.run_on(xs, xl)?, self.shape()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let y = self.run_on_gpu(&gpu::copied(OP, xs, xl)?)?;
+        Ok((gpu::storage(take(&y)?)?, self.shape()))
+    }
+
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if gpu::holds(dy) {
+            return self.reversed().run_on_gpu(dy)?.reshape(x.shape()).map(Some);
+        }
         let _timed = measure::backward(OP);
         let (dys, layout) = dy.storage_and_layout();
-        let Storage::Cpu(dys) = &*dys else { bail!("{OP}: sequences are cut into slices on the CPU only") };
+        let Storage::Cpu(dys) = &*dys else { bail!("{OP}: expected values on the host") };
         Ok(Some(tensor(self.reversed().run_on(dys, layout)?, x.shape())))
     }
 }

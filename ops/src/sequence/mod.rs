@@ -11,7 +11,7 @@
 //! - It gathers the keys and values of all positions, and computes all heads for its own queries (`ops/src/attention/gathered.rs`):
 //!   the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.3.2).
 //!
-//! In both, a query sees the same numbers as on one rank, so the forward has the same bits. They can be combined: ranks that gather
+//! In both, a query sees the same numbers as on one rank, so on the CPU the forward has the same bits. They can be combined: ranks that gather
 //! keys and values are then groups of ranks that exchange heads, of which each cuts its group's slice.
 //!
 //! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) have slices only between layers' attentions and
@@ -19,6 +19,8 @@
 
 mod element;
 mod exchange;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod heads;
 
 use crate::flag::Replaced;
@@ -54,12 +56,23 @@ pub struct SequenceGroup {
     size: usize,
     /// Whether others compute during exchanges of a backward.
     overlaps: bool,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only values in GPU memory are exchanged there"))]
+    by_gpu: ByGpu,
     /// The layer that runs, if it may not exchange.
     silent: Option<Arc<str>>,
     /// `None` in a trace, which exchanges nothing.
     members: Option<Arc<Members>>,
     /// The ranks that share the sequences of which these ranks have slices of their slices.
     outer: Option<Arc<SequenceGroup>>,
+}
+
+/// Which values in GPU memory a communicator exchanges there. It exchanges others through the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByGpu {
+    /// Values that are only moved.
+    pub moves: bool,
+    /// Values that are summed; NCCL chooses the order.
+    pub sums: bool,
 }
 
 struct Members {
@@ -78,13 +91,22 @@ impl SequenceGroup {
     pub fn new(comm: Arc<dyn Communicator>, sharing: Sharing) -> Self {
         let (index, size) = (comm.rank(), comm.size());
         let members = Some(Arc::new(Members { comm, failure: OnceLock::new() }));
-        Self { sharing, index, size, overlaps: false, silent: None, members, outer: None }
+        Self { sharing, index, size, overlaps: false, by_gpu: ByGpu::default(), silent: None, members, outer: None }
     }
 
     /// Creates a group of `size` ranks for counting memory ([`meta`](crate::meta)): a rank of it with no others.
     #[must_use]
     pub fn traced(index: usize, size: usize, sharing: Sharing) -> Self {
-        Self { sharing, index, size, overlaps: false, silent: None, members: None, outer: None }
+        Self {
+            sharing,
+            index,
+            size,
+            overlaps: false,
+            by_gpu: ByGpu::default(),
+            silent: None,
+            members: None,
+            outer: None,
+        }
     }
 
     /// Returns the group whose ranks cut the slices of `outer` into slices among them: a tensor group, or one that shares heads, whose
@@ -98,6 +120,12 @@ impl SequenceGroup {
     #[must_use]
     pub fn overlapping(self, overlaps: bool) -> Self {
         Self { overlaps, ..self }
+    }
+
+    /// Sets which values the communicator exchanges in GPU memory. By default all go through the host.
+    #[must_use]
+    pub fn by_gpu(self, by_gpu: ByGpu) -> Self {
+        Self { by_gpu, ..self }
     }
 
     /// Returns whether a backward computes during exchanges.

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor, TensorId};
 use zero_kernels::Address;
 use zero_kernels::rows::Onto;
 
-use super::{CURRENT, FlatBuffer, Gradients, Part, Slot, defers, keep, tiles};
+use super::{CURRENT, FlatBuffer, Gradients, Part, Slot, keep, schedule_defers, tiles};
 use crate::device::{Array, Gpu};
 
 /// [`write`](super::write) for a gradient on a GPU. `make` receives the address of the place, f32 and row-major, and
@@ -13,7 +13,7 @@ pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, On
     if tiles::running() {
         candle_core::bail!("gradients in tiles of rows are unsupported on a GPU");
     }
-    if defers(parameter) {
+    if schedule_defers(parameter) {
         // Computed at once: deferring it would take GPU memory and save no time.
         let gradient = Array::room(gpu.device(), parameter.elem_count())?;
         make(gradient.address(&(0..gradient.len()))?, Onto::Nothing)?;

@@ -92,6 +92,19 @@ impl FlatBuffer {
         }
     }
 
+    /// Rounds values on a GPU to the dtype in which they were sent between ranks, so that every reader accepts them. Does nothing on
+    /// the host.
+    ///
+    /// # Errors
+    /// The GPU driver's error.
+    pub fn round_travelled(&mut self) -> Result<()> {
+        match self {
+            Self::Host(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Self::Device(array) => array.round_travelled(),
+        }
+    }
+
     /// Copies a range to the host. On a GPU, waits for all earlier work on the stream.
     ///
     /// # Errors

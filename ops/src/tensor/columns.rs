@@ -1,10 +1,16 @@
 //! Gathers columns that are cut among the ranks of a tensor group, for an evaluation.
 
+#[cfg(feature = "cuda")]
+use crate::gpu;
 use crate::graph::apply::apply1;
 use crate::graph::operand::rows;
+#[cfg(feature = "cuda")]
+use crate::graph::storage::take;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes};
 use crate::sequence::{Element, SequenceGroup, dense, of_element};
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 
@@ -71,6 +77,14 @@ impl CustomOp1 for GatherColumns {
         let shape = xl.shape();
         let all = of_element!(OP, xs.dtype(), T => T::to_cpu_storage_owned(self.run::<T>(&dense(xs, xl)?, shape)?));
         Ok((all, self.shape(shape)?))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+        let ((count, share), ranks) = (rows(OP, xl.shape())?, self.group.size());
+        let all = self.group.gather_on_gpu(&gpu::copied(OP, xs, xl)?)?()?.reshape((ranks, count, share))?;
+        let all = all.transpose(0, 1)?.reshape((count, ranks * share))?.narrow(1, 0, self.columns)?.contiguous()?;
+        Ok((gpu::storage(take(&all)?)?, self.shape(xl.shape())?))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {

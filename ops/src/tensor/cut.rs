@@ -192,6 +192,12 @@ impl OwnEntries {
         self.own.len()
     }
 
+    /// Returns the entries of this rank among those of the whole vocabulary.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn range(&self) -> &Range<usize> {
+        &self.own
+    }
+
     /// Returns the place of an entry among those of this rank.
     pub(crate) fn place(&self, entry: usize) -> Option<usize> {
         self.own.contains(&entry).then(|| entry - self.own.start)

@@ -15,6 +15,7 @@
 
 mod columns;
 mod cut;
+mod exchanges;
 mod slices;
 mod vocabulary;
 
@@ -121,7 +122,7 @@ fn whole(x: &Tensor, along: Along, run: impl FnOnce(&Tensor) -> Result<Tensor>) 
     match SequenceGroup::of_layers() {
         None => run(x),
         Some(group) => {
-            let x = slices::gather(x, &group, along)?;
+            let x = exchanges::gather(x, &group, along)?;
             group.gathered(along, || run(&x))
         }
     }
@@ -142,7 +143,7 @@ pub fn own_heads(model: &str, heads: usize) -> Result<usize> {
 /// Sums `[batch, time, …]` over the ranks of the tensor group, and returns this rank's slice.
 pub(crate) fn sum_to_slices(y: &Tensor) -> Result<Tensor> {
     match SequenceGroup::of_layers() {
-        Some(group) => slices::sum(y, None, &group, Along::Positions),
+        Some(group) => exchanges::sum(y, None, &group, Along::Positions),
         None => bail!("a table that is cut among ranks is read outside of a tensor group"),
     }
 }
@@ -185,7 +186,7 @@ impl<L> RowParallel<L> {
         let Some((group, along)) = SequenceGroup::of_gathered() else {
             bail!("a map with cut inputs runs inside of `whole_sequences` or `whole_rows`");
         };
-        slices::sum(y, self.bias.as_ref(), &group, along)
+        exchanges::sum(y, self.bias.as_ref(), &group, along)
     }
 }
 

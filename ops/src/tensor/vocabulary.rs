@@ -1,7 +1,7 @@
 //! A head whose classes are cut among the ranks of a tensor group, and its loss.
 
 use super::columns::gather_columns;
-use super::{Along, OwnEntries, slices};
+use super::{Along, OwnEntries, exchanges};
 use crate::Linear;
 use crate::kernel::{Isa, softmax as kernel};
 use crate::linear::cross_entropy::linear_cross_entropy_of;
@@ -52,7 +52,7 @@ impl VocabParallel {
             None => head.forward(x),
             Some(OwnEntries { all, .. }) => {
                 let group = tensor_group()?;
-                let own = head.forward(&slices::gather(x, &group, Along::Positions)?)?;
+                let own = head.forward(&exchanges::gather(x, &group, Along::Positions)?)?;
                 gather_columns(&own, &group, *all)
             }
         }
@@ -74,7 +74,7 @@ impl VocabParallel {
             None => linear_cross_entropy_of(x, weight, targets, (gradient, z_loss), None),
             Some(entries) => {
                 let group = tensor_group()?;
-                let x = slices::gather(x, &group, Along::Positions)?;
+                let x = exchanges::gather(x, &group, Along::Positions)?;
                 let own = OfRank { group, entries: entries.clone() };
                 linear_cross_entropy_of(&x, weight, targets, (gradient, z_loss), Some(&own))
             }
@@ -99,6 +99,18 @@ impl OfRank {
     /// Returns the number of all classes.
     pub(crate) fn classes(&self) -> usize {
         self.entries.all
+    }
+
+    /// Returns the ranks.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn group(&self) -> &SequenceGroup {
+        &self.group
+    }
+
+    /// Returns the classes of this rank among all.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn entries(&self) -> &OwnEntries {
+        &self.entries
     }
 
     /// Returns the number of ranks.

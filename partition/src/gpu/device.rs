@@ -15,8 +15,7 @@ use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
-pub(crate) use super::buffer::{storage_of, to_send};
-use super::{elsewhere, on_no_gpu};
+use super::elsewhere;
 use crate::error::ZeroError;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
@@ -257,20 +256,22 @@ pub(crate) fn travelled(values: FlatBuffer, dtype: DType) -> Result<FlatBuffer, 
     Ok(FlatBuffer::Device(array.travelled(dtype)?))
 }
 
+/// Wraps the first `len` values of a storage.
+pub(crate) fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer, ZeroError> {
+    Ok(device::to_send(storage, len)?)
+}
+
+/// Returns the storage that a buffer wraps.
+pub(crate) fn storage_of(buffer: Buffer) -> Result<CudaStorage, ZeroError> {
+    Ok(device::storage_of(buffer)?)
+}
+
 /// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
 ///
 /// # Errors
 /// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
 pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
-    let Device::Cuda(gpu) = tensor.device() else { return Err(on_no_gpu(tensor.device())) };
-    let (elements, tensor) = (tensor.elem_count(), tensor.contiguous()?);
-    let mut copied = device::room(gpu, tensor.dtype(), elements)?;
-    let (storage, layout) = tensor.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cuda(storage), Some((start, end))) => device::copy(storage, start..end, &mut copied, 0..elements)?,
-        _ => return Err(on_no_gpu(tensor.device())),
-    }
-    to_send(copied, elements)
+    Ok(device::copied_to_send(tensor)?)
 }
 
 /// Allocates a buffer on a GPU to receive values from another GPU.
@@ -278,6 +279,5 @@ pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
 /// # Errors
 /// Fails if the GPU is out of memory, or the dtype is not f32, bf16 or f16.
 pub fn gpu_room(device: &Device, dtype: DType, elements: usize) -> Result<Buffer, ZeroError> {
-    let Device::Cuda(gpu) = device else { return Err(on_no_gpu(device)) };
-    to_send(device::room(gpu, dtype, elements)?, elements)
+    Ok(device::room_to_receive(device, dtype, elements)?)
 }

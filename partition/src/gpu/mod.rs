@@ -5,15 +5,11 @@
 //! its `Gpu` has no value, so the code that calls it needs no feature.
 
 #[cfg(feature = "cuda")]
-mod buffer;
-#[cfg(feature = "cuda")]
 #[path = "device.rs"]
 mod of_program;
 #[cfg(not(feature = "cuda"))]
 #[path = "none.rs"]
 mod of_program;
-
-use candle_core::Device;
 
 pub(crate) use of_program::{
     Arriving, Gpu, add_to_host, copy, download, packed, storage_of, to_send, travelled, unpacked,
@@ -25,8 +21,4 @@ use crate::error::ZeroError;
 /// Returns the error for values that should be on a GPU.
 pub(crate) fn elsewhere() -> ZeroError {
     ZeroError::internal("state that should be on a GPU is on the host")
-}
-
-fn on_no_gpu(device: &Device) -> ZeroError {
-    ZeroError::internal(format!("values sent between GPUs must be on a GPU, but are on {device:?}"))
 }

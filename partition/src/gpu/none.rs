@@ -12,7 +12,7 @@ use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
-use super::{elsewhere, on_no_gpu};
+use super::elsewhere;
 use crate::error::ZeroError;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
@@ -155,4 +155,8 @@ pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
 /// Fails if the GPU is out of memory, or the dtype is not f32, bf16 or f16.
 pub fn gpu_room(device: &Device, _: DType, _: usize) -> Result<Buffer, ZeroError> {
     Err(on_no_gpu(device))
+}
+
+fn on_no_gpu(device: &Device) -> ZeroError {
+    ZeroError::internal(format!("values sent between GPUs must be on a GPU, but are on {device:?}"))
 }

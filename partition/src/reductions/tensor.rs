@@ -11,14 +11,14 @@ use zero_pipeline::SegmentId;
 use super::Reductions;
 use super::reduced::not_reduced;
 use crate::error::ZeroError;
-use crate::kept::{Grads, KeptGradient};
+use crate::kept::KeptGradient;
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
 
 impl Reductions {
     /// Sums over the tensor group, if there is one, what this rank updates of the parameters that are not cut. One collective for
-    /// all of them, in f32.
+    /// all of them, in f32, on the host.
     pub(crate) fn sum_over_tensor_group(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
         let Some(group) = rank.groups.tensor() else { return Ok(()) };
         let parts: Vec<(SegmentId, Range<usize>)> =
@@ -28,12 +28,17 @@ impl Reductions {
         let mut values = Vec::with_capacity(elements);
         for (id, range) in &parts {
             self.settle(rank, memory, *id)?;
-            match self.reduced(*id)?.host() {
-                Some(Grads::F32(gradients)) => values.extend_from_slice(&gradients[range.clone()]),
-                Some(Grads::Bf16(gradients)) => {
-                    values.extend(gradients[range.clone()].iter().map(|value| value.to_f32()))
+            match self.segments[*id].reduced.as_mut() {
+                Some(KeptGradient::F32(gradients)) => {
+                    gradients.round_travelled()?;
+                    let start = values.len();
+                    values.resize(start + range.len(), 0.0);
+                    gradients.read(range.clone(), &mut values[start..])?;
                 }
-                None => return Err(ZeroError::internal("the gradients of a tensor group are on the host")),
+                Some(KeptGradient::Bf16(gradients)) => {
+                    values.extend(gradients[range.clone()].iter().map(|value| value.to_f32()));
+                }
+                None => return Err(not_reduced()),
             }
         }
         let summed = group.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?;
@@ -42,10 +47,7 @@ impl Reductions {
             let (part, later) = rest.split_at(range.len());
             rest = later;
             match self.segments[id].reduced.as_mut() {
-                Some(KeptGradient::F32(gradients)) => match gradients.host_mut() {
-                    Some(gradients) => gradients[range].copy_from_slice(part),
-                    None => return Err(ZeroError::internal("the gradients of a tensor group are on the host")),
-                },
+                Some(KeptGradient::F32(gradients)) => gradients.write(range.start, part)?,
                 Some(KeptGradient::Bf16(gradients)) => {
                     gradients[range].iter_mut().zip(part).for_each(|(to, &sum)| *to = half::bf16::from_f32(sum));
                 }

@@ -37,23 +37,38 @@ fn too_little_memory_is_said_in_words() {
 #[test]
 fn the_gpu_holds_what_was_planned() {
     const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
-    let Ok(zero) = std::env::var(CHILD) else {
+    // Ranks, the section `zero_optimization`, and further keys.
+    const CASES: [(usize, &str, &str); 8] = [
+        (1, "{stage: 0}", ""),
+        (1, "{stage: 1, offload_optimizer: {device: cpu}}", ""),
+        (1, "{stage: 3, stage3_param_persistence_threshold: 0}", ""),
+        (
+            1,
+            "{stage: 3, stage3_param_persistence_threshold: 0, offload_optimizer: {device: cpu}, \
+             offload_param: {device: cpu}}",
+            "",
+        ),
+        (2, "{stage: 1}", "tensor_parallel: {autotp_size: 2}\nlauncher: {gpu_transport: nccl}"),
+        (2, "{stage: 1}", "tensor_parallel: {autotp_size: 2}\nlauncher: {gpu_transport: host}"),
+        (2, "{stage: 3}", "sequence_parallel_size: 2\nlauncher: {gpu_transport: nccl}"),
+        (2, "{stage: 0}", "sequence_parallel_size: 2\nlauncher: {gpu_transport: host}"),
+    ];
+    let Ok(case) = std::env::var(CHILD) else {
         if !mock::only_the_mock() || !has_gpu() {
             return;
         }
-        for zero in [
-            "{stage: 0}",
-            "{stage: 1, offload_optimizer: {device: cpu}}",
-            "{stage: 3, stage3_param_persistence_threshold: 0}",
-            "{stage: 3, stage3_param_persistence_threshold: 0, offload_optimizer: {device: cpu}, offload_param: {device: cpu}}",
-        ] {
+        for (index, case) in CASES.iter().enumerate() {
+            if case.0 > 1 && !mock::has_gpus(case.0) {
+                continue;
+            }
             let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-            let output =
-                command.args(["--exact", "memory::the_gpu_holds_what_was_planned"]).env(CHILD, zero).output().unwrap();
-            assert!(output.status.success(), "{zero}: {}", String::from_utf8_lossy(&output.stdout));
+            command.args(["--exact", "memory::the_gpu_holds_what_was_planned"]).env(CHILD, index.to_string());
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{case:?}: {}", String::from_utf8_lossy(&output.stdout));
         }
         return;
     };
+    let (ranks, zero, more) = CASES[case.parse::<usize>().unwrap()];
     assert!(mock::ready());
     // Every product uses the largest workspace that it may. Next to such a small model the workspace is large, so it is
     // subtracted.
@@ -65,10 +80,10 @@ fn the_gpu_holds_what_was_planned() {
     let text = format!(
         "train_micro_batch_size_per_gpu: 4\ntraining: {{device: cuda}}\nzero_optimization: {zero}\n\
          model: {{type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 4}}\n\
-         data: {{train: {}, tokenizer: byte, sequence_length: 64}}\noptimizer: {{type: AdamW}}",
+         data: {{train: {}, tokenizer: byte, sequence_length: 64}}\noptimizer: {{type: AdamW}}\n{more}",
         data.display()
     );
-    let config = Config::with_world_size("test.yaml", text, 1).unwrap_or_else(|error| panic!("{error}"));
+    let config = Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|error| panic!("{error}"));
     let layers = zero_train::configured_layers(&config, Some(256)).unwrap();
     let plan = zero_planner::Plan::new(config.clone(), layers).unwrap();
     let planned = plan.value()["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap();
@@ -81,15 +96,17 @@ fn the_gpu_holds_what_was_planned() {
         plan.exceeded(&[limit(MemoryKind::Gpu, planned - 1), enough[1]]).map(|it| it.memory),
         Some(MemoryKind::Gpu)
     );
-    assert_eq!(Limit::all_of_rank(&config, 1)[0].memory, MemoryKind::Gpu);
+    assert_eq!(Limit::all_of_rank(&config, ranks)[0].memory, MemoryKind::Gpu);
     let planned = planned as f64;
-    let measured = world(1, |comm| {
+    let measured = world(ranks, |comm| {
         let mut steps = zero_train::train::Steps::open(&config, &comm).unwrap();
         for _ in 0..3 {
             steps.step().unwrap();
         }
         steps.engine().peak_gpu_bytes().unwrap() as f64
     });
-    let share = (measured[0] - workspace) / (planned - workspace);
-    assert!((0.7..1.1).contains(&share), "{zero}: {} of {planned} planned", measured[0]);
+    for measured in measured {
+        let share = (measured - workspace) / (planned - workspace);
+        assert!((0.7..1.1).contains(&share), "{zero}, {more}: {measured} of {planned} planned");
+    }
 }

@@ -133,8 +133,18 @@ fn streams_wait_for_events() {
 #[test]
 fn attention_gets_the_shared_memory_that_it_needs() {
     let Some(bench) = Bench::new() else { return };
-    let of =
-        Geometry { batch: 1, time: 40, heads: 1, kv_heads: 1, size: 128, dtype: Dtype::F32, packed: false, firsts: 0 };
+    let of = Geometry {
+        batch: 1,
+        time: 40,
+        heads: 1,
+        kv_heads: 1,
+        size: 128,
+        dtype: Dtype::F32,
+        packed: false,
+        firsts: 0,
+        from: 0,
+        later: 0,
+    };
     let count = 40 * 128;
     // All keys are equal, so a position's result is the mean of the values up to it.
     let [q, k, v] = [numbers(count, 1.0), vec![0.25; count], numbers(count, 2.0)];

@@ -12,7 +12,7 @@ use zero_cuda::{Allocation, Event};
 use zero_kernels::activation::{self, Function};
 use zero_kernels::attention::{self, Geometry, Saved};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream};
-use zero_kernels::dropout::{Mask, dropout};
+use zero_kernels::dropout::{Mask, Place, dropout};
 use zero_kernels::embedding::{self, Lookup};
 use zero_kernels::gradient_norm::{SQUARES, Squared, square_sums};
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
@@ -174,7 +174,7 @@ impl<'a> Bed<'a> {
         let mask = Mask { key: [1, 2], first_sample: 0, probability: 0.1, scale: 1.0 / 0.9 };
         self.measure("dropout", 4 * w, 0, |room| {
             let [x, y] = room.take_each(2 * w);
-            self.work(dropout(t, [tokens, width.into()], &mask, [x, y]))
+            self.work(dropout(t, &Place::whole([tokens, width.into()]), &mask, [x, y]))
         });
         let q = tokens * u64::from(heads[0]) * 64;
         self.measure("rotary", 4 * q, 0, |room| {
@@ -318,7 +318,18 @@ impl<'a> Bed<'a> {
     /// The forward takes two products over the lower half of the scores, the backward five.
     fn attention(&self) {
         let Model { batch, time, heads: [heads, kv_heads], .. } = self.model;
-        let of = Geometry { batch, time, heads, kv_heads, size: 64, dtype: Dtype::Bf16, packed: false, firsts: 0 };
+        let of = Geometry {
+            batch,
+            time,
+            heads,
+            kv_heads,
+            size: 64,
+            dtype: Dtype::Bf16,
+            packed: false,
+            firsts: 0,
+            from: 0,
+            later: 0,
+        };
         let [q, kv] = [heads, kv_heads].map(|heads| 2 * 64 * u64::from(batch * time * heads));
         let statistic = 4 * u64::from(batch * time * heads);
         let product = u64::from(batch * heads) * u64::from(time).pow(2) * 64;

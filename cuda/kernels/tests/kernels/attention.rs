@@ -123,6 +123,38 @@ impl Case {
         })
     }
 
+    /// Rows of a range of the positions of every sample.
+    fn rows(&self, all: &[f32], positions: std::ops::Range<u32>, heads: u32) -> Vec<f32> {
+        let range = |sample| self.at(heads, sample, positions.start, 0)..self.at(heads, sample, positions.end, 0);
+        (0..self.of.batch).flat_map(|sample| all[range(sample)].to_vec()).collect()
+    }
+
+    /// The result and the gradients of the queries at some positions alone, and of all keys and values.
+    fn of_positions(&self, from: u32, to: u32) -> Option<[Vec<f32>; 4]> {
+        let (dtype, heads) = (self.of.dtype, self.of.heads);
+        on_device(|device| {
+            let mut firsts = Memory::integers(&self.firsts);
+            let of = Geometry { firsts: firsts.address(), from, time: to, later: self.of.time - to, ..self.of };
+            let statistics = (of.batch * heads * (to - from) * 4) as usize;
+            let (mut log_sums, mut deltas) = (Memory::unwritten(statistics), Memory::unwritten(statistics));
+            let mut q = Memory::floats(dtype, &self.rows(&self.qkv[0], from..to, heads));
+            let mut d_out = Memory::floats(dtype, &self.rows(&self.d_out, from..to, heads));
+            let [mut k, mut v] = [1, 2].map(|which: usize| Memory::floats(dtype, &self.qkv[which]));
+            let count = (of.batch * (to - from) * heads * of.size) as usize;
+            let [mut out, mut dq] = [(); 2].map(|()| Memory::floats(dtype, &vec![f32::NAN; count]));
+            // Keys that no query sees keep their zeros.
+            let [mut dk, mut dv] = [(); 2].map(|()| Memory::floats(dtype, &vec![0.0; self.qkv[1].len()]));
+            let qkv = [&mut q, &mut k, &mut v].map(Memory::address);
+            let saved = Saved { qkv, out: out.address(), log_sums: log_sums.address(), d_out: d_out.address() };
+            let gradients = [&mut dq, &mut dk, &mut dv].map(Memory::address);
+            device.run(&forward(&of, qkv, saved.out, saved.log_sums).unwrap());
+            for launch in backward(&of, &saved, gradients, deltas.address()).unwrap() {
+                device.run(&launch);
+            }
+            [out, dq, dk, dv].map(|memory| memory.to_floats(dtype))
+        })
+    }
+
     /// Checks that each number is as close to the exact one as rounding allows. For 16-bit types these are rounded to
     /// the type, or to its smallest numbers: a probability or the gradient of a score, Σ out·d_out through the result,
     /// and the number itself. For f32, scores reach 6 and have errors of 6 units, which e^score inherits.
@@ -141,8 +173,18 @@ impl Case {
     }
 }
 
-const SMALL: Geometry =
-    Geometry { batch: 2, time: 70, heads: 2, kv_heads: 1, size: 24, dtype: Dtype::F32, packed: false, firsts: 0 };
+const SMALL: Geometry = Geometry {
+    batch: 2,
+    time: 70,
+    heads: 2,
+    kv_heads: 1,
+    size: 24,
+    dtype: Dtype::F32,
+    packed: false,
+    firsts: 0,
+    from: 0,
+    later: 0,
+};
 
 #[test]
 fn every_type_and_every_size_of_a_head() {
@@ -212,11 +254,56 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
     }
 }
 
+/// Queries of a part of the positions have the bits that they have among all, and the gradients of keys and values of all
+/// parts add up to those of the whole.
+#[test]
+fn queries_of_a_part_of_the_positions() {
+    for (dtype, size, time, ends) in [
+        (Dtype::F32, 24, 70, [0, 13, 32, 70].as_slice()),
+        (Dtype::F32, 128, 70, &[0, 40, 70]),
+        (Dtype::Bf16, 24, 150, &[0, 8, 70, 150]),
+        (Dtype::F16, 64, 200, &[0, 132, 200]),
+        (Dtype::Bf16, 128, 100, &[0, 67, 100]),
+    ] {
+        for documents in [false, true] {
+            let of = Geometry {
+                batch: if documents { 2 } else { 1 },
+                heads: if size == 24 { 2 } else { 1 },
+                time,
+                size,
+                dtype,
+                ..SMALL
+            };
+            let whole = Case::new(of, documents);
+            let (Some(want), sizes) = (whole.found(), whole.exact()) else { return };
+            let mut sums = [2, 3].map(|index: usize| vec![0.0; want[index].len()]);
+            for part in ends.windows(2) {
+                let found = whole.of_positions(part[0], part[1]).unwrap();
+                for (index, which) in [(0, "out"), (1, "dq")] {
+                    let expected = whole.rows(&want[index], part[0]..part[1], of.heads);
+                    assert!(found[index] == expected, "{which} of {part:?} of {of:?}");
+                }
+                for (sum, found) in sums.iter_mut().zip(&found[2..]) {
+                    sum.iter_mut().zip(found).for_each(|(sum, &part)| *sum += f64::from(part));
+                }
+            }
+            for (index, sum) in [(2, &sums[0]), (3, &sums[1])] {
+                for ((&sum, &want), &[_, size]) in sum.iter().zip(&want[index]).zip(&sizes[index]) {
+                    let bound = 4.0 * epsilon(dtype) * size + 1e-4;
+                    assert!((sum - f64::from(want)).abs() <= bound, "{sum} for {want} of {of:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn unsupported_geometries_are_rejected() {
     let message = |of: Geometry| forward(&of, [0; 3], 0, 0).unwrap_err().to_string();
     let large = message(Geometry { size: 160, ..SMALL });
     assert_eq!(large, "attention on a GPU: a head must have 1 to 128 elements, got 160");
     let odd = message(Geometry { heads: 3, kv_heads: 2, ..SMALL });
+    let packed = message(Geometry { from: 8, packed: true, ..SMALL });
+    assert!(packed.contains("must be those of whole sequences"), "{packed}");
     assert_eq!(odd, "attention on a GPU: 3 heads are not a multiple of 2 key and value heads");
 }

@@ -3,7 +3,7 @@
 
 use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};
-use zero_kernels::dropout::{Mask, dropout};
+use zero_kernels::dropout::{Mask, Place, dropout};
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::rows::{self, BLOCK, Onto};
 
@@ -140,7 +140,9 @@ fn dropout_depends_only_on_an_elements_index() {
             let x = rounded(dtype, &numbers(9, (samples * size) as usize));
             let Some(y) = on_device(|device| {
                 let (mut from, mut y) = (Memory::floats(dtype, &x), Memory::floats(dtype, &vec![f32::NAN; x.len()]));
-                device.run(&dropout(dtype, [samples, size], &mask, [from.address(), y.address()]).unwrap());
+                device.run(
+                    &dropout(dtype, &Place::whole([samples, size]), &mask, [from.address(), y.address()]).unwrap(),
+                );
                 y.to_floats(dtype)
             }) else {
                 return;
@@ -152,6 +154,43 @@ fn dropout_depends_only_on_an_elements_index() {
                 if uniform < mask.probability { 0.0 } else { x * mask.scale }
             });
             assert_eq!(y, rounded(dtype, &want.collect::<Vec<_>>()), "{dtype:?} {samples}×{size}");
+        }
+    }
+}
+
+/// A part of the rows and columns of larger samples has the elements that the whole samples have there.
+#[test]
+fn dropout_of_a_part_has_the_mask_of_the_whole() {
+    let mask = Mask { key: [3, 1], first_sample: 5, probability: 0.4, scale: 1.0 / 0.6 };
+    for (all, first, rows, column, width) in
+        [(40u64, 2u64, 3u64, 16u64, 8u64), (24, 1, 2, 3, 5), (16, 0, 4, 8, 7), (33, 2, 2, 0, 33)]
+    {
+        const ROWS: u64 = 6;
+        let (samples, apart) = (2, all);
+        for dtype in Dtype::ALL {
+            let x = rounded(dtype, &numbers(9, (samples * ROWS * all) as usize));
+            let part: Vec<f32> = (0..samples * rows)
+                .flat_map(|row| {
+                    let at = ((row / rows * ROWS + first + row % rows) * all + column) as usize;
+                    x[at..at + width as usize].to_vec()
+                })
+                .collect();
+            let Some((y, of_part)) = on_device(|device| {
+                let run = |x: &[f32], place: Place| {
+                    let mut x = Memory::floats(dtype, x);
+                    device.run(&dropout(dtype, &place, &mask, [x.address(), x.address()]).unwrap());
+                    x.to_floats(dtype)
+                };
+                let (stride, first) = (rows * width, first * all + column);
+                let place = Place { samples, rows, width, stride, first, apart };
+                (run(&x, Place::whole([samples, ROWS * all])), run(&part, place))
+            }) else {
+                return;
+            };
+            for (row, got) in (0..).zip(of_part.chunks(width as usize)) {
+                let at = ((row / rows * ROWS + first + row % rows) * all + column) as usize;
+                assert_eq!(got, &y[at..at + width as usize], "{dtype:?}, row {row} of {width} columns");
+            }
         }
     }
 }

@@ -3,22 +3,27 @@
 
 use zero_kernels::Dtype;
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
-use zero_kernels::indices::{Fault, IndexType, NO_TARGET, indices};
+use zero_kernels::indices::{ELSEWHERE, Fault, IndexType, Limits, NO_TARGET, indices};
 
 use crate::{Memory, numbers, on_device, rounded};
 
 /// Converts indices to u32; returns them with the recorded fault.
 fn taken(of: IndexType, bytes: &[u8], count: u32, limit: u32) -> Option<(Vec<u64>, Fault)> {
+    taken_of(of, bytes, count, &Limits::whole(limit))
+}
+
+/// Does the same for indices of which a rank has some.
+fn taken_of(of: IndexType, bytes: &[u8], count: u32, limits: &Limits) -> Option<(Vec<u64>, Fault)> {
     on_device(|device| {
         let mut from = Memory::integers(&bytes.chunks(4).map(word).collect::<Vec<_>>());
         // Targets are followed by their number.
         let written = count as usize + usize::from(of == IndexType::Targets);
         let (mut to, mut fault) = (Memory::unwritten(written * 4), Memory::integers(&[0; 8]));
         let at = [from.address(), to.address()];
-        device.run(&indices(of, count, limit, at, fault.address(), 4));
+        device.run(&indices(of, count, limits, at, fault.address(), 4));
         // The first recorded fault is not overwritten.
-        device.run(&indices(of, count, 1, at, fault.address(), 5));
-        device.run(&indices(of, count, limit, at, fault.address(), 6));
+        device.run(&indices(of, count, &Limits::whole(1), at, fault.address(), 5));
+        device.run(&indices(of, count, limits, at, fault.address(), 6));
         (to.bytes().chunks(4).map(|bytes| word(bytes).into()).collect(), fault.to_fault())
     })
 }
@@ -96,6 +101,16 @@ fn rows_are_looked_up() {
         assert!(y[15..].iter().copied().eq(row(2)) && y[5..10].iter().all(|&x| f32::from_bits(x).is_nan()));
     }
     assert!(gather(&Lookup { count: 0, ..of(Dtype::F32) }, 0, 0, 0).is_none());
+}
+
+/// This rank has the indices 3 to 6 of 10.
+#[test]
+fn indices_of_other_ranks_have_no_place_here() {
+    let bytes: Vec<u8> = [3i64, 0, 6, 7, 9, 10, -100, 5].iter().flat_map(|x| x.to_ne_bytes()).collect();
+    let Some((found, fault)) = taken_of(IndexType::Targets, &bytes, 8, &Limits { all: 10, own: 3..7 }) else { return };
+    let [elsewhere, none, ignored] = [ELSEWHERE, u32::MAX, NO_TARGET].map(u64::from);
+    assert_eq!(found, [0, elsewhere, 3, elsewhere, elsewhere, none, ignored, 2, 7]);
+    assert_eq!(fault, Fault { what: 4, details: [10, 5, 10] });
 }
 
 /// Indices of which some are frequent, most occur once or never, and every hundredth is invalid.

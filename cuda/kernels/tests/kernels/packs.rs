@@ -3,7 +3,7 @@
 
 use zero_kernels::activation::{self, Function};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream, rescale};
-use zero_kernels::dropout::{Mask, dropout};
+use zero_kernels::dropout::{Mask, Place, dropout};
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
 use zero_kernels::optimizer::{add_to, narrow, widen};
@@ -190,7 +190,7 @@ fn samples_with_dropout() {
             let all = vec![operand(dtype, 1, count), (dtype, vec![f32::NAN; count])];
             for one in [false, true] {
                 check_all_alignments(&format!("dropout {dtype:?} {samples} × {size}"), &all, |device, at| {
-                    in_turns(device, dropout(dtype, [samples, size], &mask, [at[0], at[1]]), one);
+                    in_turns(device, dropout(dtype, &Place::whole([samples, size]), &mask, [at[0], at[1]]), one);
                 });
             }
         }

@@ -1,0 +1,130 @@
+//! Passes candle's storages to collectives as GPU memory.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor, bail};
+use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
+
+use super::{Mark, address_of, copy, download, elements_of, room};
+use crate::sequence::{Element, of_element};
+
+/// Values on the GPU. They are complete once the stream has passed `written`.
+struct Moving {
+    storage: CudaStorage,
+    len: usize,
+    dtype: Dtype,
+    address: u64,
+    written: Mark,
+}
+
+impl std::fmt::Debug for Moving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} at {:#x}", self.len, self.dtype, self.address)
+    }
+}
+
+const OP: &str = "collective";
+
+fn dtype_of(storage: &CudaStorage) -> Result<Dtype> {
+    match storage.dtype() {
+        DType::F32 => Ok(Dtype::F32),
+        DType::BF16 => Ok(Dtype::Bf16),
+        DType::F16 => Ok(Dtype::F16),
+        other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
+    }
+}
+
+/// Wraps the first `len` values of a storage.
+///
+/// # Errors
+/// Fails if the storage has fewer values, or its dtype is not f32, bf16 or f16.
+pub fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer> {
+    let dtype = dtype_of(&storage)?;
+    if len > elements_of(&storage) {
+        bail!("{OP}: {len} values of a storage of {}", elements_of(&storage));
+    }
+    let (address, written) = (address_of(&storage)?, Mark::new(&storage.device)?);
+    Ok(Buffer::Device(DeviceBuffer::new(Moving { storage, len, dtype, address, written })))
+}
+
+/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
+///
+/// # Errors
+/// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
+pub fn copied_to_send(tensor: &Tensor) -> Result<Buffer> {
+    let (elements, tensor) = (tensor.elem_count(), tensor.contiguous()?);
+    let (storage, layout) = tensor.storage_and_layout();
+    let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
+        bail!("{OP}: expected values on a GPU, got some on {:?}", tensor.device());
+    };
+    let mut copied = room(&storage.device, tensor.dtype(), elements)?;
+    copy(storage, start..end, &mut copied, 0..elements)?;
+    to_send(copied, elements)
+}
+
+/// Allocates a buffer on a GPU to receive values from other GPUs.
+///
+/// # Errors
+/// Fails if the GPU is out of memory, or the dtype is not f32, bf16 or f16.
+pub fn room_to_receive(device: &Device, dtype: DType, elements: usize) -> Result<Buffer> {
+    match device {
+        Device::Cuda(device) => to_send(room(device, dtype, elements)?, elements),
+        other => bail!("{OP}: cannot allocate GPU memory on {other:?}"),
+    }
+}
+
+/// Returns the storage that a buffer wraps.
+///
+/// # Errors
+/// Fails if [`to_send`] did not make the buffer.
+pub fn storage_of(buffer: Buffer) -> Result<CudaStorage> {
+    let Buffer::Device(buffer) = buffer else { bail!("{OP}: values on the host instead of a GPU") };
+    match buffer.downcast::<Moving>() {
+        Ok(moving) => Ok(moving.storage),
+        Err(_) => bail!("{OP}: a buffer that this rank did not pass in"),
+    }
+}
+
+// SAFETY: the storage holds at least `len` elements of `dtype` at `address`, nothing else refers to it, and it is
+// freed after all of candle's work on its stream; collectives return it, or keep it alive, until they are done with
+// it.
+unsafe impl DeviceMemory for Moving {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn device(&self) -> usize {
+        self.storage.device.cuda_stream().context().ordinal()
+    }
+
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn written(&self) -> Option<u64> {
+        Some(self.written.raw())
+    }
+
+    fn to_host(&self) -> std::result::Result<Buffer, String> {
+        let values = || {
+            of_element!(OP, self.storage.dtype(), T => {
+                T::buffer_of(download(&self.storage, 0..self.len)?)
+            })
+        };
+        values().map_err(|error| error.to_string())
+    }
+
+    fn duplicate(&self) -> std::result::Result<Box<dyn DeviceMemory>, String> {
+        let dtype: DType = self.storage.dtype();
+        let copied = || {
+            let mut to = room(&self.storage.device, dtype, self.len)?;
+            copy(&self.storage, 0..self.len, &mut to, 0..self.len)?;
+            let (address, written) = (address_of(&to)?, Mark::new(&to.device)?);
+            Ok::<_, candle_core::Error>(Moving { storage: to, len: self.len, dtype: self.dtype, address, written })
+        };
+        Ok(Box::new(copied().map_err(|error| error.to_string())?))
+    }
+}
