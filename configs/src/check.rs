@@ -169,7 +169,7 @@ impl Check<'_> {
             false => nearest::unknown_key(path, &entry.key, keys, beside),
         };
         if let Some(near) = near {
-            // Do not report the key that was meant as missing.
+            // Do not also report the intended key as missing.
             self.report.poison(join(path, near));
         }
         // DeepSpeed ignores unknown keys at the top of the file.

@@ -81,7 +81,7 @@ impl<'c> Reader<'c> {
         (name, self.value(name, default))
     }
 
-    /// Returns a list as long as the model has layers.
+    /// Returns a list with one entry per layer, and rejects any other value.
     fn per_layer(&mut self, name: &'static str, layers: usize) -> Option<&'c Vec<Json>> {
         let value = self.get(name)?;
         let list = value.as_array().filter(|list| list.len() == layers);

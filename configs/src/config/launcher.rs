@@ -62,7 +62,7 @@ choice! {
         Auto = "auto",
         /// NCCL.
         Nccl = "nccl",
-        /// Host memory, with the ranks' own transport.
+        /// Host memory, over `launcher.transport`.
         Host = "host",
     }
 }

@@ -142,7 +142,7 @@ fn depth(keys: &mut Reader<'_, '_>) -> Option<usize> {
 const OPERATIONS: [&str; 9] =
     ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "recv", "barrier", "split"];
 
-/// Maps a name of DeepSpeed to the name of the operation; DeepSpeed has several names for some operations.
+/// Maps DeepSpeed's name of an operation to the name here; several names may map to one.
 fn operation(name: &str) -> Option<&'static str> {
     let name = match name {
         "all_gather_into_tensor" | "all_gather_coalesced" => "all_gather",

@@ -120,7 +120,7 @@ impl Optimizer {
         }
     }
 
-    /// Checks the optimizer of all parameters without one of their own.
+    /// Checks this optimizer, which updates all parameters that have no optimizer of their own.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
         let mut without_own = config.training.param_groups.iter().flatten().filter(|group| group.optimizer.is_none());
         let has_eight_bits = self.has_eight_bits() || without_own.any(|group| group.optim_bits == Some(8));
@@ -184,7 +184,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns the name of an optimizer that updates whole parameters in f32, in host memory.
+    /// Returns the optimizer's name if it updates whole parameters, in f32 and in host memory; otherwise `None`.
     pub fn of_whole_parameters(&self) -> Option<&'static str> {
         match self {
             Self::Muon(_) => Some("Muon"),
@@ -194,7 +194,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns why no other optimizer can update some of the parameters of a run with this one.
+    /// Returns why a run with this optimizer can have no other optimizer; `None` if it can.
     pub(crate) fn stands_alone(&self) -> Option<&'static str> {
         match self {
             Self::ScheduleFree(_) => Some("AdamWScheduleFree averages the weights of all parameters"),
@@ -211,8 +211,8 @@ impl Optimizer {
         matches!(self, Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_))
     }
 
-    /// Returns the bits of a state's value, and the elements from which a parameter has states in 8 bits; `None` for an
-    /// optimizer without states in 8 bits.
+    /// Returns the bits of each value of the states, and the number of elements from which on a parameter has states in 8 bits; `None`
+    /// if the optimizer supports no states in 8 bits.
     pub fn optim_bits(&self) -> Option<(usize, usize)> {
         match self {
             Self::AdamW(Adam { optim_bits, min_8bit_size, .. })
@@ -221,7 +221,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns whether parameters without another number of bits have states in 8 bits.
+    /// Returns whether states have 8 bits by default.
     pub(crate) fn has_eight_bits(&self) -> bool {
         self.optim_bits().is_some_and(|(bits, _)| bits == 8)
     }

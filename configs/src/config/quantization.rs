@@ -12,7 +12,7 @@ section! {
     /// `quantization_config`, with the names of transformers' `BitsAndBytesConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Quantization(keys) in Config::quantization_config {
-        /// The library whose formats these are.
+        /// The library that defines the formats.
         pub quant_method: QuantizationMethod = key(QuantizationMethod::KIND, "bitsandbytes", "Library whose formats these are");
         /// Store weights with 4 bits per element.
         pub load_in_4bit: bool = key(Kind::Bool, "false", "Store the weights of linear maps in 4 bits");
@@ -24,7 +24,7 @@ section! {
         pub bnb_4bit_use_double_quant: bool = key(Kind::Bool, "false", "Store the scales of 4-bit blocks in 8 bits: 4.13 instead of 4.5 bits per element");
         /// Data type of products with quantized weights; `None` stands for the working data type.
         pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized maps; null: that of `bf16` and `fp16`, which is the only one supported");
-        /// Modules that keep their weights.
+        /// Modules whose weights are not quantized.
         pub llm_int8_skip_modules: Vec<String> = key(Kind::Texts, "[]", "Modules whose linear maps are not quantized: paths, or the ends of paths. Embeddings and the head of a language model never are");
         /// Data type that holds 4-bit codes.
         pub bnb_4bit_quant_storage: QuantStorage = key(QuantStorage::KIND, "uint8", "Data type that holds 4-bit codes");

@@ -29,14 +29,14 @@ impl<'a> Preparing<'a> {
         Self::new(if rank == 0 { output } else { Output::Quiet }, Some(requests))
     }
 
-    /// Watches the preparation of a command without ranks, which shows nothing but a bar.
+    /// Watches the preparation of a command without ranks, and shows only a progress bar.
     pub(super) fn of_command(requests: &'a Requests) -> Self {
         let mut preparing = Self::new(Output::Auto, Some(requests));
         preparing.lines = false;
         preparing
     }
 
-    /// Watches a preparation. Without `requests`, signals keep their actions, and nothing but a bar is shown.
+    /// Watches a preparation. Without `requests`, signals keep their default actions, and only a progress bar is shown.
     pub(super) fn new(output: Output, requests: Option<&'a Requests>) -> Self {
         let bar = output.bar();
         let lines = requests.is_some() && output != Output::Quiet && bar.is_none();

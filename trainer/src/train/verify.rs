@@ -55,7 +55,7 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
     Ok(losses)
 }
 
-/// Repeats on one rank what all ranks trained, prints both losses, and returns whether they agree.
+/// Repeats all ranks' training on one rank, prints both losses, and returns whether they agree.
 fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
     let mut alone = config.clone();
     alone.world_size = 1;
@@ -75,7 +75,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     let reference = losses(&mut engine, corpus, ours.len() as u64)?;
     let tolerance = match (config.training.reproducible, config.working_dtype()) {
         (_, Dtype::F32) if sends_codes => TOLERANCE_BF16,
-        // The gradients of slices and the outputs of parts of layers are added up.
+        // Ranks that share sequences or layers sum partial gradients and outputs, which rounds differently.
         (true, Dtype::F32) if config.context_size() > 1 || config.tensor_size() > 1 => TOLERANCE,
         (true, Dtype::F32) => 0.0,
         (false, Dtype::F32) => TOLERANCE,

@@ -51,7 +51,7 @@ fn configured(kind: &str, params: &Value) -> Result<Config, zero_config::Errors>
     Config::parse("ds.yaml", text)
 }
 
-/// The rates of the first steps, with the betas of the optimizer where the schedule leaves them alone.
+/// Returns the rate of each step. `betas` is `None` where the schedule leaves them alone.
 fn rates(kind: &str, params: &Value) -> Vec<Rate> {
     let config = configured(kind, params).unwrap_or_else(|errors| panic!("{kind} {params}: {errors}"));
     let schedule = schedule(&config).unwrap();
@@ -84,7 +84,7 @@ fn compare(packages: &[&str], script: &str, cases: &[(&str, Value)]) {
             let (lr, betas) = found.next().expect("a line for each step");
             let at = || format!("{kind} {params}, step {}: {rate:?}, not {lr} {betas:?}", index + 1);
             // Logarithm, cosine and power come from libm here and from the C library there. Where 1 + cos x is near 0,
-            // an error in the last place of the cosine is one of the optimizer's rate.
+            // an error of one unit in the last place of the cosine changes the rate by up to `EPSILON * LR`.
             assert!((rate.lr - lr).abs() <= 4.0 * f64::EPSILON * lr.abs() + f64::EPSILON * LR, "{}", at());
             assert_eq!(rate.betas.unwrap_or((0.9, 0.999)), betas, "{}", at());
         }

@@ -7,6 +7,7 @@ mod linear;
 mod loss;
 #[path = "../../../../cuda/tests/mock/mod.rs"]
 mod mock;
+mod parts;
 mod reference;
 
 use crate::check::normal;
