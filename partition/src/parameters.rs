@@ -73,11 +73,8 @@ pub(crate) fn to_gather(
         shard => (outgoing(shard, own, by_gpu)?, None),
     };
     let by_gpu = sent.is_on_device();
-    let output = outgoing(
-        memory.blank(rank.stored_as(id), rank.segment(id).elements(), by_gpu)?,
-        rank.segment(id).elements(),
-        by_gpu,
-    )?;
+    let elements = rank.segment(id).elements();
+    let output = outgoing(memory.blank(rank.stored_as(id), elements, by_gpu)?, elements, by_gpu)?;
     Ok((ToGather { shard: sent, output, counts }, kept))
 }
 

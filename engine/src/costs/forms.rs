@@ -62,9 +62,13 @@ impl Table {
                 .inside(Some(context))
                 .overlapping(config.tensor_parallel.tp_overlap_comm),
         };
-        let of = |model: &Model| match config.training.device {
-            Compute::Cpu => group.within(|| Self::new(model, &batch)).ok(),
-            Compute::Cuda => group.within(|| memory::on_gpu(|| Self::new(model, &batch))).ok(),
+        let of = |model: &Model| {
+            let trace = || Self::new(model, &batch);
+            let on_device = || match config.training.device {
+                Compute::Cpu => trace(),
+                Compute::Cuda => memory::on_gpu(trace),
+            };
+            group.within(on_device).ok()
         };
         if !model.device().is_cuda() {
             return of(model);

@@ -1,5 +1,7 @@
 //! Passes candle's storages to collectives as GPU memory.
 
+use std::ops::Range;
+
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor, bail};
 use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
@@ -51,14 +53,35 @@ pub fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer> {
 /// # Errors
 /// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
 pub fn copied_to_send(tensor: &Tensor) -> Result<Buffer> {
-    let (elements, tensor) = (tensor.elem_count(), tensor.contiguous()?);
+    with_elements(tensor, |storage, range| {
+        let elements = range.len();
+        let mut copied = room(&storage.device, tensor.dtype(), elements)?;
+        copy(storage, range, &mut copied, 0..elements)?;
+        to_send(copied, elements)
+    })
+}
+
+/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer on the host. Waits for the GPU.
+pub(crate) fn copied_to_host(tensor: &Tensor) -> Result<Buffer> {
+    with_elements(tensor, on_host)
+}
+
+/// Calls `then` with the elements of a tensor on a GPU in row-major order, as a range of a storage.
+fn with_elements<R>(tensor: &Tensor, then: impl FnOnce(&CudaStorage, Range<usize>) -> Result<R>) -> Result<R> {
+    let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
-    let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
-        bail!("{OP}: expected values on a GPU, got some on {:?}", tensor.device());
-    };
-    let mut copied = room(&storage.device, tensor.dtype(), elements)?;
-    copy(storage, start..end, &mut copied, 0..elements)?;
-    to_send(copied, elements)
+    match (&*storage, layout.contiguous_offsets()) {
+        (Storage::Cuda(storage), Some((start, end))) => then(storage, start..end),
+        _ => bail!("{OP}: expected values on a GPU, got some on {:?}", tensor.device()),
+    }
+}
+
+/// Copies a range of a storage into a buffer on the host.
+fn on_host(storage: &CudaStorage, range: Range<usize>) -> Result<Buffer> {
+    of_element!(OP, storage.dtype(), T => match T::of_storage(download(storage, range)?) {
+        Some(values) => Ok(T::buffer(values)),
+        None => bail!("{OP}: expected values of {:?}", storage.dtype()),
+    })
 }
 
 /// Allocates a buffer on a GPU to receive values from other GPUs.
@@ -109,12 +132,7 @@ unsafe impl DeviceMemory for Moving {
     }
 
     fn to_host(&self) -> std::result::Result<Buffer, String> {
-        let values = || {
-            of_element!(OP, self.storage.dtype(), T => {
-                T::buffer_of(download(&self.storage, 0..self.len)?)
-            })
-        };
-        values().map_err(|error| error.to_string())
+        on_host(&self.storage, 0..self.len).map_err(|error| error.to_string())
     }
 
     fn duplicate(&self) -> std::result::Result<Box<dyn DeviceMemory>, String> {

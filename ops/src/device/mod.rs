@@ -30,6 +30,7 @@ use zero_cuda::{CudaError, Stream};
 use zero_kernels::{Address, Dtype, Kernels, Launch};
 
 pub use array::Array;
+pub(crate) use buffer::copied_to_host;
 pub use buffer::{copied_to_send, room_to_receive, storage_of, to_send};
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};

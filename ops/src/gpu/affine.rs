@@ -139,6 +139,7 @@ pub(crate) fn backward(
     upstream: &Tensor,
     of: Option<&BeforeGelu>,
 ) -> Result<[Option<Tensor>; 3]> {
+    let upstream = &upstream.contiguous()?;
     let dy = Operand::of(op, upstream)?;
     let sizes = affine.check(op, x.shape(), weight.shape(), bias.map(Tensor::shape))?;
     let (gpu, [count, inputs, outputs]) = (Gpu::of(op, x)?, [sizes.count, sizes.inputs, sizes.outputs]);
@@ -165,11 +166,11 @@ pub(crate) fn backward(
         None
     };
     let d_weight = if waits_for_exchange() && sink::has(weight) {
-        let [x, weight, upstream] = [x, weight, upstream].map(Tensor::clone);
-        wait_for_exchange(move || weight_gradient(affine, op, [&x, &weight, &upstream]).map(drop));
+        let ([x, weight, upstream], gpu) = ([x, weight, upstream].map(Tensor::clone), gpu.clone());
+        wait_for_exchange(move || weight_gradient(affine, op, &gpu, [&x, &weight, &upstream], &sizes).map(drop));
         None
     } else {
-        weight_gradient(affine, op, [x, weight, upstream])?
+        weight_gradient(affine, op, &gpu, [x, weight, upstream], &sizes)?
     };
     let d_bias = match bias {
         Some(bias) => bias_gradient(op, &gpu, bias, &dy)?,
@@ -179,20 +180,24 @@ pub(crate) fn backward(
 }
 
 /// Delivers the gradient of the weight, for operands of sizes that were checked.
-fn weight_gradient(affine: Affine, op: &'static str, [x, weight, dy]: [&Tensor; 3]) -> Result<Option<Tensor>> {
-    let gpu = Gpu::of(op, x)?;
-    let Sizes { count, inputs, outputs, .. } = affine.check(op, x.shape(), weight.shape(), None)?;
-    deliver(op, &gpu, weight, |to, onto| {
+fn weight_gradient(
+    affine: Affine,
+    op: &'static str,
+    gpu: &Gpu,
+    [x, weight, dy]: [&Tensor; 3],
+    sizes: &Sizes,
+) -> Result<Option<Tensor>> {
+    deliver(op, gpu, weight, |to, onto| {
         let (x, dy) = (Operand::of(op, x)?, Operand::of(op, dy)?);
-        let x = Matrix::new(x.address, x.dtype, count, inputs);
-        let d = Matrix::new(dy.address, dy.dtype, count, outputs);
+        let x = Matrix::new(x.address, x.dtype, sizes.count, sizes.inputs);
+        let d = Matrix::new(dy.address, dy.dtype, sizes.count, sizes.outputs);
         let (left, right) = match affine {
             Affine::OutputsInputs | Affine::Quantized(_) => (d.t(), x),
             Affine::InputsOutputs => (x.t(), d),
         };
         let to = To { address: to, dtype: zero_kernels::Dtype::F32, add: onto != Onto::Nothing };
         // SAFETY: the sizes were checked; the place has an f32 for each element of the weight.
-        unsafe { product(op, &gpu, left, right, to) }
+        unsafe { product(op, gpu, left, right, to) }
     })
 }
 

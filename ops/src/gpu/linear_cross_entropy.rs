@@ -23,7 +23,7 @@ use zero_kernels::{Address, Dtype};
 
 const OP: &str = "linear-cross-entropy";
 
-/// Computes [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss) . The caller has checked the shapes.
+/// Computes [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss). The caller has checked the shapes.
 /// With `own`, this rank computes the logits of its own classes only, and the ranks join their statistics.
 pub(crate) fn linear_cross_entropy(
     x: &Tensor,
@@ -190,9 +190,7 @@ impl Head<'_> {
         // SAFETY: earlier launches on the stream write all statistics; a loss is one f32.
         unsafe { gpu.launch(&kernels::mean_loss(rows, counted, statistics, z_loss, self.losses)) }
     }
-}
 
-impl Head<'_> {
     /// Joins the statistics of a chunk's rows to those of the classes of all ranks.
     fn join(&self, own: &OfRank, of: &Logits, statistics: Address) -> Result<()> {
         let (gpu, count) = (self.gpu, 3 * of.rows as usize);

@@ -16,9 +16,9 @@ mod product;
 pub(crate) mod rotary;
 
 use crate::device::{Gpu, address};
+use crate::graph::output::tensor_of;
 use crate::sink;
 use candle_core::backend::BackendStorage;
-use candle_core::op::BackpropOp;
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
 use zero_kernels::Address;
 use zero_kernels::optimizer::narrow;
@@ -31,7 +31,7 @@ pub(crate) fn holds(tensor: &Tensor) -> bool {
 
 /// Returns a tensor outside any graph, as a backward returns it.
 pub(crate) fn tensor(storage: CudaStorage, shape: impl Into<Shape>) -> Tensor {
-    Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+    tensor_of(Storage::Cuda(storage), shape)
 }
 
 /// Returns a copy of a view as a tensor outside any graph.

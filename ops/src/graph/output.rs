@@ -81,7 +81,12 @@ impl<'a> Reader<'a> {
 
 /// Returns a tensor outside any graph, as a backward returns it.
 pub(crate) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
-    Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), false)
+    tensor_of(Storage::Cpu(storage), shape)
+}
+
+/// As [`tensor`], on any device.
+pub(crate) fn tensor_of(storage: Storage, shape: impl Into<Shape>) -> Tensor {
+    Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }
 
 /// Storage that is not yet written.

@@ -12,15 +12,6 @@ pub(crate) trait Element: WithDType {
 
     fn values(buffer: Buffer) -> Result<Vec<Self>>;
 
-    /// Returns the elements of storage of this type as a buffer.
-    #[cfg(feature = "cuda")]
-    fn buffer_of(storage: CpuStorage) -> Result<Buffer> {
-        match Self::of_storage(storage) {
-            Some(values) => Ok(Self::buffer(values)),
-            None => bail!("expected values of {:?}", Self::DTYPE),
-        }
-    }
-
     /// Returns the elements of storage of this type.
     fn of_storage(storage: CpuStorage) -> Option<Vec<Self>>;
 }

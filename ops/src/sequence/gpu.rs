@@ -2,9 +2,9 @@
 //! the host.
 
 use super::{Element, SequenceGroup, of_element};
-use crate::device::{copied_to_send, download, room_to_receive, sent, storage_of};
+use crate::device::{copied_to_host, copied_to_send, room_to_receive, sent, storage_of};
 use crate::gpu::tensor;
-use candle_core::{DType, Device, Result, Shape, Storage, Tensor, WithDType, bail};
+use candle_core::{DType, Device, Result, Shape, Tensor, WithDType, bail};
 use zero_comm::{Buffer, ReduceOp};
 
 const OP: &str = "sequence-exchange";
@@ -54,15 +54,7 @@ impl SequenceGroup {
 
 /// Copies the elements of a tensor into a buffer, in GPU memory if `by_gpu`. Otherwise waits for the GPU.
 fn leaving(x: &Tensor, by_gpu: bool) -> Result<Buffer> {
-    if by_gpu {
-        return copied_to_send(x);
-    }
-    let x = x.contiguous()?;
-    let (storage, layout) = x.storage_and_layout();
-    let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
-        bail!("{OP}: expected values on a GPU, got some on {:?}", x.device());
-    };
-    of_element!(OP, x.dtype(), T => T::buffer_of(download(storage, start..end)?))
+    if by_gpu { copied_to_send(x) } else { copied_to_host(x) }
 }
 
 /// Returns the elements of a buffer in GPU memory.

@@ -91,7 +91,7 @@ impl SequenceGroup {
     pub fn new(comm: Arc<dyn Communicator>, sharing: Sharing) -> Self {
         let (index, size) = (comm.rank(), comm.size());
         let members = Some(Arc::new(Members { comm, failure: OnceLock::new() }));
-        Self { sharing, index, size, overlaps: false, by_gpu: ByGpu::default(), silent: None, members, outer: None }
+        Self { members, ..Self::traced(index, size, sharing) }
     }
 
     /// Creates a group of `size` ranks for counting memory ([`meta`](crate::meta)): a rank of it with no others.

@@ -1,14 +1,14 @@
 //! The two exchanges of a tensor group: gathering slices of sequences, and summing whole sequences into slices. Each is the
 //! backward of the other.
 
-use super::slices::{OP, Slices, copied, copy_of, host, made};
+use super::slices::{OP, Slices, copied, copy_of, host};
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{applied1, applied2, apply1, apply2, in_graph};
 use crate::graph::operand::View;
-use crate::graph::output::build_as;
+use crate::graph::output::{build_as, tensor_of};
 use crate::graph::storage::{swap, take};
 use crate::kernel::Isa;
 use crate::linear::affine::bias_gradient;
@@ -101,7 +101,7 @@ impl Exchange for Gather {
     }
 
     fn backward_while(&self, x: &Tensor, dy: &Tensor, compute: &mut dyn FnMut() -> Result<()>) -> Result<Tensor> {
-        Ok(made(self.0.summed_while(dy, compute)?, x.shape()))
+        Ok(tensor_of(self.0.summed_while(dy, compute)?, x.shape()))
     }
 }
 
@@ -121,7 +121,7 @@ impl CustomOp1 for Gather {
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(made(self.0.summed(dy)?, x.shape())))
+        Ok(Some(tensor_of(self.0.summed(dy)?, x.shape())))
     }
 }
 
@@ -130,7 +130,7 @@ struct Sum(Slices);
 impl Sum {
     fn backward(&self, y: &Tensor, d_slice: &Tensor) -> Result<Tensor> {
         let _timed = measure::backward(OP);
-        Ok(made(self.0.gathered(d_slice)?, y.shape()))
+        Ok(tensor_of(self.0.gathered(d_slice)?, y.shape()))
     }
 
     /// Adds a bias to this rank's slices.
@@ -144,7 +144,7 @@ impl Sum {
                 let held = bias.storage_and_layout();
                 self.add_on_host(&slices, &View::of(OP, &held)?, width).map(Storage::Cpu)
             }
-            slices => take(&made(slices, shape).broadcast_add(&bias.detach())?),
+            slices => take(&tensor_of(slices, shape).broadcast_add(&bias.detach())?),
         }
     }
 

@@ -9,7 +9,6 @@ use crate::measure;
 use crate::meta::footprint::bytes;
 use crate::sequence::{Element, SequenceGroup, dense, of_element};
 use crate::tensor::Along;
-use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use zero_comm::{Gathered, Scattered};
 
@@ -181,11 +180,6 @@ pub(super) fn copy_of<T: Element>(x: &Tensor) -> Result<Vec<T>> {
 pub(super) fn copied(storage: &CpuStorage, layout: &Layout) -> Result<Tensor> {
     let copy = View::new(OP, storage, layout)?.into_storage();
     Ok(tensor(copy, layout.shape()))
-}
-
-/// Returns a tensor outside any graph, as a backward returns it.
-pub(super) fn made(storage: Storage, shape: impl Into<Shape>) -> Tensor {
-    Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }
 
 pub(super) fn host(storage: Storage) -> Result<CpuStorage> {
