@@ -18,19 +18,33 @@ namespace emulator {
 
 static std::mutex turn;
 
-static thread_local volatile char anchor;
+// The library's thread-local storage, as the dynamic linker knows it; module 0 if the kernels declare nothing as shared.
+struct ThreadLocal { size_t module, bytes; };
 
-static int find_segment(dl_phdr_info* library, size_t, void* to) {
+static int find_thread_local(dl_phdr_info* library, size_t, void* to) {
     const ElfW(Phdr)* segments = library->dlpi_phdr;
     bool ours = false;
-    size_t bytes = 0;
+    ThreadLocal found{0, 0};
     for (unsigned i = 0; i < library->dlpi_phnum; i++) {
-        uintptr_t start = library->dlpi_addr + segments[i].p_vaddr, inside = reinterpret_cast<uintptr_t>(&find_segment);
+        uintptr_t start = library->dlpi_addr + segments[i].p_vaddr;
+        uintptr_t inside = reinterpret_cast<uintptr_t>(&find_thread_local);
         if (segments[i].p_type == PT_LOAD) ours = ours || (inside >= start && inside - start < segments[i].p_memsz);
-        if (segments[i].p_type == PT_TLS) bytes = segments[i].p_memsz;
+        if (segments[i].p_type == PT_TLS) found = ThreadLocal{library->dlpi_tls_modid, segments[i].p_memsz};
     }
-    if (ours) *static_cast<Segment*>(to) = Segment{library->dlpi_tls_data, bytes};
+    if (ours) *static_cast<ThreadLocal*>(to) = found;
     return ours;
+}
+
+struct TlsIndex { size_t module, offset; };
+extern "C" void* __tls_get_addr(TlsIndex*);
+
+// The calling thread's copy of what the kernels declare as shared. `dlpi_tls_data` would be simpler, but in glibc 2.36 it
+// can be null although the thread has a copy, while another thread loads a library.
+static Segment find_declared() {
+    ThreadLocal found{0, 0};
+    dl_iterate_phdr(find_thread_local, &found);
+    TlsIndex first{found.module, 0};
+    return Segment{found.module ? __tls_get_addr(&first) : nullptr, found.bytes};
 }
 
 // The running launch.
@@ -94,8 +108,7 @@ static const char* launch(const Launch& of, const Kernel& what) {
         slot->shared = slot->memory.get() + (16 - reinterpret_cast<uintptr_t>(slot->memory.get()) % 16) % 16;
         slot->is_clean = false;
     }
-    anchor = 0; // makes this thread allocate the segment
-    dl_iterate_phdr(find_segment, &declared);
+    declared = find_declared();
     placed = nullptr;
     kernel = what;
     count = unsigned(size);
