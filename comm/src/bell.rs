@@ -58,10 +58,10 @@ impl Bell {
     }
 }
 
-/// Returns how long a rank in a group of `size` ranks on this host may spin: zero if ranks share cores.
-pub(crate) fn spin_time(size: usize) -> Duration {
+/// Returns how long a rank may spin if the job has `ranks` ranks on this host, in any groups: zero if ranks share cores.
+pub(crate) fn spin_time(ranks: usize) -> Duration {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    if size <= cores { Duration::from_micros(50) } else { Duration::ZERO }
+    if ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO }
 }
 
 #[cfg(test)]

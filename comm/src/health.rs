@@ -60,6 +60,11 @@ impl Board {
         Arc::new(Board { cause: OnceLock::new(), left: (0..world_size).map(|_| AtomicBool::new(false)).collect() })
     }
 
+    /// Returns the number of ranks in the job.
+    pub(crate) fn ranks(&self) -> usize {
+        self.left.len()
+    }
+
     pub(crate) fn cause(&self) -> Option<&Cause> {
         self.cause.get()
     }

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::bell::spin_time;
 use crate::communicator::Transport;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
@@ -159,6 +160,13 @@ impl Processes {
         (self.world.hub.identity.job, self.world.hub.identity.attempt)
     }
 
+    /// Returns how long this rank may spin. The ranks of other groups on this host count too: they need cores.
+    fn spin_time(&self) -> Duration {
+        let hosts = &self.world.hosts;
+        let own = &hosts[self.world.health.rank];
+        spin_time(hosts.iter().filter(|host| *host == own).count())
+    }
+
     fn io(&self, error: std::io::Error) -> CommError {
         CommError::Io { rank: self.world.health.rank, detail: error.to_string() }
     }
@@ -167,7 +175,7 @@ impl Processes {
         let Membership { group, rank, .. } = self.membership;
         let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
             Links::Shm(Shared { segment, neighbours }) => {
-                (Box::new(ShmWires::collectives(segment, rank, self.membership.size())), neighbours.clone())
+                (Box::new(ShmWires::collectives(segment, rank, self.spin_time())), neighbours.clone())
             }
             Links::Tcp { collectives: streams, .. } | Links::Hosts(Hosts { direct: streams, .. }) => {
                 let streams = streams.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
@@ -186,7 +194,7 @@ impl Processes {
         let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {
             Links::Shm(Shared { segment, neighbours }) => {
                 let wires = if direction == Direction::Out { ShmWires::outgoing } else { ShmWires::incoming };
-                (Box::new(wires(segment, rank, peer, self.membership.size())), neighbours.clone())
+                (Box::new(wires(segment, rank, peer, self.spin_time())), neighbours.clone())
             }
             Links::Hosts(Hosts { own, cell, .. }) if own.contains(&peer) => {
                 return cell.end(peer - own.start, direction, waiters);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::segment::{Lane, Segment};
-use crate::bell::{Bell, spin_time};
+use crate::bell::Bell;
 use crate::stream::{Broken, Wait, Wires};
 
 /// One rank's rings of one lane.
@@ -26,16 +26,16 @@ enum Scope {
 }
 
 impl ShmWires {
-    pub(crate) fn collectives(segment: &Arc<Segment>, rank: usize, size: usize) -> ShmWires {
-        ShmWires { segment: Arc::clone(segment), rank, scope: Scope::Collectives, spin: spin_time(size) }
+    pub(crate) fn collectives(segment: &Arc<Segment>, rank: usize, spin: Duration) -> ShmWires {
+        ShmWires { segment: Arc::clone(segment), rank, scope: Scope::Collectives, spin }
     }
 
-    pub(crate) fn outgoing(segment: &Arc<Segment>, rank: usize, to: usize, size: usize) -> ShmWires {
-        ShmWires { segment: Arc::clone(segment), rank, scope: Scope::To(to), spin: spin_time(size) }
+    pub(crate) fn outgoing(segment: &Arc<Segment>, rank: usize, to: usize, spin: Duration) -> ShmWires {
+        ShmWires { segment: Arc::clone(segment), rank, scope: Scope::To(to), spin }
     }
 
-    pub(crate) fn incoming(segment: &Arc<Segment>, rank: usize, from: usize, size: usize) -> ShmWires {
-        ShmWires { segment: Arc::clone(segment), rank, scope: Scope::From(from), spin: spin_time(size) }
+    pub(crate) fn incoming(segment: &Arc<Segment>, rank: usize, from: usize, spin: Duration) -> ShmWires {
+        ShmWires { segment: Arc::clone(segment), rank, scope: Scope::From(from), spin }
     }
 
     fn lane(&self) -> Lane {

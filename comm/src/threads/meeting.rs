@@ -124,7 +124,7 @@ impl Participant {
         topic: Topic,
         timeout: Duration,
     ) -> Participant {
-        let spin = spin_time(membership.size());
+        let spin = spin_time(health.board.ranks());
         Participant { room, membership, health, topic, spin, timeout, phase: 0 }
     }
 
