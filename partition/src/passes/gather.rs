@@ -1,7 +1,5 @@
 //! Gathers sharded parameters before they are needed and releases them afterwards.
 
-use std::collections::BTreeSet;
-
 use zero_pipeline::{Action, Instruction, ModelShape, Placement, Program, SegmentId};
 
 /// Options of gathers, named by DeepSpeed's `stage3_*` keys, in elements.
@@ -85,12 +83,14 @@ struct Pass<'a> {
     shape: &'a ModelShape,
     options: &'a GatherOptions,
     uses: &'a [Use],
-    /// Segments that the program uses, and for each segment its positions in `uses`.
-    used: Vec<SegmentId>,
+    /// For each segment, its positions in `uses`.
     places: Vec<Vec<usize>>,
     /// Total elements of all uses before each use.
     before: Vec<usize>,
     state: Vec<State>,
+    /// Elements of all segments in flight, and of all gathered ones.
+    in_flight: usize,
+    gathered: usize,
     started: Vec<Started>,
     /// For each segment, whether its secondary shards have the values of its parameters.
     filled: Vec<bool>,
@@ -105,10 +105,10 @@ impl<'a> Pass<'a> {
             one.segments.iter().for_each(|&segment| places[segment].push(place));
             before.push(before[place] + one.elements);
         }
-        let used = (0..places.len()).filter(|&segment| !places[segment].is_empty()).collect();
         let state = vec![State::Released; shape.segments.len()];
         let filled = vec![false; shape.segments.len()];
-        Self { shape, options, uses, used, places, before, state, started: vec![], filled, out: vec![] }
+        let (in_flight, gathered) = (0, 0);
+        Self { shape, options, uses, places, before, state, in_flight, gathered, started: vec![], filled, out: vec![] }
     }
 
     /// Returns the first use of a segment after a position.
@@ -129,16 +129,19 @@ impl<'a> Pass<'a> {
     /// Starts gathers for the following uses, in order, up to the first one that the options do not allow. The bucket
     /// limits what is in flight besides the first one: a layer that exceeds it is prefetched alone.
     fn prefetch(&mut self, position: usize) {
-        let next =
-            |&segment: &SegmentId| self.next(segment, position).filter(|_| self.state[segment] == State::Released);
-        let following: BTreeSet<usize> = self.used.iter().filter_map(next).collect();
-        for next in following.into_iter().filter(|_| self.options.prefetch > 0) {
+        if self.options.prefetch == 0 {
+            return;
+        }
+        let uses = self.uses;
+        for following in &uses[position + 1..] {
             let is_released = |&&segment: &&SegmentId| self.state[segment] == State::Released;
-            let released: Vec<SegmentId> = self.uses[next].segments.iter().filter(is_released).copied().collect();
-            let in_flight = self.sum(State::InFlight);
-            let ahead = in_flight + released.iter().map(|&segment| self.elements(segment)).sum::<usize>();
-            let exceeds_bucket = in_flight > 0 && ahead > self.options.prefetch;
-            if exceeds_bucket || ahead + self.sum(State::Gathered) > self.options.max_live {
+            let released: Vec<SegmentId> = following.segments.iter().filter(is_released).copied().collect();
+            if released.is_empty() {
+                continue;
+            }
+            let ahead = self.in_flight + released.iter().map(|&segment| self.elements(segment)).sum::<usize>();
+            let exceeds_bucket = self.in_flight > 0 && ahead > self.options.prefetch;
+            if exceeds_bucket || ahead + self.gathered > self.options.max_live {
                 return;
             }
             self.start(&released);
@@ -149,7 +152,7 @@ impl<'a> Pass<'a> {
         for &segment in &self.uses[position].segments {
             if !self.keep(segment, position) {
                 self.out.push(Instruction::Release { segment });
-                self.state[segment] = State::Released;
+                self.change(segment, State::Released);
             }
         }
     }
@@ -157,7 +160,7 @@ impl<'a> Pass<'a> {
     fn keep(&self, segment: SegmentId, position: usize) -> bool {
         let Some(next) = self.next(segment, position) else { return false };
         let distance = self.before[next] - self.before[position + 1];
-        let live = self.sum(State::Gathered) + self.sum(State::InFlight);
+        let live = self.gathered + self.in_flight;
         distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live)
     }
 
@@ -173,7 +176,7 @@ impl<'a> Pass<'a> {
                 true => Instruction::GatherSecondary { segments: segments.clone() },
                 false => Instruction::Gather { segments: segments.clone() },
             });
-            segments.iter().for_each(|&id| self.state[id] = State::InFlight);
+            segments.iter().for_each(|&id| self.change(id, State::InFlight));
             self.started.push(Started { segments, from_secondary });
         }
         if !self.options.overlap {
@@ -184,9 +187,10 @@ impl<'a> Pass<'a> {
     /// Awaits the gathers of the segments that are in flight.
     fn wait(&mut self, segments: &[SegmentId]) {
         let is_needed = |started: &mut Started| started.segments.iter().any(|id| segments.contains(id));
-        for Started { segments, from_secondary } in self.started.extract_if(.., is_needed) {
+        let needed: Vec<Started> = self.started.extract_if(.., is_needed).collect();
+        for Started { segments, from_secondary } in needed {
             for &id in &segments {
-                self.state[id] = State::Gathered;
+                self.change(id, State::Gathered);
                 self.filled[id] = self.shape.segments[id].has_secondary;
             }
             self.out.push(match from_secondary {
@@ -196,11 +200,21 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn elements(&self, segment: SegmentId) -> usize {
-        self.shape.segments[segment].elements
+    fn change(&mut self, segment: SegmentId, to: State) {
+        let elements = self.elements(segment);
+        match std::mem::replace(&mut self.state[segment], to) {
+            State::Released => {}
+            State::InFlight => self.in_flight -= elements,
+            State::Gathered => self.gathered -= elements,
+        }
+        match to {
+            State::Released => {}
+            State::InFlight => self.in_flight += elements,
+            State::Gathered => self.gathered += elements,
+        }
     }
 
-    fn sum(&self, state: State) -> usize {
-        self.used.iter().filter(|&&s| self.state[s] == state).map(|&s| self.elements(s)).sum()
+    fn elements(&self, segment: SegmentId) -> usize {
+        self.shape.segments[segment].elements
     }
 }

@@ -66,14 +66,10 @@ impl Walk<'_> {
     /// Returns a buffer of floats to the pool, if the pool keeps buffers of this size.
     pub(super) fn give_on_host(&mut self, category: Category, elements: u64) {
         self.meter.free(category, elements * 4);
-        if elements > 0 && elements <= self.longest() {
+        if elements > 0 && elements <= self.longest {
             self.pool.give(elements);
             self.meter.add(Category::Staging, elements * 4);
         }
-    }
-
-    pub(super) fn longest(&self) -> u64 {
-        zero_partition::longest_kept(self.work.layout, self.work.options) as u64
     }
 
     pub(super) fn open_all(&mut self, layer: LayerId) {

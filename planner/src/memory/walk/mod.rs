@@ -52,6 +52,8 @@ pub(crate) struct Walk<'a> {
     work: WalkInputs<'a>,
     meter: Meter,
     pool: Idle,
+    /// Maximum elements of a buffer in the pool.
+    longest: u64,
     /// Aligned buffers of the disk, by size class.
     buffers: Idle,
     /// Aligned buffers for inputs that are kept on the disk.
@@ -101,6 +103,7 @@ impl<'a> Walk<'a> {
             work,
             meter: Meter::default(),
             pool: Idle::default(),
+            longest: zero_partition::longest_kept(work.layout, work.options) as u64,
             buffers: Idle::default(),
             kept_buffers: Idle::default(),
             open: vec![false; segments],
