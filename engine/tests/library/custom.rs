@@ -136,7 +136,8 @@ fn every_layout_is_bit_identical() {
 /// Elements that are independent are updated in tiles, and matrices as a whole, with states of more or fewer values.
 #[test]
 fn states_are_on_a_disk() {
-    for optimizer in &all() {
+    let all: [Arc<dyn CustomOptimizer>; 2] = [Arc::new(ADAMAX), Arc::new(Wide)];
+    for optimizer in &all {
         assert_offloads(CUSTOM, || gpt2().optimizer(Arc::clone(optimizer)));
     }
 }

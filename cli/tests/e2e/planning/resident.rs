@@ -20,7 +20,7 @@ fn holds(ranks: usize, zero: &str) {
         "--set",
         "model={type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 640, n_layer: 4, n_head: 8}",
         "--set",
-        "training={max_steps: 3, output_dir: run, save_last: false}",
+        "training={max_steps: 2, output_dir: run, save_last: false}",
         "--set",
         "launcher={timeout_seconds: 60, threads_per_rank: 1}",
         "--set",

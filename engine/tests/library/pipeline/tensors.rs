@@ -80,10 +80,10 @@ fn three_tensors_of_three_kinds_cross_every_boundary() {
     {
         let of = |stages: usize, schedule: &str| {
             let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
-            found(stages * data, 8, &text(zero_stage, 4, &pipeline, more))
+            found(stages * data, 5, &text(zero_stage, 4, &pipeline, more))
         };
         let (expected, losses, logits) = of(1, "1f1b");
-        assert!(expected.losses[0] != expected.losses[7]);
+        assert!(expected.losses[0] != expected.losses[4]);
         for stages in [2, 3] {
             for schedule in SCHEDULES {
                 let what = format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, {more}");

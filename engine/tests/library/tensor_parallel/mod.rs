@@ -13,7 +13,7 @@ use crate::world::{
     BF16, agreed, assert_near, assert_same, config, gpt2_config, llama_config, run_of, trajectory, world,
 };
 
-const STEPS: u64 = 6;
+const STEPS: u64 = 4;
 
 fn tiled_gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, tiled_mlp_rows: Some(64), ..gpt2_config() })
