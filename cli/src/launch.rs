@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::token;
-use zero_config::{Compute, Config, LogLevel, Source, Transport, Typed};
+use zero_config::{Config, LogLevel, Source, Transport};
 use zero_planner::Limit;
 use zero_train::Error;
-use zero_train::process::launch::{Before, GRACE, Hosts, Job, Output, Reach, Recovery, Team, What, launch, same_batch};
+use zero_train::process::launch::{
+    Before, GRACE, Hosts, Job, Output, Reach, Recovery, Team, What, launch, one_a_gpu, same_batch,
+};
 use zero_train::train::{Output as Printing, Restarts, Resume, RunOptions};
 
 use crate::arguments::{LaunchArgs, TrainArgs, refuse};
@@ -119,14 +121,6 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
     let (typed, _) = load(&args.config, &args.overrides())?;
     let config = typed.on_hosts(place.local_world_size).resolve(Some(place.world_size))?;
     rank::run(&config, &options, place)
-}
-
-/// Returns one rank per GPU of this host, rounded down to whole pipelines, each of whose stages has whole groups of ranks that
-/// share sequences and cut layers, but at least one. Returns `None` unless layers run on GPUs and the number of ranks is not configured.
-pub(crate) fn one_a_gpu(typed: &Typed) -> Option<usize> {
-    let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
-    let least = config.pipeline.stages * config.context_size() * config.tensor_size();
-    typed.num_processes().is_none().then(|| (zero_engine::gpus() / least * least).max(least))
 }
 
 /// Makes the checks that are the same on all ranks, starts the ranks of this host, and waits for them.

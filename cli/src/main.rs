@@ -88,7 +88,8 @@ fn known_instructions() -> anyhow::Result<()> {
 
 fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
     let (typed, _) = load(args, &args.set)?;
-    let config = typed.resolve(args.num_processes.map(|n| n as usize))?;
+    let ranks = args.num_processes.map(|n| n as usize).or_else(|| zero_train::process::launch::one_a_gpu(&typed));
+    let config = typed.resolve(ranks)?;
     zero_train::train::refuse(&config)?;
     show(&config.to_yaml_with_origins());
     warn(&config);

@@ -7,9 +7,9 @@ use zero_planner::{Limit, MemoryKind, Plan, Planner, Ranks};
 
 use crate::arguments::{ConfigArgs, PlanArgs};
 use crate::input::{load, load_sources, read};
-use crate::launch::one_a_gpu;
 use crate::printed::{show, warn};
 use zero_train::process;
+use zero_train::process::launch::one_a_gpu;
 
 /// Plans the configuration and prints what the arguments ask for. Returns the exit status.
 ///

@@ -120,8 +120,8 @@ section! {
         pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print the time of the parts of a step, send it to monitors, and write the timeline");
         /// Print the memory held by each rank in each part of a step.
         pub memory_breakdown: bool = now(Kind::Bool, "false", "Print the memory that each rank held in each part of a step, at the steps of steps_per_print");
-        /// Print the state of the engine and the optimizer at the start.
-        pub dump_state: bool = now(Kind::Bool, "false", "Print the state of engine and optimizer at the start");
+        /// Print the program of a step at the start.
+        pub dump_state: bool = now(Kind::Bool, "false", "Print the program of a step at the start");
         /// Drop the last batch of an epoch if it is incomplete.
         pub dataloader_drop_last: bool = now(Kind::Bool, "false", "Leave out the last batch of an epoch when it is not full");
         /// Which log messages are printed.

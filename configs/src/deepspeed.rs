@@ -25,7 +25,7 @@ const INTRODUCTION: &str = "\
 
 Every key that DeepSpeed 0.19.8 reads, older ones that it has removed since, and what becomes of each here. For each row the
 program was given a configuration with that key at the value in the third column, and the last two columns are its answer. Where
-it answers the same to all keys of a section, that stands there once. Keys of `zero_optimization` that begin with `stage3_` may be
+all keys of a section get the same answer, the section has one row. Keys of `zero_optimization` that begin with `stage3_` may be
 written without it, as in DeepSpeed.
 [Coming from DeepSpeed](from-deepspeed.md) has the larger picture, [the reference](configuration.md) the values that a key takes.
 

@@ -15,8 +15,8 @@ use crate::world::World;
 use crate::yaml_out;
 
 impl Typed {
-    /// Resolves the configuration for `world_size` ranks. `None` means `launcher.num_processes` ranks, or one rank
-    /// per pipeline stage if that is not set.
+    /// Resolves the configuration for `world_size` ranks. `None` means `launcher.num_processes` ranks, or if that is not
+    /// set, one for each pipeline stage and each rank of it that shares a sequence or cuts layers.
     ///
     /// # Errors
     /// All errors of the configuration, including those of single values.

@@ -135,7 +135,7 @@ impl Batch {
             (None, []) => Err(Error::Batch("it has no target".into())),
             (unnamed, named) => {
                 let names = unnamed.iter().map(|_| "target").chain(named.iter().map(|(name, _)| name.as_str()));
-                Err(Error::Batch(format!("it has the targets {}, where one is expected", quoted(names))))
+                Err(Error::Batch(format!("it has the targets {}, but must have exactly one", quoted(names))))
             }
         }
     }

@@ -187,7 +187,8 @@ fn index(config: &Config, owner: Option<usize>) -> usize {
 /// parameters belong to none.
 ///
 /// # Errors
-/// Fails if a group has no parameter, or a pattern or a block of it does not exist.
+/// Fails if a group has no parameter left, if it names a pattern that matches nothing or a block that does not exist, or if it
+/// sets only `betas` for matrices of Muon.
 pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Error> {
     let mut members = vec![None; model.parameters().len()];
     for (index, group) in groups(config).iter().enumerate() {

@@ -71,7 +71,7 @@ impl Settings {
         let dtype = working_dtype(config)?;
         if let (Some(_), Some(buffer)) = (config.training.local_steps, model.buffers().first()) {
             let message =
-                format!("outer steps average parameters alone, and the model has the buffer `{}`", buffer.name());
+                format!("outer steps average only parameters, but the model has the buffer `{}`", buffer.name());
             let help = "use a model without running statistics, or leave the section out";
             return Err(Error::setting("training.local_steps", message, help));
         }

@@ -10,7 +10,7 @@ use crate::{Step, rule::Rule};
 /// Hyperparameters of Adagrad; the defaults are DeepSpeed's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adagrad {
-    /// Added to the root of the sum.
+    /// Added to the square root of the sum.
     pub eps: f64,
     /// λ, added to the gradient as λθ (not decoupled).
     pub weight_decay: f64,

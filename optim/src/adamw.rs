@@ -14,7 +14,7 @@ use crate::rule::{Rule, mean_square};
 pub struct AdamW {
     /// Decay rates of the first and the second moment, each in [0, 1).
     pub betas: (f64, f64),
-    /// Added to the root of the second moment, after bias correction.
+    /// Added to the square root of the second moment, after bias correction.
     pub eps: f64,
     /// λ, the weight decay.
     pub weight_decay: f64,

@@ -79,7 +79,7 @@ pub enum Optimizer {
     Sgd(Sgd),
     /// The sign of an interpolation between momentum and gradient.
     Lion(Lion),
-    /// Steps divided by the root of the sum of all squared gradients.
+    /// Steps divided by the square root of the sum of all squared gradients.
     Adagrad(Adagrad),
     /// Steps divided by the root of the mean of squared gradients.
     RmsProp(RmsProp),

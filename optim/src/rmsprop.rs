@@ -15,7 +15,7 @@ use crate::rule::{Rule, mean_square};
 pub struct RmsProp {
     /// α, the decay of the mean of squared gradients.
     pub alpha: f64,
-    /// Added to the root.
+    /// Added to the square root.
     pub eps: f64,
     /// λ, added to the gradient as λθ (not decoupled).
     pub weight_decay: f64,

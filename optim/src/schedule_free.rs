@@ -23,7 +23,7 @@ pub struct ScheduleFree {
     /// β₁, the share of the average in the point at which gradients are taken, and β₂, the decay rate of the second moment;
     /// each in [0, 1).
     pub betas: (f64, f64),
-    /// Added to the root of the second moment, after bias correction.
+    /// Added to the square root of the second moment, after bias correction.
     pub eps: f64,
     /// λ, the weight decay. It is taken at y.
     pub weight_decay: f64,

@@ -105,7 +105,7 @@ fn relative<'o>(folder: &Location, object: &'o Object) -> &'o str {
     name.strip_prefix(folder.folder()).unwrap_or(name).trim_start_matches('/')
 }
 
-/// Returns the address with the commit that was listed.
+/// Returns the address; one of the Hub with the commit whose files were listed.
 fn pinned(address: &str, objects: &[(&str, &Object)]) -> String {
     let Ok(location) = Location::parse(address) else { return address.into() };
     let (Service::Hub { kind, repo, .. }, Some((_, first))) = (&location.service, objects.first()) else {

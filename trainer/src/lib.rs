@@ -7,9 +7,10 @@
 //! use candle_nn::{VarBuilder, linear, loss::cross_entropy};
 //! use zero_train::{Layers, Trainer, data::csv, metrics::accuracy};
 //!
+//! let trainer = Trainer::from_args()?;
 //! let (train, valid) = (csv(["train.csv"], 3)?, csv(["valid.csv"], 3)?);
 //! let model = Layers::new().layer("classes", |vb: VarBuilder| linear(4, 3, vb)).loss(cross_entropy);
-//! Trainer::from_args()?.model(model).data(train, valid).metric("accuracy", accuracy).fit()?;
+//! trainer.model(model).data(train, valid).metric("accuracy", accuracy).fit()?;
 //! # Ok::<(), zero_train::Error>(())
 //! ```
 //!

@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Result, Tensor};
 
 /// Computes the share of targets that equal the class with the highest score. `scores` is `[…, classes]` and `targets`
-/// is `[…]`; the result is 1 or 0 for each target.
+/// is `[…]`; the result is 1 or 0 for each target. A target of −100, which losses ignore, counts as wrong.
 ///
 /// # Errors
 /// Fails if the shapes do not match.

@@ -11,7 +11,7 @@ pub(crate) struct ConfigArgs {
     // Optional for clap, which would otherwise also require it for a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Vec<PathBuf>,
-    /// Number of ranks [default: launcher.num_processes, else pipeline.stages × the ranks that share a sequence]
+    /// Number of ranks [default: launcher.num_processes, else one for each GPU, without GPUs as few as the other keys allow]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) num_processes: Option<u32>,
     /// Override a value, for example zero_optimization.stage=2; may be repeated

@@ -251,7 +251,7 @@ fn command() -> clap::Command {
             .mut_arg("num_processes", |arg| arg.help(ranks).long_help(ranks))
             .mut_arg("max_restarts", |arg| arg.env("PET_MAX_RESTARTS"))
     };
-    let most = "Maximum number of ranks [default: launcher.num_processes, else pipeline.stages × the ranks that share a sequence]";
+    let most = "Maximum number of ranks [default: launcher.num_processes, else one for each GPU, without GPUs as few as the other keys allow]";
     let autotune = |autotune: clap::Command| autotune.mut_arg("num_processes", |arg| arg.help(most).long_help(most));
     underscores(Cli::command().mut_subcommand("launch", launch).mut_subcommand("autotune", autotune))
 }

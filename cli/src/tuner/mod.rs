@@ -14,6 +14,7 @@ use zero_planner::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, 
 
 use crate::arguments::{AutotuneArgs, refuse};
 use zero_train::process;
+use zero_train::process::launch::one_a_gpu;
 
 /// Exit status of an interrupted search.
 const INTERRUPTED: u8 = 130;
@@ -44,7 +45,8 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         let changes: Vec<_> = written.unknown_keys().into_iter().map(|key| (key.to_string(), None)).collect();
         source.text = zero_config::edit(&source, &changes)?;
     }
-    let config = config.resolve(args.config.num_processes.map(|n| n as usize))?;
+    let ranks = args.config.num_processes.map(|n| n as usize).or_else(|| one_a_gpu(&config));
+    let config = config.resolve(ranks)?;
     // `autotuning.enabled` warns that training does not tune, which does not apply to this command.
     let warnings = config.warnings.iter().filter(|warning| warning.place.path != "autotuning.enabled");
     warnings.for_each(|warning| eprintln!("{warning}"));
@@ -52,7 +54,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         source,
         overrides: args.config.set.clone(),
         results_dir: args.out.clone(),
-        ranks: args.config.num_processes.map(|n| n as usize),
+        ranks,
         program: std::env::current_exe()?,
         threads: &|config: &Config| process::threads(Some(&config.launcher), config.world_size),
         planner: &zero_train::train::planner_of_data,

@@ -33,7 +33,7 @@ section! {
         pub excess_length_strategy: ExcessLength = key(ExcessLength::KIND, "raise", "A conversation of more than sequence_length + 1 tokens is an error (raise), is left out (drop), or loses its end (truncate)");
         /// Reaction to a conversation without a trained token.
         pub untrained_strategy: Untrained = key(Untrained::KIND, "raise", "A conversation without a trained token is an error (raise) or is left out (drop)");
-        = later("sample_packing", "false", "Several conversations in one sample").instead("a sample is one conversation; a shorter `data.sequence_length` wastes less on padding");
+        = later("sample_packing", "false", "Several conversations in one sample").instead("write `data.sample_packing: true`");
     }
 }
 

@@ -207,9 +207,10 @@ impl Data {
             let help = format!("write {planned} or less, or increase `{}`", Config::train_micro_batch_size_per_gpu);
             refused(Config::train_micro_batch_size_per_gpu, &message, help);
         } else if max_tokens < planned && config.training.reproducible {
-            let message =
-                "reproducible steps have the same number of micro-batches, however few positions each may have";
-            refused(Training::reproducible, message, format!("write {planned}"));
+            let message = format!(
+                "reproducible steps have a fixed number of micro-batches, and {max_tokens} positions in each may not hold all samples"
+            );
+            refused(Training::reproducible, &message, format!("write {planned}"));
         }
     }
 

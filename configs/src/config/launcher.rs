@@ -18,7 +18,7 @@ section! {
         /// Transport for messages between ranks.
         pub transport: Transport = key(Transport::KIND, "auto", "What carries messages between ranks");
         /// Transport for values between GPUs.
-        pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "What carries values between GPUs: NCCL where it is there and every rank has a GPU of its own, else the host");
+        pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "What carries values between GPUs; auto: NCCL if it is installed and each rank has its own GPU, otherwise host memory");
         /// Network interface or address to bind to; `None` is loopback.
         pub interface: Option<String> = key(Kind::Text, "null", "Network interface or address to bind; loopback when not given");
         /// Seconds without a sign of life after which a peer counts as lost.

@@ -45,7 +45,7 @@ impl LocalSteps {
                 Training::reproducible,
                 "gradients are not summed over replicates that train alone",
             ),
-            (training.ema.is_some(), Training::ema, "an average of weights that outer steps move is not implemented"),
+            (training.ema.is_some(), Training::ema, "with outer steps, an average of the weights is not implemented"),
             (training.spikes.is_some(), Training::spikes, "each replicate has its own norms"),
             (
                 training.gradient_noise_scale.is_some(),
@@ -63,7 +63,7 @@ impl LocalSteps {
                 "ranks do not meet in the steps in which it compares their memory",
             ),
             (training.save_async, Training::save_async, "a copy of all replicates' states is not implemented"),
-            (is_schedule_free, Config::optimizer, "averages of weights that outer steps move are not implemented"),
+            (is_schedule_free, Config::optimizer, "with outer steps, averages of the weights are not implemented"),
             (config.fp16.enabled, Fp16::enabled, "a loss scale for each replicate is not implemented"),
             (
                 config.bf16.enabled && config.bf16.bf16_master_weights_and_grads,

@@ -18,7 +18,7 @@ section! {
         /// Number of ranks over which ZeRO shards; `None` is the rest of the ranks.
         pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks over which ZeRO shards, where those that share sequences count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: those of a host, unless the other key is a number") [or keys.facts().shards];
         /// Ranks that share each sequence and gather keys and values in attention (context parallelism).
-        pub context_parallel_degree: usize = key(RANKS, "1", "Consecutive ranks that share each sequence: each computes the queries of two chunks of it, one from each end, and gathers the keys and values of all positions (context parallelism of Llama 3). Otherwise as `sequence_parallel_size`, without its bound by the number of heads");
+        pub context_parallel_degree: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (context parallelism of Llama 3): each computes attention for the queries of two chunks, one from each end, and gathers the keys and values of all positions. Otherwise like `sequence_parallel_size`, but not limited by the number of heads");
     }
 }
 

@@ -52,11 +52,11 @@ section! {
         /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
         pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
         /// Dropout probability after the embedding.
-        pub embd_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout after the embeddings; of a pretrained model: its own (transformers' default is 0.1)");
+        pub embd_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout after the embeddings; the default of a pretrained model is that of its config.json (transformers' default is 0.1)");
         /// Dropout probability before the residual additions.
-        pub resid_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout at the end of each residual branch; of a pretrained model: its own (transformers' default is 0.1)");
+        pub resid_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout at the end of each residual branch; the default of a pretrained model is that of its config.json (transformers' default is 0.1)");
         /// Dropout probability of attention probabilities.
-        pub attn_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; of a pretrained model: its own (transformers' default is 0.1)");
+        pub attn_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; the default of a pretrained model is that of its config.json (transformers' default is 0.1)");
     }
 }
 
@@ -110,7 +110,7 @@ section! {
         /// One linear map for queries, keys and values, and one for the gate and its factor.
         pub fused_projections: bool = key(Kind::Bool, "false", "One linear map `qkv_proj` and one `gate_up_proj`, as Phi-3");
         /// Dropout probability of attention probabilities.
-        pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; of a pretrained model: its own");
+        pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; the default of a pretrained model is that of its config.json");
         /// Added to the mean square in RMS normalisation.
         pub rms_norm_eps: f64 = key(POSITIVE, "1.0e-6", "Added to the mean square in RMS norm");
         /// Share the weights of the embedding with the head.

@@ -35,7 +35,7 @@ section! {
         /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
         /// Added to the square root of the second moment.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
         /// Divide the moments by 1 − βᵗ.
@@ -85,7 +85,7 @@ section! {
         /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
         /// Added to the square root of the second moment.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay of the base model.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay of the base model");
         = rejected("amsgrad", "false", "the largest second moment so far is not kept");
@@ -123,7 +123,7 @@ section! {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
         /// Added to the square root of the sum.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the root of the sum");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the square root of the sum");
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         /// Keep the sum in f32; otherwise in bf16 if parameters are.
@@ -141,7 +141,7 @@ section! {
         /// Decay of the mean of squared gradients.
         pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay of the mean of squared gradients");
         /// Added to the square root of the mean.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the mean");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the mean");
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         /// Momentum of the steps; 0 keeps no state.
@@ -165,7 +165,7 @@ section! {
         /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
         /// Added to the square root of the second moment.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
         /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
@@ -189,7 +189,7 @@ section! {
         /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
         /// Added to the square root of the second moment.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
         /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
@@ -225,7 +225,7 @@ section! {
         /// Decay of AdamW's moments.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay of the first and the second moment");
         /// Added to AdamW's root.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of AdamW's second moment");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of AdamW's second moment");
         = ignored("ns_method", Kind::Text, "gram", "there is one implementation, in f32; gram and standard differ by rounding");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -240,7 +240,7 @@ section! {
         /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
         /// Added to the square root of the second moment.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay, part of the direction whose norm the ratio has");
         /// Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ).
@@ -265,7 +265,7 @@ section! {
         /// Share of the average in the weights that gradients are taken at, and decay of the second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Share of the average in the weights that gradients are taken at, and decay of the second moment");
         /// Added to the square root of the second moment.
-        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the root of the second moment");
+        pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
         /// Steps in which the learning rate rises linearly to `lr`.

@@ -182,7 +182,7 @@ section! {
         pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are summed over micro-batches and kept: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads and without training.reproducible, else fp32");
         = later("param_dtype", "null", "Type that parameters are cast to").instead("`bf16` and `fp16` say in what parameters are stored");
         = later("buffer_dtype", "null", "Type that buffers are cast to").instead("`bf16` and `fp16` say in what values are stored");
-        = later_unless("keep_in_fp32_modules", &["auto", "[]"], "Modules that stay in f32").instead("every parameter has an f32 master anyway");
+        = later_unless("keep_in_fp32_modules", &["auto", "[]"], "Modules that stay in f32").instead("`bf16` and `fp16` apply to all modules; f32 master weights are kept unless `bf16_master_weights_and_grads` is set");
     }
 }
 

@@ -23,7 +23,7 @@ section! {
         /// Also quantize the scales of 4-bit blocks.
         pub bnb_4bit_use_double_quant: bool = key(Kind::Bool, "false", "Store the scales of 4-bit blocks in 8 bits: 4.13 instead of 4.5 bits per element");
         /// Data type of products with quantized weights; `None` stands for the working data type.
-        pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized maps; null: that of `bf16` and `fp16`, which is the only one supported");
+        pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized linear layers; null: the working data type, which is the only one supported");
         /// Modules whose weights are not quantized.
         pub llm_int8_skip_modules: Vec<String> = key(Kind::Texts, "[]", "Modules whose linear maps are not quantized: paths, or the ends of paths. Embeddings and the head of a language model never are");
         /// Data type that holds 4-bit codes.
@@ -95,7 +95,7 @@ impl Quantization {
             }
         }
         if self.bnb_4bit_compute_dtype.is_some_and(|dtype| dtype != working) {
-            let message = "quantized maps compute in the data type of all others".to_string();
+            let message = "quantized linear layers compute in the same data type as all other layers".to_string();
             let help = "leave it out, or set `bf16.enabled` or `fp16.enabled` to match it".to_string();
             resolver.contradiction(&[Self::bnb_4bit_compute_dtype, Bf16::enabled], message, Some(help));
         }

@@ -136,7 +136,7 @@ section! {
         /// Learning rate at the top of the cycle.
         pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the top of the cycle");
         /// Decay of the learning rate after the cycle.
-        pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "After t times `decay_step_size` steps, the learning rate is divided by 1 + t times this");
+        pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "t × `decay_step_size` steps after the cycle, the learning rate is `cycle_min_lr` / (1 + t × this)");
         /// Steps up.
         pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps up");
         /// Steps down.
@@ -146,7 +146,7 @@ section! {
         /// Stairs down.
         pub cycle_second_stair_count: usize = now(COUNT_OR_0, "= cycle_first_stair_count", "Stairs down; 0: continuously") [else cycle_first_stair_count];
         /// Unit of the decay's time.
-        pub decay_step_size: usize = now(COUNT_OR_0, "0", "Steps in which the decays apply once; 0: no decay");
+        pub decay_step_size: usize = now(COUNT_OR_0, "0", "Unit of the decays, in steps; 0: no decay");
         /// Cycle β₁ as well.
         pub cycle_momentum: bool = now(Kind::Bool, "true", "Cycle β₁ as well, opposite to the learning rate, with β₂ 0.99; without effect on an optimizer without betas");
         /// β₁ at the top of the cycle.
@@ -154,7 +154,7 @@ section! {
         /// β₁ at both ends of the cycle.
         pub cycle_max_mom: f64 = now(Kind::Float(FRACTION), "0.9", "β₁ at the start and the end of the cycle");
         /// Growth of β₁ after the cycle.
-        pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "After t times `decay_step_size` steps, β₁ is multiplied by 1 + t times this");
+        pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "t × `decay_step_size` steps after the cycle, β₁ is `cycle_max_mom` × (1 + t × this), at most 0.9999");
     }
 }
 

@@ -54,7 +54,7 @@ section! {
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)");
         /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements that the optimizer updates at a time, which is also what offload reads and writes at a time, rounded up to whole pages of the disk; 0: as many as a rank's shard of the largest parameter; auto: derived from the sizes of the model (DeepSpeed's default is 1e9)");
+        pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements that the optimizer updates at a time, which is also what offload reads and writes at a time, rounded up to whole pages of the disk; 0: as many as a rank's shard of the largest parameter; auto: 1,048,576 (DeepSpeed's default is 1e9)");
         /// Where a rank keeps its parameter shards.
         pub offload_param: OffloadParam = section(&OffloadParam::SECTION, "Parameters in host memory or on disk");
         /// Where a rank keeps its optimizer state and master weights.

@@ -27,9 +27,9 @@ pub(crate) struct FileLayout {
     /// Offset of the tiles in the optimizer's file. The gradients follow at `gradients_at`.
     state_at: u64,
     gradients_at: u64,
-    /// Offset of the weights that are kept while averages are in their place, behind the gradients. Whether there is room for
-    /// them.
+    /// Offset, after the gradients, of the weights that are saved while their averages replace them.
     pub(crate) kept_at: u64,
+    /// Whether there is room for these weights.
     pub(crate) has_kept: bool,
     /// Offsets at which the next segment begins, in the optimizer's and the parameters' file.
     ends: (u64, u64),

@@ -136,7 +136,7 @@ impl Plan {
         self.memory_plan.settings.zero.on_gpu.layers
     }
 
-    /// Writes the peak bytes by category. The categories peak at different times, so the total peak is less than the
+    /// Writes the peak bytes by category. The categories peak at different times, so the total peak is at most the
     /// sum.
     fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
@@ -159,7 +159,7 @@ impl Plan {
         match self.knows_activations() {
             true => writeln!(
                 f,
-                "categories peak at different times, so the peak is less than their sum; staging is buffers kept for reuse"
+                "categories peak at different times, so the peak is at most their sum; staging is buffers kept for reuse"
             ),
             false => {
                 writeln!(f, "without activations: the model has a layer whose activations are only known in a run")

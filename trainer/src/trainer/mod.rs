@@ -24,9 +24,10 @@ use arguments::Arguments;
 /// use candle_nn::{VarBuilder, linear, loss::cross_entropy};
 /// use zero_train::{Layers, Trainer, data::csv, metrics::accuracy};
 ///
+/// let trainer = Trainer::from_args()?;
 /// let (train, valid) = (csv(["train.csv"], 3)?, csv(["valid.csv"], 3)?);
 /// let model = Layers::new().layer("classes", |vb: VarBuilder| linear(4, 3, vb)).loss(cross_entropy);
-/// let summary = Trainer::from_args()?.model(model).data(train, valid).metric("accuracy", accuracy).fit()?;
+/// let summary = trainer.model(model).data(train, valid).metric("accuracy", accuracy).fit()?;
 /// println!("{:?}", summary.evaluation);
 /// # Ok::<(), zero_train::Error>(())
 /// ```
@@ -104,7 +105,7 @@ impl<'a> Trainer<'a> {
         let place = process::place()?;
         let sources = arguments.sources(own)?;
         let typed = arguments.load(sources.clone(), &[])?;
-        if let Some(ranks) = ranks::to_start(arguments.ranks, typed.num_processes(), &place)? {
+        if let Some(ranks) = ranks::to_start(arguments.ranks, || ranks::configured(&typed), &place)? {
             std::process::exit(ranks::run(&arguments, &sources, typed, ranks)?.into());
         }
         let config = typed.on_hosts(place.local_world_size).resolve(Some(place.world_size))?;

@@ -6,20 +6,20 @@ use zero_engine::{Error, counted};
 
 use super::arguments::Arguments;
 use crate::process;
-use crate::process::launch::{Before, Job, Recovery, Team, launch, same_batch, unchanged};
+use crate::process::launch::{Before, Job, Recovery, Team, launch, one_a_gpu, same_batch, unchanged};
 
 /// Returns the number of ranks that a process that was started alone should start; `None` if it is a rank itself. `asked` is the
-/// number on the command line, and `written` that in the configuration.
+/// number on the command line, and `otherwise` that without it.
 ///
 /// # Errors
 /// Fails if `-n` differs from the number of ranks that another launcher has started.
 pub(super) fn to_start(
     asked: Option<usize>,
-    written: Option<usize>,
+    otherwise: impl FnOnce() -> Option<usize>,
     place: &LauncherEnvironment,
 ) -> Result<Option<usize>, Error> {
     if *place == LauncherEnvironment::alone() {
-        return Ok(asked.or(written).filter(|&ranks| ranks != 1));
+        return Ok(asked.or_else(otherwise).filter(|&ranks| ranks != 1));
     }
     match asked {
         // A restart may have fewer ranks than the command line says.
@@ -30,6 +30,12 @@ pub(super) fn to_start(
         }
         _ => Ok(None),
     }
+}
+
+/// Returns the number of ranks that the configuration asks for: `launcher.num_processes`, else one per GPU of a run on GPUs, else
+/// as few as its other keys allow. Returns `None` if it is invalid for any number.
+pub(super) fn configured(typed: &Typed) -> Option<usize> {
+    typed.num_processes().or_else(|| one_a_gpu(typed)).or_else(|| Some(typed.resolve(None).ok()?.world_size))
 }
 
 /// Starts processes of this program as ranks, waits until all have ended, and returns the exit status.

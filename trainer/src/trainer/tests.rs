@@ -201,11 +201,11 @@ fn only_a_process_that_was_started_alone_starts_ranks() {
     for (asked, written, starts) in
         [(None, None, None), (Some(1), Some(4), None), (Some(2), Some(4), Some(2)), (None, Some(4), Some(4))]
     {
-        assert_eq!(ranks::to_start(asked, written, &alone).unwrap(), starts);
+        assert_eq!(ranks::to_start(asked, || written, &alone).unwrap(), starts);
     }
     let one_of_two = LauncherEnvironment { world_size: 2, ..alone };
-    assert_eq!(ranks::to_start(Some(2), Some(4), &one_of_two).unwrap(), None);
-    let error = ranks::to_start(Some(3), None, &one_of_two).unwrap_err().to_string();
+    assert_eq!(ranks::to_start(Some(2), || Some(4), &one_of_two).unwrap(), None);
+    let error = ranks::to_start(Some(3), || None, &one_of_two).unwrap_err().to_string();
     assert!(error.contains("it asks for 3 ranks and 2 ranks are started"), "{error}");
 }
 

@@ -91,7 +91,7 @@ fn what_cannot_be_dealt_is_an_error() {
         (chat(96), "data.sample_packing=true", "packed samples have the same length"),
         (chat(96), "pipeline.stages=2", "cannot pass through a pipeline"),
         (chat(96), "wall_clock_breakdown=true", "are measured as repetitions of one program"),
-        (chat(50), "training.reproducible=true", "reproducible steps have the same number of micro-batches"),
+        (chat(50), "training.reproducible=true", "reproducible steps have a fixed number of micro-batches"),
         (
             "data={train: corpus.txt}".into(),
             "data.max_tokens=96",

@@ -39,7 +39,7 @@ fn missing_names_are_errors_that_list_the_names() {
     assert!(error.contains("the loss takes the target `words`, which the batch does not have"), "{error}");
     assert!(error.contains("the targets `label`"), "{error}");
     let error = refused(two_inputs, || named().target("words", words(0)));
-    assert!(error.contains("it has the targets `label`, `words`, where one is expected"), "{error}");
+    assert!(error.contains("it has the targets `label`, `words`, but must have exactly one"), "{error}");
     assert!(error.contains("`.loss_of("), "{error}");
     assert!(refused(two_inputs, || features(0)).contains("it has no target"));
     let unnamed = || Batch::new(integers(0, 7, 61), labels(0)).input("text", integers(0, 7, 61));

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use zero_config::{Compute, Typed};
+
 use super::hosts::{Hosts, Reach};
 use super::output::Output;
 
@@ -25,6 +27,16 @@ impl Team {
     pub fn new(ranks: usize, threads: usize) -> Self {
         Self { ranks, threads, overrides: vec![] }
     }
+}
+
+/// Returns the number of ranks of a run on GPUs whose configuration does not name it: one per GPU of this host, rounded down to
+/// whole pipelines, each of whose stages has whole groups of ranks that share sequences and cut layers, but at least one pipeline.
+/// Returns `None` for other runs.
+#[must_use]
+pub fn one_a_gpu(typed: &Typed) -> Option<usize> {
+    let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
+    let least = config.pipeline.stages * config.context_size() * config.tensor_size();
+    typed.num_processes().is_none().then(|| (zero_engine::gpus() / least * least).max(least))
 }
 
 /// The program that each rank runs.

@@ -17,6 +17,6 @@ mod signals;
 
 pub use attempts::launch;
 pub use hosts::{Hosts, Reach};
-pub use job::{GRACE, Job, Team, What};
+pub use job::{GRACE, Job, Team, What, one_a_gpu};
 pub use output::{Output, Tee};
 pub use recovery::{Before, Recovery, same_batch, unchanged};
