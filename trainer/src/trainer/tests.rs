@@ -209,6 +209,24 @@ fn only_a_process_that_was_started_alone_starts_ranks() {
     assert!(error.contains("it asks for 3 ranks and 2 ranks are started"), "{error}");
 }
 
+/// Without `-n`, a program starts as many ranks as `zero-train` does.
+#[test]
+fn without_a_number_the_configuration_decides_how_many_ranks_start() {
+    for (text, ranks) in [
+        ("", Some(1)),
+        ("pipeline: {stages: 2}", Some(2)),
+        ("sequence_parallel_size: 2\npipeline: {stages: 2}", Some(4)),
+        ("launcher: {num_processes: 3}", Some(3)),
+        ("pipeline: {stages: 2}\nlauncher: {num_processes: 6}", Some(6)),
+        ("zero_optimization: {stage: 4}", None),
+    ] {
+        let text = format!("train_micro_batch_size_per_gpu: 1\n{text}");
+        let source = Source { name: "ds.yaml".into(), text: text.clone() };
+        let typed = zero_config::load(source, &[]).unwrap();
+        assert_eq!(ranks::configured(&typed), ranks, "{text}");
+    }
+}
+
 /// The order of samples, the place in it and the loader hold nothing for each sample: a byte for each of these would be a
 /// petabyte.
 #[test]
