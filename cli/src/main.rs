@@ -88,8 +88,7 @@ fn known_instructions() -> anyhow::Result<()> {
 
 fn check(args: &ConfigArgs) -> anyhow::Result<u8> {
     let (typed, _) = load(args, &args.set)?;
-    let ranks = args.num_processes.map(|n| n as usize).or_else(|| zero_train::process::launch::one_a_gpu(&typed));
-    let config = typed.resolve(ranks)?;
+    let config = typed.resolve(args.ranks(&typed))?;
     zero_train::train::refuse(&config)?;
     show(&config.to_yaml_with_origins());
     warn(&config);

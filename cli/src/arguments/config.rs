@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use zero_config::Typed;
+use zero_train::process::launch::one_a_gpu;
 
 /// Where the configuration comes from.
 #[derive(Debug, Clone, Args)]
@@ -20,4 +22,12 @@ pub(crate) struct ConfigArgs {
     /// Warn about unknown top-level keys, which DeepSpeed ignores, instead of rejecting them
     #[arg(long)]
     pub(crate) ignore_unknown_keys: bool,
+}
+
+impl ConfigArgs {
+    /// Returns the number of ranks that the command line asks for, else one per GPU of a run on GPUs. Returns `None` if the
+    /// configuration decides.
+    pub(crate) fn ranks(&self, typed: &Typed) -> Option<usize> {
+        self.num_processes.map(|ranks| ranks as usize).or_else(|| one_a_gpu(typed))
+    }
 }

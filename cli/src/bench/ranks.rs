@@ -9,7 +9,7 @@ use zero_config::Config;
 use crate::arguments::ConfigArgs;
 use crate::input::load;
 use zero_train::process;
-use zero_train::process::launch::{self, Job, Team, one_a_gpu};
+use zero_train::process::launch::{self, Job, Team};
 
 /// Steps before the measured ones. The first one faults in all memory.
 pub(super) const WARM_UP: usize = 2;
@@ -29,7 +29,7 @@ pub(super) fn take_part(args: &ConfigArgs) -> anyhow::Result<Role> {
     let (typed, text) = load(args, &args.set)?;
     let config = match is_rank {
         true => typed.on_hosts(place.local_world_size).resolve(Some(place.world_size))?,
-        false => typed.resolve(args.num_processes.map(|ranks| ranks as usize).or_else(|| one_a_gpu(&typed)))?,
+        false => typed.resolve(args.ranks(&typed))?,
     };
     if !is_rank {
         let threads = process::threads(Some(&config.launcher), config.world_size);

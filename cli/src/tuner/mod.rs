@@ -14,7 +14,6 @@ use zero_planner::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, 
 
 use crate::arguments::{AutotuneArgs, refuse};
 use zero_train::process;
-use zero_train::process::launch::one_a_gpu;
 
 /// Exit status of an interrupted search.
 const INTERRUPTED: u8 = 130;
@@ -45,7 +44,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         let changes: Vec<_> = written.unknown_keys().into_iter().map(|key| (key.to_string(), None)).collect();
         source.text = zero_config::edit(&source, &changes)?;
     }
-    let ranks = args.config.num_processes.map(|n| n as usize).or_else(|| one_a_gpu(&config));
+    let ranks = args.config.ranks(&config);
     let config = config.resolve(ranks)?;
     // `autotuning.enabled` warns that training does not tune, which does not apply to this command.
     let warnings = config.warnings.iter().filter(|warning| warning.place.path != "autotuning.enabled");

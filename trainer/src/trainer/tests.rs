@@ -209,7 +209,7 @@ fn only_a_process_that_was_started_alone_starts_ranks() {
     assert!(error.contains("it asks for 3 ranks and 2 ranks are started"), "{error}");
 }
 
-/// Without `-n`, a program starts as many ranks as `zero-train` does.
+/// A program without `-n` starts the same number of ranks as `zero-train`.
 #[test]
 fn without_a_number_the_configuration_decides_how_many_ranks_start() {
     for (text, ranks) in [
